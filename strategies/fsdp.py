@@ -135,7 +135,7 @@ def gather_hook(shards: Shards, plan: Plan, before: Hooks, by_token: bool) -> Ca
     """
 
     def gather(part: Array, spec: WeightSpec, dtype: str) -> Array:
-        if by_token and part.ndim == 3:  # [D,3,A], see `by_token_first`
+        if by_token and "qkv" in spec.dims and part.ndim == 3:  # [D,3,A], see `by_token_first`
             weight = gather(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
             return weight.reshape(-1, *part.shape[1:])
         weight = before.gather(_gather_scatter(shards, plan.train.reduce_dtype, spec, dtype)(part), spec, dtype)

@@ -84,7 +84,7 @@ def scheduled(plan: Plan) -> Differentiate:
 
         def run(layer: Leaves, x_bTD: Array) -> Result:
             y_bTD, extras = model(ends, layer).run(x_bTD, in_loop=True)
-            return y_bTD, {name: total / divisor for name, total in extras.items()}
+            return y_bTD, {name: total / (divisor * plan.tensors) for name, total in extras.items()}
 
         parts = Parts(
             embed=lambda ends, tokens_bS: model(ends).embed(tokens_bS[:, :-1]),
@@ -95,7 +95,8 @@ def scheduled(plan: Plan) -> Differentiate:
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
         executor = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop)
         loss, dblocks, dends = executor()
-        loss |= {name: model(ends).hooks.token_sum(loss[name]) for name in plan.block.extras()}
+        # Devices that split the features of a layer compute extras alike, and each backpropagates its share of them.
+        loss |= {name: plan.tensors * model(ends).hooks.alike(loss[name]) for name in plan.block.extras()}
         sums = _replicated_of_head(lambda grads: lax.psum(cast(grads, train.reduce_dtype), "pipeline"), dends, plan)
         return loss, {**dends, **cast(sums, "float32"), "blocks": jax.tree.unflatten(structure, dblocks)}
 

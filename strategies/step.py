@@ -58,7 +58,7 @@ LossTerms = dict[str, Float[Array, ""]]
 def forward(model: GPT, tokens_BS: Tokens) -> tuple[Float[Array, " N"], Extras]:
     """The loss of each token of sequences [B,T+1], by the whole model, and the extras of all layers. N = B x T."""
     x_BTD, extras = model.run(model.embed(tokens_BS[:, :-1]))
-    return model.losses(x_BTD, tokens_BS[:, 1:]), jax.tree.map(model.hooks.token_sum, extras)
+    return model.losses(x_BTD, tokens_BS[:, 1:]), jax.tree.map(model.hooks.alike, extras)
 
 
 Divisor = int | Array

@@ -99,7 +99,7 @@ def vocab_hooks(before: Hooks, axes: Sequence[str]) -> Hooks:
 
 def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     """Hooks for layers split over `tensor`, and an embedding and a loss whose vocabulary is split over `vocab_axes`."""
-    vocab = vocab_hooks(before, vocab_axes)
+    vocab = replace(vocab_hooks(before, vocab_axes), alike=partial(lax.pmean, axis_name="tensor"))
     if not sequence_parallel:
         # All tokens are here. Marked once, before several matmuls: their gradients are added, and then summed once.
         all_tokens = partial(mark_varying, axes="tensor")
@@ -116,7 +116,6 @@ def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> 
         sum=scatter,
         all_tokens=partial(all_gather, axes="tensor", dim=1),
         own_tokens=own_tokens,
-        token_sum=partial(lax.psum, axis_name="tensor"),
         embed_sum=lambda x_BTD: lax.psum(scatter(x_BTD), other_axes),
     )
 
@@ -152,6 +151,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     # With remat="full" sums are repeated, except that of the last branch: it is the input of the next layer.
     again = branches - 1 if plan.train.remat == "full" else 0
     sums = (2 * branches + again) * plan.layers * plan.residual
+    extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
+    yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
     if not plan.sequence_parallel:
         yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
         yield from traffic(plan, "head", "all_reduce", tensors, plan.residual, dtype=dtype)
@@ -162,8 +163,6 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
-    extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
-    yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
     replicated = sum(weight.elements for weight in plan.weights if not {*tensors} & {*weight.axes})
     yield from replicated_gradients(plan, tensors, replicated)
 

@@ -142,4 +142,5 @@ class LayerReduction:
         """
         # A norm of the blocks varies over the mesh axes over which the last norm does.
         norms = map_weights(lambda g, spec: g if spec.dims == ("layers", "embed") else None, self.plan.config, grads)
-        return {**grads, "head": after(jax.tree.leaves(norms["blocks"])[-1], grads["head"])}
+        last = (jax.tree.leaves(norms["blocks"]) or jax.tree.leaves(grads["blocks"]))[-1]
+        return {**grads, "head": after(last, grads["head"])}

@@ -27,7 +27,7 @@ def mlp(share: Share) -> int:
 
 
 def attention(share: Share) -> int:
-    """Queries, keys, values, output and scores; queries once more in full; the projected output when recomputed.
+    """Queries, keys, values, output and scores; the queries twice, and the projected output, when recomputed.
 
     A ring also holds the keys and values of the next hop, and the scores of all pairs of chunks that are computed
     at once. A fused kernel has no scores. The kernels of splash attention take and give arrays of their own: queries,

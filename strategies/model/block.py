@@ -9,6 +9,7 @@ Dims: B batch, T tokens, D embed.
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import ClassVar
 
 from flax import nnx
@@ -104,7 +105,7 @@ class Block(nnx.Module):
     @classmethod
     def matmul_flops(cls, config: GPTConfig) -> int:
         """Forward FLOPs of the matmuls with weights, for one token."""
-        return sum(_flops(config, weight) for weight in cls.matmuls(config))
+        return sum(_matmul_flops(cls, config))
 
     @classmethod
     def recomputed_flops(cls, config: GPTConfig) -> int:
@@ -112,7 +113,7 @@ class Block(nnx.Module):
 
         Nothing in the backward pass of the layer takes the output of the last.
         """
-        return cls.matmul_flops(config) - _flops(config, list(cls.matmuls(config))[-1])
+        return sum(_matmul_flops(cls, config)[:-1])
 
     @classmethod
     def kept_bytes(cls, share: Share) -> int:
@@ -150,6 +151,8 @@ def block_of(config: GPTConfig) -> type[Block]:
     return BLOCKS[config.block]
 
 
-def _flops(config: GPTConfig, weight: WeightSpec) -> int:
-    """Of one token with a matrix."""
-    return 2 * math.prod(config.dim_sizes[dim] for dim in weight.dims)
+@cache
+def _matmul_flops(block: type[Block], config: GPTConfig) -> tuple[int, ...]:
+    """Of one token with each matrix, in order."""
+    sizes = config.dim_sizes
+    return tuple(2 * math.prod(sizes[dim] for dim in weight.dims) for weight in block.matmuls(config))

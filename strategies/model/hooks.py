@@ -23,7 +23,7 @@ class Hooks:
 
     Attributes:
         layer: stored weights of one layer, as the loop over layers reads them -> as `gather` takes them.
-        token_sum: a sum over the own tokens -> the sum over all tokens.
+        alike: a number that all devices which split the features of a layer have computed alike -> the same number.
         delays_sums: whether the backward pass runs the transpose of `layer`, which sums gradients, one layer late.
         gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that
             dtype.
@@ -41,11 +41,11 @@ class Hooks:
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
         vocab_sum: a sum over this device's rows of the vocabulary -> the sum over all rows.
         vocab_max: a maximum over this device's rows of the vocabulary -> the maximum over all rows.
-        compiler_shards: into how many the compiler splits tokens and vocabulary, where the model sees them whole.
+        compiler_shards: shards of the tokens and of the vocabulary, where the compiler partitions the step.
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights
-    token_sum: Callable[[Array], Array] = lambda total: total
+    alike: Callable[[Array], Array] = lambda number: number
     delays_sums: bool = False
     gather: Callable[[Array, WeightSpec, str], Array] = lambda weight, spec, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x

@@ -16,7 +16,7 @@ Leaves = list[Array]
 """Weights of one layer or of stacked layers, as `jax.tree.leaves` lists them."""
 Extras = dict[str, Array]
 """What layers add to the sum of the tokens' losses, such as a router's loss, by name. Each is a float32 [], a sum over
-the tokens whose residual stream this device holds. GPT-2 has none."""
+the tokens that a branch takes: all of this device's sequences. GPT-2 has none."""
 Result = tuple[Array, Extras]
 """The residual stream y[B,T,D] after a layer or after all, and their extras."""
 Run = Callable[[Any, Array], Result]

@@ -69,20 +69,20 @@ class Layers:
     def __call__(self, stored: Tree, x_BTD: Array) -> Result:
         """The residual stream after the last layer, and the extras of all layers."""
         if not (self.gathers_ahead or self.sums_late):
-            return self.differentiated(stored, x_BTD, scan_layers)
+            return self.differentiated(stored, x_BTD, in_loop=False)
         function = jax.custom_vjp(lambda stored, x_BTD: self._forward(stored, x_BTD)[0])
         function.defvjp(self._forward, self._backward)
         return function(stored, x_BTD)
 
-    def differentiated(self, stored: Tree, x_BTD: Array, scan: Callable[..., Any] = lax.scan) -> Result:
+    def differentiated(self, stored: Tree, x_BTD: Array, *, in_loop: bool = True) -> Result:
         """`__call__` by a loop that autodiff differentiates. With `lax.scan` it may run inside another loop."""
 
         def layer(x_BTD: Array, stored: Tree) -> Result:
             return self.run(self.gather(stored), x_BTD)
 
         # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier (`prevent_cse`).
-        layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=scan is lax.scan)
-        y_BTD, extras = scan(layer, x_BTD, stored, unroll=self.unroll)
+        layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop)
+        y_BTD, extras = (lax.scan if in_loop else scan_layers)(layer, x_BTD, stored, unroll=self.unroll)
         return y_BTD, _summed(extras)
 
     @property

@@ -26,7 +26,8 @@ class QKV:
     queries have one dim, G in a row share a head of keys. Rotary positions have been applied already.
 
     They are one array because one projection writes them, and their gradient is written at once. And a mesh axis that
-    splits the heads of keys splits one dim, with the queries that attend to them: merged with C it would be gathered.
+    splits the heads of keys splits one dim, with the queries that attend to them. If that were one dim with C, the
+    compiler would gather it.
 
     Attributes:
         qkv_BTCE: for each head of keys its queries, then the key, then the value.

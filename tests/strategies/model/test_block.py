@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import textwrap
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -20,12 +21,13 @@ from strategies.costs.predict import predict
 from strategies.mesh import first_devices
 from strategies.model.block import BLOCKS
 from strategies.model.gpt import flops_per_token, param_count
+from strategies.model.weights import vector
 from strategies.single import SINGLE
 from tests.processes import ROOT
 from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent, step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
-from tests.strategies.model.toy_block import SMALL, TOY, register
+from tests.strategies.model.toy_block import SMALL, TOY, GatedMLP, ToyBlock, register
 from tests.strategies.sampling import nightly, unless_sampled
 
 
@@ -191,3 +193,22 @@ def test_the_part_that_the_documentation_shows(monkeypatch) -> None:
     program = read_program(quick.compiled(built.lower()).as_text() or "", built.mesh.shape)
     assert "gate_DF" in built.state.params["blocks"]["mlp"]
     assert sent(program) == by_axes(predict("fsdp", config, "fsdp=2", TRAIN))
+
+
+def test_a_weight_that_cannot_be_split_is_refused(monkeypatch) -> None:
+    """One without a dim that fsdp or a sharded update divides, by the step and by the formulas, with its name."""
+
+    class Odd(GatedMLP):
+        @staticmethod
+        def weights(config):
+            return {**GatedMLP.weights(config), "sink_C": vector("qkv")}
+
+    class OddBlock(ToyBlock):
+        parts: ClassVar = {**ToyBlock.parts, "mlp": Odd}
+
+    monkeypatch.setitem(BLOCKS, "odd", OddBlock)
+    config = dataclasses.replace(SMALL, block="odd")
+    for name, mesh in (("fsdp", "fsdp=8"), ("zero1", "data=8")):
+        for check in (STRATEGIES[name].build, lambda *given, name=name: predict(name, *given)):
+            with pytest.raises(Infeasible, match=r"=8 divides no dim of blocks\.mlp\.sink_C; give this weight a dim"):
+                check(config, mesh, TRAIN)

@@ -123,7 +123,7 @@ class PenalisedMLP(GatedMLP):
 
     def __call__(self, x_BTD, normed_BTD, info):
         """Add the gated MLP to the residual stream."""
-        squares = 0.1 * jnp.square(x_BTD.astype(jnp.float32)).sum()
+        squares = 0.1 * jnp.square(normed_BTD.astype(jnp.float32) - 0.1).sum()
         return super().__call__(x_BTD, normed_BTD, info)[0], {"squares": squares}
 
 
