@@ -82,9 +82,7 @@ class Plan(Sizes):
             axis.require(self)
         for axes in filter(None, (placement.shards, placement.updates)):
             shards = self.shards_of(axes)
-            held = all(
-                axes[0] in each.axes for each in self.weights
-            )  # by `shards`, all: then there is nothing to search
+            held = all(axes[0] in each.axes for each in self.weights)  # then there is nothing to search
             whole = [] if held else [each.spec.name for each in self.weights if shards.find(each.spec.dims) is None]
             if whole and placement.may_split_dim_twice:
                 problem = f"{' x '.join(axes)}={shards.count} divides no dim of {whole[0]}"

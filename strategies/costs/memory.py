@@ -107,7 +107,7 @@ def layer_work_bytes(plan: Plan) -> int:
     """
     weights = 0 if reads_in_place(plan) else whole_layer(plan)
     wholes = 3 if plan.train.prefetch == "on" else 1
-    others = (layers_together(plan) - 1) * further_layer_bytes(plan)
+    others = more * further_layer_bytes(plan) if (more := layers_together(plan) - 1) else 0
     return 4 * (wholes * weights + working.layer_elements(plan.share)) + late_gradient_bytes(plan) + others
 
 

@@ -66,16 +66,19 @@ class Block(nnx.Module):
         return x_BTD, extras
 
     @classmethod
+    @cache
     def branches(cls) -> tuple[type[Part], ...]:
         """The parts that add to the residual stream."""
         return tuple(cls.parts.values())[1::2]
 
     @classmethod
+    @cache
     def extras(cls) -> tuple[str, ...]:
         """The names of what its parts add to the loss."""
         return tuple(dict.fromkeys(name for part in cls.parts.values() for name in part.extras))
 
     @classmethod
+    @cache
     def attentions(cls) -> int:
         """How many of its parts are attention."""
         return sum(part.attends for part in cls.parts.values())
@@ -93,6 +96,7 @@ class Block(nnx.Module):
             yield from part.matmuls(config)
 
     @classmethod
+    @cache
     def score_flops(cls, config: GPTConfig) -> int:
         """One of the two matmuls of scores, for one token with all tokens that it attends to: 2 A T, or 2 A W.
 

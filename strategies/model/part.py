@@ -6,6 +6,7 @@ microbatch. costs/ adds up the parts: another MLP, say, is another file and noth
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -149,6 +150,7 @@ class Part(nnx.Module):
         return {}
 
     @classmethod
+    @cache
     def matmuls(cls, config: GPTConfig) -> tuple[WeightSpec, ...]:
         """The weights that a token is multiplied with, in order. Each matmul contracts the first dim of its weight.
 
