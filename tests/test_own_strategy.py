@@ -13,6 +13,7 @@ import pytest
 import strategies
 from strategies.mesh import all_axes
 from tests.processes import LIMIT_SECONDS, ROOT, environment
+from tests.strategies.sampling import nightly
 
 PAGES = "adding-a-strategy.md", "summing-gradients.md"
 PAGE = "\n".join((ROOT / "docs" / "contribute" / name).read_text() for name in PAGES)
@@ -177,10 +178,12 @@ BROKEN = {
     [
         ("raises", "benchmarks.train", 2),
         ("syntax", "benchmarks compile --topology cpu:2", 2),
-        ("exits", "benchmarks strategies", 2),
-        ("exits", "benchmarks advise", 2),
         ("nowhere", "pytest benchmarks --collect-only", 4),  # pytest's status of wrong usage
-        ("exits", "pytest benchmarks --compile-only", 4),
+        *nightly(
+            ("exits", "benchmarks strategies", 2),
+            ("exits", "benchmarks advise", 2),
+            ("exits", "pytest benchmarks --compile-only", 4),
+        ),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_named(name: str, command: str, status: int, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_the_replayed_step_is_written_as_a_trace(
     )
 
 
+@pytest.mark.factorisations
 def test_trials_compile_other_values_and_what_the_page_advises(
     pretended: Any,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

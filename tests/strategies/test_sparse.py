@@ -13,10 +13,11 @@ from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_step import WIDEST
 
 SPARSE = [
-    *((name, HARDEST[name], {"attention_window": 5}) for name in ("context", "three_d")),
+    ("three_d", HARDEST["three_d"], {"attention_window": 5}),
     ("context", HARDEST["context"], {"attention_stride": 4}),
 ]
 WHOLE = [
+    ("context", HARDEST["context"], {"attention_window": 5}),
     ("auto", WIDEST["auto"], {"attention_stride": 4, "attention_pattern": "fixed"}),
     ("pipeline", HARDEST["pipeline"], {"attention_stride": 4, "schedule": "zb-h1"}),
     ("context", HARDEST["context"], {"attention_window": 5, "context_attention": "ulysses"}),

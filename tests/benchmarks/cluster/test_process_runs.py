@@ -13,6 +13,7 @@ from benchmarks.commandline.statuses import PEER_LOST
 from benchmarks.program.compiled import KINDS
 from tests.benchmarks.running import PLUGINS, TINY, rows
 from tests.processes import Ended, finish_together, free_port, start_together
+from tests.strategies.sampling import nightly
 
 TOYS: dict[str, Any] = {"SINGLE": "single"}
 
@@ -83,8 +84,7 @@ def part(count: int, who: int, way: str, lost_after: float = 3, case_timeout: fl
     ("who", "way", "status", "words"),
     [
         (2, "killed", -9, "has sent no heartbeat for 3 seconds: it died, or cannot be reached"),
-        (2, "leaves", 3, "ended before the others"),
-        (0, "leaves", 3, "ended before the others"),
+        *nightly((2, "leaves", 3, "ended before the others"), (0, "leaves", 3, "ended before the others")),
     ],
 )
 def test_remaining_processes_name_the_one_that_is_gone(who: int, way: str, status: int, words: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.commandline.parent import PARENT
 from tests.benchmarks.running import COMMAND, TINY
 from tests.processes import LIMIT_SECONDS, ROOT, environment
+from tests.strategies.sampling import nightly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
@@ -46,7 +47,7 @@ def began(journal: Path) -> int:
     return journal.read_text().count("began") if journal.exists() else 0
 
 
-@pytest.mark.parametrize("command", [(*COMMAND, *LONG), (*LAUNCH, *LONG)], ids=["run", "launch"])
+@pytest.mark.parametrize("command", [(*LAUNCH, *LONG), *nightly(((*COMMAND, *LONG),))], ids=["launch", "run"])
 def test_nothing_outlives_a_command_that_is_killed(command: tuple[str, ...], tmp_path: Path) -> None:
     """After SIGKILL of the process that was started, all others are gone within two seconds, wherever they are."""
     env = environment(JAX_NUM_CPU_DEVICES=2, SINGLE="")

@@ -63,6 +63,7 @@ def kill(process: SingleDeviceProcess) -> None:
     process._process.join()
 
 
+@pytest.mark.factorisations
 def test_single_in_its_own_process_matches_this_one(device: SingleDeviceProcess, session: Session) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = device.train(SINGLE, CORPUS)

@@ -78,6 +78,7 @@ def test_those_of_the_final_come_first() -> None:
     assert [each.rank for each in in_order(some)] == [3, 1, 2]
 
 
+@pytest.mark.factorisations
 @pytest.mark.usefixtures("_short_blocks")
 def test_real_steps_are_timed(tmp_path, capsys, monkeypatch) -> None:
     """On the devices of this process; the document has their seconds beside the predicted ones."""

@@ -15,6 +15,7 @@ from benchmarks.training.stopping import Stopping
 from strategies.checkpoints.info import positions
 from tests.benchmarks.training.small_run import OFTEN, SMALL, lines, losses
 from tests.processes import ROOT, environment
+from tests.strategies.sampling import nightly
 
 pytestmark = pytest.mark.usefixtures("_built_once")
 
@@ -47,7 +48,7 @@ class StopsAfter(Stopping):
         """Nothing else tells it to stop."""
 
 
-@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("steps", [3, *nightly(0)])
 def test_the_last_step_before_a_stop_is_logged(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped between two lines of the log, or before the first step, the state is saved; it can be resumed there."""
     monkeypatch.setattr("benchmarks.train.Stopping", type("_", (StopsAfter,), {"steps": steps}))

@@ -33,6 +33,7 @@ def logged(out: Path) -> list[dict[str, Any]]:
     return [line | {"tokens_per_second": 0} for line in lines(out) if line["kind"] != "run"]
 
 
+@pytest.mark.factorisations
 def test_a_resumed_run_has_the_losses_and_scales_of_the_whole_one(whole: Path, tmp_path: Path) -> None:
     """Every loss, gradient norm and loss scale is that of the uninterrupted run, bit for bit."""
     assert [line["loss_scale"] for line in logged(whole) if line["kind"] == "step"] == [64, 64, 128, 128, 256]

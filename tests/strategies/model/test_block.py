@@ -28,7 +28,7 @@ from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent, step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
 from tests.strategies.model.toy_block import SMALL, TOY, GatedMLP, ToyBlock, register
-from tests.strategies.sampling import nightly, unless_sampled
+from tests.strategies.sampling import nightly
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,9 @@ MESHES = {
 }
 
 
+DAILY = "fsdp", "pipeline", "three_d"
+
+
 def ran(name: str, mesh: str, **options):
     """The results of three steps, the step and its last state."""
     spec = MeshSpec.parse(mesh)
@@ -63,7 +66,8 @@ def ran(name: str, mesh: str, **options):
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        *(unless_sampled(name, *MESHES[name]) for name in STRATEGIES if name != "single"),
+        *((name, *MESHES[name]) for name in DAILY),
+        *nightly(*((name, *MESHES[name]) for name in STRATEGIES if name not in ("single", *DAILY))),
         *nightly(
             ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "schedule": "zb-h1"}),
             ("three_d", "data=2,context=2,tensor=2", {"context_attention": "ulysses", "sequence_parallel": False}),
@@ -146,6 +150,7 @@ def test_commands_know_it(monkeypatch) -> None:
     assert seconds(dataclasses.replace(large, mlp=16384)) > seconds(large)
 
 
+@pytest.mark.factorisations
 def test_two_kinds_of_layers_alternate() -> None:
     """As one block with the parts of both. It trains as one device does, and its formulas count both attentions."""
     config, spec = dataclasses.replace(SMALL, block="both", layers=2), MeshSpec.parse("context=4")
