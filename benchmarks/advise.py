@@ -15,7 +15,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cli import parsers
 from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import require_apart, require_file, require_folder, save_text
+from benchmarks.commandline.outputs import require_apart, require_file, require_folder, save_text, short
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.memory import processes_that_fit
@@ -46,7 +46,7 @@ def write_trace(path: Path, best: Choice, its: Machine) -> None:
     topology = best.case.topology
     assert topology
     save_text(path, json.dumps(trace("prediction", str(best.case), str(topology), drawn(best.cost, its, topology))))
-    print(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark lanes {path}", file=sys.stderr)
+    print(f"{short(path)}: open it at ui.perfetto.dev, or draw it: meshmark lanes {short(path)}", file=sys.stderr)
 
 
 def require_schedules(topology: Topology) -> None:
@@ -178,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         told = {**document(space, choices, advice, its, compiled), "measured": [each.as_row() for each in timed]}
         told["trials"] = [each.as_row(compiled[0].step_seconds or 0.0) for each in tried]
-        save_text(asked.json, json.dumps(told, indent=1))
+        with refusing(command):
+            save_text(asked.json, json.dumps(told, indent=1))
     print("\n".join(report(space, choices, advice, its, compiled, asked.all)))
     if tried:
         best = compiled[0]
@@ -190,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if timed:
         print("\n".join(["", *measured.report(timed)]))
     if asked.trace and choices.best:
-        write_trace(asked.trace, choices.best[0], its)
+        with refusing(command):
+            write_trace(asked.trace, choices.best[0], its)
     elif asked.trace:
         print(f"{asked.trace} is not written: no candidate fits", file=sys.stderr)
     return 0 if choices.best else 1

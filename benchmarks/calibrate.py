@@ -21,7 +21,7 @@ from benchmarks.cli import parsers
 from benchmarks.cli.options import available_devices
 from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import require_file, save_text
+from benchmarks.commandline.outputs import require_file, save_text, short
 from benchmarks.commandline.tables import aligned
 from benchmarks.seconds.stack import MEASURED
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = measured(asked.out.stem, say=lambda text: print(text, file=sys.stderr))
     save_text(asked.out, json.dumps(document(found, datetime.now(UTC)), indent=1) + "\n")
     print("\n".join(report(found, time.monotonic() - begin)))
-    print(f"wrote {asked.out}")
+    print(f"wrote {short(asked.out)}")
     return 0
 
 

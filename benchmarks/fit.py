@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from benchmarks.cli.parsers import fit_runs
 from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run
-from benchmarks.commandline.outputs import require_apart, require_file, save_text
+from benchmarks.commandline.outputs import require_apart, require_file, save_text, short
 from benchmarks.commandline.tables import aligned
 from benchmarks.seconds.fitting import Fit, fit, left_out, predicted
 from benchmarks.seconds.judging import Errors, errors_of
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in asked.runs)}"
         with refusing(parser):
             save_text(asked.out, as_file(read_json(path), found.constants, [*errors.values()][-1].mean, source))
-        print(f"\nwrote {asked.out}")
+        print(f"\nwrote {short(asked.out)}")
 
 
 def expressed(rows: Sequence[Row], start: Machine) -> tuple[list[Row], list[Run]]:

@@ -8,7 +8,7 @@ import argparse
 from benchmarks.cli.parsers import predict_runs
 from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run
-from benchmarks.commandline.outputs import require_apart, require_file, save_text
+from benchmarks.commandline.outputs import require_apart, require_file, save_text, short
 from benchmarks.seconds.machines import machine
 from benchmarks.seconds.tables import as_csv, predicted_rows, read_rows, report
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     if asked.out:
         with refusing(parser):
             save_text(asked.out, as_csv(predictions))
-        print(f"wrote {asked.out}")
+        print(f"wrote {short(asked.out)}")
     print("\n".join(report(predictions)))
 
 

@@ -186,6 +186,6 @@ def cause(error: OSError) -> str:
 
 
 def short(path: Path) -> str:
-    """Return a path as text, without its middle if it is longer than 300 characters."""
-    text = os.fspath(path)
+    """Return a path as text that can be printed, without its middle if it is longer than 300 characters."""
+    text = os.fspath(path).encode(errors="backslashreplace").decode()
     return text if len(text) <= 300 else f"{text[:100]}...{text[-100:]}"

@@ -23,10 +23,11 @@ TIMES = {
 
 
 def with_times(facts: dict[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `TIMES` in milliseconds, from the throughputs of a device; unknown times are NaN."""
+    """Add the columns of `TIMES` in milliseconds, from the throughputs of a device; unknown, endless times are NaN."""
     tokens = facts["global_batch_sequences"] * facts["sequence_tokens"] / facts["devices"]
     names = {name: f"{source}.{SPEED}" for name, (source, _) in TIMES.items()}
     speeds = rows.reindex(columns=[*names.values()]).apply(pd.to_numeric)
+    speeds = speeds.where(speeds != 0)
     return rows.assign(**{name: 1e3 * tokens / speeds[column] for name, column in names.items()})
 
 
@@ -99,7 +100,7 @@ def draw_times(axes: Axes, shown: pd.DataFrame) -> None:
         ]
         for name, style in zip(TIMES, looks_of_times, strict=True):
             axes.plot(row[name], place, color=look.colour, zorder=3, **style)
-    axes.set(xlabel="time of a step (ms)", xlim=(0, 1.05 * times.max().max()))
+    axes.set(xlabel="time of a step (ms)", xlim=(0, 1.05 * times.max().max() if times.notna().any(axis=None) else 1))
     axes.xaxis.set_major_formatter("{x:,.0f}")
 
 

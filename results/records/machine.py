@@ -37,10 +37,16 @@ def differences(base: Mapping[str, Any], head: Mapping[str, Any], names: tuple[s
             yield f"{name} is {base.get(name)} in {names[0]} and {head.get(name)} in {names[1]}"
 
 
+MOST_SHOWN = 4
+"""Most differences between machines that a message names."""
+
+
 def other_machine(base: Mapping[str, Any], head: Mapping[str, Any], names: tuple[str, str]) -> str:
     """Explain why step times of two runs are not comparable, given their `machine_info`; "" if they are comparable."""
     ours, theirs = base.get("fingerprint"), head.get("fingerprint")
     if ours == theirs and ours is not None:
         return ""
     unnamed = f"fingerprint is {ours} in {names[0]} and {theirs} in {names[1]}"
-    return "; ".join(differences(facts(base), facts(head), names)) or unnamed
+    found = [*differences(facts(base), facts(head), names)]
+    more = [f"{len(found) - MOST_SHOWN} more facts differ"] if len(found) > MOST_SHOWN else []
+    return "; ".join([*found[:MOST_SHOWN], *more]) or unnamed
