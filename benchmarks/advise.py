@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with refusing(command):
             write_trace(asked.trace, choices.best[0], its)
     elif asked.trace:
-        print(f"{asked.trace} is not written: no candidate fits", file=sys.stderr)
+        print(f"{short(asked.trace)} is not written: no candidate fits", file=sys.stderr)
     return 0 if choices.best else 1
 
 

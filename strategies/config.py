@@ -109,7 +109,7 @@ class GPTConfig:
             "vocab": self.vocab,
             "sequence": self.sequence,
             "embed": self.embed,
-            "qkv": self.heads // (self.key_heads or self.heads) + 2,
+            "qkv": self.head_features // self.key_features + 2,
             "head_features": self.head_features,
             "key_features": self.key_features,
             "mlp": self.mlp_dim,

@@ -125,10 +125,9 @@ def layer(plan: Plan, stack: Stack, far: float = 1) -> Layer:
     projections = [(tokens, *_columns_and_rows(plan, weight)) for weight in plan.block.matmuls(config)]
     forward = [matmul(*dims, itemsize) for dims in projections]
     backward, weights = map(list, zip(*(gradients_of(*dims, itemsize) for dims in projections), strict=True))
-    ahead, back = attention(plan, stack)
-    attentions = plan.block.attentions()
-    forward += attentions * ahead
-    backward += attentions * back
+    ahead, back = (plan.block.attentions() * kernels for kernels in attention(plan, stack))
+    forward += ahead
+    backward += back
     residual, hidden = share.residual_tokens * embed * scale, tokens * share.mlp * scale
     forward.append(Kernel("memory", 0, stack.residual_bytes.forward * residual + stack.mlp_bytes.forward * hidden))
     backward.append(Kernel("memory", 0, stack.residual_bytes.backward * residual + stack.mlp_bytes.backward * hidden))

@@ -160,7 +160,7 @@ class _Assembly:
         summed = self.summed(token_count / scale, state.params, tokens_BS)
         return jax.tree.map(lambda scaled: scaled / scale, summed)
 
-    def loss_and_gradients(self, state: State, tokens_BS: Tokens) -> tuple[Array, Weights]:
+    def first_half(self, state: State, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """The first half of the step, with the mean of the tokens' losses alone."""
         loss, grads = self.gradients(state, tokens_BS)
         return loss["loss"], grads
@@ -229,7 +229,7 @@ class _Assembly:
             train=self.train,
             init=jax.jit(self.init, out_shardings=jax.tree.map(partial(NamedSharding, self.mesh), state_specs)),
             update=jitted(self.update, {"state": state, "batch": batch}, (state_specs, P()), donate_argnums=(0,)),
-            gradients=jitted(self.loss_and_gradients, {"state": state, "batch": batch}, (P(), grad_specs)),
+            gradients=jitted(self.first_half, {"state": state, "batch": batch}, (P(), grad_specs)),
             apply=jitted(self.apply, {"state": state, "grads": grads}, (state_specs, P())),
             evaluation=jitted(self.evaluate, {"params": state.params, "batch": batch}, P()),
             state=state,

@@ -5,6 +5,7 @@ A loop that runs a layer forward now and backward later holds its residuals in b
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,11 +34,16 @@ def forward(run: Run, weights: Any, x_BTD: Array) -> tuple[Result, Any]:
     return result, (pull.args_res[1], pull.opaque_residuals)  # residuals: the argument x, and what `run` computed
 
 
-def backward(run: Run, known: tuple[Any, Any], dresult: Result) -> tuple[Any, Array]:
-    """(weights and residuals), gradient of the result -> gradients of the weights and of the input."""
+def backward(run: Run, known: tuple[Any, Any], dy_BTD: Array, dextras: Extras | None = None) -> tuple[Any, Array]:
+    """(weights and residuals), gradients of the result -> gradients of the weights and of the input.
+
+    By default the gradient of each of the extras is one: the loss has them as they are.
+    """
     weights, (x_BTD, residuals) = known
-    pull: Any = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, dresult[0])
-    return dataclasses.replace(pull, args_res=[weights, x_BTD], opaque_residuals=residuals)(dresult)
+    pull: Any
+    (_, extras), pull = jax.eval_shape(partial(jax.vjp, run), weights, dy_BTD)
+    dextras = jax.tree.map(jnp.ones_like, extras) if dextras is None else dextras
+    return dataclasses.replace(pull, args_res=[weights, x_BTD], opaque_residuals=residuals)((dy_BTD, dextras))
 
 
 def added(extras: Extras, more: Extras) -> Extras:

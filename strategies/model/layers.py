@@ -127,7 +127,7 @@ class Layers:
             preceding = self.gather(read_slot(stored, layer - 1)) if ahead else None
             grads = summed(grads, later, layer + 1)
             weights = weights if ahead else self.gather(read_slot(stored, layer))
-            dweights, dx_BTD = backward(self._run, (weights, read_slot(kept, layer)), (dx_BTD, dextras))
+            dweights, dx_BTD = backward(self._run, (weights, read_slot(kept, layer)), dx_BTD, dextras)
             return (dx_BTD, preceding, dweights, grads), None
 
         # Outside of a loop a compiler could recompute a layer long before its gradient arrives: merged with the forward
@@ -136,13 +136,13 @@ class Layers:
         kept_last = after(dy_BTD, kept_last)
         preceding = self._gather_after(dy_BTD, read_slot(stored, final - 1)) if ahead else None
         weights = weights if ahead else self.gather(read_slot(stored, final))
-        dweights, dx_BTD = backward(self._run, (weights, kept_last), dresult)
+        dweights, dx_BTD = backward(self._run, (weights, kept_last), dy_BTD, dextras)
         carried, layers = (dx_BTD, preceding, dweights, jax.tree.map(jnp.zeros_like, stored)), jnp.arange(ahead, final)
         carried, _ = scan_layers(step, carried, layers, reverse=True, unroll=self.unroll)
         dx_BTD, weights, later, grads = carried
         if ahead:
             grads, kept_first = summed(grads, later, 1), after(dx_BTD, read_slot(kept, 0))
-            later, dx_BTD = backward(self._run, (weights, kept_first), (dx_BTD, dextras))
+            later, dx_BTD = backward(self._run, (weights, kept_first), dx_BTD, dextras)
         return summed(grads, later, 0), dx_BTD
 
     def _gather_after(self, earlier: Array, stored: Tree) -> Tree:

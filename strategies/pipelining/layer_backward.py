@@ -9,6 +9,7 @@ the residuals and gradients of all layers, and XLA would copy them.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -74,10 +75,9 @@ class Passes:
         # Tables of a kernel and empty arrays vary over no axis, until they are written to the slot of a microbatch.
         return jax.tree.map(lambda x: jnp.zeros_like(x_BTD, x.dtype, x.shape) if _is_fixed(x) else x, buffers)
 
-    def extras(self, like_BTD: Array, value: float = 0.0) -> Extras:
-        """Each of the extras of a layer with this value; `like_BTD` has the shape of its input."""
-        extras = jax.eval_shape(lambda x_BTD: self.run(self._layer(0), x_BTD)[1], like_BTD)
-        return jax.tree.map(lambda each: jnp.full_like(each, value), extras)
+    def extras(self, x_BTD: Array) -> Extras:
+        """Extras of no layer: zeros."""
+        return zeros_buffer(jax.eval_shape(lambda x_BTD: self.run(self._layer(0), x_BTD)[1], x_BTD))
 
     def forward(self, turn: Turn, x_BTD: Array, slots: Slots, extras: Extras) -> tuple[Array, tuple[Slots, Extras]]:
         """Run the layers forward. Returns the output; the buffers with its residuals, and extras with these added."""
@@ -97,7 +97,7 @@ class Passes:
 
         def work(dy_BTD: Array, _: Any, layer: Array, position: Array) -> tuple[Array, Leaves]:
             known = self._layer(layer), jax.tree.map(row_major, read_slot(slots.kept, turn.kept, position))
-            dlayer, dx_BTD = self._backward(known, dy_BTD)
+            dlayer, dx_BTD = backward(self.run, known, dy_BTD)
             return dx_BTD, dlayer
 
         return self._scan_layers(turn, work, dy_BTD, add, dweights, reverse=True)
@@ -153,11 +153,7 @@ class Passes:
         return dx_BTD, (used_up, [value for value, place in held if place is None], dlayer)
 
     def _split(self, known: tuple[Leaves, Any], dy_BTD: Array) -> SplitBackward:
-        return SplitBackward(self._backward, known, dy_BTD)
-
-    def _backward(self, known: Any, dy_BTD: Array) -> tuple[Leaves, Array]:
-        """Backward pass of a layer. The loss has its extras as they are: the gradient of each is one."""
-        return backward(self.run, known, (dy_BTD, self.extras(dy_BTD, 1.0)))
+        return SplitBackward(partial(backward, self.run), known, dy_BTD)
 
     def _scan_layers(
         self,
