@@ -19,10 +19,10 @@ from benchmarks.commandline.outputs import require_apart, require_file, require_
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.memory import processes_that_fit
+from benchmarks.explain.trace import trace
 from benchmarks.explain.trials import Trial, trial_lines, trials
 from benchmarks.feasibility import WORKER_BYTES, with_progress
 from benchmarks.feasibility import compiled as compile_cases
-from benchmarks.reporting.trace import trace
 from benchmarks.search import as_compiled, measured, scaled
 from benchmarks.search.advice_report import cost_lines, document, report
 from benchmarks.search.advised import Choice, Choices, advised, predicted_case

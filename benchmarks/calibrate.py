@@ -23,8 +23,8 @@ from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_file, save_text, short
 from benchmarks.commandline.tables import aligned
+from benchmarks.run.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.seconds.stack import MEASURED
-from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
 
 
 def report(found: Measured, seconds: float) -> list[str]:

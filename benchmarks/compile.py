@@ -26,16 +26,16 @@ from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
 from benchmarks.explain.predicted import cost_of
 from benchmarks.explain.rewrites import rewrites
+from benchmarks.explain.trace import trace
 from benchmarks.explain.trials import trial_lines, trials
-from benchmarks.harness.alive import Alive
-from benchmarks.harness.clock import Clock
-from benchmarks.harness.corpus import EMPTY_CORPUS
-from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.program.compiled import read_program
-from benchmarks.record import Record
-from benchmarks.reporting.terminal import MIB, progress
-from benchmarks.reporting.trace import trace
+from benchmarks.run.alive import Alive
+from benchmarks.run.clock import Clock
+from benchmarks.run.corpus import EMPTY_CORPUS
+from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.record import Record
+from benchmarks.run.terminal import MIB, progress
 from strategies.mesh import all_axes
 
 Size = Callable[[float | None], str]

@@ -11,14 +11,14 @@ from benchmarks.cli.arguments import add_options
 from benchmarks.cluster.joining import several_processes_requested
 from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.importing import collection_paused
-from benchmarks.harness.journal import journal_path
-from benchmarks.harness.supervise import supervise, supervised
-from benchmarks.reporting.publish import (
+from benchmarks.run.journal import journal_path
+from benchmarks.run.publish import (
     hide_timing_table,
     require_pytest_benchmark,
     require_storage,
     require_writable,
 )
+from benchmarks.run.supervise import supervise, supervised
 
 HERE = Path(__file__).resolve().parent
 STARTED = pytest.StashKey[bool]()
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     try:
         with collection_paused():
-            from benchmarks.reporting import measuring
+            from benchmarks.run import measuring
     except (ValueError, RuntimeError) as error:  # such as an invalid JAX setting, or a strategy that is no module
         what = "" if "MESHMARK_STRATEGIES" in str(error) else "JAX cannot be loaded: "
         raise pytest.UsageError(f"{what}{error}") from error

@@ -21,7 +21,7 @@ from benchmarks.commandline.main import installed_version
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.attached import SET_BY_JAX
 from benchmarks.devices.topology import COMPILERS, REQUIRED, installed
-from benchmarks.timing.machine import use_virtual_devices
+from benchmarks.run.machine import use_virtual_devices
 from strategies.backends.backend import are_virtual
 
 LIBRARIES = "jax", "jaxlib", "flax", "optax", "pytest-benchmark"

@@ -22,9 +22,9 @@ from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.explain.memory import processes_that_fit
 from benchmarks.explain.trials import Trial, trial_lines, trials
-from benchmarks.harness.alive import Alive
-from benchmarks.harness.pool import Outcome, run_in_processes
-from benchmarks.reporting.terminal import progress
+from benchmarks.run.alive import Alive
+from benchmarks.run.pool import Outcome, run_in_processes
+from benchmarks.run.terminal import progress
 from benchmarks.search import cache
 from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, SearchSpace
 from benchmarks.search.findings import Finding, compiled_table, displayed, rejections, table

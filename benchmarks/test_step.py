@@ -4,8 +4,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cases.case import Case
-from benchmarks.harness.session import Session
-from benchmarks.reporting.publish import mark_used
+from benchmarks.run.publish import mark_used
+from benchmarks.run.session import Session
 from strategies import Infeasible
 
 

@@ -19,8 +19,8 @@ from benchmarks.cluster import processes
 from benchmarks.commandline.ending import BROKEN_INPUT, INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_folder
-from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
-from benchmarks.timing.measure import compile_step
+from benchmarks.run.machine import disable_compilation_cache, use_virtual_devices
+from benchmarks.run.measure import compile_step
 from benchmarks.training.folder import held, require_saves
 from benchmarks.training.log import SCHEMA_VERSION, Log, LogError
 from benchmarks.training.loop import NotFinite, Run

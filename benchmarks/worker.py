@@ -29,11 +29,11 @@ from benchmarks.cli.arguments import declare, declare_text
 from benchmarks.cli.options import selected
 from benchmarks.commandline.importing import resume_collection
 from benchmarks.commandline.parser import Parser
-from benchmarks.harness.corpus import Corpus, read_corpus
-from benchmarks.harness.prepare import begin_training, first_steps
-from benchmarks.record import Record
-from benchmarks.timing.machine import PACKAGES, disable_compilation_cache, use_virtual_devices
-from benchmarks.timing.measure import Training, compile_step, no_compilation, steps_per_block
+from benchmarks.run.corpus import Corpus, read_corpus
+from benchmarks.run.machine import PACKAGES, disable_compilation_cache, use_virtual_devices
+from benchmarks.run.measure import Training, compile_step, no_compilation, steps_per_block
+from benchmarks.run.prepare import begin_training, first_steps
+from benchmarks.run.record import Record
 
 PROTOCOL = 1
 """Version of the protocol, raised with every change of requests or answers. Only equal versions are compared."""

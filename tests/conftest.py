@@ -15,7 +15,7 @@ import jax
 import pytest
 from hypothesis import settings
 
-from benchmarks.timing.machine import use_virtual_devices
+from benchmarks.run.machine import use_virtual_devices
 from tests.processes import QUICK
 
 settings.register_profile("tests", deadline=None)  # an example takes as long as it takes on a busy machine
@@ -30,10 +30,10 @@ FIRST = (
     "benchmarks/test_interrupted_run.py",
     "benchmarks/test_run.py",
     "test_own_strategy.py",
-    "benchmarks/harness/test_session.py",
+    "benchmarks/run/test_session.py",
     "benchmarks/cluster/test_process_runs.py",
     "benchmarks/training/test_train.py",
-    "benchmarks/harness/test_supervise.py",
+    "benchmarks/run/test_supervise.py",
 )
 """Files that start first.
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import advise, feasibility
 from benchmarks.cases.row import Row
-from benchmarks.reporting import terminal
+from benchmarks.run import terminal
 from tests.examples import examples
 from tests.processes import ROOT
 

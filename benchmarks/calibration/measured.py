@@ -25,11 +25,11 @@ from benchmarks.calibration.fits import (
 from benchmarks.calibration.probes import Probe, Timed
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.memory import states_budget_bytes
+from benchmarks.run.interleaved import BlockTimes, time_interleaved
+from benchmarks.run.measure import steps_per_block
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import MESHMARK, VIRTUAL, Passes, Stack
-from benchmarks.timing.interleaved import BlockTimes, time_interleaved
-from benchmarks.timing.measure import steps_per_block
 from strategies.backends.backend import are_virtual, platform_of
 from strategies.core.sizes import BYTES
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.timing.measure import Timeable
+from benchmarks.run.measure import Timeable
 from strategies.model.attention.dense import attend
 from strategies.model.attention.qkv import QKV
 

@@ -9,13 +9,13 @@ from benchmarks.commandline.tables import aligned, wrapped
 from benchmarks.compile import compile_entry
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.replay import EXPOSED, replay
-from benchmarks.harness.pool import Outcome
-from benchmarks.harness.prepare import Entry
 from benchmarks.program.compiled import HLOError, read_program
+from benchmarks.run.machine import fingerprint
+from benchmarks.run.pool import Outcome
+from benchmarks.run.prepare import Entry
 from benchmarks.search.advised import Choice, Choices
 from benchmarks.seconds.drawn import LANES
 from benchmarks.seconds.machine import Machine
-from benchmarks.timing.machine import fingerprint
 from strategies.core.sizes import BYTES
 
 EXPOSED_COLUMN = "machine.exposed_seconds"

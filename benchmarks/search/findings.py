@@ -12,7 +12,7 @@ from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.replay import PARTS as REPLAYED
 from benchmarks.explain.replay import Replay
 from benchmarks.explain.roofline import Roofline
-from benchmarks.reporting.terminal import gib, known
+from benchmarks.run.terminal import gib, known
 from benchmarks.search.candidates import layout_cells
 from benchmarks.search.ranking import Candidate, best_per_layout
 from strategies import Infeasible

@@ -14,12 +14,12 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of
 from benchmarks.commandline.tables import aligned
 from benchmarks.explain.memory import shard_bytes, states_budget_bytes
+from benchmarks.run.interleaved import BlockTimes, Interval, time_interleaved
+from benchmarks.run.machine import disable_compilation_cache
+from benchmarks.run.measure import Training, compile_step, steps_per_block
 from benchmarks.search.advised import Choice, Choices
 from benchmarks.search.candidates import first_per_layout
 from benchmarks.seconds.judging import errors_of
-from benchmarks.timing.interleaved import BlockTimes, Interval, time_interleaved
-from benchmarks.timing.machine import disable_compilation_cache
-from benchmarks.timing.measure import Training, compile_step, steps_per_block
 from strategies.backends.backend import are_virtual
 
 ROUNDS = 3

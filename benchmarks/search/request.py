@@ -17,12 +17,12 @@ from benchmarks.cli.options import (
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
+from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.seconds.at_hand import topology_of
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import machine, machine_for
 from benchmarks.seconds.stack import MESHMARK
-from benchmarks.timing.machine import use_virtual_devices
 from strategies.config import Remat
 
 

@@ -14,7 +14,7 @@ import jax
 from benchmarks.cases.case import Case, Selection, options_of
 from benchmarks.cli.options import available_devices, model, require_options, unique, values_of
 from benchmarks.commandline.outputs import safe_name
-from benchmarks.timing.machine import PACKAGES
+from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
 from strategies import STRATEGIES, GPTConfig, Step, TrainConfig
 from strategies.checkpoints import CheckpointInfo

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int, Int32
 
-from benchmarks.harness.corpus import BYTE_VALUES, map_file, python_documentation
+from benchmarks.run.corpus import BYTE_VALUES, map_file, python_documentation
 
 Tokens = Literal["bytes", "chars"]
 HELD_OUT = 0.1

@@ -7,7 +7,7 @@ DECISIVE = (
     *("cpu", "versions", "compiler_versions", "xla_flags", "libtpu_init_args", "jax_settings", "glibc_tunables"),
     *("platform", "platform_version", "device_kind", "device_count", "architecture", "process_count", "topology"),
 )
-"""Keys of `machine_info` that determine the fingerprint of a run (benchmarks/timing/machine.py)."""
+"""Keys of `machine_info` that determine the fingerprint of a run (benchmarks/run/machine.py)."""
 
 
 def facts(machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def pytest_load_initial_conftests() -> None:
         offered |= {"single": TOYS[name], "data": TOYS["data"]}
     strategies.STRATEGIES = MappingProxyType(offered)
     shorten(pytest.MonkeyPatch())
-    from benchmarks.timing import machine  # imported now, so that it reads this registry
+    from benchmarks.run import machine  # imported now, so that it reads this registry
 
     if name:
         machine.matmul_flops_per_second = lambda dtype: 1e11

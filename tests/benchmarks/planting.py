@@ -4,7 +4,7 @@ The supervisor must not load JAX, so the plugin does nothing there.
 """
 
 from benchmarks.commandline.importing import collection_paused
-from benchmarks.harness.supervise import supervised
+from benchmarks.run.supervise import supervised
 
 if supervised():
     with collection_paused():

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting.publish import UNTIMED
+from benchmarks.run.publish import UNTIMED
 from tests.processes import LIMIT_SECONDS, ROOT, environment
 
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")

@@ -7,25 +7,25 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from benchmarks.harness.supervise import supervised
+from benchmarks.run.supervise import supervised
 
 SHORT_BLOCK_SECONDS = 0.005
 
 
 def serve(connection: Connection) -> None:
     """Serve as the process of one device, with short blocks."""
-    from benchmarks.harness import single_device
+    from benchmarks.run import single_device
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.timing.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
+        patch.setattr("benchmarks.run.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
         single_device._serve(connection)
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """Shorten timed blocks in this process, and in the processes of one device that it starts."""
     # By name: what is imported here reads the registry of strategies, which `planted` replaces first.
-    patch.setattr("benchmarks.timing.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
-    patch.setattr("benchmarks.harness.single_device._serve", serve)
+    patch.setattr("benchmarks.run.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
+    patch.setattr("benchmarks.run.single_device._serve", serve)
 
 
 @pytest.hookimpl(trylast=True)

@@ -17,11 +17,11 @@ from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.feasibility import compile_one
-from benchmarks.harness import prepare
-from benchmarks.harness.pool import run_in_processes
-from benchmarks.harness.prepare import Entry
 from benchmarks.program.compiled import read_program
-from benchmarks.timing.measure import compile_step
+from benchmarks.run import prepare
+from benchmarks.run.measure import compile_step
+from benchmarks.run.pool import run_in_processes
+from benchmarks.run.prepare import Entry
 from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
 

@@ -13,7 +13,7 @@ from benchmarks.cases.case import Case, option_texts
 from benchmarks.compile import compile_case
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.topology import Topology
-from benchmarks.harness.pool import Outcome
+from benchmarks.run.pool import Outcome
 from benchmarks.search.findings import SPEED, relative_error
 
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16", "--batch-size=8", "--dtype=float32"]

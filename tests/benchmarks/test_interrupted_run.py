@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.journal import journal_path
+from benchmarks.run.journal import journal_path
 from tests.benchmarks.running import COMMAND, finish, rows, run, start, statuses
 from tests.processes import ROOT, environment
 

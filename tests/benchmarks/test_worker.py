@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.timing.measure import Training
+from benchmarks.run.measure import Training
 from benchmarks.worker import PROTOCOL, TimingServer, main, serve
 from results.gates.paired.workers import PROTOCOL as SPOKEN
 from results.records.reading import Case

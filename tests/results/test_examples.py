@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.options import selected
-from benchmarks.record import SCHEMA_VERSION, Record
+from benchmarks.run.record import SCHEMA_VERSION, Record
 from benchmarks.seconds.published import run_of
 from benchmarks.seconds.tables import read_rows
 from results.gates.counters import read_snapshot

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from benchmarks.cases.case import Case
-from benchmarks.timing.equality import rounding_bound as timing_bound
+from benchmarks.run.equality import rounding_bound as timing_bound
 from benchmarks.training.log import SCHEMA_VERSION as WRITTEN
 from results.figures.losses import labels_of, largest_difference, loss_curves, rounding_bound, what_was_trained
 from results.plot import main

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.cli.arguments import declare
 from benchmarks.cli.options import selected
-from benchmarks.record import COMPILED_KEYS, Record
+from benchmarks.run.record import COMPILED_KEYS, Record
 from results.regress import main
 from tests.processes import ROOT
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.reporting.column import Column
 from benchmarks.reporting.columns import COLUMNS, tables
-from tests.benchmarks.test_record import MEASURED
+from tests.benchmarks.run.test_record import MEASURED
 from tests.processes import ROOT
 
 

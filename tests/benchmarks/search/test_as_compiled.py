@@ -13,7 +13,7 @@ from benchmarks.advise import main
 from benchmarks.cases.case import Case
 from benchmarks.compile import compile_entry
 from benchmarks.devices.topology import Topology
-from benchmarks.harness.pool import Outcome
+from benchmarks.run.pool import Outcome
 from benchmarks.search.as_compiled import EXPOSED_COLUMN, SENDING, exposed_seconds, found, to_compile
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import machine

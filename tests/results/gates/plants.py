@@ -132,7 +132,7 @@ EXACT = (
     ),
     regression(
         "a retrace in every step",
-        "benchmarks/harness/prepare.py",
+        "benchmarks/run/prepare.py",
         ("Training(program, ", "Training(lambda *inputs: jax.jit(lambda *traced: step.update(*traced))(*inputs), "),
         cases=(SINGLE,),
         evidence="worse error: compiled while it was timed",
@@ -167,7 +167,7 @@ EXACT = (
     ),
     regression(
         "a counter that is NaN",
-        "benchmarks/timing/measure.py",
+        "benchmarks/run/measure.py",
         ("int(count)", 'float("nan")'),
         evidence="worse compiled.bytes_accessed not known in HEAD",
     ),

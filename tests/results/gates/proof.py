@@ -130,7 +130,7 @@ class Tally:
 
 def plant(checkout: Path, folder: Path, slowdowns: Mapping[str, float]) -> Path:
     """Copy the parts of a checkout that a worker needs, with some cases slowed down; return the folder."""
-    with (copied(checkout, folder) / "benchmarks/timing/measure.py").open("a", encoding="utf-8") as measure:
+    with (copied(checkout, folder) / "benchmarks/run/measure.py").open("a", encoding="utf-8") as measure:
         measure.write(SLOWER.format(slowdowns=dict(slowdowns)))
     return folder
 

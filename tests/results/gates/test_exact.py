@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.record import COMPILED_KEYS
+from benchmarks.run.record import COMPILED_KEYS
 from results.gates.counters import COUNTERS, read_snapshot
 from results.gates.exact import compare
 from results.gates.metrics import METRICS, Allowance

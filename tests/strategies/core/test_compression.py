@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.harness.corpus import read_corpus, tokens
+from benchmarks.run.corpus import read_corpus, tokens
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core.adamw import adamw
 from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded

@@ -1,1 +1,0 @@
-"""Runs many cases without losing finished rows: supervisor, session, journal and watchdog."""

@@ -1,0 +1,221 @@
+"""Attribution of a step's time: the step is timed interleaved with variants of itself that leave something out.
+
+    step           the whole step
+    synchronized   each collective exchanges a single element: no data is sent, but devices still wait for each other
+    aligned        as synchronized, and all stages of a pipeline work at the same ticks
+    isolated       devices do not communicate at all
+    gradients      as isolated, without the optimizer
+    no remat       as gradients, and nothing is recomputed in the backward pass
+    optimizer      as isolated, with nothing but the optimizer
+    empty          changes one element of each array of the state
+
+All but the last three do the FLOPs of the step; `no remat` does those that are not recomputation.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from benchmarks.cases.case import Case
+from benchmarks.cluster import processes
+from benchmarks.program.deadlock import concurrent_collectives, require_no_deadlock
+from benchmarks.program.hlo import parse
+from benchmarks.run.interleaved import BlockTimes, time_interleaved
+from benchmarks.run.measure import Training, steps_per_block
+from benchmarks.run.variants import WithoutCommunication
+from strategies import State, Step
+
+Update = Callable[[State, Any], tuple[State, dict[str, Any]]]
+
+ISOLATED = WithoutCommunication()
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Seconds of a step by cause. Each is a difference of two times, so noise can make it negative.
+
+    Attributes:
+        compute_seconds: forward and backward pass, without recomputation.
+        exposed_communication_seconds: sending data that is not overlapped with computation.
+        schedule_bubble_seconds: pipeline stages that wait for the first microbatch, and at the end for the last.
+        lockstep_bubble_seconds: devices that wait for slower ones wherever they communicate.
+        recomputation_seconds: what storing all activations instead of recomputing them would save; 0 if that is slower.
+        optimizer_seconds: gradient clipping and AdamW.
+        dispatch_seconds: launching an empty step.
+    """
+
+    compute_seconds: float
+    exposed_communication_seconds: float
+    schedule_bubble_seconds: float
+    lockstep_bubble_seconds: float
+    recomputation_seconds: float
+    optimizer_seconds: float
+    dispatch_seconds: float
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, float]) -> "Attribution":
+        """Attribution from the variants' times.
+
+        Args:
+            seconds: time of each variant by its name in the module's table. A missing variant equals the one before it.
+        """
+        step, gradients, empty = seconds["step"], seconds["gradients"], seconds["empty"]
+        synchronized = seconds.get("synchronized", step)
+        aligned = seconds.get("aligned", synchronized)
+        isolated = seconds.get("isolated", synchronized)
+        recomputation = max(0.0, gradients - seconds.get("no remat", gradients))
+        return cls(
+            compute_seconds=gradients - recomputation - empty,
+            exposed_communication_seconds=step - synchronized,
+            schedule_bubble_seconds=synchronized - aligned,
+            lockstep_bubble_seconds=aligned - isolated,
+            recomputation_seconds=recomputation,
+            optimizer_seconds=seconds["optimizer"] - empty,
+            dispatch_seconds=empty,
+        )
+
+    @property
+    def total_seconds(self) -> float:
+        """Sum of all parts.
+
+        It equals the step's time if gradients and optimizer, timed separately, take as long as both together.
+        """
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def attribute(
+    case: Case, step: Step, training: Training, step_seconds: float, rounds: int, begin: Callable[[], None]
+) -> Attribution:
+    """Compile the variants of a case's step, and time them interleaved with the step, from the training's current
+    state.
+
+    Args:
+        case: the case.
+        step: its step.
+        training: its training run. It cannot be continued afterwards.
+        step_seconds: measured time of the step. The measured ratios are scaled to it.
+        rounds: number of blocks of each variant.
+        begin: called before each compilation and each block.
+
+    Raises:
+        Exception: whatever went wrong.
+    """
+    programs: dict[str, Any] = {"step": training.program}
+    options = step.xla_options_with(dict(case.compiler_options))
+    for name, update in variants(case).items():
+        begin()
+        lowered = partial(jax.jit(update, donate_argnums=0).lower, step.state, step.batch)
+        programs[name] = processes.run_in_all(
+            lambda lowered=lowered: require_safe(step.mesh, lowered().compile(options))
+        )
+    runs = {name: Variant(training, program) for name, program in programs.items()}
+    times = {name: BlockTimes(steps_per_block(run)) for name, run in runs.items()}
+    time_interleaved(runs, times, rounds, lambda name: begin())
+    for block_times in times.values():
+        if block_times.error:
+            raise block_times.error
+    # Ratios within a round: a temporary slowdown of the machine affects both blocks.
+    whole = times["step"].seconds
+    ratios = {
+        name: statistics.median(part / whole_step for part, whole_step in zip(block_times.seconds, whole, strict=True))
+        for name, block_times in times.items()
+    }
+    return Attribution.of({name: ratio * step_seconds for name, ratio in ratios.items()})
+
+
+def require_safe(mesh: Mesh, program: jax.stages.Compiled) -> jax.stages.Compiled:
+    """Return the program of a variant if it cannot deadlock. Variants skip the other checks that a step passes first.
+
+    Raises:
+        MayDeadlock: two of its collectives may be in flight at once on virtual devices.
+    """
+    require_no_deadlock(mesh, concurrent_collectives(parse(program.as_text() or "")))
+    return program
+
+
+def variants(case: Case) -> dict[str, Update]:
+    """The variants that differ from one another on this mesh and with this rematerialisation, by name.
+
+    None of them changes the weights, so weights and gradients keep ordinary magnitudes. Denormal numbers would be many
+    times slower.
+    """
+    step = case.build(learning_rate=0.0)
+    updates: dict[str, Update] = {}
+    if case.mesh.size > 1:
+        updates["synchronized"] = WithoutCommunication(synchronizes=True)(step.update)
+        if step.mesh.shape.get("pipeline", 1) > 1:
+            updates["aligned"] = WithoutCommunication(synchronizes=True, aligned_stages=True)(step.update)
+        updates["isolated"] = ISOLATED(step.update)
+    updates["gradients"] = differentiation(step)
+    if case.remat != "none":
+        updates["no remat"] = differentiation(replace(case, remat="none").build())
+    updates["optimizer"] = lambda state, batch: ISOLATED(step.apply)(state, shaped_like_gradients(step, state.params))
+    updates["empty"] = lambda state, batch: (made_dependent(step.state, state, step.state, state), {})
+    return updates
+
+
+def differentiation(step: Step) -> Update:
+    """The step without its optimizer and without communication."""
+
+    def update(state: State, batch: Any) -> tuple[State, dict[str, Any]]:
+        loss, grads = ISOLATED(step.gradients)(state, batch)
+        # The barrier takes all gradients at once, so none is optimised away.
+        params = made_dependent(step.state.params, state.params, step.grads, lax.optimization_barrier(grads))
+        return state._replace(params=params), {"loss": loss}
+
+    return update
+
+
+def shaped_like_gradients(step: Step, params: Any) -> Any:
+    """The weights in the shapes of the gradients.
+
+    Where each device has gradients of its own, all weights on each device.
+    """
+    return jax.tree.map(lambda grad, w: jnp.broadcast_to(w.astype(grad.dtype), grad.shape), step.grads, params)
+
+
+def made_dependent(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:
+    """Return `arrays` unchanged, in a way that the compiler takes for dependent on `others`.
+
+    Args:
+        shapes: shapes with shardings of `arrays`.
+        arrays: a tree of arrays.
+        other_shapes: shapes with shardings of `others`, a tree of the same structure.
+        others: the arrays to depend on.
+    """
+    specs, other_specs = (jax.tree.map(lambda shape: shape.sharding.spec, each) for each in (shapes, other_shapes))
+    mesh = jax.tree.leaves(shapes)[0].sharding.mesh
+
+    def touch(x: jax.Array, y: jax.Array) -> jax.Array:
+        element = 0 * y[(0,) * y.ndim].astype(x.dtype)
+        return x.at[(0,) * x.ndim].add(element)
+
+    touch_all = partial(jax.tree.map, touch)
+    # Replication is not checked: arrays may be replicated where others are sharded.
+    mapped = jax.shard_map(touch_all, mesh=mesh, in_specs=(specs, other_specs), out_specs=specs, check_vma=False)
+    return mapped(arrays, others)
+
+
+@dataclass
+class Variant:
+    """A variant that can be timed in blocks. All variants continue from the same training state, one after another."""
+
+    training: Training
+    program: Callable[..., Any]
+
+    @property
+    def dispatch_seconds(self) -> float:
+        """Seconds of the latest block until its steps were dispatched."""
+        return self.training.dispatch_seconds
+
+    def block(self, steps: int) -> float:
+        """Time a block of this variant (see `Training.block`)."""
+        self.training.program = self.program
+        return self.training.block(steps)

@@ -1,0 +1,76 @@
+"""What holds the memory of devices while a case trains: bytes of live arrays by holder, and profiles for `pprof`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.cluster import processes
+from benchmarks.run.measure import Training
+
+Buffers = dict[tuple[int, int], int]
+"""Device and address of each buffer -> its bytes."""
+
+
+def profile_memory(training: Training, folder: Path) -> dict[str, int]:
+    """Run one step of a training run, profile the memory before and after it, and return what holds it afterwards.
+
+    Args:
+        training: with a single batch, and before its first step.
+        folder: for the profiles, `at_rest.pprof` and `after_step.pprof` (`jax.profiler.save_device_memory_profile`).
+            A profile is of the whole process.
+
+    Returns:
+        As `live_bytes`, for `parameter`, `optimizer` and `batch`.
+
+    Raises:
+        OSError: a profile cannot be written. The step has run all the same.
+    """
+    jax.block_until_ready(training.state)
+    try:
+        save_profile(folder, "at_rest")
+    finally:  # without this process, the step of the others would wait in a collective
+        training.trajectory(1)
+        jax.block_until_ready(training.state)
+    save_profile(folder, "after_step")
+    batch = next(training.batches)
+    return live_bytes(parameter=training.state.params, optimizer=training.state[1:], batch=batch)
+
+
+def save_profile(folder: Path, moment: str) -> None:
+    """Write the memory profile of this process. Of several processes each has a file of its own, with its number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{moment}.pprof" if processes.count() == 1 else f"{moment}.{jax.process_index()}.pprof"
+    jax.profiler.save_device_memory_profile(str(folder / name))
+
+
+def live_bytes(**holders: Any) -> dict[str, int]:
+    """Bytes of live arrays on a device of this process, by what holds them; of several devices the fullest counts.
+
+    A buffer counts once on each device that holds a replica of it, however many arrays share it.
+
+    Args:
+        holders: trees of arrays by the names of what they are.
+
+    Returns:
+        For each holder its bytes under `live_NAME_bytes`, and the bytes of all other arrays under `live_rest_bytes`.
+    """
+    buffers = {name: buffers_of(jax.tree.leaves(tree)) for name, tree in holders.items()}
+    held = set().union(*buffers.values())
+    buffers["rest"] = {key: size for key, size in buffers_of(jax.live_arrays()).items() if key not in held}
+    return {f"live_{name}_bytes": fullest(sizes) for name, sizes in buffers.items()}
+
+
+def buffers_of(arrays: Iterable[jax.Array]) -> Buffers:
+    """The buffers of this process's parts of arrays. Arrays that were donated have none."""
+    shards = [shard for array in arrays if not array.is_deleted() for shard in array.addressable_shards]
+    return {(each.device.id, each.data.unsafe_buffer_pointer()): each.data.nbytes for each in shards}
+
+
+def fullest(buffers: Buffers) -> int:
+    """The bytes of these buffers on the device that holds most of them."""
+    devices: dict[int, int] = {}
+    for (device, _), size in buffers.items():
+        devices[device] = devices.get(device, 0) + size
+    return max(devices.values(), default=0)

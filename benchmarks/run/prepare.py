@@ -1,0 +1,279 @@
+"""Prepares a case: compiles its step, checks it against one device, and starts its training."""
+
+import shutil
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.cases.case import Case, options_of
+from benchmarks.cases.failures import CompileError, reason_of, status_of
+from benchmarks.cluster import processes
+from benchmarks.cluster.processes import crossing_axes
+from benchmarks.explain.estimate import DoesNotFit, estimate, estimate_from_error
+from benchmarks.explain.explanations import explanation_columns
+from benchmarks.explain.memory import planned_memory
+from benchmarks.explain.predicted import cost_of
+from benchmarks.program.compiled import HLOError, Program, read_program
+from benchmarks.program.deadlock import require_no_deadlock
+from benchmarks.run.checkpoint import checkpoint_times
+from benchmarks.run.clock import Clock
+from benchmarks.run.corpus import Batch, Corpus
+from benchmarks.run.equality import BATCHES, CHECKED_STEPS, Trajectory
+from benchmarks.run.initial_states import InitialStates
+from benchmarks.run.live import profile_memory
+from benchmarks.run.measure import Training, bytes_accessed, compile_step
+from benchmarks.run.record import RESOLVED, Record
+from benchmarks.seconds.at_hand import case_seconds
+from benchmarks.seconds.machine import Machine
+from strategies import Step
+from strategies.model.gpt import flops_per_token
+
+SEED = 0
+READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
+"""Compiler options for programs that are only analysed. Optimisation of machine code can be skipped, because it changes
+neither the HLO nor the planned memory. GPU kernels cannot be autotuned without a GPU."""
+
+
+@dataclass
+class Entry:
+    """A case in progress, on its way to a row.
+
+    Attributes:
+        case: the case.
+        record: what is known about it so far.
+        step: its step, once built.
+        program: its compiled step.
+        error: what ended it, if anything did.
+    """
+
+    case: Case
+    record: Record
+    step: Step | None = None
+    program: Any = None
+    error: Exception | None = None
+
+
+class Preparation:
+    """Compiles steps, starts their training, and compares them with one device.
+
+    The reference is prepared once per workload. Memory is profiled here, because no other case has arrays yet: steps
+    that are timed interleaved have their states side by side.
+    """
+
+    def __init__(
+        self,
+        corpus_N: Corpus,
+        clock: Clock,
+        memory_profile: Path | None = None,
+        *,
+        checkpoints: Path | None = None,
+        machine: Machine | None = None,
+    ) -> None:
+        self.corpus_N, self.clock, self.memory_profile, self.checkpoints = corpus_N, clock, memory_profile, checkpoints
+        self.machine = machine
+        self._initial_states = InitialStates(clock)
+        self._references: dict[Case, Entry | str] = {}
+        self._trajectories: dict[Case, Trajectory] = {}
+
+    def stages(self, entry: Entry, *, compile_only: bool) -> Generator[dict[str, Any]]:
+        """Prepare a case in stages, and yield new fields of its record after each stage.
+
+        Args:
+            entry: the case; its step and program are filled in.
+            compile_only: compile and analyse the step, but run nothing.
+
+        Raises:
+            Infeasible, CaseFailure: the case cannot be built, compiled, fitted into memory or trained correctly.
+        """
+        step = entry.step = entry.case.build()
+        flops = flops_per_token(step.config) * step.tokens_per_step
+        resolved = {name: getattr(step.train, name) for name in RESOLVED if name in options_of(entry.case.strategy)}
+        if self.machine:
+            yield {"predicted_seconds": case_seconds(entry.case, self.machine)}
+        yield {"model_flops_per_step": flops, **{name: each for name, each in resolved.items() if each != "auto"}}
+        read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
+        yield from self._compile(entry, step, read_only)
+        if not compile_only:
+            yield from self._train(entry)
+            if self.memory_profile:
+                yield from self._profile_memory(entry, self.memory_profile / str(entry.case))
+
+    def _compile(self, entry: Entry, step: Step, read_only: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Stages up to the analysis of the compiled program; `read_only` are compiler options that rows do not list."""
+        topology = entry.case.topology
+        try:
+            with self.clock.phase("compile"):
+                compilation = compile_step(step, {**read_only, **dict(entry.case.compiler_options)})
+        except CompileError as error:
+            if topology and (chip_estimate := estimate_from_error(error)):
+                yield {"estimate": chip_estimate}
+                raise DoesNotFit(f"{chip_estimate}: {error}") from error
+            raise
+        entry.program = compilation.program
+        memory = planned_memory(step, entry.program)
+        options = tuple(option for option in compilation.options.items() if option not in read_only.items())
+        yield {"compile_seconds": compilation.seconds, "memory": memory, "compiler_options": options}
+        program = self._read_program(entry)
+        yield {
+            "compiled": {
+                "compiled.compilations": compilation.programs,
+                "compiled.bytes_accessed": bytes_accessed(entry.program),
+                **(self._program_columns(entry.case, step, program) if program else {}),
+            }
+        }
+        if program:
+            require_no_deadlock(step.mesh, program.concurrent)
+        if topology and topology.chip and program:
+            cost = cost_of(entry.case)
+            chip_estimate = estimate(topology.chip, step, program, memory, cost.bubble if cost else 0.0)
+            yield {"estimate": chip_estimate}
+            if not chip_estimate.fits:
+                raise DoesNotFit(str(chip_estimate))
+
+    def _train(self, entry: Entry) -> Iterator[dict[str, Any]]:
+        """Stages of the first steps and of their comparison with one device."""
+        training = self.start(entry)
+        # All processes must have memory for the state: one that fails in a step leaves the others in a collective.
+        yield {}
+        with self.clock.phase("checked"):
+            trajectory = training.trajectory(CHECKED_STEPS)
+        if self.checkpoints:
+            folder = self.checkpoints / str(entry.case)
+            yield self._checkpoint(entry, training, folder)
+            shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
+        del training  # free its memory
+        yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
+        trajectory.require_finite("in the first steps")
+        yield from self._check(entry, trajectory)
+
+    def _checkpoint(self, entry: Entry, training: Training, folder: Path) -> dict[str, Any]:
+        """Times of a checkpoint of the state. A failure is only a warning, because the row is complete without."""
+        assert entry.step
+        try:
+            with self.clock.phase("checkpoint"):
+                return {"checkpoint": checkpoint_times(entry.step, training.state, entry.case.single.build, folder)}
+        except Exception as error:
+            warnings.warn(f"{entry.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
+            return {}
+
+    def _profile_memory(self, entry: Entry, folder: Path) -> Iterator[dict[str, Any]]:
+        """Stages of the memory profile. A failure is only a warning, because the row is complete without."""
+        training = self.start(entry, batches=1)
+        yield {}  # as in `_train`: all processes must have memory for the state
+        try:
+            live = profile_memory(training, folder)
+        except OSError as error:
+            warnings.warn(f"{entry.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
+            live = {}
+        yield {"memory": replace(entry.record.memory, **live)}  # in any case, as many stages in all processes
+
+    def _read_program(self, entry: Entry) -> Program | None:
+        """What the compiled program does; None, with a warning, if its text cannot be parsed."""
+        assert entry.step
+        try:
+            return read_program(entry.program.as_text() or "", entry.step.mesh.shape)
+        except HLOError as error:
+            warnings.warn(f"{entry.case}: its compiled program cannot be read: {error}", stacklevel=2)
+            return None
+
+    def _program_columns(self, case: Case, step: Step, program: Program) -> dict[str, Any]:
+        """Columns of a row that describe the compiled program."""
+        return {
+            **program.as_row(),
+            **program.as_row_between(crossing_axes(step.mesh)),
+            **explanation_columns(case, step.mesh, program),
+        }
+
+    def start(self, entry: Entry, batches: int = BATCHES) -> Training:
+        """Start a training run on the corpus from its beginning, with so many batches, which repeat."""
+        assert entry.step
+        init = partial(self._initial_states.begin, entry.case, entry.step)
+        return begin_training(entry.step, entry.program, init, self.corpus_N, batches)
+
+    def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
+        """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""
+        case = entry.case
+        if entry.step and entry.step.inexact:
+            yield {"reason": f"not exact by design: {entry.step.inexact}"}
+            return
+        if case == case.single:
+            self._references[case], self._trajectories[case] = entry, trajectory
+        reference = self.reference(case.single)
+        if isinstance(reference, str):
+            yield {"reason": reference}
+        else:
+            yield {"matches_single": False}
+            self.require_equal(trajectory, case)
+            yield {"matches_single": True}
+
+    def require_equal(self, trajectory: Trajectory, case: Case) -> None:
+        """Check that first steps equal those of the reference.
+
+        Raises:
+            Mismatch: names the first step that differs.
+        """
+        trajectory.require_equal(self._trajectories[case.single], case)
+
+    def abandon_reference(self, single: Case, why: str) -> str:
+        """Give up a reference for this reason, and return the reason for the rows of cases that needed it."""
+        self._references[single] = reason = f"not checked, for single was given up: {why}"
+        return reason
+
+    def reference(self, single: Case) -> Entry | str:
+        """The reference of a workload, which is `single` with trained first steps; or why there is none.
+
+        A model may be too large for one device.
+        """
+        if single not in self._references:
+            entry = Entry(single, Record.begin(single))
+            try:
+                self._trajectories[single] = processes.run_in_all(partial(self._first_steps, entry))
+                self._references[single] = entry
+            except Exception as error:
+                traceback.clear_frames(error.__traceback__)
+                self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
+        return self._references[single]
+
+    def _first_steps(self, entry: Entry) -> Trajectory:
+        """Train the first steps of the reference.
+
+        Each process has a reference of its own, so no other process is needed.
+        """
+        entry.step = entry.case.build()
+        with self.clock.phase("compile"):
+            entry.program = compile_step(entry.step, entry.case.compiler_options).program
+        return first_steps(self.start(entry))
+
+
+def begin_training(
+    step: Step, program: Callable[..., Any], init: Callable[..., Any], corpus_N: Corpus, batches: int = BATCHES
+) -> Training:
+    """Start a training run of a compiled step on the corpus. State and batches are the same for every strategy.
+
+    Args:
+        step: the step.
+        program: the compiled step.
+        init: initialises the state from a random key.
+        corpus_N: the text.
+        batches: number of batches, which repeat.
+    """
+    sizes = step.train.batch_size, step.config.sequence
+    placed = [step.place(Batch(corpus_N, index, *sizes)) for index in range(batches)]
+    return Training(program, init(jax.random.key(SEED)), placed, first_process_only=step.mesh.size == 1)
+
+
+def first_steps(training: Training) -> Trajectory:
+    """Train the steps that are checked.
+
+    Raises:
+        NonFinite: a loss or gradient norm is not finite.
+    """
+    trajectory = training.trajectory(CHECKED_STEPS)
+    trajectory.require_finite("in the first steps")
+    return trajectory

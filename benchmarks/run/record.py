@@ -1,0 +1,230 @@
+"""The record of a case: what was run, how it ended and what it cost. Column names contain units."""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import jax
+
+from benchmarks.cases.case import Case, CompilerOptions, attention_of, option_texts
+from benchmarks.cases.failures import Status
+from benchmarks.cases.row import Row, Scalar
+from benchmarks.cluster import processes
+from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
+from benchmarks.explain.estimate import ChipEstimate
+from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
+from benchmarks.explain.memory import StepMemory
+from benchmarks.explain.predicted import predicted_columns
+from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
+from benchmarks.run.attribution import Attribution
+from benchmarks.run.checkpoint import ROW_KEYS as CHECKPOINT_KEYS
+from benchmarks.run.checkpoint import CheckpointTimes
+from benchmarks.run.interleaved import BlockTimes, Interval
+from strategies.model.gpt import param_count
+
+SCHEMA_VERSION = 4
+"""Raised when a column changes its meaning or is removed."""
+RESOLVED = "reduce", "prefetch", "halves", "unroll", "context_attention"
+"""Options whose "auto" depends on the devices. Rows have the value that a step has."""
+COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
+"""Columns of the compiled program."""
+
+NOISE = 0.05
+"""A run is noisy if the interval of the canary's ratio reaches further than this from 1."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of one case, with what is known of it. Missing facts are None; `status` and `reason` say why.
+
+    Attributes:
+        case: the case.
+        platform: JAX platform of the devices.
+        device_kind: JAX's name of the devices' kind.
+        virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
+        status: how the case ended; "interrupted" until then.
+        reason: why, in one line.
+        reduce, prefetch, halves, unroll, context_attention: those of `TrainConfig`, as the step has them; None for a
+            strategy without the option.
+        model_flops_per_step: model FLOPs of all devices, without recomputation.
+        matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
+            of all of them together.
+        compile_seconds: compilation time of the step.
+        memory: bytes per device.
+        loss_first, loss_last: nats per token, of the first and the last checked step. These use the same tokens, which
+            are also the same for every case with this batch size.
+        matches_single: whether losses and gradient norms of the checked steps equal one device's; None if unknown.
+        compiled: columns of the compiled program.
+        timed: its block times.
+        relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
+        single_in_own_process: whether `single` and the matmul were timed in a process with one device
+            (single_device.py).
+        relative_to_twin: its time over that of its hand-written twin, if the compiler partitions its step.
+        canary: time of the group's baseline over that of a duplicate of it, timed in the same rounds: 1 except for
+            noise.
+        attribution: seconds of the step by cause.
+        checkpoint: seconds to save and restore its state.
+        compiler_options: options that XLA was given, once it is compiled.
+        compile_only: whether the case is only compiled, and not timed.
+        estimate: memory and least time on a chip that need not be present.
+        predicted_seconds: of a step, by a machine file.
+    """
+
+    case: Case
+    platform: str
+    device_kind: str
+    virtual_devices: bool
+    status: Status = "interrupted"
+    reason: str | None = None
+    reduce: str | None = None
+    prefetch: str | None = None
+    halves: str | None = None
+    unroll: int | None = None
+    context_attention: str | None = None
+    model_flops_per_step: int | None = None
+    matmul_flops_per_second: float | None = None
+    compile_seconds: float | None = None
+    memory: StepMemory = field(default=StepMemory())
+    loss_first: float | None = None
+    loss_last: float | None = None
+    matches_single: bool | None = None
+    compiled: Mapping[str, Scalar] = field(default_factory=dict)
+    timed: BlockTimes | None = None
+    relative_to_single: Interval | None = None
+    single_in_own_process: bool | None = None
+    relative_to_twin: Interval | None = None
+    canary: Interval | None = None
+    attribution: Attribution | None = None
+    checkpoint: CheckpointTimes | None = None
+    compiler_options: CompilerOptions = ()
+    compile_only: bool = False
+    estimate: ChipEstimate | None = None
+    predicted_seconds: float | None = None
+
+    @classmethod
+    def begin(cls, case: Case, *, compile_only: bool = False) -> "Record":
+        """The record of a case that has just begun. It counts as interrupted until it ends."""
+        device = (case.topology.devices() if case.topology else jax.devices())[0]
+        virtual = device.platform == "cpu"
+        return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """Seconds per step, one entry per block."""
+        return tuple(self.timed.seconds) if self.timed else ()
+
+    @property
+    def step_seconds_median(self) -> float | None:
+        """Median seconds per step."""
+        return statistics.median(self.samples) if self.samples else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of the global batch per second."""
+        return _quotient(self.case.batch_size * self.case.config.sequence, self.step_seconds_median)
+
+    @property
+    def model_flops_utilization(self) -> float | None:
+        """Model FLOPs per second as a fraction of the devices' matmul throughput."""
+        if self.matmul_flops_per_second is None:
+            return None
+        machines = 1 if self.virtual_devices else self.case.mesh.size
+        return _quotient(
+            _quotient(self.model_flops_per_step, self.step_seconds_median), machines * self.matmul_flops_per_second
+        )
+
+    @property
+    def noisy(self) -> bool | None:
+        """Whether noise may exceed `NOISE`, by the canary's interval."""
+        return None if self.canary is None else self.canary.low < 1 - NOISE or self.canary.high > 1 + NOISE
+
+    def as_row(self) -> Row:
+        """The row of this record."""
+        steps_per_block = self.timed.steps_per_block if self.timed else None
+        return Row(str(self.case), self.as_extra_info(), self.samples, steps_per_block)
+
+    def as_extra_info(self) -> dict[str, Scalar]:
+        """The columns, stored by pytest-benchmark as `extra_info`: always the same keys, plain scalars, None for
+        missing or NaN.
+        """
+        case, timed, parts = self.case, self.timed, self.attribution
+        row: dict[str, Scalar] = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "compiled" if self.compile_only else "timed",
+            "status": self.status,
+            "reason": self.reason,
+            "strategy": case.strategy,
+            "mesh": str(case.mesh),
+            "devices": case.mesh.size,
+            "processes": min(processes.count(), case.mesh.size),
+            "platform": self.platform,
+            "device_kind": self.device_kind,
+            "virtual_devices": self.virtual_devices,
+            "topology": str(case.topology) if case.topology else None,
+            "preset": case.preset,
+            "param_count": param_count(case.config),
+            "global_batch_sequences": case.batch_size,
+            "sequence_tokens": case.config.sequence,
+            **attention_of(case.config),
+            "microbatches": case.microbatches,
+            "dtype": case.dtype,
+            "remat": case.remat,
+            **{name: getattr(self, name) for name in RESOLVED},
+            "options": ",".join(option_texts(case.options)),
+            "compiler_options": " ".join(option_texts(self.compiler_options or case.compiler_options)),
+            "step_seconds_median": self.step_seconds_median,
+            **_bounds("step_seconds", Interval.of(self.samples)),
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_per_device": _quotient(self.tokens_per_second, case.mesh.size),
+            "dispatch_seconds_median": statistics.median(timed.dispatch_seconds) if timed and timed.seconds else None,
+            "steps_timed": timed.steps if timed else None,
+            **_interval("relative_to_single", self.relative_to_single),
+            "single_in_own_process": self.single_in_own_process,
+            **_interval("relative_to_twin", self.relative_to_twin),
+            **_interval("canary_ratio", self.canary),
+            "noisy": self.noisy,
+            **{f"attribution.{part.name}": getattr(parts, part.name, None) for part in fields(Attribution)},
+            "attribution.total_over_step": _quotient(parts and parts.total_seconds, self.step_seconds_median),
+            **(self.checkpoint.as_row() if self.checkpoint else dict.fromkeys(CHECKPOINT_KEYS)),
+            "model_flops_per_step": self.model_flops_per_step,
+            "model_flops_utilization": self.model_flops_utilization,
+            "matmul_flops_per_second": self.matmul_flops_per_second,
+            "compile_seconds": self.compile_seconds,
+            **{f"memory.{item.name}": getattr(self.memory, item.name) for item in fields(StepMemory)},
+            "memory.total_bytes": self.memory.total_bytes,
+            **{key: self.compiled.get(key) for key in (*COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS)},
+            **predicted_columns(case, self.compiled),
+            **self._predicted_seconds(),
+            **self._estimated(),
+            "loss_first": self.loss_first,
+            "loss_last": self.loss_last,
+            "matches_single": self.matches_single,
+        }
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+        }
+
+    def _predicted_seconds(self) -> Mapping[str, Scalar]:
+        ratio = _quotient(self.predicted_seconds, self.step_seconds_median)
+        return {"predicted.step_seconds": self.predicted_seconds, "predicted.ratio": ratio}
+
+    def _estimated(self) -> Mapping[str, Scalar]:
+        case, devices = self.case, self.case.mesh.size
+        if self.estimate is None or self.model_flops_per_step is None:
+            return dict.fromkeys(ESTIMATE_KEYS)
+        tokens = case.batch_size * case.config.sequence
+        return self.estimate.as_row(self.model_flops_per_step / devices, tokens / devices)
+
+
+def _interval(name: str, ratio: Interval | None) -> dict[str, float | None]:
+    """Columns of a ratio: its median and its interval."""
+    return {name: ratio and ratio.median, **_bounds(name, ratio)}
+
+
+def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
+    return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
+
+
+def _quotient(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or denominator is None else numerator / denominator

@@ -1,0 +1,218 @@
+"""Times a group of comparable cases interleaved, compares them, and traces and attributes them if requested."""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.cases.failures import reason_of
+from benchmarks.cluster import processes
+from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes
+from benchmarks.run.attribution import Attribution, attribute
+from benchmarks.run.clock import Clock
+from benchmarks.run.interleaved import MIN_ROUNDS, WIDE, BlockTimes, Interval, time_interleaved
+from benchmarks.run.lifecycle import Lifecycle, RunSettings
+from benchmarks.run.measure import Training, steps_per_block, trace
+from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.single_device import RemoteTraining, has_single_device_process, single_device_process
+
+CANARY = "canary"
+"""Name of the duplicate of the baseline."""
+T = TypeVar("T")
+
+
+@dataclass
+class TimingGroup:
+    """Cases that are timed interleaved, together with `single` and with the canary: a duplicate of the baseline, which
+    shows the noise.
+
+    Attributes:
+        settings: of the run.
+        clock: of the run.
+        lifecycle: of the run's cases.
+        preparation: starts training runs.
+        entries: the prepared cases.
+        reference: `single` on the same work, or why there is none.
+        matmul_rate: FLOPs per second of a matmul on its own, if known.
+        say: prints a line about progress.
+        trainings: running training runs by case id.
+        times: their block times.
+    """
+
+    settings: RunSettings
+    clock: Clock
+    lifecycle: Lifecycle
+    preparation: Preparation
+    entries: Sequence[Entry]
+    reference: Entry | str
+    matmul_rate: float | None
+    say: Callable[[str], None]
+    trainings: dict[str, Training | RemoteTraining] = field(default_factory=dict)
+    times: dict[str, BlockTimes] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Time the cases, and end them."""
+        # The canary is last, because it can be dropped if memory is short.
+        participants = {str(self.baseline.case): self.baseline} | {str(entry.case): entry for entry in self.entries}
+        participants |= {CANARY: self.baseline}
+        for name, entry in participants.items():
+            self.lifecycle.begin(str(entry.case))
+            try:
+                training = processes.run_in_all(partial(self._start, entry))
+                self.times[name], self.trainings[name] = BlockTimes(steps_per_block(training)), training
+            except Exception as error:
+                if name != CANARY:
+                    self._drop(entry, error)
+        self.say(f"timing {len(self.entries)} comparable steps, interleaved")
+        try:
+            with self.clock.phase("timed"):
+                self._time(lambda name: self.lifecycle.begin(str(participants[name].case)))
+        except BaseException:
+            # Finish the cases with enough blocks even after Ctrl-C, unless other processes would have to agree.
+            if processes.count() == 1:
+                self._compare()
+            raise
+        self._compare()
+        for entry in self.entries:
+            if not entry.error:
+                self._trace_and_attribute(entry, self.trainings[str(entry.case)])
+        for training in self.trainings.values():
+            if isinstance(training, RemoteTraining):
+                training.drop()
+
+    def _time(self, begin: Callable[[str], None]) -> None:
+        """Time all cases for the rounds that were asked for, then those with a wide interval while time is left.
+
+        A case that leaves does not come back, so blocks with the same index stay of the same round.
+        """
+        end = time.monotonic() + self.settings.extra_seconds
+        time_interleaved(self.trainings, self.times, self.settings.rounds, begin)
+        while wide := processes.broadcast_first(lambda: self._wide() if time.monotonic() < end else []):
+            time_interleaved({name: self.trainings[name] for name in wide}, self.times, 1, begin)
+
+    def _wide(self) -> list[str]:
+        """Names of the steps to time further: those with a wide ratio to the baseline, which is timed with them."""
+        baseline = str(self.baseline.case)
+        ratios = {name: paired(self.times, name, baseline) for name in self.trainings if not self.times[name].error}
+        wide = [name for name, ratio in ratios.items() if ratio and ratio.half_width > WIDE]
+        return [baseline, *wide] if wide and baseline in ratios else []
+
+    @property
+    def baseline(self) -> Entry:
+        """The case that all are compared with and that the canary repeats: `single`, or else the first case."""
+        return self.entries[0] if isinstance(self.reference, str) else self.reference
+
+    def _start(self, entry: Entry) -> Training | RemoteTraining:
+        """Start a training run; that of `single` in the single-device process, if there is one.
+
+        Raises:
+            Mismatch: its first steps there differ from those of the reference.
+        """
+        if entry.case != entry.case.single or not has_single_device_process():
+            return self.preparation.start(entry)
+        training = single_device_process().train(entry.case, self.settings.corpus_N)
+        self.preparation.require_equal(training.first_steps, entry.case)
+        return training
+
+    def _drop(self, entry: Entry, error: Exception) -> None:
+        """End a case that cannot be started. A reference without a row is explained in the rows of the others."""
+        if entry in self.entries:
+            self.lifecycle.fail(entry, error)
+            return
+        why = f"not compared with single, which could not be timed: {reason_of(error)}"
+        for each in self.entries:
+            each.record = replace(each.record, reason=each.record.reason or why)
+
+    def _compare(self) -> None:
+        """Compare the timed cases with the baseline, and end them."""
+        baseline = str(self.baseline.case)
+        canary = paired(self.times, CANARY, baseline)
+        own_process = any(isinstance(training, RemoteTraining) for training in self.trainings.values())
+        facts = {"matmul_flops_per_second": self.matmul_rate, "single_in_own_process": own_process}
+        for entry in self.entries:
+            name = str(entry.case)
+            relative = None if isinstance(self.reference, str) else paired(self.times, name, baseline)
+            by_hand = paired(self.times, name, str(entry.case.twin))
+            ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
+            entry.record = replace(entry.record, **ratios, **facts)
+            if name in self.trainings:
+                self._finish(entry, self.trainings[name], self.times[name])
+
+    def _finish(self, entry: Entry, training: Training | RemoteTraining, times: BlockTimes) -> None:
+        """End a case with its times, or with its error. A case with too few blocks stays unfinished."""
+        try:
+            if times.error:
+                raise times.error
+            processes.run_in_all(partial(training.require_finite, "after the timed blocks"))
+        except Exception as error:
+            self.lifecycle.fail(entry, error)
+            return
+        if len(times.seconds) >= MIN_ROUNDS:
+            peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
+            self.lifecycle.end(entry, status="ok", timed=times, memory=replace(entry.record.memory, **peaks))
+
+    def _trace_and_attribute(self, entry: Entry, training: Training | RemoteTraining) -> None:
+        """Trace a timed step and attribute its time, if requested.
+
+        A failure is only a warning, because the row is complete without.
+        """
+        case = str(entry.case)
+        if self.settings.trace:
+            try:
+                self._trace(entry, training, self.settings.trace / case)
+            except Exception as error:
+                warnings.warn(f"{case}: no trace was written: {reason_of(error)}", stacklevel=2)
+        if self.settings.attribution:
+            self.say(f"{case}: timing variants of the step")
+            try:
+                with self.clock.phase("attribution"):
+                    parts = self._attribute(entry, training)
+                self.lifecycle.end(entry, attribution=parts)
+            except Exception as error:
+                warnings.warn(f"{case}: its time could not be attributed: {reason_of(error)}", stacklevel=2)
+            finally:
+                self.lifecycle.watchdog.pause()
+
+    def _trace(self, entry: Entry, training: Training | RemoteTraining, folder: Path) -> None:
+        """Record a profiler trace of one more block, in the process in which the step was timed."""
+        assert entry.record.timed
+        steps = entry.record.timed.steps_per_block
+        if is_remote(training):
+            run_remotely(training, lambda alone: alone.trace(folder, steps))
+        else:
+            trace(folder, partial(training.block, steps))
+
+    def _attribute(self, entry: Entry, training: Training | RemoteTraining) -> Attribution | None:
+        """Attribute the time of a step, with variants timed in the process in which the step was timed.
+
+        In a multi-process run with a single-device process, only the first process gets the result for `single`.
+        """
+        seconds, rounds = entry.record.step_seconds_median, self.settings.rounds
+        begin = partial(self.lifecycle.begin, str(entry.case))
+        assert entry.step
+        assert seconds
+        if is_remote(training):
+            return run_remotely(training, lambda alone: alone.attribute(entry.case, seconds, rounds, begin))
+        assert isinstance(training, Training)
+        return attribute(entry.case, entry.step, training, seconds, rounds, begin)
+
+
+def is_remote(training: Training | RemoteTraining) -> bool:
+    """Whether the first process has this training run in its single-device process."""
+    return processes.broadcast_first(lambda: isinstance(training, RemoteTraining))
+
+
+def run_remotely(training: Training | RemoteTraining, look: Callable[[RemoteTraining], T]) -> T | None:
+    """Call a function with a training run of the single-device process.
+
+    Processes other than the first wait and get None.
+    """
+    return processes.run_in_all(lambda: look(training) if isinstance(training, RemoteTraining) else None)
+
+
+def paired(times: Mapping[str, BlockTimes], ours: str, theirs: str) -> Interval | None:
+    """Ratio of two steps' times; None if one of them was not timed."""
+    return Interval.of_ratios(times[ours].seconds, times[theirs].seconds) if ours in times and theirs in times else None

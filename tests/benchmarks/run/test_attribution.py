@@ -1,0 +1,138 @@
+"""The attribution of a step's time to compute, communication, bubbles, recomputation, the optimizer and dispatch."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.cases.case import Case, Options
+from benchmarks.program.compiled import read_program
+from benchmarks.run.attribution import Attribution, attribute, variants
+from benchmarks.run.corpus import read_corpus
+from benchmarks.run.interleaved import MIN_ROUNDS
+from benchmarks.run.measure import compile_step
+from benchmarks.run.prepare import begin_training
+from strategies import GPTConfig, MeshSpec, Step
+from tests.strategies import quick
+from tests.strategies.sampling import nightly
+
+CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=16)
+SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
+SECONDS = 0.1
+
+
+def test_parts_are_differences() -> None:
+    """Each part is the difference between a variant and the one without that part, and the parts add up to the step."""
+    parts = Attribution.of(
+        {
+            "step": 100,
+            "synchronized": 80,
+            "aligned": 74,
+            "isolated": 71,
+            "gradients": 61,
+            "no remat": 52,
+            "optimizer": 11,
+            "empty": 1,
+        }
+    )
+    assert parts == Attribution(
+        compute_seconds=51,
+        exposed_communication_seconds=20,
+        schedule_bubble_seconds=6,
+        lockstep_bubble_seconds=3,
+        recomputation_seconds=9,
+        optimizer_seconds=10,
+        dispatch_seconds=1,
+    )
+    assert parts.total_seconds == 100
+
+
+def test_what_has_no_variant_takes_no_time() -> None:
+    """Parts without a variant are zero: one device has no communication, and no remat no recomputation."""
+    parts = Attribution.of({"step": 100, "gradients": 90, "optimizer": 11, "empty": 1})
+    assert parts == Attribution(89, 0, 0, 0, 0, 10, 1)
+
+
+def test_keeping_that_is_slower_leaves_nothing_to_gain() -> None:
+    """If recomputing is faster than keeping activations, recomputation takes no time and all of it is compute."""
+    parts = Attribution.of({"step": 100, "gradients": 90, "no remat": 95, "optimizer": 11, "empty": 1})
+    assert (parts.compute_seconds, parts.recomputation_seconds) == (89, 0)
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("zero1", ()), ("data", (("compression", "onebit"),))])
+def test_halves_of_another_layout_than_the_weights_send_nothing(strategy: str, options: Options) -> None:
+    """The gradient and the optimizer half send nothing, also where gradients are laid out differently from weights."""
+    case = replace(SINGLE, strategy=strategy, mesh=MeshSpec.parse("data=4"), options=options)
+    step, found = case.build(), variants(case)
+    for name in ("gradients", "optimizer"):
+        lowered = jax.jit(found[name], donate_argnums=0).lower(step.state, step.batch)
+        assert read_program(quick.compiled(lowered).as_text() or "", step.mesh.shape).sent_bytes == 0
+
+
+@pytest.mark.parametrize("given", ["default", "asked"])
+def test_variants_have_the_compiler_options_of_the_step(given: str) -> None:
+    """Variants are compiled with the step's compiler options; here one that XLA refuses."""
+    step = SINGLE.build()
+    training = begin_training(step, compile_step(step).program, step.init, read_corpus(None, CONFIG))
+    unknown = {"xla_no_such": "1"}
+    case = SINGLE if given == "default" else replace(SINGLE, compiler_options=tuple(unknown.items()))
+    if given == "default":
+        step = replace(step, xla_options=unknown)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
+        attribute(case, step, training, 1.0, MIN_ROUNDS, lambda: None)
+
+
+def sleeping(function: Callable[..., Any]) -> Any:
+    """A jitted function that takes `SECONDS` longer on one device."""
+
+    def sleep(x: np.ndarray) -> np.ndarray:
+        time.sleep(SECONDS)
+        return x
+
+    def slow(*inputs: Any) -> Any:
+        first, *others = jax.tree.leaves(inputs)
+        first = jax.pure_callback(sleep, first, first)
+        return function(*jax.tree.unflatten(jax.tree.structure(inputs), [first, *others]))
+
+    return jax.jit(slow)
+
+
+def test_variants_keep_master_weights() -> None:
+    """A variant of a step with master weights returns a state with the shapes and dtypes of the one it takes."""
+    options: Options = (("master", "float32"),)
+    case = replace(SINGLE, strategy="zero1", mesh=MeshSpec.parse("data=2"), dtype="bfloat16", options=options)
+    step = case.build()
+    expected = jax.tree.map(lambda array: (array.shape, array.dtype), step.state)
+    for name, update in variants(case).items():
+        state, _ = jax.eval_shape(update, step.state, step.batch)
+        assert jax.tree.map(lambda array: (array.shape, array.dtype), state) == expected, name
+
+
+@pytest.mark.usefixtures("_short_blocks")  # the slow half takes longer, and the others hardly anything
+@pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), *nightly(("apply", "optimizer_seconds"))])
+def test_time_is_attributed_to_the_slow_half(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
+    """If one half of a step sleeps, the step's time is attributed to that half."""
+
+    def build(case: Case, build: Callable[..., Step] = Case.build, **training: Any) -> Step:
+        step = build(case, **training)
+        halves = {"gradients": step.gradients, "apply": step.apply}
+        halves[half] = sleeping(halves[half])
+
+        def update(state: Any, batch: Any) -> Any:
+            _, grads = halves["gradients"](state, batch)
+            return halves["apply"](state, grads)
+
+        return replace(step, update=jax.jit(update, donate_argnums=0), **halves)
+
+    monkeypatch.setattr(Case, "build", build)
+    step = SINGLE.build()
+    training = begin_training(step, compile_step(step)[0], step.init, read_corpus(None, CONFIG))
+    began: list[None] = []
+    parts = attribute(SINGLE, step, training, 1.0, MIN_ROUNDS, lambda: began.append(None))
+    assert getattr(parts, part) == pytest.approx(parts.total_seconds, rel=0.4)
+    assert parts.total_seconds == pytest.approx(1, rel=0.4)
+    assert len(began) == 3 + 4 * MIN_ROUNDS, "before each of three is compiled, and each of four has its turn"

@@ -1,0 +1,77 @@
+"""The training text: the bytes of a file, split into sequences without gaps or repetition."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.run.corpus import read_corpus, tokens
+from strategies import PRESETS, GPTConfig
+
+CONFIG = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=16)
+
+
+def test_default_is_prose() -> None:
+    """The default text is English prose of more than 100,000 bytes."""
+    text = read_corpus(None, CONFIG).tobytes().decode()
+    assert len(text) > 100_000
+    assert "Assert statements are a convenient way" in text
+
+
+def test_tokens_are_the_bytes_of_the_file(tmp_path: Path) -> None:
+    """Token i is byte i, whatever the bytes."""
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(bytes(range(256)))
+    assert read_corpus(path, CONFIG).tolist() == list(range(256))
+
+
+@given(length=st.integers(17, 200), index=st.integers(0, 50), batch_size=st.integers(1, 8))
+def test_sequences_are_stretches_of_the_text(length: int, index: int, batch_size: int) -> None:
+    """A sequence is one contiguous stretch of the text, including its last target, also where the text wraps around."""
+    corpus_N = (np.arange(length) % 256).astype(np.uint8)
+    batch_BS = tokens(corpus_N, index, batch_size, sequence=16)
+    assert batch_BS.shape == (batch_size, 17)
+    assert batch_BS.dtype == np.int32
+    assert (np.diff(batch_BS) % 256 == 1).all()
+
+
+def test_text_is_read_on() -> None:
+    """A sequence begins where the one before it ends, so no text repeats before all of it was used."""
+    corpus_N = np.arange(100, dtype=np.uint8)
+    first, second = (tokens(corpus_N, index, batch_size=2, sequence=10) for index in (0, 1))
+    assert [*first[:, 0], *second[:, 0]] == [0, 10, 20, 30]
+
+
+def test_too_small_a_vocabulary_is_refused() -> None:
+    """A vocabulary below 256 raises an error that names the least size."""
+    with pytest.raises(ValueError, match=r"vocab=255 does not hold the 256 byte values of text; use 256 or more"):
+        read_corpus(None, GPTConfig(layers=1, embed=8, heads=1, vocab=255, sequence=16))
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    """A missing file raises an error that names it and the cause."""
+    with pytest.raises(ValueError, match=r"none\.txt cannot be read: No such file"):
+        read_corpus(tmp_path / "none.txt", CONFIG)
+
+
+@pytest.mark.parametrize("text", [b"", b"a" * 16])
+def test_too_short_a_text_is_refused(tmp_path: Path, text: bytes) -> None:
+    """A text without one sequence and its last target raises an error with both lengths."""
+    path = tmp_path / "short.txt"
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match=rf"short\.txt has {len(text)} bytes; sequence=16 needs 17 or more"):
+        read_corpus(path, CONFIG)
+
+
+def test_a_text_shorter_than_a_batch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text that repeats within a batch, whose loss falls too fast, prints a warning with both lengths."""
+    path = tmp_path / "short.txt"
+    path.write_bytes(bytes(1000))
+    config = PRESETS["nano"]
+    message = "has 1,000 bytes and a batch of 16 sequences of 64 tokens takes 1,025: its text repeats within a batch"
+    assert len(read_corpus(path, config, 15)) == 1000
+    assert capsys.readouterr().err == ""
+    assert len(read_corpus(path, config, 16)) == 1000
+    assert message in capsys.readouterr().err

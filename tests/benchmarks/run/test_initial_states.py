@@ -1,0 +1,70 @@
+"""Steps of a run start from one state."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.cases.case import Case
+from benchmarks.run.clock import Clock
+from benchmarks.run.initial_states import InitialStates
+from benchmarks.run.measure import compilations
+from strategies import MeshSpec
+from tests.benchmarks.run.sessions import CONFIG, SINGLE
+from tests.strategies.sampling import nightly
+
+KEY = jax.random.key(0)
+SPREAD = ("zero1", "data=2"), ("fsdp", "fsdp=4"), ("three_d", "pipeline=1,tensor=2"), ("auto", "fsdp=2,tensor=2")
+
+
+def case_of(strategy: str, mesh: str, **options: Any) -> Case:
+    """A case of the tests' model."""
+    return Case(strategy, MeshSpec.parse(mesh), "tiny", CONFIG, 4, 1, "float32", "none", tuple(options.items()))
+
+
+@pytest.mark.parametrize(("strategy", "mesh"), [*SPREAD[1:3], *nightly(SPREAD[0], SPREAD[3])])
+def test_a_copied_state_is_the_one_that_a_step_initialises(strategy: str, mesh: str) -> None:
+    """After the first case a state is copied, not computed, and has the values and shardings of the step's own."""
+    states, case = InitialStates(Clock()), case_of(strategy, mesh)
+    step, single = case.build(), SINGLE.build()
+    states.begin(SINGLE, single, KEY)
+    with compilations() as compiled:
+        state = states.begin(case, step, KEY)
+    assert not compiled
+    own = step.init(KEY)
+    assert [leaf.sharding for leaf in jax.tree.leaves(state)] == [leaf.sharding for leaf in jax.tree.leaves(own)]
+    for copied, initialised in zip(jax.tree.leaves(state), jax.tree.leaves(own), strict=True):
+        np.testing.assert_allclose(copied, initialised, rtol=1e-6, atol=1e-7)
+
+
+def test_a_state_that_a_step_takes_leaves_the_copies_alone() -> None:
+    """A step donates its state and overwrites it; the next case starts from the first state all the same."""
+    states, case = InitialStates(Clock()), case_of("data", "data=2")
+    step = case.build()
+    first = jax.device_get(states.begin(case, step, KEY))
+    for _ in range(2):
+        state = states.begin(case, step, KEY)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), first)
+        step(state, step.place(np.zeros(step.batch.shape, np.int32)))
+
+
+def test_other_shapes_are_initialised_by_their_step() -> None:
+    """A state with other arrays, as with compressed gradients, is not copied from one without them."""
+    states = InitialStates(Clock())
+    states.begin(SINGLE, SINGLE.build(), KEY)
+    case = case_of("data", "data=2", compression="int8")
+    step = case.build()
+    state = states.begin(case, step, KEY)
+    assert jax.tree.structure(state) == jax.tree.structure(step.state)
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_strategy_that_is_not_built_in_initialises_its_own_state() -> None:
+    """Another strategy's state would hide that its own initialisation fails."""
+    states = InitialStates(Clock())
+    broken = replace(SINGLE, strategy="broken")
+    states.begin(SINGLE, SINGLE.build(), KEY)
+    with pytest.raises(ZeroDivisionError, match="no weights"):
+        states.begin(broken, broken.build(), KEY)

@@ -1,0 +1,62 @@
+"""The process pool: every piece of work ends in an outcome, within the time limit."""
+
+import time
+
+import pytest
+
+from benchmarks.run import pool
+from benchmarks.run.pool import Outcome, run_in_processes
+from tests.benchmarks.piecework import double, go
+
+
+def test_a_process_that_dies_is_an_outcome() -> None:
+    """A piece that is killed, exits or raises has an outcome with the reason, and the other pieces go on."""
+    outcomes = {each.task: each for each in run_in_processes(["killed", "quits", "fails", "well"], go, 2, 600)}
+    assert [outcomes[way].result for way in ("killed", "quits", "fails", "well")] == [None, None, None, "well"]
+    assert "SIGKILL" in outcomes["killed"].reason
+    assert "exit status 3" in outcomes["quits"].reason
+    assert outcomes["fails"].reason == "ValueError: no such way"
+    assert outcomes["well"].reason == ""
+
+
+def test_the_time_limit_ends_all_pieces() -> None:
+    """At the time limit running pieces are ended; these, and those that never began, have an outcome that says so."""
+    begin = time.monotonic()
+    outcomes = list(run_in_processes(["sleeps", "never begun"], go, 1, 1.0))
+    assert time.monotonic() - begin < 60
+    assert [(each.task, each.result) for each in outcomes] == [("sleeps", None), ("never begun", None)]
+    assert {each.reason for each in outcomes} == {"not compiled within 1 s"}
+
+
+def test_closing_the_iterator_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the iterator of outcomes ends the processes that are still at work."""
+    started = []
+    start = pool.Job.start
+    monkeypatch.setattr(pool.Job, "start", lambda *given: started.append(start(*given)) or started[-1])
+    work = run_in_processes(["well", "sleeps"], go, 2, 600)
+    assert next(work).result == "well"
+    work.close()  # type: ignore[attr-defined]
+    assert [job.process.is_alive() for job in started] == [False, False]
+
+
+def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece begins only when fewer pieces run than allowed."""
+    running, most = set(), []
+
+    class Job:
+        """A piece of work that is done at once."""
+
+        def __init__(self, task: int) -> None:
+            self.task, self.answers = task, task
+            running.add(task)
+            most.append(len(running))
+
+        def end(self) -> Outcome[int]:
+            """The outcome."""
+            running.remove(self.task)
+            return Outcome(self.task, double(self.task), "", 0.0)
+
+    monkeypatch.setattr(pool.Job, "start", lambda work, task: Job(task))
+    monkeypatch.setattr(pool, "wait", lambda answers, timeout: answers[:1])
+    assert [each.result for each in run_in_processes(range(5), double, 2, 600)] == [0, 2, 4, 6, 8]
+    assert max(most) == 2

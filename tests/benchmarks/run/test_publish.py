@@ -1,0 +1,110 @@
+"""Rows in pytest-benchmark's report."""
+
+import tomllib
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.run.publish import (
+    OLDEST_PYTEST_BENCHMARK,
+    UNTIMED,
+    NoStats,
+    atomic_report,
+    move_untimed_rows,
+    require_pytest_benchmark,
+    require_writable,
+)
+
+
+def test_case_without_samples_has_no_times() -> None:
+    """Every statistic of what was not timed is null: nothing is made up."""
+    assert set(NoStats().as_dict().values()) == {None}
+    assert "median" in NoStats().as_dict()
+    assert not NoStats()
+
+
+def test_rows_without_samples_are_apart() -> None:
+    """Each row that other programs read has numbers; no row is lost."""
+    timed, untimed = {"name": "a", "stats": {"mean": 0.1}}, {"name": "b", "stats": NoStats().as_dict()}
+    report = {"benchmarks": [untimed, timed]}
+    move_untimed_rows(report)
+    assert report == {"benchmarks": [timed], UNTIMED: [untimed]}
+
+
+@pytest.mark.parametrize(("installed", "refused"), [("5.2.3", True), ("4.0.0", True), ("5.3.0", False), ("6.0", False)])
+def test_older_pytest_benchmark_is_refused(installed: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout that runs without being installed says which pytest-benchmark it needs."""
+    monkeypatch.setattr("pytest_benchmark.__version__", installed)
+    advice = rf"pytest-benchmark {installed} is older than 5\.3, .*; pip install 'pytest-benchmark>=5\.3'"
+    with pytest.raises(pytest.UsageError, match=advice) if refused else nullcontext():
+        require_pytest_benchmark()
+
+
+def test_oldest_pytest_benchmark_is_the_one_that_is_installed_with_meshmark() -> None:
+    """The version that the check needs is the one that pyproject.toml asks for."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    (needed,) = (each for each in map(Requirement, project["dependencies"]) if each.name == "pytest-benchmark")
+    assert str(needed.specifier) == ">=" + ".".join(map(str, OLDEST_PYTEST_BENCHMARK))
+
+
+def test_folder_of_the_report_is_made(tmp_path: Path) -> None:
+    """The report's folder need not exist; the report itself is not begun."""
+    path = tmp_path / "results" / "runs" / "name.json"
+    require_writable(path)
+    assert path.parent.is_dir()
+    assert not path.exists()
+
+
+def test_earlier_report_is_left_alone(tmp_path: Path) -> None:
+    """Trying whether a report can be written does not harm the one that is there."""
+    path = tmp_path / "name.json"
+    path.write_text("{}")
+    require_writable(path)
+    assert path.read_text() == "{}"
+
+
+def test_unwritable_report_is_refused(tmp_path: Path) -> None:
+    """A report that cannot be written is refused before the sweep, with the system's reason."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "name.json", Path("/proc/name.json"), Path("/proc/folder/name.json")):
+        with pytest.raises(pytest.UsageError, match=r"--benchmark-json: .* cannot be written: .*; name another"):
+            require_writable(path)
+    with pytest.raises(pytest.UsageError, match="--benchmark-json=/dev/null is a device or a pipe; name a file"):
+        require_writable(Path("/dev/null"))
+
+
+def test_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that holds no report is found before the sweep, and the message says how much to free."""
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    with pytest.raises(pytest.UsageError, match=r"has 1\.0 MiB left on its disk; free 16 MiB, or name another"):
+        require_writable(tmp_path / "name.json")
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_report_is_whole_or_not_there(tmp_path: Path, error: BaseException | None) -> None:
+    """Whatever stops its writing in the middle, there is the report that was there before, or the new one."""
+    report = tmp_path / "name.json"
+    report.write_text("an earlier report")
+    session = SimpleNamespace(json=report)
+    config: Any = SimpleNamespace(_benchmarksession=session, option=SimpleNamespace(benchmark_json=report))
+
+    def write() -> None:
+        with atomic_report(config), session.json.open("w") as file:
+            file.write("half, ")
+            file.flush()
+            assert report.read_text() == "an earlier report"
+            if error:
+                raise error
+            file.write("and half")
+
+    if error:
+        with pytest.raises(type(error)):
+            write()
+    else:
+        write()
+    assert report.read_text() == ("an earlier report" if error else "half, and half")
+    assert list(tmp_path.iterdir()) == [report]

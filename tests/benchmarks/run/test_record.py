@@ -1,0 +1,160 @@
+"""The row of a case: the same keys in every row, plain values, and what is derived from the samples."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from benchmarks.cases.case import Case
+from benchmarks.explain.estimate import ChipEstimate
+from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
+from benchmarks.explain.memory import StepMemory
+from benchmarks.explain.roofline import Roofline
+from benchmarks.program.compiled import BETWEEN_KEYS
+from benchmarks.run.attribution import Attribution
+from benchmarks.run.interleaved import BlockTimes, Interval
+from benchmarks.run.record import COMPILED_KEYS, Record
+from strategies import PRESETS, MeshSpec
+
+CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 2, "float32", "dots")
+NOTHING_KNOWN = Record(CASE, platform="cpu", device_kind="cpu", virtual_devices=True)
+MEASURED = Record(
+    CASE,
+    platform="cpu",
+    device_kind="cpu",
+    virtual_devices=True,
+    status="ok",
+    model_flops_per_step=1000,
+    matmul_flops_per_second=4000.0,
+    compile_seconds=2.0,
+    memory=StepMemory(100, 20, 60, 50, 90, 80, None, 10**9),
+    loss_first=5.5,
+    loss_last=5.0,
+    matches_single=True,
+    compiled={"compiled.flops": 12},
+    timed=BlockTimes(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09]),
+    relative_to_single=Interval(2.0, 1.8, 2.1),
+    canary=Interval(1.01, 0.98, 1.04),
+    attribution=Attribution(0.3, 0.1, 0.0, 0.02, 0.0, 0.05, 0.005),
+)
+KEYS = """
+    schema_version kind status reason strategy mesh devices processes platform device_kind virtual_devices preset
+    param_count global_batch_sequences sequence_tokens microbatches dtype remat
+    reduce prefetch halves unroll context_attention options compiler_options
+    attention_window attention_stride attention_pattern attention_summary
+    step_seconds_median step_seconds_low step_seconds_high tokens_per_second tokens_per_second_per_device
+    relative_to_single relative_to_single_low relative_to_single_high
+    single_in_own_process
+    relative_to_twin relative_to_twin_low relative_to_twin_high
+    dispatch_seconds_median steps_timed canary_ratio canary_ratio_low canary_ratio_high noisy
+    attribution.compute_seconds attribution.exposed_communication_seconds attribution.schedule_bubble_seconds
+    attribution.lockstep_bubble_seconds attribution.recomputation_seconds attribution.optimizer_seconds
+    attribution.dispatch_seconds attribution.total_over_step
+    checkpoint.total_bytes checkpoint.save_blocking_seconds checkpoint.save_seconds checkpoint.save_bytes_per_second
+    checkpoint.restore_seconds checkpoint.restore_bytes_per_second checkpoint.restore_single_seconds
+    model_flops_per_step model_flops_utilization
+    matmul_flops_per_second compile_seconds memory.argument_bytes memory.parameter_bytes memory.optimizer_bytes
+    memory.temp_bytes memory.output_bytes memory.alias_bytes memory.total_bytes memory.device_peak_bytes
+    memory.host_peak_rss_bytes memory.live_parameter_bytes memory.live_optimizer_bytes memory.live_batch_bytes
+    memory.live_rest_bytes loss_first loss_last matches_single
+    predicted.flops predicted.sent_bytes predicted.argument_bytes predicted.temp_bytes predicted.bubble
+    predicted.lockstep_bubble predicted.step_seconds predicted.ratio
+    sent_over_predicted sent_as_predicted topology chip.needed_bytes chip.capacity_bytes chip.fits
+    roofline.compute_seconds roofline.memory_seconds roofline.network_seconds roofline.step_seconds roofline.bound
+    roofline.tokens_per_second_per_device roofline.model_flops_utilization
+    replay.step_seconds replay.compute_seconds replay.memory_seconds replay.exposed_seconds replay.idle_seconds
+    replay.tokens_per_second_per_device replay.model_flops_utilization
+"""
+
+
+@pytest.mark.parametrize("record", [NOTHING_KNOWN, MEASURED], ids=["nothing known", "measured"])
+def test_every_row_has_the_keys_of_the_schema(record: Record) -> None:
+    """Every row has the keys of the schema, whatever is known; a change of keys is a change of schema."""
+    assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS}
+
+
+def test_the_roofline_of_a_chip_is_in_the_row() -> None:
+    """The roofline's slowest part bounds the step time, and rates derive from it; without a roofline they are null."""
+    estimate = ChipEstimate(60, 50, Roofline(0.1, 0.4, 0.2), flops_per_second=1000.0)
+    row = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=estimate).as_extra_info()
+    assert (row["chip.needed_bytes"], row["chip.capacity_bytes"], row["chip.fits"]) == (60, 50, False)
+    assert (row["roofline.step_seconds"], row["roofline.bound"]) == (0.4, "memory")
+    assert row["roofline.tokens_per_second_per_device"] == 16 * 64 / 8 / 0.4
+    assert row["roofline.model_flops_utilization"] == 1600 / 8 / 0.4 / 1000
+    refused = dataclasses.replace(
+        NOTHING_KNOWN, model_flops_per_step=1600, estimate=ChipEstimate(60, 50)
+    ).as_extra_info()
+    assert refused["chip.fits"] is False
+    assert refused["roofline.step_seconds"] is refused["roofline.bound"] is None
+
+
+def test_derived_numbers_follow_from_the_samples() -> None:
+    """Rates are computed from the median step, for the whole mesh unless the name says per device."""
+    row = MEASURED.as_extra_info()
+    assert row["step_seconds_median"] == 0.5
+    assert row["tokens_per_second"] == 16 * 64 / 0.5
+    assert row["tokens_per_second_per_device"] == 16 * 64 / 0.5 / 8
+    assert row["dispatch_seconds_median"] == 0.02
+    assert row["steps_timed"] == 9
+
+
+@pytest.mark.parametrize(("virtual", "utilization"), [(True, 1000 / 0.5 / 4000), (False, 1000 / 0.5 / 4000 / 8)])
+def test_utilization_counts_real_devices(virtual: bool, utilization: float) -> None:
+    """Model FLOPs utilization divides by the number of devices, but virtual devices count as one machine."""
+    assert dataclasses.replace(MEASURED, virtual_devices=virtual).model_flops_utilization == utilization
+
+
+def test_a_prediction_is_compared_with_the_measured_time() -> None:
+    """The ratio is the predicted over the measured time; both are null without a machine."""
+    row = dataclasses.replace(MEASURED, predicted_seconds=0.6).as_extra_info()
+    assert (row["predicted.step_seconds"], row["predicted.ratio"]) == (0.6, 0.6 / 0.5)
+    assert MEASURED.as_extra_info()["predicted.ratio"] is None
+    assert dataclasses.replace(NOTHING_KNOWN, predicted_seconds=0.6).as_extra_info()["predicted.ratio"] is None
+
+
+def test_memory_counts_an_alias_once() -> None:
+    """An output aliased to an argument is counted once in the total, which is null without a memory plan."""
+    assert MEASURED.memory.total_bytes == 100 + 50 + 90 - 80
+    assert StepMemory(parameter_bytes=20).total_bytes is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_is_null(bad: float) -> None:
+    """A NaN or infinite value is null in the row, which is strict JSON."""
+    row = dataclasses.replace(MEASURED, status="nan_loss", loss_last=bad).as_extra_info()
+    assert row["loss_last"] is None
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+def test_program_is_part_of_the_row() -> None:
+    """The row has the facts of the compiled program under their own names; an unknown one is null."""
+    assert MEASURED.as_extra_info()["compiled.flops"] == 12
+    assert MEASURED.as_extra_info()["compiled.instructions"] is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "noisy"), [(0.96, 1.04, False), (0.95, 1.05, False), (0.94, 1.0, True), (1.0, 1.06, True)]
+)
+def test_canary_tells_a_noisy_run(low: float, high: float, noisy: bool) -> None:
+    """A row is noisy if the interval of the step's ratio to itself exceeds 5% either way."""
+    assert dataclasses.replace(MEASURED, canary=Interval(1.0, low, high)).as_extra_info()["noisy"] is noisy
+    assert NOTHING_KNOWN.as_extra_info()["noisy"] is None
+
+
+def test_attributed_time_is_compared_with_the_step() -> None:
+    """A row has the ratio of its attributed time to the measured step."""
+    assert MEASURED.as_extra_info()["attribution.total_over_step"] == pytest.approx(0.475 / 0.5)
+
+
+def test_row_is_what_the_report_shows() -> None:
+    """A row has its samples apart from its facts; a case that was not timed has none."""
+    row = MEASURED.as_row()
+    assert (row.case, row.samples, row.steps_per_block) == ("fsdp-fsdp=8-b16-microbatches=2", (0.5, 0.4, 9.0), 3)
+    assert (NOTHING_KNOWN.as_row().samples, NOTHING_KNOWN.as_row().steps_per_block) == ((), None)
+
+
+def test_record_is_frozen() -> None:
+    """A record cannot be changed."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MEASURED.status = "mismatch"  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,216 @@
+"""What a session measures: the rows of good cases, and how cases are grouped for timing."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cases import case as cases
+from benchmarks.cli.defaults import MIN_ROUNDS
+from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
+from benchmarks.run.clock import Clock
+from benchmarks.run.interleaved import Interval
+from benchmarks.run.journal import Journal
+from benchmarks.run.session import Session
+from strategies import MeshSpec
+from strategies.model.gpt import param_count
+from tests.benchmarks.planted import TOYS
+from tests.benchmarks.run.sessions import CONFIG, DATA, PLAN, SINGLE, TWIN, Begin, Info, measure
+
+pytestmark = pytest.mark.usefixtures("_short_blocks")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
+    """The rows of single and data, two real strategies, measured in one session."""
+    folder = tmp_path_factory.mktemp("session")
+    journal = Journal(folder / "run.journal.jsonl", {}, resume=False)
+    folders = {"checkpoints": folder / "checkpoints", "memory_profile": folder / "memory"}
+    session = Session(replace(PLAN, attribution=True, **folders), Clock(), journal)
+    try:
+        return measure(session, SINGLE, DATA)
+    finally:
+        session.close()
+        journal.close()
+
+
+def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
+    """A row that is ok has every value, except those of other backends, topologies, strategies and sparse attention.
+
+    The ratio of sent to predicted bytes is null where nothing is sent, twins exist for auto only, and estimates for
+    devices with a chip's figures only.
+    """
+    for row in rows:
+        assert row["status"] == "ok"
+        missing = {
+            "reason",
+            "memory.device_peak_bytes",
+            "topology",
+            "attention_window",
+            "attention_stride",
+            "attention_pattern",
+            "attention_summary",
+            *ESTIMATE_KEYS,
+            *TWIN,
+            "predicted.step_seconds",
+            "predicted.ratio",
+            "prefetch",
+            "halves",
+            "context_attention",
+        } | ({"sent_over_predicted", "reduce"} if row["strategy"] == "single" else set())
+        assert {key for key, value in row.items() if value is None} == missing
+
+
+def test_strategies_are_compared_with_single(rows: list[Info]) -> None:
+    """A row matches `single`, and has its relative time with an interval; that of `single` is exactly one."""
+    single, data = rows
+    assert single["relative_to_single"] == single["relative_to_single_low"] == single["relative_to_single_high"] == 1
+    assert data["relative_to_single_low"] <= data["relative_to_single"] <= data["relative_to_single_high"]
+    assert single["matches_single"] is data["matches_single"] is True
+    assert data["loss_last"] == pytest.approx(single["loss_last"], rel=1e-5)
+
+
+def test_program_is_read(rows: list[Info]) -> None:
+    """Rows have their programs' facts: two devices all-reduce the gradients, and each does half of the FLOPs."""
+    single, data = rows
+    assert (single["compiled.sent_bytes"], single["compiled.compilations"]) == (0, 1)
+    assert data["compiled.sent_bytes"] >= 4 * param_count(CONFIG)
+    assert data["compiled.flops"] == single["compiled.flops"] / 2
+
+
+def test_cases_timed_together_share_a_canary(rows: list[Info]) -> None:
+    """Cases that are timed together share a canary, a step's ratio to itself, which says whether they are noisy."""
+    single, data = rows
+    assert single["canary_ratio"] == data["canary_ratio"] > 0
+    within = single["canary_ratio_low"] >= 0.95 and single["canary_ratio_high"] <= 1.05
+    assert single["noisy"] is not within
+
+
+def test_steps_are_counted(rows: list[Info]) -> None:
+    """A row has the number of timed steps, and a dispatch time no longer than the step."""
+    for row in rows:
+        assert row["steps_timed"] >= MIN_ROUNDS
+        assert 0 < row["dispatch_seconds_median"] <= row["step_seconds_median"]
+
+
+def test_time_is_attributed(rows: list[Info]) -> None:
+    """With attribution a row says where its time goes; one device has no communication and no bubbles."""
+    single, data = rows
+    between = "exposed_communication", "schedule_bubble", "lockstep_bubble"
+    assert [single[f"attribution.{part}_seconds"] for part in between] == [0, 0, 0]
+    assert data["attribution.exposed_communication_seconds"] != 0
+    for row in rows:
+        assert row["attribution.dispatch_seconds"] > 0
+        assert row["attribution.total_over_step"] > 0
+
+
+def test_checkpoints_are_timed(rows: list[Info]) -> None:
+    """A checkpoint has weights and two moments in float32; saving blocks for less time than it takes."""
+    for row in rows:
+        assert row["checkpoint.total_bytes"] == 3 * 4 * param_count(CONFIG)
+        assert 0 < row["checkpoint.save_blocking_seconds"] < row["checkpoint.save_seconds"]
+        for action in ("save", "restore"):
+            seconds = row[f"checkpoint.{action}_seconds"]
+            assert row[f"checkpoint.{action}_bytes_per_second"] == row["checkpoint.total_bytes"] / seconds
+        assert row["checkpoint.restore_single_seconds"] > 0
+
+
+def test_memory_is_profiled(rows: list[Info]) -> None:
+    """With a memory profile a row has the live bytes: those of the formulas, and a few of the loss."""
+    for row in rows:
+        live = {holder: row[f"memory.live_{holder}_bytes"] for holder in ("parameter", "optimizer", "batch")}
+        assert live["parameter"] == row["memory.parameter_bytes"]
+        assert live["optimizer"] == row["memory.optimizer_bytes"]
+        assert sum(live.values()) == row["memory.argument_bytes"] == row["predicted.argument_bytes"]
+
+
+def test_text_is_learnt(rows: list[dict[str, Any]]) -> None:
+    """The loss begins at log(256), a uniform guess among bytes, and falls."""
+    for row in rows:
+        assert row["loss_first"] == pytest.approx(math.log(256), abs=0.1)
+        assert row["loss_last"] < row["loss_first"]
+
+
+def test_state_counts_what_a_device_holds(rows: list[dict[str, Any]]) -> None:
+    """Parameters are float32, and AdamW holds two moments of each and a step count, all among the arguments."""
+    for row in rows:
+        parameter_bytes = 4 * param_count(CONFIG)
+        assert row["memory.parameter_bytes"] == parameter_bytes
+        assert row["memory.optimizer_bytes"] == 2 * parameter_bytes + 4
+        assert row["memory.argument_bytes"] > 3 * parameter_bytes
+
+
+@pytest.mark.usefixtures("toys")
+def test_inexact_step_is_timed_and_not_checked(begin: Begin) -> None:
+    """A step that is inexact by design is timed, is not checked against `single`, and has the reason in its row."""
+    _, row = measure(begin(), SINGLE, replace(SINGLE, strategy="inexact"))
+    assert (row["status"], row["matches_single"]) == ("ok", None)
+    assert row["reason"] == "not exact by design: gradients of another size"
+    assert row["step_seconds_median"] > 0
+
+
+def test_auto_is_compared_with_its_twin(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of auto has its time relative to its twin, with an interval; without a timed twin it is null."""
+    auto = replace(TOYS["data"], name="auto", twins={("data",): "data"})
+    monkeypatch.setattr(cases, "STRATEGIES", {**TOYS, "auto": auto})
+    case = replace(DATA, strategy="auto")
+    session = begin()
+    *by_hand, row = measure(session, SINGLE, DATA, case)
+    ratio = Interval.of_ratios(*(list(session.rows[str(each)].samples) for each in (case, DATA)))
+    assert ratio
+    assert tuple(row[key] for key in TWIN) == (ratio.median, ratio.low, ratio.high)
+    assert all(other[key] is None for other in by_hand for key in TWIN)
+    alone = replace(case, batch_size=2)
+    _, row = measure(session, alone.single, alone)
+    assert row["relative_to_single"] > 0
+    assert {row[key] for key in TWIN} == {None}
+
+
+@pytest.mark.usefixtures("toys")
+def test_single_is_timed_when_it_was_not_selected(begin: Begin) -> None:
+    """A strategy that runs alone is checked against and compared with `single`, which gets no row."""
+    session = begin()
+    (row,) = measure(session, DATA)
+    assert row["matches_single"] is True
+    assert row["relative_to_single"] > 0
+    assert list(session.rows) == ["data-data=2-b4"]
+
+
+@pytest.mark.usefixtures("toys")
+def test_compile_only_runs_nothing(begin: Begin) -> None:
+    """With compile_only a row has its memory, and neither losses nor times."""
+    (row,) = measure(begin(replace(PLAN, compile_only=True)), DATA)
+    assert (row["kind"], row["status"]) == ("compiled", "ok")
+    assert row["memory.argument_bytes"] > 0
+    assert row["loss_first"] is row["step_seconds_median"] is row["matches_single"] is None
+
+
+@pytest.mark.usefixtures("toys")
+def test_timing_one_prepares_all_of_its_group(begin: Begin) -> None:
+    """Timing one case times all selected cases of the same work with it."""
+    session = begin()
+    session.cases = [SINGLE, DATA, replace(SINGLE, batch_size=8)]
+    session.time(DATA)
+    assert set(session.rows) == {str(SINGLE), str(DATA)}
+
+
+@pytest.mark.usefixtures("toys")
+def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that exceeds the memory budget is timed in heats, each with its own `single` and canary."""
+    monkeypatch.setattr("benchmarks.run.session.states_budget_bytes", lambda: 1)
+    said = []
+    session = begin()
+    session.say = said.append
+    first, second = measure(session, DATA, replace(DATA, mesh=MeshSpec.parse("data=4")))
+    assert said == ["timing 1 comparable steps, interleaved"] * 2
+    assert first["canary_ratio"] != second["canary_ratio"]
+    assert None not in (first["relative_to_single"], second["relative_to_single"])
+
+
+@pytest.mark.usefixtures("toys")
+def test_trace_is_taken(begin: Begin, tmp_path: Path) -> None:
+    """With a trace folder, each case leaves a profile of one more block there."""
+    measure(begin(replace(PLAN, trace=tmp_path / "traces")), DATA)
+    assert list((tmp_path / "traces" / str(DATA)).rglob("*.xplane.pb"))

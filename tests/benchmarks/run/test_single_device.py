@@ -1,0 +1,251 @@
+"""`single` is timed in a process of its own with one device, where devices are virtual."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import ProcessDied, Recompiled
+from benchmarks.cluster.processes import FailedElsewhere
+from benchmarks.run.clock import Clock
+from benchmarks.run.corpus import corpus_source, read_corpus
+from benchmarks.run.interleaved import MIN_ROUNDS
+from benchmarks.run.journal import Journal
+from benchmarks.run.lifecycle import RunSettings
+from benchmarks.run.measure import Training, compilations
+from benchmarks.run.session import Session
+from benchmarks.run.single_device import (
+    RemoteTraining,
+    SingleDeviceProcess,
+    _DeviceServer,
+    has_single_device_process,
+    single_device_process,
+)
+from strategies import GPTConfig, MeshSpec
+
+CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
+SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
+DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
+CORPUS = read_corpus(None, CONFIG)
+pytestmark = pytest.mark.usefixtures("_short_blocks", "_built_once")
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[SingleDeviceProcess]:
+    """A process with one device."""
+    started = SingleDeviceProcess()
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    """A session of two cases, with a known rate of matmuls."""
+    begun = Session(
+        RunSettings(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False)
+    )
+    begun.matmul_rates["float32"] = 1e11
+    begun.cases = [SINGLE, DATA]
+    yield begun
+    begun.close()
+    begun.journal.close()
+
+
+def kill(process: SingleDeviceProcess) -> None:
+    """End a process by SIGABRT, as a backend that aborts does."""
+    os.kill(process._process.pid or 0, signal.SIGABRT)
+    process._process.join()
+
+
+@pytest.mark.factorisations
+def test_single_in_its_own_process_matches_this_one(device: SingleDeviceProcess, session: Session) -> None:
+    """The first steps in the process of one device match those here, and it times as many steps as asked for."""
+    training = device.train(SINGLE, CORPUS)
+    session.prepare(SINGLE)
+    session._preparation.require_equal(training.first_steps, SINGLE)
+    assert training.block(3) > 0
+    assert training.dispatch_seconds > 0
+    training.require_finite("after three steps")
+    training.drop()
+    with pytest.raises(FailedElsewhere, match="KeyError"):
+        training.block(1)
+
+
+def test_what_is_compiled_ahead_is_not_compiled_again() -> None:
+    """The server compiles a case before it is asked to train it, and then only initialises its state."""
+    server = _DeviceServer(lambda: None)
+    server.compile_ahead(SINGLE)
+    with compilations() as compiled:
+        server.train(SINGLE, CORPUS)
+    assert [name for name in compiled if "init" not in name] == []
+
+
+def test_what_fails_ahead_fails_when_it_is_needed(device: SingleDeviceProcess) -> None:
+    """Nobody waits for what is compiled ahead. A failure is that of the training run, and later requests are served."""
+    device.compile_ahead(DATA)
+    with pytest.raises(FailedElsewhere, match="devices"):
+        device.train(DATA, CORPUS)
+    device.compile_ahead(SINGLE)
+    training = device.train(SINGLE, CORPUS)
+    assert training.block(1) > 0
+    training.drop()
+
+
+def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:
+    """A memory-mapped text is sent to the other process by its path, because it may be large."""
+    file = tmp_path / "text.txt"
+    file.write_bytes(CORPUS[:1000].tobytes())
+    assert corpus_source(read_corpus(file, CONFIG)) == file
+    assert corpus_source(CORPUS) is CORPUS
+
+
+def test_it_is_traced_and_attributed_where_it_is_timed(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`single` is traced and attributed in its own process, and a heartbeat here keeps the watchdog away."""
+    session._lifecycle.settings = session.settings = replace(
+        session.settings, attribution=True, trace=tmp_path / "traces"
+    )
+    session.cases = [SINGLE]
+    session.prepare(SINGLE)
+    begin, begun = session._lifecycle.begin, list[str]()
+    monkeypatch.setattr(session._lifecycle, "begin", lambda case: (begun.append(case), begin(case)))
+    monkeypatch.setattr("benchmarks.run.timing_group.attribute", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchmarks.run.timing_group.trace", lambda *_: 1 / 0)
+    heard: list[int] = []
+    there = RemoteTraining.attribute
+
+    def attribute(training: RemoteTraining, *arguments: Any) -> Any:
+        before = len(begun)
+        parts = there(training, *arguments)
+        heard.append(len(begun) - before)
+        return parts
+
+    monkeypatch.setattr(RemoteTraining, "attribute", attribute)
+    session.time(SINGLE)
+    row = session.rows[str(SINGLE)].extra_info
+    assert row["status"] == "ok"
+    assert row["attribution.total_over_step"]
+    assert list((tmp_path / "traces" / str(SINGLE)).rglob("*.xplane.pb"))
+    assert heard[0] > 3  # gradients, optimizer, nothing, and all timed blocks
+
+
+def test_an_error_in_the_other_process_is_raised_here(device: SingleDeviceProcess) -> None:
+    """An error in the other process is raised here with its status and reason, and the process goes on."""
+    with pytest.raises(FailedElsewhere, match="it must be a whole number of at least 1") as failure:
+        device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
+    assert failure.value.status == "infeasible"
+    device.train(SINGLE, CORPUS).drop()
+
+
+def test_an_interrupted_question_leaves_no_answer_behind(
+    device: SingleDeviceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-C in the middle of a question, the next question gets its own answer."""
+    training = device.train(SINGLE, CORPUS)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(device, "_answer", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            training.block(2)
+    assert training.block(1) > 0
+    training.drop()
+
+
+def test_a_dead_process_raises_died_and_is_replaced() -> None:
+    """A question to a dead process raises Died with the signal and keeps no buffers; the next gets a new one."""
+    first = single_device_process()
+    assert single_device_process() is first
+    kill(first)
+    with pytest.raises(ProcessDied, match="SIGABRT") as failure:
+        first.matmul_flops_per_second("float32")
+    assert isinstance(failure.value.__cause__, OSError)
+    assert failure.value.__cause__.__traceback__ is None
+    assert single_device_process() is not first
+    assert single_device_process().alive
+
+
+def statuses(session: Session) -> list[object]:
+    """The statuses of both cases."""
+    return [session.rows[str(case)].extra_info["status"] for case in (SINGLE, DATA)]
+
+
+def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None:
+    """On virtual devices `single` is timed in its own process, rows say so, and relative times refer to it."""
+    assert (jax.devices()[0].platform, jax.device_count(), has_single_device_process()) == ("cpu", 8, True)
+    session.time(DATA)
+    row = session.rows[str(DATA)].extra_info
+    assert statuses(session) == ["ok", "ok"]
+    assert row["single_in_own_process"] is True
+    assert isinstance(row["relative_to_single"], float)
+
+
+def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process dies while it measures the matmul rate, the utilization is null and a new one times `single`."""
+    session.matmul_rates.clear()
+    for case in (SINGLE, DATA):
+        session.prepare(case)
+    ask = SingleDeviceProcess.ask
+
+    def die(process: SingleDeviceProcess, question: Any, *arguments: Any) -> Any:
+        if question.__name__ == "matmul_flops_per_second":
+            kill(process)
+        return ask(process, question, *arguments)
+
+    monkeypatch.setattr(SingleDeviceProcess, "ask", die)
+    with pytest.warns(UserWarning, match="no matmul throughput: the single-device process was ended by SIGABRT"):
+        session.time(DATA)
+    assert statuses(session) == ["ok", "ok"]
+    assert session.rows[str(DATA)].extra_info["model_flops_utilization"] is None
+
+
+def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If `single` has no row and cannot be timed, the rows that would be compared with it give the reason."""
+    session.cases = [DATA]
+    session.prepare(DATA)
+    monkeypatch.setattr(SingleDeviceProcess, "train", lambda *_: 1 / 0)
+    session.time(DATA)
+    row = session.rows[str(DATA)].extra_info
+    assert (row["status"], row["relative_to_single"]) == ("ok", None)
+    assert row["reason"] == "not compared with single, which could not be timed: ZeroDivisionError: division by zero"
+
+
+def test_if_the_process_dies_only_single_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process dies while steps are timed, only `single` fails; the others are timed to the end."""
+    begin, turns = session._lifecycle.begin, list[str]()
+
+    def begin_or_kill(case: str) -> None:
+        begin(case)
+        turns.append(case)
+        if turns.count(str(DATA)) == MIN_ROUNDS:
+            kill(single_device_process())
+
+    monkeypatch.setattr(session._lifecycle, "begin", begin_or_kill)
+    session.time(DATA)
+    assert statuses(session) == ["error", "ok"]
+    assert "SIGABRT" in str(session.rows[str(SINGLE)].extra_info["reason"])
+
+
+def test_a_step_that_is_compiled_while_it_is_timed_is_refused() -> None:
+    """A step that compiles while it is timed in the other process raises Recompiled there, too."""
+    device = _DeviceServer(lambda: None)
+    for number, program in enumerate((jax.jit(keep), lambda *inputs: jax.jit(lambda *traced: keep(*traced))(*inputs))):
+        device.trainings[number] = Training(program, 1.0, [0.0])
+        device.trainings[number].block(1)
+    assert device.block(0, 1)[0] > 0
+    with pytest.raises(Recompiled, match=r"compiled while it was timed: .*<lambda>"):
+        device.block(1, 1)
+
+
+def keep(state: float, _: float) -> tuple[float, dict[str, Any]]:
+    """A step that does nothing."""
+    return state, {}

@@ -1,0 +1,58 @@
+"""Rounds beyond those that were asked for."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.cli.defaults import MIN_ROUNDS
+from benchmarks.run.clock import Clock
+from benchmarks.run.interleaved import BlockTimes
+from benchmarks.run.prepare import Entry
+from benchmarks.run.record import Record
+from benchmarks.run.timing_group import CANARY, TimingGroup
+from tests.benchmarks.run.sessions import DATA, PLAN, SINGLE
+
+QUIET, NOISY = "quiet", str(DATA)
+
+
+class Planned:
+    """A run whose blocks take the given seconds, in turn, by its own clock."""
+
+    dispatch_seconds = 0.0
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds: Iterator[float] = cycle(seconds)
+
+    def block(self, steps: int) -> float:
+        """The next of the seconds."""
+        return next(self.seconds)
+
+
+def timed(extra_seconds: float) -> dict[str, int]:
+    """Blocks of each step of a group in which one step is noisy."""
+    entry = Entry(SINGLE, Record.begin(SINGLE))
+    plan, absent = replace(PLAN, extra_seconds=extra_seconds), cast(Any, SimpleNamespace())
+    group = TimingGroup(plan, Clock(), absent, absent, [entry], entry, None, print)
+    group.trainings = cast(
+        Any, {str(SINGLE): Planned(1.0), QUIET: Planned(2.0), NOISY: Planned(1.0, 2.0), CANARY: Planned(1.0)}
+    )
+    group.times = {name: BlockTimes(1) for name in group.trainings}
+    group._time(lambda name: None)
+    return {name: len(times.seconds) for name, times in group.times.items()}
+
+
+def test_only_wide_intervals_get_more_rounds() -> None:
+    """While time is left, a step with a wide interval is timed further, beside the baseline and nothing else."""
+    blocks = timed(extra_seconds=0.2)
+    assert blocks[NOISY] == blocks[str(SINGLE)] > MIN_ROUNDS
+    assert blocks[QUIET] == blocks[CANARY] == MIN_ROUNDS
+
+
+@pytest.mark.parametrize("extra_seconds", [0.0, 1e-9])
+def test_no_step_gets_fewer_rounds_than_asked_for(extra_seconds: float) -> None:
+    """Without time for more, every step has exactly the rounds that were asked for."""
+    assert set(timed(extra_seconds).values()) == {MIN_ROUNDS}
