@@ -49,3 +49,19 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     os._exit(1)
+
+
+@contextmanager
+def ignoring_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes started in the body ignore these signals, which a terminal or a job scheduler sends to all processes.
+
+    Blocking them instead does not work: multiprocessing unblocks them before it starts its first process
+    (resource_tracker of Python 3.11). Nothing is changed outside the main thread, where handlers cannot be set.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers if main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

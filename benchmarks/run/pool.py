@@ -5,17 +5,15 @@ When the process ends, the memory that a compiler took is returned. If it dies, 
 
 import multiprocessing
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from benchmarks.cases.failures import reason_of
-from benchmarks.commandline.parent import binding
+from benchmarks.commandline.parent import binding, ignoring_signals
 from benchmarks.run.supervise import cause_of_death
 
 Task = TypeVar("Task")
@@ -111,19 +109,3 @@ def _do(work: Callable[[Any], Any], task: Any, sender: Connection) -> None:
     except Exception as error:
         answer = None, reason_of(error)
     sender.send(answer)
-
-
-@contextmanager
-def ignoring_signals(*numbers: signal.Signals) -> Iterator[None]:
-    """Processes started in the body ignore these signals, which a terminal or a job scheduler sends to all processes.
-
-    Blocking them instead does not work: multiprocessing unblocks them before it starts its first process
-    (resource_tracker of Python 3.11). Nothing is changed outside the main thread, where handlers cannot be set.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers if main}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

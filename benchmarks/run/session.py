@@ -18,7 +18,7 @@ from benchmarks.run.lifecycle import Lifecycle, RunSettings
 from benchmarks.run.machine import matmul_flops_per_second
 from benchmarks.run.prepare import Entry, Preparation
 from benchmarks.run.record import Record
-from benchmarks.run.single_device import has_single_device_process, single_device_process
+from benchmarks.run.single_device import ask, has_single_device_server, server
 from benchmarks.run.timing_group import TimingGroup
 from strategies import Infeasible
 
@@ -77,8 +77,8 @@ class Session:
         if single in self._compiled_ahead or self.settings.compile_only or self._lifecycle.given_up(single):
             return
         self._compiled_ahead.add(single)
-        if has_single_device_process():
-            single_device_process().compile_ahead(single)
+        if has_single_device_server():
+            server.tell("compile", case=single)
 
     def _stage(self, case: Case, stages: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
         """Run the next stage of a case; None after the last.
@@ -164,7 +164,7 @@ class Session:
     def _matmul_rate(self, dtype: str) -> float | None:
         """FLOPs per second of a matmul on its own, measured once per run and dtype; None if that failed."""
         if dtype not in self.matmul_rates:
-            if processes.broadcast_first(has_single_device_process):  # only the first process measures
+            if processes.broadcast_first(has_single_device_server):  # only the first process measures
                 self.matmul_rates[dtype] = processes.broadcast_first(partial(_single_device_matmul_rate, dtype))
             else:
                 self.matmul_rates[dtype] = matmul_flops_per_second(dtype)
@@ -173,10 +173,10 @@ class Session:
 
 def _single_device_matmul_rate(dtype: str) -> float | None:
     """FLOPs per second of a matmul in the single-device process; None, with a warning, if that process died."""
-    if not has_single_device_process():
+    if not has_single_device_server():
         return None
     try:
-        return single_device_process().matmul_flops_per_second(dtype)
+        return ask("matmul", dtype=dtype)
     except CaseFailure as error:
         warnings.warn(f"no matmul throughput: {error}; rows have no model_flops_utilization", stacklevel=2)
         return None

@@ -17,7 +17,7 @@ from benchmarks.run.interleaved import MIN_ROUNDS, WIDE, BlockTimes, Interval, t
 from benchmarks.run.lifecycle import Lifecycle, RunSettings
 from benchmarks.run.measure import Training, steps_per_block, trace
 from benchmarks.run.prepare import Entry, Preparation
-from benchmarks.run.single_device import RemoteTraining, has_single_device_process, single_device_process
+from benchmarks.run.single_device import RemoteTraining, has_single_device_server, train
 
 CANARY = "canary"
 """Name of the duplicate of the baseline."""
@@ -79,8 +79,8 @@ class TimingGroup:
         for entry in self.entries:
             if not entry.error:
                 self._trace_and_attribute(entry, self.trainings[str(entry.case)])
-        for training in self.trainings.values():
-            if isinstance(training, RemoteTraining):
+        for name, training in self.trainings.items():
+            if isinstance(training, RemoteTraining) and not self.times[name].error:
                 training.drop()
 
     def _time(self, begin: Callable[[str], None]) -> None:
@@ -111,9 +111,9 @@ class TimingGroup:
         Raises:
             Mismatch: its first steps there differ from those of the reference.
         """
-        if entry.case != entry.case.single or not has_single_device_process():
+        if entry.case != entry.case.single or not has_single_device_server():
             return self.preparation.start(entry)
-        training = single_device_process().train(entry.case, self.settings.corpus_N)
+        training = train(entry.case, self.settings.corpus_N)
         self.preparation.require_equal(training.first_steps, entry.case)
         return training
 

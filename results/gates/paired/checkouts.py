@@ -9,7 +9,7 @@ from pathlib import Path
 
 from results.records.reading import NotComparable
 
-WORKER = "benchmarks/worker.py"
+WORKER = "benchmarks/run/server.py"
 
 
 class CheckoutError(ValueError):

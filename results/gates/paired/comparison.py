@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from benchmarks.commandline.server import Server
 from results.gates.paired.decision import Launch, Side, Word, judge, settle
 from results.gates.paired.launches import Attempt, time_case
-from results.gates.paired.workers import Worker
 from results.records.launches import MIN_LAUNCHES
 
 Stage = Literal["first", "fresh"]
-Launched = Callable[[], AbstractContextManager[Mapping[Side, Worker]]]
-"""Opens a launch: a context with a fresh worker for each side. The workers end when the context exits."""
+Launched = Callable[[], AbstractContextManager[Mapping[Side, Server]]]
+"""Opens a launch: a context with a fresh server for each side. The servers end when the context exits."""
 
 
 @dataclass(frozen=True)

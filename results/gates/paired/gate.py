@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.commandline.ending import INTERRUPTED
+from benchmarks.commandline.server import ServerFailure
 from benchmarks.commandline.values import count, positive
 from results.cli.arguments import add_selection, percent, program
 from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
 from results.gates.paired.comparison import Comparison, Design
 from results.gates.paired.conclusions import conclude
 from results.gates.paired.launches import launched
-from results.gates.paired.workers import Introduction, WorkerFailure, introduce
+from results.gates.paired.workers import Introduction, introduce
 from results.gates.report import terminal
 from results.gates.verdict import Report
 from results.records.launches import MIN_LAUNCHES
@@ -95,7 +96,7 @@ def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> l
     for checkout in (base, head):
         try:
             introductions.append(introduce(checkout, options.selection, options.case_timeout))
-        except WorkerFailure as failure:
+        except ServerFailure as failure:
             if failure.status != "refused":
                 raise CheckoutError(f"{checkout.name} does not start: {failure}") from failure
             refusals.append(f"{checkout.name} refuses the selection: {failure.reason}")

@@ -6,9 +6,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
+from benchmarks.commandline.server import Server, ServerFailure
 from results.gates.paired.checkouts import Checkout
 from results.gates.paired.decision import Launch, Side, change_between
-from results.gates.paired.workers import Worker, WorkerFailure
+from results.gates.paired.workers import worker
 
 SIDES: tuple[Side, ...] = get_args(Side)
 WARM_UP_ROUNDS = 2
@@ -27,7 +28,7 @@ class Attempt:
 
     seconds: dict[Side, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
     losses: dict[Side, float] = field(default_factory=dict)
-    failures: dict[Side, WorkerFailure] = field(default_factory=dict)
+    failures: dict[Side, ServerFailure] = field(default_factory=dict)
     died: list[Side] = field(default_factory=list)
 
     @property
@@ -47,38 +48,45 @@ class Attempt:
 @contextmanager
 def launched(
     base: Checkout, head: Checkout, selection: Sequence[str], patience_seconds: float
-) -> Iterator[dict[Side, Worker]]:
+) -> Iterator[dict[Side, Server]]:
     """Yield a fresh worker for each side. They end when the context exits."""
     with ExitStack() as stack:
         yield {
-            side: stack.enter_context(Worker(head if side == "head" else base, selection, patience_seconds))
+            side: stack.enter_context(worker(head if side == "head" else base, selection, patience_seconds))
             for side in SIDES
         }
 
 
-def time_case(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Attempt:
+def time_case(workers: Mapping[Side, Server], case: str, rounds: int, draw: random.Random) -> Attempt:
     """Time a case on all sides. If a process died, try once more, because the machine may have caused it."""
     attempted = attempt(workers, case, rounds, draw)
     died = [side for side, failure in attempted.failures.items() if failure.status == "died"]
     return replace(attempt(workers, case, rounds, draw), died=died) if died else attempted
 
 
-def attempt(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Attempt:
+def attempt(workers: Mapping[Side, Server], case: str, rounds: int, draw: random.Random) -> Attempt:
     """Prepare a case on all sides at the same time, then time the sides interleaved."""
-    attempted = Attempt()
-    for worker in workers.values():
-        worker.tell("prepare", case=case)
-    for side, worker in workers.items():
+    attempted, trainings = Attempt(), dict[Side, int]()
+    for server in workers.values():
+        server.tell("prepare", case=case, alone=True)
+    for side, server in workers.items():
         try:
-            attempted.losses[side] = worker.hear()["loss"]
-        except WorkerFailure as failure:
+            answer = server.hear()
+            attempted.losses[side], trainings[side] = answer["losses"][0], answer["training"]
+        except ServerFailure as failure:
             attempted.failures[side] = failure
     if not attempted.failures:
-        take_turns(workers, attempted, rounds, draw)
+        take_turns(workers, trainings, attempted, rounds, draw)
     return attempted
 
 
-def take_turns(workers: Mapping[Side, Worker], attempted: Attempt, rounds: int, draw: random.Random) -> None:
+def take_turns(
+    workers: Mapping[Side, Server],
+    trainings: Mapping[Side, int],
+    attempted: Attempt,
+    rounds: int,
+    draw: random.Random,
+) -> None:
     """Time one block of each side per round. BASE chooses the number of steps in a block.
 
     Each round has its own random order of sides, so that neither drift nor the effect of one block on the next favours
@@ -86,11 +94,11 @@ def take_turns(workers: Mapping[Side, Worker], attempted: Attempt, rounds: int, 
     """
     side, order = SIDES[0], list(SIDES)
     try:
-        steps = workers[side].ask("size")["steps"]
+        steps = workers[side].ask("size", training=trainings[side])["steps"]
         for _ in range(WARM_UP_ROUNDS + rounds):
             draw.shuffle(order)
             for side in order:
-                seconds = workers[side].ask("block", steps=steps)["seconds"]
-                attempted.seconds[side].append(seconds / steps)
-    except WorkerFailure as failure:
+                answer = workers[side].ask("block", training=trainings[side], steps=steps)
+                attempted.seconds[side].append(answer["seconds"] / steps)
+    except ServerFailure as failure:
         attempted.failures[side] = failure

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks.cases.case import Case
@@ -19,14 +20,9 @@ from benchmarks.run.interleaved import MIN_ROUNDS
 from benchmarks.run.journal import Journal
 from benchmarks.run.lifecycle import RunSettings
 from benchmarks.run.measure import Training, compilations
+from benchmarks.run.server import TimingServer
 from benchmarks.run.session import Session
-from benchmarks.run.single_device import (
-    RemoteTraining,
-    SingleDeviceProcess,
-    _DeviceServer,
-    has_single_device_process,
-    single_device_process,
-)
+from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
@@ -34,14 +30,6 @@ SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
 CORPUS = read_corpus(None, CONFIG)
 pytestmark = pytest.mark.usefixtures("_short_blocks", "_built_once")
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[SingleDeviceProcess]:
-    """A process with one device."""
-    started = SingleDeviceProcess()
-    yield started
-    started.end()
 
 
 @pytest.fixture
@@ -57,16 +45,17 @@ def session(tmp_path: Path) -> Iterator[Session]:
     begun.journal.close()
 
 
-def kill(process: SingleDeviceProcess) -> None:
-    """End a process by SIGABRT, as a backend that aborts does."""
-    os.kill(process._process.pid or 0, signal.SIGABRT)
-    process._process.join()
+def kill() -> None:
+    """End the server by SIGABRT, as a backend that aborts does."""
+    assert server._process
+    os.kill(server._process.pid, signal.SIGABRT)
+    server._process.wait()
 
 
 @pytest.mark.factorisations
-def test_single_in_its_own_process_matches_this_one(device: SingleDeviceProcess, session: Session) -> None:
+def test_single_in_its_own_process_matches_this_one(session: Session) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
-    training = device.train(SINGLE, CORPUS)
+    training = train(SINGLE, CORPUS)
     session.prepare(SINGLE)
     session._preparation.require_equal(training.first_steps, SINGLE)
     assert training.block(3) > 0
@@ -79,20 +68,22 @@ def test_single_in_its_own_process_matches_this_one(device: SingleDeviceProcess,
 
 def test_what_is_compiled_ahead_is_not_compiled_again() -> None:
     """The server compiles a case before it is asked to train it, and then only initialises its state."""
-    server = _DeviceServer(lambda: None)
-    server.compile_ahead(SINGLE)
+    timing = TimingServer([], CORPUS, lambda: None)
+    with compilations() as ahead:
+        timing.compile(SINGLE)
     with compilations() as compiled:
-        server.train(SINGLE, CORPUS)
-    assert [name for name in compiled if "init" not in name] == []
+        timing.prepare(SINGLE)
+    assert ahead
+    assert not {*ahead} & {*compiled}
 
 
-def test_what_fails_ahead_fails_when_it_is_needed(device: SingleDeviceProcess) -> None:
+def test_what_fails_ahead_fails_when_it_is_needed() -> None:
     """Nobody waits for what is compiled ahead. A failure is that of the training run, and later requests are served."""
-    device.compile_ahead(DATA)
+    server.tell("compile", case=DATA)
     with pytest.raises(FailedElsewhere, match="devices"):
-        device.train(DATA, CORPUS)
-    device.compile_ahead(SINGLE)
-    training = device.train(SINGLE, CORPUS)
+        train(DATA, CORPUS)
+    server.tell("compile", case=SINGLE)
+    training = train(SINGLE, CORPUS)
     assert training.block(1) > 0
     training.drop()
 
@@ -136,25 +127,23 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
     assert heard[0] > 3  # gradients, optimizer, nothing, and all timed blocks
 
 
-def test_an_error_in_the_other_process_is_raised_here(device: SingleDeviceProcess) -> None:
+def test_an_error_in_the_other_process_is_raised_here() -> None:
     """An error in the other process is raised here with its status and reason, and the process goes on."""
     with pytest.raises(FailedElsewhere, match="it must be a whole number of at least 1") as failure:
-        device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
+        train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
     assert failure.value.status == "infeasible"
-    device.train(SINGLE, CORPUS).drop()
+    train(SINGLE, CORPUS).drop()
 
 
-def test_an_interrupted_question_leaves_no_answer_behind(
-    device: SingleDeviceProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_question_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C in the middle of a question, the next question gets its own answer."""
-    training = device.train(SINGLE, CORPUS)
+    training = train(SINGLE, CORPUS)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(device, "_answer", interrupt)
+        interrupted.setattr(server, "hear", interrupt)
         with pytest.raises(KeyboardInterrupt):
             training.block(2)
     assert training.block(1) > 0
@@ -162,16 +151,14 @@ def test_an_interrupted_question_leaves_no_answer_behind(
 
 
 def test_a_dead_process_raises_died_and_is_replaced() -> None:
-    """A question to a dead process raises Died with the signal and keeps no buffers; the next gets a new one."""
-    first = single_device_process()
-    assert single_device_process() is first
-    kill(first)
-    with pytest.raises(ProcessDied, match="SIGABRT") as failure:
-        first.matmul_flops_per_second("float32")
-    assert isinstance(failure.value.__cause__, OSError)
-    assert failure.value.__cause__.__traceback__ is None
-    assert single_device_process() is not first
-    assert single_device_process().alive
+    """A request to a dead process raises ProcessDied with the signal; the next request starts another one."""
+    ask("hello")
+    first = server.process_id
+    kill()
+    with pytest.raises(ProcessDied, match="the single-device process was ended by SIGABRT"):
+        ask("matmul", dtype="float32")
+    ask("hello")
+    assert server.process_id not in (None, first)
 
 
 def statuses(session: Session) -> list[object]:
@@ -181,7 +168,7 @@ def statuses(session: Session) -> list[object]:
 
 def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None:
     """On virtual devices `single` is timed in its own process, rows say so, and relative times refer to it."""
-    assert (jax.devices()[0].platform, jax.device_count(), has_single_device_process()) == ("cpu", 8, True)
+    assert (jax.devices()[0].platform, jax.device_count(), has_single_device_server()) == ("cpu", 8, True)
     session.time(DATA)
     row = session.rows[str(DATA)].extra_info
     assert statuses(session) == ["ok", "ok"]
@@ -194,14 +181,13 @@ def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monk
     session.matmul_rates.clear()
     for case in (SINGLE, DATA):
         session.prepare(case)
-    ask = SingleDeviceProcess.ask
 
-    def die(process: SingleDeviceProcess, question: Any, *arguments: Any) -> Any:
-        if question.__name__ == "matmul_flops_per_second":
-            kill(process)
-        return ask(process, question, *arguments)
+    def die(do: str, **arguments: Any) -> Any:
+        server.tell("hello")
+        kill()
+        return ask(do, **arguments)
 
-    monkeypatch.setattr(SingleDeviceProcess, "ask", die)
+    monkeypatch.setattr("benchmarks.run.session.ask", die)
     with pytest.warns(UserWarning, match="no matmul throughput: the single-device process was ended by SIGABRT"):
         session.time(DATA)
     assert statuses(session) == ["ok", "ok"]
@@ -212,7 +198,7 @@ def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.M
     """If `single` has no row and cannot be timed, the rows that would be compared with it give the reason."""
     session.cases = [DATA]
     session.prepare(DATA)
-    monkeypatch.setattr(SingleDeviceProcess, "train", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchmarks.run.timing_group.train", lambda *_: 1 / 0)
     session.time(DATA)
     row = session.rows[str(DATA)].extra_info
     assert (row["status"], row["relative_to_single"]) == ("ok", None)
@@ -226,26 +212,26 @@ def test_if_the_process_dies_only_single_fails(session: Session, monkeypatch: py
     def begin_or_kill(case: str) -> None:
         begin(case)
         turns.append(case)
-        if turns.count(str(DATA)) == MIN_ROUNDS:
-            kill(single_device_process())
+        if case == str(DATA) and turns.count(case) == MIN_ROUNDS:
+            kill()
 
     monkeypatch.setattr(session._lifecycle, "begin", begin_or_kill)
     session.time(DATA)
-    assert statuses(session) == ["error", "ok"]
+    assert statuses(session) == ["error", "ok"], session.rows[str(DATA)].extra_info["reason"]
     assert "SIGABRT" in str(session.rows[str(SINGLE)].extra_info["reason"])
 
 
 def test_a_step_that_is_compiled_while_it_is_timed_is_refused() -> None:
     """A step that compiles while it is timed in the other process raises Recompiled there, too."""
-    device = _DeviceServer(lambda: None)
+    timing = TimingServer([], CORPUS, lambda: None)
     for number, program in enumerate((jax.jit(keep), lambda *inputs: jax.jit(lambda *traced: keep(*traced))(*inputs))):
-        device.trainings[number] = Training(program, 1.0, [0.0])
-        device.trainings[number].block(1)
-    assert device.block(0, 1)[0] > 0
+        timing.trainings[number] = Training(program, 1.0, [0.0])
+        timing.trainings[number].block(1)
+    assert timing.block(0, 1)["seconds"] > 0
     with pytest.raises(Recompiled, match=r"compiled while it was timed: .*<lambda>"):
-        device.block(1, 1)
+        timing.block(1, 1)
 
 
 def keep(state: float, _: float) -> tuple[float, dict[str, Any]]:
     """A step that does nothing."""
-    return state, {}
+    return state, {"loss": np.float32(1), "grad_norm": np.float32(1)}

@@ -1,34 +1,35 @@
-"""A stand-in for `benchmarks/worker.py` that runs nothing and answers by its `stub.json`, for made-up checkouts."""
+"""A stand-in for `benchmarks/run/server.py` that runs nothing and answers by its `stub.json`, for made-up checkouts."""
 
 import json
 import os
 import random
 import sys
 import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STUB = json.loads((ROOT / "stub.json").read_text())
 
 
-def answer(request: dict, preparing: str) -> dict:
+def answer(do: str, steps: int | None, preparing: str) -> dict:
     """The answer to a request."""
-    if request["do"] == "hello":
+    if do == "hello":
         facts = {"preset": "stub", "microbatches": 1, "dtype": "float32", "remat": "none"}
         facts |= {"sequence_tokens": 8, "param_count": 64}
         return {
-            "protocol": STUB.get("protocol", 1),
+            "protocol": STUB.get("protocol", 2),
             "root": STUB.get("root", str(ROOT)),
             "environment": {"python": STUB.get("python", "3")},
             "devices": STUB.get("devices", "8 cpu"),
             "cases": [{"id": case, "name": f"test_step[{case}]", **facts} for case in STUB["cases"]],
         }
-    log(f"{request['do']} {request.get('steps')}")
-    behave(STUB.get(request["do"], {}).get(preparing))
+    log(f"{do} {steps}")
+    behave(STUB.get(do, {}).get(preparing))
     seconds = 0.01 * STUB.get("factor", 1) * random.lognormvariate(0, 0.01)
-    return {"prepare": {"loss": STUB.get("loss", 5.5)}, "size": {"steps": 2}, "block": {"seconds": 2 * seconds}}[
-        request["do"]
-    ]
+    begun = {"training": 1, "losses": (STUB.get("loss", 5.5),)}
+    return {"prepare": begun, "size": {"steps": 2}, "block": {"seconds": 2 * seconds}}[do]
 
 
 def log(event: str) -> None:
@@ -57,14 +58,15 @@ def main() -> None:
     if "refuse" in STUB:
         print(f"worker: error: {STUB['refuse']} in {sys.argv[1:]}", file=sys.stderr)
         sys.exit(2)
-    preparing = ""
-    for line in sys.stdin:
-        request = json.loads(line)
-        preparing = request.get("case", preparing)
-        try:
-            print(json.dumps(answer(request, preparing)), flush=True)
-        except RuntimeError as error:
-            print(json.dumps({"error": "error", "reason": str(error)}), flush=True)
+    preparing, connection = "", Connection(int(os.environ["MESHMARK_CONNECTION"]))
+    with suppress(EOFError):
+        while True:
+            number, do, arguments = connection.recv()
+            preparing = arguments.get("case", preparing)
+            try:
+                connection.send((number, answer(do, arguments.get("steps"), preparing), None))
+            except RuntimeError as error:
+                connection.send((number, None, ("error", str(error))))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 from benchmarks.cli.arguments import declare, declare_text
 from results.cli.arguments import SELECTING
 from results.gates.paired import gate as paired
-from results.gates.paired import workers
-from results.gates.paired.checkouts import Checkout
 from results.gates.paired.launches import WARM_UP_ROUNDS
 from results.gates.verdict import Finding, Report
 from results.records.reading import NotComparable
@@ -31,9 +28,11 @@ QUICK = ("--launches=3", "--blocks=5")
 
 def stub(folder: Path, **behaviour: Any) -> Path:
     """A made-up checkout whose worker behaves as told."""
-    (folder / "benchmarks").mkdir(parents=True, exist_ok=True)
-    (folder / "benchmarks" / "__init__.py").touch()
-    (folder / "benchmarks" / "worker.py").write_text(STUB)
+    room = folder / "benchmarks" / "run"
+    room.mkdir(parents=True, exist_ok=True)
+    for package in (room.parent, room):
+        (package / "__init__.py").touch()
+    (room / "server.py").write_text(STUB)
     (folder / "stub.json").write_text(json.dumps({"cases": ["a"]} | behaviour))
     return folder
 
@@ -66,20 +65,6 @@ def test_equal_checkouts_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixt
     progress = capsys.readouterr().err.splitlines()
     assert len(progress) == 6
     assert progress[0].startswith("first launch 1/3, case 1/2, a: head ")
-
-
-def test_a_worker_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe that is closed while a thread reads it raises there; a slow reader is waited for."""
-
-    def slow(lines: IO[str], answers: Any) -> None:
-        time.sleep(0.5)
-        answers.put("".join(lines))
-
-    monkeypatch.setattr(workers, "_pass_on", slow)
-    worker = workers.Worker(Checkout("HEAD", stub(tmp_path), sys.executable), (), 60.0)
-    worker.tell("hello")
-    worker.end()
-    assert not worker._reader.is_alive()
 
 
 @pytest.mark.parametrize(("factor", "word", "exit_code"), [(1.2, "slower", 1), (1 / 1.2, "faster", 0)])
@@ -130,9 +115,9 @@ def test_cases_come_and_go(tmp_path: Path) -> None:
         ({}, {"block": "compiled while it was timed"}, "worse", "error: compiled while it was timed"),
         ({"prepare": "no memory"}, {}, "better", "was error: no memory"),
         ({"prepare": "no memory"}, {"prepare": "too large"}, "same", "failed in both: error: too large"),
-        ({}, {"block": "die"}, "worse", "died: exit code 1\na stub that dies"),
+        ({}, {"block": "die"}, "worse", "died: exit status 1\na stub that dies"),
         ({}, {"prepare": "hang"}, "worse", "hung: no answer in 3 s"),
-        ({"block": "die"}, {}, "inconclusive", "BASE died: exit code 1\na stub that dies"),
+        ({"block": "die"}, {}, "inconclusive", "BASE died: exit status 1\na stub that dies"),
     ],
 )
 def test_a_case_that_fails_is_a_finding(
@@ -166,7 +151,7 @@ def test_where_nothing_runs_nothing_is_green(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        ({"protocol": 2}, "speaks protocol 2, and this is 1"),
+        ({"protocol": 3}, "speaks protocol 3, and this is 2"),
         ({"devices": "8 H200"}, "BASE runs on 8 cpu and HEAD on 8 H200"),
         ({"cases": ["b"]}, "no case of BASE is in HEAD"),
         ({"refuse": "'fsdp' is no strategy"}, "refuses the selection: 'fsdp' is no strategy"),
@@ -179,9 +164,9 @@ def test_checkouts_that_differ_are_not_comparable(tmp_path: Path, head: dict[str
 
 
 def test_a_checkout_without_a_worker_is_too_old(tmp_path: Path) -> None:
-    """A checkout without `benchmarks/worker.py` raises NotComparable with its name."""
+    """A checkout without `benchmarks/run/server.py` raises NotComparable with its name."""
     (tmp_path / "old" / "benchmarks").mkdir(parents=True)
-    with pytest.raises(NotComparable, match=r"old has no benchmarks/worker\.py: it is too old to be timed"):
+    with pytest.raises(NotComparable, match=r"old has no benchmarks/run/server\.py: it is too old to be timed"):
         compare(tmp_path / "old", tmp_path / "old")
 
 
@@ -262,7 +247,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
     git(repository, "init", "--quiet")
     git(repository, "add", ".")
     git(repository, "commit", "--quiet", "--message=stub")
-    command = [sys.executable, "-m", "results.regress", "paired", "--base=HEAD", "--head=HEAD", *QUICK]
+    command = [sys.executable, "-P", "-m", "results.regress", "paired", "--base=HEAD", "--head=HEAD", *QUICK]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=repository, env=environment, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr

@@ -1,0 +1,167 @@
+"""Client of the timing server (`benchmarks/run/server.py`), a process that answers requests.
+
+It needs the standard library alone: `results` compares two checkouts by a server in each, where JAX may be missing.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.commandline.parent import bound, ignoring_signals
+
+PROTOCOL = 2
+"""Version of the requests and answers, raised with every change of them. Only equal versions are compared."""
+SERVER = "benchmarks.run.server"
+CONNECTION = "MESHMARK_CONNECTION"
+"""Environment variable with the file descriptor of the server's end of the connection."""
+TAIL_LINES = 6
+USAGE = 2  # exit status of argparse for invalid options
+
+
+class ServerFailure(Exception):
+    """A request that failed: `status` is one word for the kind of failure, `reason` a description."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(f"{status}: {reason}")
+        self.status, self.reason = status, reason
+
+    @property
+    def of_process(self) -> bool:
+        """Whether the process ended or stopped answering, rather than reporting that the case failed."""
+        return self.status in ("died", "hung")
+
+
+class Server:
+    """A process that answers requests one after another, and ends with this process at the latest.
+
+    The first request starts it, as does the next one after it has ended. A request is (number, name, arguments); its
+    answer is (number, result, None), or (number, None, (status, reason)) for a failure. (0, None, None) before the
+    answer says that another part of a long request begins.
+
+    Args:
+        options: command-line options of the server.
+        python: the interpreter.
+        folder: where it runs; None for the current folder.
+        environment: further environment variables.
+        patience_seconds: longest wait for an answer; None for ever.
+        quiet: keep what it writes to stderr for the message of its failure, instead of printing it.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[str] = (),
+        *,
+        python: str = sys.executable,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        patience_seconds: float | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self._command, self._folder = [python, "-m", SERVER, *options], folder
+        self._environment, self._patience_seconds, self._quiet = environment or {}, patience_seconds, quiet
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def process_id(self) -> int | None:
+        """Id of the process, if it has started and not ended."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def ask(self, do: str, *, begin: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
+        """Send a request and return the answer.
+
+        Args:
+            do: name of the request.
+            begin: called each time that another part of a long request begins.
+            arguments: of the request; they are pickled.
+
+        Raises:
+            ServerFailure: as in `hear`.
+        """
+        self.tell(do, **arguments)
+        return self.hear(begin)
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        """Send a request without waiting for the answer, so that several processes can work at the same time."""
+        if not self._process:
+            self._start()
+        self._asked += 1
+        with suppress(OSError):  # the process died; `hear` reports it
+            self._connection.send((self._asked, do, arguments))
+
+    def hear(self, begin: Callable[[], None] = lambda: None) -> Any:
+        """Wait for the answer to the last request and return it. Answers that nobody waited for are skipped.
+
+        Raises:
+            ServerFailure: the request failed, or the server refused its options ("refused"), its process died ("died"),
+                or there was no answer in time ("hung").
+        """
+        number, answer, failure = 0, None, None
+        while number != self._asked:
+            try:
+                if not self._connection.poll(self._patience_seconds):
+                    problem = f"no answer in {self._patience_seconds or 0:g} s"
+                    raise ServerFailure("hung", f"{problem}\n{self.end()[1]}".rstrip())
+                number, answer, failure = self._connection.recv()
+            except (EOFError, OSError):
+                # Without a cause: frames of a failed `send` hold buffers that Python 3.13 may close in the wrong order.
+                raise self._died() from None
+            if number == 0:
+                begin()
+        if failure:
+            raise ServerFailure(*failure)
+        return answer
+
+    def end(self) -> tuple[int | None, str]:
+        """End the process, whatever it is doing; its exit status, and the last lines of its stderr if it is quiet."""
+        if not self._process:
+            return None, ""
+        process, self._process = self._process, None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        self._connection.close()
+        if not self._stderr:
+            return status, ""
+        with self._stderr as stderr:
+            stderr.seek(0)
+            return status, "\n".join(stderr.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+
+    def _start(self) -> None:
+        self._connection, theirs = Pipe()
+        self._stderr = tempfile.TemporaryFile() if self._quiet else None  # noqa: SIM115 (`end` closes it)
+        ours: Mapping[str, str] = {**self._environment, **bound(), CONNECTION: str(theirs.fileno())}
+        with ignoring_signals(signal.SIGINT, signal.SIGTERM):  # this process ends it
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                env=os.environ | ours,
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        theirs.close()  # only the server holds it now, so ours ends with the server
+
+    def _died(self) -> ServerFailure:
+        assert self._process
+        self._process.wait()
+        code, last_words = self.end()
+        if code == USAGE:
+            return ServerFailure("refused", last_words.rpartition("error: ")[2])
+        how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
+        return ServerFailure("died", f"{how}\n{last_words}".rstrip())
