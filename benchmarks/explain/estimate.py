@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from benchmarks.cases.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.devices.chips import GIB, Chip
 from benchmarks.explain.memory import StepMemory
-from benchmarks.explain.replay import PARTS, Replay, replay
-from benchmarks.explain.roofline import Roofline, roofline
 from benchmarks.program.compiled import Program
+from benchmarks.simulate.program import LANES, replay
+from benchmarks.simulate.queues import Timeline
+from benchmarks.simulate.roofline import Roofline, roofline
 from strategies import Step
 
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -37,7 +38,7 @@ class ChipEstimate:
     capacity_bytes: int
     roofline: Roofline | None = None
     flops_per_second: float | None = None
-    replay: Replay | None = None
+    replay: Timeline | None = None
 
     @property
     def fits(self) -> bool:
@@ -73,7 +74,7 @@ class ChipEstimate:
             "roofline.network_seconds": seconds and least.network_seconds,
             "roofline.bound": seconds and least.bound,
             **self._rates("roofline", seconds, flops, tokens),
-            **{f"replay.{part}_seconds": getattr(replayed, f"{part}_seconds", None) for part in PARTS},
+            **{f"replay.{part}_seconds": replayed and replayed.parts.get(part, 0.0) for part in LANES},
             **self._rates("replay", replayed and replayed.step_seconds, flops, tokens),
         }
 

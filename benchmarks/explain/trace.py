@@ -7,7 +7,8 @@ The format is described in "Trace Event Format" (Google, 2016). Times are in mic
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from benchmarks.explain.replay import PARTS, Span
+from benchmarks.simulate.program import LANES
+from benchmarks.simulate.queues import Span
 
 
 def trace(
@@ -32,7 +33,7 @@ def trace(
 
 def _events(pid: int, process: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     """The events of a process."""
-    lanes = [*PARTS, *sorted({span.lane for span in spans} - {*PARTS})]
+    lanes = [*LANES, *sorted({span.lane for span in spans} - {*LANES})]
     names = [("process_name", 0, {"name": process}), ("process_sort_index", 0, {"sort_index": pid})]
     for index, lane in enumerate(lanes):
         names += [("thread_name", index, {"name": lane}), ("thread_sort_index", index, {"sort_index": index})]

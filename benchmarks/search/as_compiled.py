@@ -8,7 +8,6 @@ from benchmarks.cases.case import Case
 from benchmarks.commandline.tables import aligned, wrapped
 from benchmarks.compile import compile_entry
 from benchmarks.devices.chips import GIB
-from benchmarks.explain.replay import EXPOSED, replay
 from benchmarks.program.compiled import HLOError, read_program
 from benchmarks.run.machine import fingerprint
 from benchmarks.run.pool import Outcome
@@ -16,6 +15,8 @@ from benchmarks.run.prepare import Entry
 from benchmarks.search.advised import Choice, Choices
 from benchmarks.seconds.drawn import LANES
 from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.program import replay
+from benchmarks.simulate.queues import EXPOSED
 from strategies.core.sizes import BYTES
 
 EXPOSED_COLUMN = "machine.exposed_seconds"
@@ -90,7 +91,7 @@ def exposed_seconds(entry: Entry, machine: Machine) -> float | None:
         return None
     rate = machine.best_rate(BYTES[entry.case.dtype]) * machine.constants.matmul_efficiency
     replayed = replay(program, entry.step.mesh, replace(machine.reached, flops_per_second=rate))
-    return replayed and replayed.exposed_seconds
+    return replayed and replayed.parts.get(EXPOSED, 0.0)
 
 
 def key(machine: Machine) -> str:

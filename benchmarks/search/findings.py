@@ -9,12 +9,12 @@ from benchmarks.cases.case import option_texts
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.estimate import ChipEstimate
-from benchmarks.explain.replay import PARTS as REPLAYED
-from benchmarks.explain.replay import Replay
-from benchmarks.explain.roofline import Roofline
 from benchmarks.run.terminal import gib, known
 from benchmarks.search.candidates import layout_cells
 from benchmarks.search.ranking import Candidate, best_per_layout
+from benchmarks.simulate.program import LANES as REPLAYED
+from benchmarks.simulate.queues import Timeline
+from benchmarks.simulate.roofline import Roofline
 from strategies import Infeasible
 
 PARTS = ("compute", "memory", "network")
@@ -63,7 +63,7 @@ class Finding:
         if least:
             least = replace(least, compute_seconds=least.compute_seconds / (1 - self.candidate.cost.bubble))
         replayed: list[Any] = [columns.get(f"replay.{part}_seconds") for part in REPLAYED]
-        replay = None if None in replayed else Replay(*replayed)
+        replay = None if None in replayed else Timeline(dict(zip(REPLAYED, replayed, strict=True)))
         capacity = columns.get("chip.capacity_bytes") or self.chip.memory_bytes
         return ChipEstimate(needed, capacity, least, self.chip.flops_per_second, replay)
 

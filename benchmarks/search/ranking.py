@@ -14,10 +14,10 @@ from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.estimate import ChipEstimate
-from benchmarks.explain.roofline import Roofline, collective_bandwidth
 from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, first_per_layout
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.predicted import predict_seconds
+from benchmarks.simulate.roofline import Roofline, collective_bandwidth
 from strategies import Infeasible, MeshSpec
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan

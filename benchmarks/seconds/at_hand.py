@@ -8,9 +8,9 @@ from benchmarks.devices.gpus import GPU_KINDS
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.predicted import cost_of
-from benchmarks.explain.roofline import extents
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.predicted import predict_seconds
+from benchmarks.simulate.roofline import extents
 from strategies.mesh import Devices
 
 KINDS = {

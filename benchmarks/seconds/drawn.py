@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.replay import COMPUTE, EXPOSED, IDLE, MEMORY, Span
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.pipelined import passes, pipelined
 from benchmarks.seconds.predicted import StepSeconds
 from benchmarks.seconds.stack import NONE
 from benchmarks.seconds.timeline import Pass, added, scaled
+from benchmarks.simulate.queues import COMPUTE, EXPOSED, IDLE, MEMORY, Span
 from strategies.costs.predict import Cost
 
 PASSES = "passes"

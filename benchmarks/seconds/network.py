@@ -9,8 +9,8 @@ import numpy as np
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.roofline import Along, group_along, switch_bandwidth, torus_bandwidth, torus_dims
 from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.roofline import Along, group_along, switch_bandwidth, torus_bandwidth, torus_dims
 from strategies import MeshSpec
 from strategies.core.placement import Axes
 from strategies.core.traffic import Bytes

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.roofline import collective_bandwidth, extents, group_along
+from benchmarks.simulate.roofline import collective_bandwidth, extents, group_along
 from strategies import MeshSpec
 from strategies.mesh import all_axes, factorisations
 

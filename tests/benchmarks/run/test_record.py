@@ -10,11 +10,11 @@ from benchmarks.cases.case import Case
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
 from benchmarks.explain.memory import StepMemory
-from benchmarks.explain.roofline import Roofline
 from benchmarks.program.compiled import BETWEEN_KEYS
 from benchmarks.run.attribution import Attribution
 from benchmarks.run.interleaved import BlockTimes, Interval
 from benchmarks.run.record import COMPILED_KEYS, Record
+from benchmarks.simulate.roofline import Roofline
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 2, "float32", "dots")

@@ -56,7 +56,7 @@ def test_exposed_communication_is_that_of_the_replay_at_the_rates_of_the_machine
     assert entry.record.estimate
     assert entry.record.estimate.replay
     exposed = exposed_seconds(entry, published())
-    assert exposed == pytest.approx(entry.record.estimate.replay.exposed_seconds)
+    assert exposed == pytest.approx(entry.record.estimate.replay.parts["exposed"])
     half = exposed_seconds(entry, published().with_changes({"link_bandwidth": "0.5x"}))
     assert half is not None
     assert exposed is not None

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.explain.replay import IDLE
 from benchmarks.seconds.drawn import LANES, PASSES, drawn
 from benchmarks.seconds.machines import machine
 from benchmarks.seconds.pipelined import named
 from benchmarks.seconds.predicted import predict_seconds
+from benchmarks.simulate.queues import IDLE
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
 from tests.benchmarks.seconds.virtual import ITS

@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.roofline import Along
 from benchmarks.seconds.kernels import head, layer, tiles_filled
 from benchmarks.seconds.machine import RANGES
 from benchmarks.seconds.machines import machine, machine_names
@@ -15,6 +14,7 @@ from benchmarks.seconds.pipelined import pipelined
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.stack import MEGATRON, MESHMARK, MPT
 from benchmarks.seconds.timeline import LayerSeconds
+from benchmarks.simulate.roofline import Along
 from strategies import MeshSpec
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict

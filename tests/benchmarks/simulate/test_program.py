@@ -1,4 +1,4 @@
-"""The replay of a schedule, by hand: a matmul takes two seconds, and a gather three."""
+"""A compiled schedule is simulated as by hand: a matmul takes two seconds, and a gather three."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from benchmarks.devices.chips import CHIPS
-from benchmarks.explain.replay import Replay, replay
-from benchmarks.explain.roofline import links
 from benchmarks.program.compiled import read_program
 from benchmarks.program.schedule import Event
 from benchmarks.program.work import Work
+from benchmarks.simulate.program import replay
+from benchmarks.simulate.queues import Timeline
+from benchmarks.simulate.roofline import links
 from strategies import STRATEGIES, GPTConfig, TrainConfig
 from tests.benchmarks.explain.fragments import DONE, DOT, GATHER, H100S, LOOP, LOOPING, MATMUL, program
 from tests.strategies.quick import compiled
@@ -30,11 +31,16 @@ OTHER = GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "
 SYNCHRONOUS = GATHER.replace("-start", "").replace("(f32[8,16], f32[32,16])", "f32[32,16]")
 
 
-def times(found: Replay | None) -> tuple[float, ...]:
+def spent(found: Timeline) -> tuple[float, ...]:
+    """Seconds of compute, of memory traffic, exposed."""
+    return tuple(found.parts.get(part, 0.0) for part in ("compute", "memory", "exposed"))
+
+
+def times(found: Timeline | None) -> tuple[float, ...]:
     """Seconds of compute, of memory traffic and exposed."""
     assert found
     assert found.step_seconds == pytest.approx(max(each.begin_seconds + each.seconds for each in found.all_spans()))
-    return tuple(round(each, 9) for each in (found.compute_seconds, found.memory_seconds, found.exposed_seconds))
+    return tuple(round(each, 9) for each in spent(found))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_a_pipeline_stage_is_idle_in_its_bubble() -> None:
     """A bubble of a third adds half of the time in which the device computes."""
     found = replay(program(SYNCHRONOUS, DOT), H100S, CHIP, bubble=1 / 3)
     assert found
-    assert (found.exposed_seconds, found.idle_seconds, found.step_seconds) == pytest.approx((3, 1, 6))
+    assert (found.parts["exposed"], found.parts["idle"], found.step_seconds) == pytest.approx((3, 1, 6))
 
 
 def test_an_unscheduled_program_is_not_replayed() -> None:
@@ -151,5 +157,5 @@ def test_all_work_of_a_step_is_replayed(strategy: str, mesh: str, options: dict[
     chip = replace(CHIP, link_bytes_per_second=1.0)
     replayed = replay(found, step.mesh, chip)
     assert replayed
-    assert replayed.compute_seconds == pytest.approx(found.flops / chip.flops_per_second)
-    assert replayed.exposed_seconds == pytest.approx(found.sent_bytes)
+    assert replayed.parts["compute"] == pytest.approx(found.flops / chip.flops_per_second)
+    assert replayed.parts["exposed"] == pytest.approx(found.sent_bytes)

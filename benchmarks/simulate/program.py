@@ -1,0 +1,104 @@
+"""A compiled step, simulated in the order of its schedule.
+
+An instruction takes its FLOPs at the chip's peak or its bytes at the memory bandwidth, whichever is longer. A
+collective takes its links, and is waited for where the schedule says so. On a torus, permutes in opposite directions go
+side by side. A branch that is taken in 3 of 7 iterations takes 3/7 of its time in each of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jax.sharding import Mesh
+
+from benchmarks.devices.chips import Chip
+from benchmarks.program import schedule
+from benchmarks.program.collectives import Collective
+from benchmarks.program.compiled import Program
+from benchmarks.program.work import Work
+from benchmarks.simulate.queues import COMPUTE, EXPOSED, IDLE, MEMORY, Event, Item, Loop, Queues, Timeline, Wait
+from benchmarks.simulate.roofline import collective_bandwidth, links
+
+LANES = COMPUTE, MEMORY, EXPOSED, IDLE
+"""Parts of a simulated program, which are lanes of its picture."""
+
+
+def replay(program: Program, mesh: Mesh, chip: Chip, bubble: float = 0.0) -> Timeline | None:
+    """Simulate a compiled step; None if the program's text is not in schedule order.
+
+    Args:
+        program: the compiled step.
+        mesh: mesh of devices with coordinates and process indices.
+        chip: specifications of the devices.
+        bubble: fraction of the time for which a pipeline stage is idle.
+    """
+    if not program.scheduled:
+        return None
+    queues = Queues()
+    queues.run(Priced(mesh, chip).items(program.events))
+    busy = queues.finish().parts
+    working = busy.get(COMPUTE, 0.0) + busy.get(MEMORY, 0.0)
+    queues.run([Event(IDLE, working * bubble / (1 - bubble), name="pipeline bubble")])
+    return queues.finish()
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Events of a program on a chip."""
+
+    mesh: Mesh
+    chip: Chip
+
+    def items(self, events: Sequence[schedule.Event], share: float = 1.0, trips: int = 0) -> Iterator[Item]:
+        """Yield the events of a computation.
+
+        Args:
+            events: of the program, in order.
+            share: fraction of their time that they take.
+            trips: number of iterations of the loop around them; 0 outside of loops.
+        """
+        for event in events:
+            yield from map(Wait, event.waits_for)
+            for part in event.parts:
+                yield from self._part(part, share, trips)
+            if not event.parts:
+                yield from self._own(event.name, event.work, share)
+                yield from self._sent(event, share)
+
+    def _part(self, part: schedule.Part, share: float, trips: int) -> Iterator[Loop]:
+        inside = part.times if part.taken is None else 0
+        whole, fraction = divmod(part.mean_times(trips), 1)
+        if whole:
+            yield Loop(tuple(self.items(part.events, share, inside)), int(whole))
+        if fraction:
+            yield Loop(tuple(self.items(part.events, share * fraction, inside)), 1)
+
+    def _own(self, name: str, work: Work, share: float) -> Iterator[Event]:
+        """Compute and access memory. What only communicates accesses memory while it sends (`_sent`)."""
+        compute_seconds = share * work.flops / self.chip.flops_per_second
+        memory_seconds = share * work.memory_bytes / self.chip.memory_bytes_per_second
+        if compute_seconds > memory_seconds:
+            yield Event(COMPUTE, compute_seconds, name=name)
+        elif work.flops or not work.collectives:
+            yield Event(MEMORY, memory_seconds, name=name)
+
+    def _sent(self, event: schedule.Event, share: float) -> Iterator[Item]:
+        """The collectives of an instruction, which the device waits for together: at once, or by any of their names.
+
+        An instruction that also computes accesses memory while it computes, and others while they send.
+        """
+        work, labels = event.work, event.begins or (event.name,)
+        memory_seconds = 0 if work.flops else work.memory_bytes / self.chip.memory_bytes_per_second
+        for each in work.collectives:
+            bandwidth = collective_bandwidth(self.chip, self.mesh, each.kind, each.axes)
+            seconds = share * max(each.times * each.sent_bytes / bandwidth, memory_seconds)
+            yield Event(EXPOSED, seconds, self._queues(each), labels, f"{each.kind} over {','.join(each.axes)}")
+        if work.collectives and not event.begins:
+            yield Wait(event.name)
+
+    def _queues(self, each: Collective) -> tuple[str, ...]:
+        """The queues of a collective's links. On a torus a permute takes one direction of them; others take both."""
+        used = links(self.chip, self.mesh, each.axes)
+        if not self.chip.torus_dims:
+            return used
+        signs = "-+"[each.direction > 0] if each.direction else "-+"
+        return tuple(f"{link} {sign}" for link in used for sign in signs)

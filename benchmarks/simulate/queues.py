@@ -1,0 +1,189 @@
+"""The queue simulator: a device works through events in order, beside the queues of its links and of its host.
+
+An event takes the device's own queue, or others: of the links that a collective uses, or of the host that launches
+kernels. The device goes on while other queues work, and waits for an event of theirs where a `Wait` says so. Time that
+it waits counts as that event's part of the step. Each queue takes its events in the order in which they are issued.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+Parts = Mapping[str, float]
+"""Seconds by what they are spent on."""
+COMPUTE, MEMORY, EXPOSED, IDLE = "compute", "memory", "exposed", "idle"
+"""Lanes of the device's own queue: bound by compute, bound by memory, waiting for a collective, waiting for a stage."""
+
+
+class Event(NamedTuple):
+    """Something that takes time.
+
+    Attributes:
+        part: what its seconds on the device's own queue are spent on; of other queues' events, those that the device
+            waits for them.
+        seconds: how long it takes.
+        queues: that it takes, all at once, such as links; empty for the device's own.
+        labels: of other queues' events: names by which a `Wait` refers to it; empty if the device waits at once.
+        name: in a picture; by default `part`.
+    """
+
+    part: str
+    seconds: float
+    queues: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    name: str = ""
+
+
+class Wait(NamedTuple):
+    """The device waits for all events with a label."""
+
+    label: str
+
+
+class Loop(NamedTuple):
+    """Items that are repeated."""
+
+    items: "Sequence[Item]"
+    times: int
+
+
+Item = Event | Wait | Loop
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that happens in a lane: an event on a queue, or a wait.
+
+    Attributes:
+        lane: what the device's own queue spends its time on, or the name of another queue.
+        name: of the event.
+        begin_seconds: when it begins, from the start of the step.
+        seconds: how long it lasts.
+    """
+
+    lane: str
+    name: str
+    begin_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Spans of an iteration of a loop, and further iterations that are like it, one every `period_seconds`."""
+
+    spans: tuple["Span | Repeated", ...]
+    times: int
+    period_seconds: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A simulated step.
+
+    Attributes:
+        parts: seconds of the device's own queue by what they are spent on. They add up to the step.
+        spans: what happens when, in all lanes.
+    """
+
+    parts: Parts
+    spans: tuple[Span | Repeated, ...] = field(default=(), repr=False)
+
+    @property
+    def step_seconds(self) -> float:
+        """Time of the step."""
+        return sum(self.parts.values())
+
+    def all_spans(self) -> Iterator[Span]:
+        """All spans, with those of every iteration."""
+        return _unrolled(self.spans, 0.0)
+
+
+class Queues:
+    """A device with its queues.
+
+    Attributes:
+        now: seconds since the start of the step.
+        parts: seconds of the device's own queue by what they were spent on.
+        free: when each other queue has done all that it was given.
+        spans: what has happened.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.parts: dict[str, float] = {}
+        self.free: dict[str, float] = {}
+        self.spans: list[Span | Repeated] = []
+
+    def run(self, items: Iterable[Item]) -> None:
+        """Work through items in order."""
+        ends: dict[str, tuple[float, Event]] = {}
+        for item in items:
+            if isinstance(item, Loop):
+                self._loop(item)
+            elif isinstance(item, Wait):
+                self._wait(*ends[item.label])
+            elif not item.queues:
+                self._spend(item, item.seconds)
+            else:
+                begin = max(self.now, *(self.free.get(queue, 0.0) for queue in item.queues))
+                end = begin + item.seconds
+                for queue in item.queues:
+                    self.free[queue] = end
+                    self.spans.append(Span(queue, item.name or item.part, begin, item.seconds))
+                if not item.labels:
+                    self._wait(end, item)
+                for label in item.labels:
+                    if label not in ends or ends[label][0] < end:
+                        ends[label] = end, item
+
+    def finish(self) -> Timeline:
+        """Wait for all queues, and return what happened."""
+        self._wait(max(self.free.values(), default=0.0), Event(EXPOSED, 0.0, name="the last collectives"))
+        return Timeline(self.parts, tuple(self.spans))
+
+    def _wait(self, end: float, event: Event) -> None:
+        if end > self.now:
+            self._spend(event, end - self.now)
+
+    def _spend(self, event: Event, seconds: float) -> None:
+        if seconds:
+            self.spans.append(Span(event.part, event.name or event.part, self.now, seconds))
+            self.parts[event.part] = self.parts.get(event.part, 0.0) + seconds
+            self.now += seconds
+
+    def _loop(self, loop: Loop) -> None:
+        """Run iterations until one begins with the same queues busy as the one before did: all further are alike."""
+        before = None
+        for left in range(loop.times, 0, -1):
+            busy = {queue: round(free - self.now, 12) for queue, free in self.free.items() if free > self.now}
+            begin = self.now, dict(self.parts), len(self.spans), busy
+            if before and busy == before[-1]:
+                self._repeat(*before[:-1], left)
+                break
+            self.run(loop.items)
+            before = begin
+
+    def _repeat(self, begin: float, parts: Parts, spans: int, times: int) -> None:
+        """Repeat what has happened since an iteration began, when the device had spent `parts` and had `spans`."""
+        period = self.now - begin
+        self.spans.append(Repeated(tuple(self.spans[spans:]), times, period))
+        self.parts = {name: spent + times * (spent - parts.get(name, 0.0)) for name, spent in self.parts.items()}
+        self.free = {queue: free + times * period for queue, free in self.free.items()}
+        self.now += times * period
+
+
+def simulate(items: Iterable[Item]) -> Timeline:
+    """Run a device from idle queues to idle queues."""
+    queues = Queues()
+    queues.run(items)
+    return queues.finish()
+
+
+def _unrolled(spans: Iterable[Span | Repeated], later_seconds: float) -> Iterator[Span]:
+    """Spans with those of every iteration, so much later."""
+    for each in spans:
+        if isinstance(each, Span):
+            yield replace(each, begin_seconds=each.begin_seconds + later_seconds)
+        else:
+            for times in range(1, each.times + 1):
+                yield from _unrolled(each.spans, later_seconds + times * each.period_seconds)
