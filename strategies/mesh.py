@@ -1,4 +1,7 @@
-"""MeshSpec: a mesh as named axis sizes, spelled the same in test ids, records, plots and errors."""
+"""MeshSpec: a mesh as named axis sizes, spelled the same in test ids, records, plots and errors.
+
+This module needs no JAX. `device_mesh.py` makes a `jax.sharding.Mesh` of a spec.
+"""
 
 import math
 import re
@@ -8,11 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import jax
-from jax import lax
-from jax.sharding import AxisType, Mesh
-
-from strategies.backends.torus import arrange
 from strategies.infeasible import Infeasible, divisors
 from strategies.schema import require_types
 
@@ -129,83 +127,6 @@ class MeshSpec:
             ('tensor',)
         """
         return tuple(axis for axis in axes if self.sizes.get(axis, 1) > 1)
-
-    def over(self, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
-        """Make a `jax.sharding.Mesh` with the given axes. An axis that the spec leaves out has size one.
-
-        Chips of a torus are arranged so that those along an axis are neighbours if possible (backends/torus.py).
-
-        Args:
-            axes: names of the axes of the mesh, outermost first.
-            devices: exactly as many as the mesh has; by default the first of `jax.devices()`.
-
-        Raises:
-            Infeasible: the spec has an axis that is not in `axes`, JAX has too few devices, or those that are given are
-                no devices, repeat, or differ in number from the mesh.
-        """
-        if unknown := [name for name in self.sizes if name not in axes]:
-            raise Infeasible(f"mesh {self} has the axis {unknown[0]}; it can be {', '.join(axes)}")
-        if devices is None:
-            self._require_available()
-            devices = first_devices(self.size)
-        if not isinstance(devices, Sequence) or not all(hasattr(device, "device_kind") for device in devices):
-            raise Infeasible(f"devices={reprlib.repr(devices)}; give a list of devices, as jax.devices()[:{self.size}]")
-        if len(devices) != self.size:
-            problem = f"mesh {self} takes {self.size} devices and {len(devices)} are given"
-            raise Infeasible(f"{problem}; change the mesh, the devices given, or JAX_NUM_CPU_DEVICES for virtual ones")
-        if len({id(device) for device in devices}) < len(devices):
-            raise Infeasible(f"devices={reprlib.repr(devices)} has a device twice; each can be there once")
-        shape = tuple(self.sizes.get(name, 1) for name in axes)
-        return Mesh(arrange(devices, shape, axes), tuple(axes), axis_types=(AxisType.Auto,) * len(shape))
-
-    def _require_available(self) -> None:
-        """Check that JAX has enough devices.
-
-        Raises:
-            Infeasible: there are too few; on CPUs the message says how to get more virtual ones.
-        """
-        available = jax.devices()
-        if len(available) >= self.size:
-            return
-        problem = f"mesh {self} takes {self.size} devices and JAX has {len(available)}"
-        if available[0].platform == "cpu":
-            way_out = f"start Python with JAX_NUM_CPU_DEVICES={self.size} in the environment, or call"
-            call = f'jax.config.update("jax_num_cpu_devices", {self.size})'
-            raise Infeasible(f"{problem}; {way_out} {call} before anything else of JAX: the first use fixes the number")
-        raise Infeasible(f"{problem}; take a smaller mesh")
-
-
-def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
-    """The first `count` devices of `devices`, by default of `jax.devices()`.
-
-    With several processes each contributes equally many, ordered by process. A single device is local, so that it
-    computes without the other processes.
-
-    Raises:
-        Infeasible: the number of processes does not divide `count`.
-    """
-    devices = jax.devices() if devices is None else devices
-    processes = sorted({device.process_index for device in devices})
-    if count == 1:
-        return [device for device in devices if device.process_index == jax.process_index()][:1]
-    if count % len(processes):
-        few = f"{len(processes)} processes do not have equal parts of {count} devices"
-        raise Infeasible(f"{few}; take one device, or a multiple of {len(processes)}")
-    each = count // len(processes)
-    return [
-        device
-        for process in processes
-        for device in [device for device in devices if device.process_index == process][:each]
-    ]
-
-
-def mark_varying(tree: Any, axes: str | tuple[str, ...]) -> Any:
-    """Mark arrays as varying over mesh axes, inside `jax.shard_map`. The values do not change.
-
-    Autodiff sums the gradients of an array over the axes along which it does not vary. The gradients of a marked array
-    stay separate, one for each device, until a strategy sums them.
-    """
-    return jax.tree.map(lambda array: lax.pcast(array, axes, to="varying"), tree)
 
 
 def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:

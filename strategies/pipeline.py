@@ -35,7 +35,7 @@ from strategies.core.axis import Axis
 from strategies.core.gradients import cast
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.mesh import mark_varying
+from strategies.device_mesh import mark_varying
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.layer_passes import Leaves, Result
 from strategies.model.weights import Weights

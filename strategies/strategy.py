@@ -19,6 +19,7 @@ from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import Plan
 from strategies.core.train_step import assemble
+from strategies.device_mesh import device_mesh
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec, factorisations
 from strategies.names import in_a_line
@@ -123,10 +124,9 @@ class Strategy:
         return replace(step, xla_options=xla_options(device, self.name, step.train))
 
     def _composed(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None) -> Step:
-        device_mesh = mesh.over(self.axis_names, devices)
-        device = device_mesh.devices.flat[0]
-        plan = Plan.of(self.axes, config, mesh, train, backend_of(device))
-        return assemble(plan, device_mesh, self.implement(plan, device_mesh))
+        arranged = device_mesh(mesh, self.axis_names, devices)
+        plan = Plan.of(self.axes, config, mesh, train, backend_of(arranged.devices.flat[0]))
+        return assemble(plan, arranged, self.implement(plan, arranged))
 
     def _made(self, *arguments: Any) -> Step:
         assert self.make_step

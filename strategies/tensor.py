@@ -38,8 +38,8 @@ from strategies.core.axis import Axis
 from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
+from strategies.device_mesh import mark_varying
 from strategies.infeasible import Infeasible, legal, require_divides
-from strategies.mesh import mark_varying
 from strategies.model.gpt import map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights

@@ -12,7 +12,8 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for, platform_of
 from strategies.config import Dtype, Remat
 from strategies.core.plan import Plan
-from strategies.mesh import Devices, first_devices
+from strategies.device_mesh import first_devices
+from strategies.mesh import Devices
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")

@@ -11,6 +11,7 @@ from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
 from strategies.backends.topologies import DEVICES_PER_CHIP
 from strategies.backends.torus import in_rings
+from strategies.device_mesh import device_mesh
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ def topology_mesh(topology: Topology, spec: MeshSpec) -> Mesh:
     ordered by host.
     """
     if topology.chip and topology.compiler_version:
-        return spec.over(tuple(spec.sizes), topology.devices())
+        return device_mesh(spec, tuple(spec.sizes), topology.devices())
     positions = [
         DevicePosition(coords, coords[0] if topology.hosts > 1 else 0, topology.device_kind)
         for coords in np.ndindex(topology.shape)

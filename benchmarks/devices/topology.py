@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import jax
-from jax.experimental import topologies
-
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_TARGET, GPUS
 from strategies.mesh import Devices
@@ -130,6 +127,8 @@ class Topology:
         Raises:
             ValueError: the compiler is not installed.
         """
+        import jax  # late: reading a topology needs no JAX
+
         jax.config.update("jax_platforms", CPU)
         if self.platform == CPU:
             jax.config.update("jax_num_cpu_devices", math.prod(self.shape))
@@ -204,6 +203,9 @@ def balanced_factors(number: int, dims: int) -> tuple[int, ...]:
 
 @functools.cache
 def _devices(topology: Topology) -> Devices:
+    import jax  # late, as in `prepare`
+    from jax.experimental import topologies
+
     chip = topology.chip
     if chip is None:
         wanted, available = math.prod(topology.shape), jax.devices(CPU)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
-from strategies.mesh import mark_varying
+from strategies.device_mesh import mark_varying
 from strategies.model.gpt import map_weights, spec_tree
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import LossTerms, Tokens

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from strategies.mesh import mark_varying
+from strategies.device_mesh import mark_varying
 from strategies.model.weights import Weights
 
 

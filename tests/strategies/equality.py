@@ -32,7 +32,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.mesh import first_devices
+from strategies.device_mesh import first_devices
 from tests.strategies.quick import compiled
 
 STEPS = 3

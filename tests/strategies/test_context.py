@@ -15,6 +15,7 @@ from benchmarks.program.compiled import read_program
 from strategies import GPTConfig, Infeasible, MeshSpec, Strategy, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
 from strategies.costs.predict import predict
+from strategies.device_mesh import device_mesh
 from strategies.model.attention import QKV, causal_attention, ring_attention, zigzag
 from strategies.single import SINGLE
 from tests.strategies.quick import compiled, jit
@@ -30,7 +31,7 @@ WHOLE, SPLIT = P(), P("context")
 
 def around(function, devices, outputs=WHOLE):
     """Map a function over the devices of a ring, to each of which whole arrays are passed."""
-    mesh = MeshSpec.parse(f"context={devices}").over(("context",), jax.devices()[:devices])
+    mesh = device_mesh(MeshSpec.parse(f"context={devices}"), ("context",), jax.devices()[:devices])
     return jax.shard_map(function, mesh=mesh, in_specs=WHOLE, out_specs=outputs, check_vma=False)
 
 

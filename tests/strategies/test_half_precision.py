@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from strategies import STRATEGIES, MeshSpec, TrainConfig
-from strategies.mesh import first_devices
+from strategies.device_mesh import first_devices
 from strategies.model import mlp, part, self_attention
 from tests.strategies.equality import CONFIG, ROUNDING, ROUNDOFF, TRAIN, assert_equal, single, train
 from tests.strategies.quick import compiled

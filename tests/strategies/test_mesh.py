@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from strategies import STRATEGIES, Infeasible, MeshSpec
+from strategies.device_mesh import device_mesh
 from strategies.mesh import all_axes, factorisations
 
 
@@ -48,10 +49,10 @@ def test_a_mesh_leaves_no_device_unused_and_needs_none_that_is_not_there(text, g
     """A mesh of another size than the devices given is refused, never trimmed."""
     mesh = MeshSpec.parse(text)
     with pytest.raises(Infeasible, match=f"mesh {text} takes {mesh.size} devices and {given} are given"):
-        mesh.over(all_axes(), jax.devices()[:given])
+        device_mesh(mesh, all_axes(), jax.devices()[:given])
 
 
 def test_an_axis_that_a_strategy_does_not_use_is_refused():
     """A mesh axis that a strategy does not have is refused, because devices along it would repeat the same work."""
     with pytest.raises(Infeasible, match="mesh tensor=8 has the axis tensor; it can be fsdp"):
-        MeshSpec.parse("tensor=8").over(STRATEGIES["fsdp"].axis_names)
+        device_mesh(MeshSpec.parse("tensor=8"), STRATEGIES["fsdp"].axis_names)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from strategies.device_mesh import first_devices
 from strategies.infeasible import Infeasible
-from strategies.mesh import first_devices
 from tests.processes import run_together
 from tests.strategies.equality import TRAIN
 from tests.strategies.test_step import WIDEST

@@ -7,6 +7,7 @@ import pytest
 
 from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
+from strategies.device_mesh import device_mesh
 from strategies.pipelining.schedules import SCHEDULES
 
 TINY = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=8)
@@ -22,15 +23,15 @@ def test_a_mesh_can_be_its_text() -> None:
 
 def test_a_small_mesh_takes_the_first_devices() -> None:
     """A mesh smaller than the devices there are takes the first ones."""
-    assert list(MeshSpec.parse("data=1").over(("data",)).devices.flat) == jax.devices()[:1]
-    assert list(MeshSpec.parse("data=4").over(("data",)).devices.flat) == jax.devices()[:4]
+    assert list(device_mesh(MeshSpec.parse("data=1"), ("data",)).devices.flat) == jax.devices()[:1]
+    assert list(device_mesh(MeshSpec.parse("data=4"), ("data",)).devices.flat) == jax.devices()[:4]
 
 
 def test_a_large_mesh_is_refused_with_a_way_to_more_devices() -> None:
     """A mesh larger than the devices there are raises Infeasible and says how to get more virtual ones."""
     message = r'mesh data=16 takes 16 devices and JAX has 8; .*JAX_NUM_CPU_DEVICES=16 .*"jax_num_cpu_devices", 16\)'
     with pytest.raises(Infeasible, match=message):
-        MeshSpec.parse("data=16").over(("data",))
+        device_mesh(MeshSpec.parse("data=16"), ("data",))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core import sizes
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import predict
-from strategies.mesh import first_devices
+from strategies.device_mesh import first_devices
 from strategies.model.block import Block
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies import equality

@@ -11,6 +11,7 @@ from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.roofline import collective_bandwidth, extents, group_along
 from strategies import MeshSpec
+from strategies.device_mesh import device_mesh
 from strategies.mesh import all_axes, factorisations
 
 V5P = Topology.parse("v5p:4x4x4")
@@ -93,7 +94,7 @@ def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
     topology = Topology.parse(text)
     assert len(topology.devices()) == device_count(topology)
     for spec in factorisations(all_axes(), device_count(topology)):
-        mesh = spec.over(all_axes(), topology.devices())
+        mesh = device_mesh(spec, all_axes(), topology.devices())
         assert dict(mesh.shape) == {axis: spec.sizes.get(axis, 1) for axis in all_axes()}
         assert {device.id for device in mesh.devices.flat} == {device.id for device in topology.devices()}
 
@@ -101,13 +102,13 @@ def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
 def test_an_axis_may_have_a_part_of_a_dim(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where `jax.make_mesh` refuses to split a dim of the torus, the mesh is made without it."""
     spec = MeshSpec.parse("data=4,tensor=2")
-    usual = spec.over(("data", "tensor"), jax.devices()[:8])
+    usual = device_mesh(spec, ("data", "tensor"), jax.devices()[:8])
 
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError("Failed to find assignment for logical_axis_index 1 of size 2")
 
     monkeypatch.setattr(jax, "make_mesh", refuse)
-    assert spec.over(("data", "tensor"), jax.devices()[:8]) == usual
+    assert device_mesh(spec, ("data", "tensor"), jax.devices()[:8]) == usual
 
 
 def test_a_placed_mesh_has_every_device() -> None:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import read_program
 from strategies import MeshSpec
+from strategies.device_mesh import device_mesh
 
 MESH = {"data": 2, "tensor": 4}
 BOTH = ("data", "tensor")
@@ -25,7 +26,7 @@ def text_of(lowered: jax.stages.Lowered) -> str:
 
 def compiled(function: Callable[..., Any], *shapes: tuple[int, ...]) -> str:
     """Compile a function of float32 arrays for eight devices, each with its own arrays."""
-    mesh, spec = MeshSpec(tuple(MESH.items())).over(BOTH, jax.devices()[:8]), PartitionSpec(BOTH)
+    mesh, spec = device_mesh(MeshSpec(tuple(MESH.items())), BOTH, jax.devices()[:8]), PartitionSpec(BOTH)
     spread = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     arrays = [jax.ShapeDtypeStruct((8 * rows, *rest), jnp.float32) for rows, *rest in shapes]
     return text_of(jax.jit(spread).lower(*arrays))

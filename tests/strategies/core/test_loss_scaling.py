@@ -18,7 +18,7 @@ import pytest
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec, State
 from strategies.costs.predict import predict
-from strategies.mesh import first_devices
+from strategies.device_mesh import first_devices
 from tests.strategies.costs.steps import by_axes, sent
 from tests.strategies.equality import (
     CONFIG,

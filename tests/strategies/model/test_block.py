@@ -18,7 +18,7 @@ from benchmarks.seconds.predicted import predict_seconds
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig, checkpoints
 from strategies.costs.overview import asked_overview
 from strategies.costs.predict import predict
-from strategies.mesh import first_devices
+from strategies.device_mesh import first_devices
 from strategies.model.block import BLOCKS
 from strategies.model.gpt import flops_per_token, param_count
 from strategies.model.weights import vector

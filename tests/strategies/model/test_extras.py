@@ -9,7 +9,7 @@ import pytest
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec
 from strategies.costs.predict import predict
-from strategies.mesh import first_devices
+from strategies.device_mesh import first_devices
 from strategies.model.block import BLOCKS, Block
 from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, sent

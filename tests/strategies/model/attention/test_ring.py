@@ -23,7 +23,7 @@ from strategies.config import Attention, Remat
 from strategies.core import sizes
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import Cost, predict
-from strategies.mesh import first_devices
+from strategies.device_mesh import first_devices
 from strategies.model.attention import QKV, causal, cudnn, kernel_for, ring_attention, zigzag
 from strategies.model.attention.dense import attend
 from strategies.model.block import Block
