@@ -76,26 +76,41 @@ class Schedule:
         Raises:
             ValueError: operations wait for each other.
         """
-        ends: dict[tuple[int, Op], float] = {}
         starts: dict[tuple[int, Op], float] = {}
+        free_at, ends = [0.0] * self.stages, [0.0]
+        for stage, op, need in self.sequence:
+            start = starts[stage, op] = max(free_at[stage], ends[need])
+            free_at[stage] = start + duration(stage, op)
+            ends.append(free_at[stage])
+        return starts
+
+    @cached_property
+    def sequence(self) -> tuple[tuple[int, Op, int], ...]:
+        """Stage, operation, and the number of the one that it needs, counted from 1; 0 for none. Each follows its need.
+
+        Raises:
+            ValueError: operations wait for each other.
+        """
+        found: list[tuple[int, Op, int]] = []
+        numbers: dict[tuple[int, Op], int] = {}
         remaining = [list(reversed(order)) for order in self.orders]
-        free_at = [0.0] * self.stages
         waiting: dict[tuple[int, Op], int] = {}
         ready = list(range(self.stages))
         while ready:
             stage = ready.pop()
             while ops := remaining[stage]:
                 key, need = (stage, ops[-1]), self.needs(stage, ops[-1])
-                if need not in ends and need != key:
+                if need not in numbers and need != key:
                     waiting[need] = stage
                     break
-                starts[key] = max(free_at[stage], ends.get(need, 0.0))
-                free_at[stage] = ends[key] = starts[key] + duration(stage, ops.pop())
+                found.append((*key, numbers.get(need, 0)))
+                numbers[key] = len(found)
+                ops.pop()
                 if key in waiting:
                     ready.append(waiting.pop(key))
         if stuck := [ops[-1] for ops in remaining if ops]:
             raise ValueError(f"{self.name}: {stuck} wait for each other")
-        return starts
+        return tuple(found)
 
     @cached_property
     def table(self) -> tuple[tuple[Op | None, ...], ...]:
