@@ -45,13 +45,14 @@ class SchemaError(ValueError):
     """A value or a file is not of its schema. The message is one line: the place, the value, and what it can be."""
 
 
-def checked(value: Any, kind: type[T] | Any, where: str) -> T:
+def checked(value: Any, kind: type[T] | Any, where: str, *, texts: bool = False) -> T:
     """Return a value as its type, which may be a `msgspec.Struct` or any annotation.
 
     Args:
         value: of JSON types.
         kind: the type; lists of fields become structs, and lists become tuples where it says so.
         where: the file, or what the value is, for the message.
+        texts: whether numbers and truths may be texts, as the cells of a table are.
 
     Raises:
         SchemaError: it is of another type or out of range.
@@ -63,7 +64,7 @@ def checked(value: Any, kind: type[T] | Any, where: str) -> T:
     strategies.schema.SchemaError: run.json: samples[1] is -1; it must be a number of at least 0
     """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=not texts)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
         path = path.removesuffix("`")

@@ -35,6 +35,8 @@ def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
     >>> errors_of([1.1, 2.0, 3.3], [1.0, 2.0, 3.0])._replace(mean=0, bias=0, median=0)
     Errors(runs=3, mean=0, median=0, bias=0, rank_correlation=1.0, regret=0.0)
     """
+    from scipy.stats import spearmanr  # takes as long to import as most commands to run
+
     guess, truth = np.asarray(predicted, float), np.asarray(measured, float)
     error = guess / truth - 1
     ranked = len(guess) >= LEAST_RANKED and np.ptp(guess) > 0 and np.ptp(truth) > 0
@@ -43,26 +45,6 @@ def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
         float(np.abs(error).mean()),
         float(np.median(np.abs(error))),
         float(error.mean()),
-        rank_correlation(guess, truth) if ranked else None,
+        float(spearmanr(guess, truth).statistic) if ranked else None,  # pyright: ignore[reportAttributeAccessIssue]
         float(truth[guess.argmin()] / truth.min() - 1),
     )
-
-
-def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Spearman's rank correlation; equal values share the mean of their ranks.
-
-    >>> float(round(rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([3.0, 1.0, 2.0])), 3))
-    -0.5
-    """
-    return float(np.corrcoef(ranks(first), ranks(second))[0, 1])
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs.
-
-    >>> ranks(np.array([10.0, 20.0, 10.0])).tolist()
-    [1.5, 3.0, 1.5]
-    """
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = counts.cumsum()
-    return (ends - (counts - 1) / 2)[inverse]

@@ -7,37 +7,84 @@ a step.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from benchmarks.devices.topology import CLOUD_NAMES, Topology
-from benchmarks.seconds.cells import (
-    DTYPES,
-    RECOMPUTED,
-    SHARDED,
-    TRUTHS,
-    Row,
-    device,
-    named,
-    schedule,
-    seconds,
-    text,
-    told,
-    whole,
-)
 from benchmarks.seconds.stack import MEGATRON, MPT, Stack
 from strategies import zero
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
+from strategies.schema import Count, SchemaError, checked
 from strategies.three_d import THREE_D
 
-COLUMNS = (
-    *("stack", "device", "devices", "devices_per_host", "layers", "embed", "heads", "mlp", "vocab", "sequence"),
-    *("batch_size", "microbatches", "data", "fsdp", "tensor", "pipeline", "schedule", "recompute"),
-    *("sequence_parallel", "optimizer_sharded", "dtype"),
-)
-"""Columns that a row needs. `step_seconds`, `source`, `microbatch_size` and `chunks` are read where there are such."""
+Row = Mapping[str, Any]
+"""A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
 AXES = "data", "fsdp", "pipeline", "tensor"
+STACK_OF = {MEGATRON.name: MEGATRON, "Megatron-DeepSpeed": MEGATRON, MPT.name: MPT}
+REMAT = {"full": "full", "selective": "dots", "none": "none"}
+
+
+class Published(msgspec.Struct, frozen=True):
+    """The columns of a row. Empty cells have defaults, if there are any.
+
+    Attributes:
+        microbatch_size: sequences of a microbatch on one replica, to check the others.
+        recompute: "selective" recomputes attention.
+        optimizer_sharded: which of ZeRO's stages is used along the data and fsdp axes.
+        chunks: model chunks on a pipeline stage, with the interleaved schedule.
+        step_seconds: measured.
+    """
+
+    stack: str
+    device: str
+    devices: Count
+    devices_per_host: Count
+    layers: Count
+    embed: Count
+    heads: Count
+    mlp: Count
+    vocab: Count
+    sequence: Count
+    batch_size: Count
+    microbatches: Count
+    data: Count
+    fsdp: Count
+    tensor: Count
+    pipeline: Count
+    recompute: Literal["full", "selective", "none"]
+    sequence_parallel: bool
+    optimizer_sharded: Literal["none", "zero1", "zero2", "zero3"]
+    dtype: Literal["float16", "bfloat16"]
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
+    chunks: Count = 1
+    microbatch_size: Count | None = None
+    step_seconds: Annotated[float, Meta(ge=1e-6, le=1e7)] | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> "Published":
+        """The columns of a row.
+
+        Raises:
+            Infeasible: a cell is missing or cannot be read.
+        """
+        try:
+            return checked({name: cell for name, cell in row.items() if cell != ""}, cls, "the row", texts=True)
+        except SchemaError as error:
+            raise Infeasible(str(error)) from None
+
+    @property
+    def kind(self) -> str:
+        """The kind of devices, as machine files name it."""
+        return self.device.lower()
+
+
+COLUMNS = tuple(field.name for field in msgspec.structs.fields(Published) if field.required)
+"""Columns that a table needs."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +110,17 @@ def run_of(row: Row) -> Run:
     Raises:
         Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
-    stack = stack_of(row)
-    names = "layers", "embed", "heads", "vocab", "sequence", "mlp"
-    layers, embed, heads, vocab, sequence, mlp = (whole(row, name) for name in names)
-    config = GPTConfig(layers, embed, heads, vocab, sequence, mlp)
-    sizes = sizes_of(row)
-    cost = cost_of(row, sizes, config, training_of(row, stack))
-    require_batch(row, sizes)
-    return Run(cost, topology_of(row), stack, seconds(row, "step_seconds"))
+    told = Published.of(row)
+    if told.stack not in STACK_OF:
+        raise Infeasible(f"the kernels of stack {told.stack!r} are not known; known are {', '.join(STACK_OF)}")
+    stack, sizes = STACK_OF[told.stack], sizes_of(told)
+    config = GPTConfig(told.layers, told.embed, told.heads, told.vocab, told.sequence, told.mlp)
+    cost = cost_of(told, sizes, config, training_of(told, stack))
+    require_batch(told, sizes["data"] * sizes["fsdp"])
+    return Run(cost, topology_of(told), stack, told.step_seconds)
 
 
-def cost_of(row: Row, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> Cost:
+def cost_of(told: Published, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> Cost:
     """The step of a row by formulas.
 
     Weights whose optimizer is sharded over data are gathered in the compute dtype, and updated in float32.
@@ -82,7 +129,7 @@ def cost_of(row: Row, sizes: Mapping[str, int], config: GPTConfig, train: TrainC
         Infeasible: the formulas do not know such a step.
     """
     mesh = MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
-    strategy, sharded = strategy_of(row, sizes), sharded_of(row)
+    strategy, sharded = strategy_of(told, sizes), told.optimizer_sharded
     if mesh.sizes.get("data", 1) == 1 or sharded not in ("zero1", "zero2"):
         return predict(strategy, config, mesh, train, "cuda")
     train = replace(train, master="float32")
@@ -95,99 +142,67 @@ def cost_of(row: Row, sizes: Mapping[str, int], config: GPTConfig, train: TrainC
     return predict_axes((data, *others), config, mesh, train, "cuda")
 
 
-def topology_of(row: Row) -> Topology:
+def topology_of(told: Published) -> Topology:
     """The devices of a row. The last host may not be full.
 
     Raises:
         Infeasible: such devices are not known.
     """
-    devices, per_host = whole(row, "devices"), whole(row, "devices_per_host")
-    kind = device(row)
+    hosts = math.ceil(told.devices / told.devices_per_host)
     try:
-        return Topology(CLOUD_NAMES.get(kind, kind), (math.ceil(devices / per_host), min(devices, per_host)))
+        return Topology(CLOUD_NAMES.get(told.kind, told.kind), (hosts, min(told.devices, told.devices_per_host)))
     except ValueError as error:
         raise Infeasible(str(error)) from error
 
 
-def stack_of(row: Row) -> Stack:
-    """The software of a row.
-
-    Raises:
-        Infeasible: its kernels are not known here.
-    """
-    name = text(row, "stack")
-    if "megatron" in name:
-        return MEGATRON
-    if "fsdp" in name or "mpt" in name:
-        return MPT
-    raise Infeasible(
-        f"the kernels of stack {told(row, 'stack')} are not known; known are {MEGATRON.name} and {MPT.name}"
-    )
-
-
-def sharded_of(row: Row) -> str:
-    """What a row shards besides the batch: "zero1", "zero2", "zero3", or "" for nothing.
-
-    A row that only says yes means zero3 with an fsdp axis, and otherwise Megatron-LM's distributed optimizer, zero1.
-    """
-    whole_yes = "zero3" if whole(row, "fsdp", 1) > 1 else "zero1"
-    names = {name: whole_yes if true else "" for name, true in TRUTHS.items()}
-    return named(row, "optimizer_sharded", {**names, **SHARDED})
-
-
-def sizes_of(row: Row) -> dict[str, int]:
+def sizes_of(told: Published) -> dict[str, int]:
     """Sizes of the mesh axes. What shards parameters is called fsdp here, and what shards less is called data.
 
     Raises:
         Infeasible: their product is not the number of devices.
     """
-    sizes = {axis: whole(row, axis, 1) for axis in AXES}
-    if (size := math.prod(sizes.values())) != (devices := whole(row, "devices")):
-        raise Infeasible(f"{sizes} are {size} devices, and the row has {devices}")
-    sharded = sharded_of(row)
-    if sharded == "zero3" and sizes["fsdp"] == 1:
-        return {**sizes, "data": 1, "fsdp": sizes["data"]}
-    if sharded != "zero3":
-        return {**sizes, "data": sizes["data"] * sizes["fsdp"], "fsdp": 1}
-    return sizes
+    sizes: dict[str, int] = {axis: getattr(told, axis) for axis in AXES}
+    if (size := math.prod(sizes.values())) != told.devices:
+        raise Infeasible(f"{sizes} are {size} devices, and the row has {told.devices}")
+    if told.optimizer_sharded != "zero3":
+        return {**sizes, "data": told.data * told.fsdp, "fsdp": 1}
+    return {**sizes, "data": 1, "fsdp": told.data} if told.fsdp == 1 else sizes
 
 
-def require_batch(row: Row, sizes: dict[str, int]) -> None:
+def require_batch(told: Published, replicas: int) -> None:
     """Refuse a row whose batch is not its microbatches on all replicas: a column means something else there.
 
     Raises:
         Infeasible: it is not.
     """
-    replicas, parts = sizes["data"] * sizes["fsdp"], whole(row, "microbatches")
-    each = whole(row, "microbatch_size", max(1, whole(row, "batch_size") // (parts * replicas)))
-    if each * parts * replicas != whole(row, "batch_size"):
-        problem = f"{parts} microbatches of {each} on {replicas} replicas are {each * parts * replicas} sequences"
-        raise Infeasible(f"{problem}, and batch_size is {whole(row, 'batch_size')}")
+    each = told.microbatch_size or max(1, told.batch_size // (told.microbatches * replicas))
+    if (batch := each * told.microbatches * replicas) != told.batch_size:
+        problem = f"{told.microbatches} microbatches of {each} on {replicas} replicas are {batch} sequences"
+        raise Infeasible(f"{problem}, and batch_size is {told.batch_size}")
 
 
-def strategy_of(row: Row, sizes: Mapping[str, int]) -> str:
+def strategy_of(told: Published, sizes: Mapping[str, int]) -> str:
     """The strategy that spreads a step as the row says, but for an optimizer that is sharded beside other axes."""
-    axes, sharded = {axis for axis, size in sizes.items() if size > 1}, sharded_of(row)
+    axes = {axis for axis, size in sizes.items() if size > 1}
     if not axes:
         return "single"
-    if axes == {"data"} and sharded in ("zero1", "zero2"):
-        return sharded
+    if axes == {"data"} and told.optimizer_sharded in ("zero1", "zero2"):
+        return told.optimizer_sharded
     if len(axes) == 1:
         return axes.pop()
     return "hsdp" if axes == {"data", "fsdp"} else "three_d"
 
 
-def training_of(row: Row, stack: Stack) -> TrainConfig:
+def training_of(told: Published, stack: Stack) -> TrainConfig:
     """The training options of a row. Its stack decides what overlaps."""
-    name, chunks = schedule(row)
     return TrainConfig(
-        whole(row, "batch_size"),
-        whole(row, "microbatches"),
-        dtype=named(row, "dtype", DTYPES),
-        remat=named(row, "recompute", RECOMPUTED),
-        schedule=name,  # pyright: ignore[reportArgumentType]: one of SCHEDULES
-        chunks=max(2, chunks),
-        sequence_parallel=named(row, "sequence_parallel", TRUTHS),
+        told.batch_size,
+        told.microbatches,
+        dtype=told.dtype,
+        remat=REMAT[told.recompute],  # pyright: ignore[reportArgumentType]: a value of the option
+        schedule=told.schedule,
+        chunks=max(2, told.chunks),
+        sequence_parallel=told.sequence_parallel,
         reduce_dtype=stack.reduce_dtype,
         reduce="step",
         prefetch="off",

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GB
-from benchmarks.seconds.cells import NOTHING, Row, device, text
 from benchmarks.seconds.judging import Errors, errors_of
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import UnknownMachine, machine_for
 from benchmarks.seconds.memory import held_bytes
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
-from benchmarks.seconds.published import AXES, COLUMNS, Run, run_of
+from benchmarks.seconds.published import AXES, COLUMNS, Published, Row, Run, run_of
 from benchmarks.seconds.timeline import Timeline
 from strategies.files import read_table
 from strategies.infeasible import Infeasible
@@ -70,7 +69,7 @@ def predicted_rows(rows: Iterable[Row], machine: Machine | None = None) -> list[
 def _predicted(row: Row, machine: Machine | None) -> Predicted:
     try:
         run = run_of(row)
-        its = machine or machine_for(device(row), run.stack.name, run.topology.hosts)
+        its = machine or machine_for(Published.of(row).kind, run.stack.name, run.topology.hosts)
         if its.stack != run.stack:
             raise UnknownMachine(f"machine {its.name} is of {its.stack.name}, and the row of {run.stack.name}")
     except (Infeasible, UnknownMachine, ValueError) as error:
@@ -121,8 +120,7 @@ def mesh_of(row: Row) -> str:
     >>> mesh_of({"data": "8", "fsdp": "", "pipeline": "1", "tensor": "many"})
     'data=8,tensor=many'
     """
-    sizes = {axis: text(row, axis) for axis in AXES}
-    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size not in (*NOTHING, "1")) or "one device"
+    return ",".join(f"{axis}={row[axis]}" for axis in AXES if row[axis] not in ("", "1")) or "one device"
 
 
 def work_of(row: Row) -> str:

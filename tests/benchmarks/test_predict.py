@@ -122,63 +122,42 @@ WRONG = {
     "devices": ({"devices": "63"}, "are 64 devices, and the row has 63"),
     "microbatches": ({"microbatches": "3"}, "microbatches=3 does not divide batch_size=512"),
     "stages": ({"pipeline": "64", "data": "1"}, "30 layers are too few for 64 parts of a pipeline"),
-    "recompute": ({"recompute": "some"}, "recompute='some' is not known; it can be full, "),
-    "dtype": ({"dtype": "int8"}, "dtype='int8' is not known; it can be float16, "),
-    "no number": ({"layers": "many"}, "layers='many'; it must be a whole number of at least 1"),
-    "no whole number": ({"layers": "2.5"}, "layers='2.5'; it must be a whole number of at least 1"),
-    "a decimal comma": (
-        {"step_seconds": "3,5"},
-        "step_seconds='3,5'; it must be seconds from 1e-06 to 1e+07",
-    ),
-    "no thousands": ({"vocab": "51,20"}, "vocab='51,20'; it must be a whole number of at least 1, such as 51,200"),
-    "no seconds": ({"step_seconds": "0"}, "step_seconds='0'; it must be seconds"),
-    "nothing": ({"heads": ""}, "heads=''; it must be a whole number of at least 1"),
-    "no hosts": ({"devices_per_host": "0"}, "devices_per_host='0'; it must be a whole number of at least 1"),
-    "schedule": ({"schedule": "foo"}, "schedule='foo' is not known"),
+    "recompute": ({"recompute": "some"}, "recompute is 'some'; it can be full, selective, none"),
+    "dtype": ({"dtype": "int8"}, "dtype is 'int8'; it can be float16, bfloat16"),
+    "no number": ({"layers": "many"}, "layers is 'many'; it must be a whole number"),
+    "no whole number": ({"layers": "2.5"}, "layers is '2.5'; it must be a whole number"),
+    "a decimal comma": ({"step_seconds": "3,5"}, "step_seconds is '3,5'; it must be a number or null"),
+    "a comma": ({"vocab": "51,200"}, "vocab is '51,200'; it must be a whole number"),
+    "no seconds": ({"step_seconds": "0"}, "step_seconds is '0'; it must be a number from 1e-06 to 1e+07"),
+    "no number of seconds": ({"step_seconds": "nan"}, "step_seconds is 'nan'; it must be a number from 1e-06 to 1e+07"),
+    "nothing": ({"heads": ""}, "the row lacks heads"),
+    "no hosts": ({"devices_per_host": "0"}, "devices_per_host is '0'; it must be a whole number of at least 1"),
+    "truth": ({"sequence_parallel": "maybe"}, "sequence_parallel is 'maybe'; it must be true or false"),
+    "schedule": ({"schedule": "foo"}, "schedule is 'foo'; it can be gpipe, 1f1b, interleaved, zb-h1"),
     "sequences": ({"microbatch_size": "7"}, "1 microbatches of 7 on 64 replicas are 448 sequences"),
-    "sharding": ({"optimizer_sharded": "some"}, "optimizer_sharded='some' is not known"),
+    "sharding": ({"optimizer_sharded": "some"}, "optimizer_sharded is 'some'; it can be none, zero1, "),
 }
-
-SAME = [
-    {"layers": "30.0", "vocab": "51,200", "batch_size": " 512 "},
-    {"tensor": "", "pipeline": "nan", "fsdp": "-"},
-    {"recompute": "TRUE", "dtype": "fp16", "sequence_parallel": "no", "optimizer_sharded": "0"},
-    {"schedule": "", "device": "NVIDIA A100"},
-]
-"""Other spellings of the same row."""
-
-
-@pytest.mark.parametrize("change", SAME, ids=str)
-def test_a_row_may_be_spelled_otherwise(change, rows, write, tmp_path):
-    """Numbers as floats, with commas or spaces, empty axes and other names of the same things change nothing."""
-    usual, other = predicted(tmp_path, write([rows[0], {**rows[0], **change}]))
-    assert other["predicted_seconds"] == usual["predicted_seconds"]
-    assert other["machine.name"] == usual["machine.name"] == "a100_megatron_cluster"
 
 
 def test_what_a_row_says_changes_the_step(rows, write, tmp_path):
-    """Interleaving by any of its names, selective recomputation, sequence parallelism and sharding are read."""
+    """Interleaving, selective recomputation, sequence parallelism and sharding are read."""
     pipeline = {**rows[0], "data": "1", "tensor": "8", "pipeline": "8", "microbatches": "64", "layers": "32"}
     changes: list[dict[str, str]] = [
         {},
         {"schedule": "interleaved", "chunks": "2"},
-        {"schedule": "1F1B", "virtual_stages": "2"},
-        {"schedule": "interleaved-1f1b"},
         {"recompute": "selective"},
         {"recompute": "none"},
         {"sequence_parallel": "1"},
     ]
-    told = predicted(
-        tmp_path, write([{**pipeline, "virtual_stages": "", "chunks": "", **change} for change in changes])
-    )
-    plain, first, second, third, *others = [float(row["predicted_seconds"]) for row in told]
-    assert first == second == third < plain
+    told = predicted(tmp_path, write([{**pipeline, "chunks": "", **change} for change in changes]))
+    plain, interleaved, *others = [float(row["predicted_seconds"]) for row in told]
+    assert interleaved < plain
     assert plain > others[0] > others[1]
     assert others[2] != plain
-    sharded = [{**rows[0], "optimizer_sharded": name} for name in ("false", "zero1", "zero2", "zero3", "full_shard")]
-    none, zero1, zero2, zero3, fully = [float(row["predicted_seconds"]) for row in predicted(tmp_path, write(sharded))]
+    sharded = [{**rows[0], "optimizer_sharded": name} for name in ("none", "zero1", "zero2", "zero3")]
+    none, zero1, zero2, zero3 = [float(row["predicted_seconds"]) for row in predicted(tmp_path, write(sharded))]
     assert len({none, zero1, zero3}) == 3
-    assert (zero2, fully) == (zero1, zero3)
+    assert zero2 == zero1
 
 
 @pytest.mark.parametrize("axes", [{"data": "8", "tensor": "8"}, {"data": "16", "pipeline": "4", "microbatches": "4"}])
@@ -188,9 +167,8 @@ def test_a_sharded_optimizer_is_divided_over_the_data_axis(axes, rows, write, tm
     Weights are gathered in two bytes, as gradients are scattered; norms and biases in four.
     """
     row = {**rows[0], "microbatch_size": "", "embed": "3072", "layers": "32", **axes}
-    changes = [{"optimizer_sharded": name} for name in ("False", "True", "distributed")]
-    plain, sharded, named = predicted(tmp_path, write([{**row, **change} for change in changes]))
-    assert sharded["predicted_seconds"] == named["predicted_seconds"]
+    changes = [{"optimizer_sharded": name} for name in ("none", "zero1")]
+    plain, sharded = predicted(tmp_path, write([{**row, **change} for change in changes]))
     updates, seconds = (float(each["predicted.optimizer_seconds"]) for each in (sharded, plain))
     assert updates == pytest.approx(seconds / int(axes["data"]), rel=1e-3)
     sent = [float(each["predicted.gradients_seconds"]) for each in (sharded, plain)]
@@ -203,7 +181,7 @@ def test_a_sharded_optimizer_is_divided_over_the_data_axis(axes, rows, write, tm
 
 def test_constants_are_carried_over_to_devices_without_a_machine(rows, write, tmp_path, capsys):
     """Megatron-LM on H100 has no file: A100's constants and H100's specifications predict it; the report says so."""
-    usual, faster = predicted(tmp_path, write([rows[0], {**rows[0], "device": "H100 SXM5 80GB"}]))
+    usual, faster = predicted(tmp_path, write([rows[0], {**rows[0], "device": "H100"}]))
     assert float(faster["predicted_seconds"]) < float(usual["predicted_seconds"])
     assert faster["machine.name"].endswith(" on h100")
     assert "carried over to h100" in capsys.readouterr().out
