@@ -171,6 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     choices = advised(with_progress(space.cases()), its, space.topology, Doublings(every=bool(asked.microbatches)))
     candidates = len(choices.best) + choices.too_large + choices.infeasible
     print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    if space.topology.is_virtual:
+        timed = measured.measured(choices, asked.measure)
+        print("\n".join(measured.report_unpredicted(timed, candidates, space.topology)))
+        if asked.json:
+            with refusing(command):
+                save_text(asked.json, json.dumps(measured.document_unpredicted(timed, space), indent=1))
+        return 0 if any(each.seconds for each in timed) else 1
     compiled = compile_best(choices, its, asked) if asked.compile else []
     tried = option_trials(compiled, its, asked, asked.time_budget - (time.monotonic() - begin))
     timed = measured.measured(choices, asked.measure) if asked.measure else []

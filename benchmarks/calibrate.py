@@ -8,77 +8,54 @@ import json
 import platform
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import jax
 
-from benchmarks.calibration.fits import predicted
-from benchmarks.calibration.measured import Measured, measured
+from benchmarks.calibration.probes import Timing, probes, timed
+from benchmarks.calibration.rates import machine_of
 from benchmarks.cli import parsers
 from benchmarks.cli.options import available_devices
 from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_file, save_text, short
 from benchmarks.commandline.tables import aligned
-from benchmarks.run.machine import disable_compilation_cache, use_virtual_devices
-from benchmarks.seconds.stack import MEASURED
+from benchmarks.explain.memory import states_budget_bytes
+from benchmarks.run.machine import disable_compilation_cache
+from benchmarks.seconds.machine import Machine
+from strategies.backends.backend import platform_of
 
 
-def report(found: Measured, seconds: float) -> list[str]:
-    """The lines of the report."""
-    machine, groups = found.machine, defaultdict(list)
-    for each in found.timings:
-        if each.work:
-            groups[each.kind, each.devices].append(each)
-    lines = [("probe", "devices", "work", "us", "G/s a device")]
-    for (kind, devices), timings in groups.items():
-        for each in timings:
-            rate = each.work / each.seconds / 1e9
-            lines.append((kind, str(devices), f"{each.work:.3g}", f"{1e6 * each.seconds:,.1f}", f"{rate:,.2f}"))
-    guesses = predicted(found.runs, machine)
-    steps = [("small step", "mesh", "ms", "by the fit")]
-    for run, guess in zip(found.runs, guesses, strict=True):
-        config, seconds_measured = run.cost.plan.config, run.step_seconds or 0.0
-        model = f"{config.layers} x {config.embed}, sequence {config.sequence}"
-        steps.append((model, str(run.cost.plan.mesh), f"{1e3 * seconds_measured:,.1f}", f"{1e3 * guess:,.1f}"))
-    passes = {name: getattr(machine.stack, name) for name in MEASURED}
-    constants = {**dataclasses.asdict(machine.constants), **dataclasses.asdict(machine.chip), **passes}
-    notes = dict.fromkeys(found.at_edges, "at an end of its range")
-    figures = [(name, f"{value:.4g}", notes.get(name, "")) for name, value in constants.items() if _is_number(value)]
-    return [
-        *aligned(lines, ["<", *">" * 4]),
-        "",
-        *aligned(steps, ["<", "<", ">", ">"]),
-        "",
-        *aligned(figures, ["<", ">", "<"]),
-        "",
-        f"mean error of small steps that the constants are not fitted to: {machine.error:.0%}",
-        *(f"not measured: {each}" for each in found.missing),
-        f"calibrated in {seconds:.0f} s",
-    ]
+def timings_table(timings: Sequence[Timing]) -> list[str]:
+    """Lines: the seconds of each probe, and its work a second."""
+    lines = [("probe", "dtype", "devices", "work", "us", "G/s a device")]
+    for each in timings:
+        seconds, rate = f"{1e6 * each.seconds:,.1f}", each.work / each.seconds / 1e9
+        lines.append((each.kind, each.dtype, str(each.devices), f"{each.work:.3g}", seconds, f"{rate:,.2f}"))
+    return aligned(lines, ["<", "<", *">" * 4])
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def rates_table(machine: Machine) -> list[str]:
+    """Lines: the specifications and the constants of the machine."""
+    figures = {**dataclasses.asdict(machine.chip), **dataclasses.asdict(machine.constants)}
+    figures["float32_share"] = machine.float32_share
+    return aligned([(name, f"{value:.4g}") for name, value in figures.items() if isinstance(value, int | float)])
 
 
-def document(found: Measured, when: datetime) -> Mapping[str, Any]:
+def document(machine: Machine, timings: Sequence[Timing], missing: Sequence[str]) -> Mapping[str, Any]:
     """The machine file."""
-    machine = found.machine
     return {
         "stack": machine.stack.name,
         "devices": [jax.devices()[0].device_kind],
         "specifications": dataclasses.asdict(machine.chip),
-        "passes": {name: getattr(machine.stack, name) for name in MEASURED},
         "constants": dataclasses.asdict(machine.constants),
-        "error": round(machine.error, 4),
-        "source": f"meshmark calibrate, {when:%Y-%m-%d}, on {processor()}, {jax.device_count()} devices",
-        "at_edges": list(found.at_edges),
-        "not_measured": list(found.missing),
-        "measured": [each._asdict() for each in found.timings],
+        "float32_share": machine.float32_share,
+        "error": machine.error,
+        "source": machine.source,
+        "not_measured": list(missing),
+        "measured": [each._asdict() for each in timings],
     }
 
 
@@ -98,17 +75,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0. It is 2 for invalid options, and 5 for a file that cannot be written.
     """
     command = parsers.calibrate()
-    asked = command.parse_args(arguments)
-    use_virtual_devices()
+    args = command.parse_args(arguments)
     with refusing(command):
-        require_file(asked.out)
+        require_file(args.out)
         available_devices()
     disable_compilation_cache()
-    begin = time.monotonic()
-    found = measured(asked.out.stem, say=lambda text: print(text, file=sys.stderr))
-    save_text(asked.out, json.dumps(document(found, datetime.now(UTC)), indent=1) + "\n")
-    print("\n".join(report(found, time.monotonic() - begin)))
-    print(f"wrote {short(asked.out)}")
+    begin, all_probes = time.monotonic(), [*probes()]
+    print(f"timing {len(all_probes)} probes on {jax.device_count()} devices, interleaved", file=sys.stderr)
+    timings = timed(all_probes)
+    print("\n".join([*timings_table(timings), ""]), flush=True)
+    source = f"meshmark calibrate, {datetime.now(UTC):%Y-%m-%d}, on {processor()}, {jax.device_count()} devices"
+    memory_bytes = 2 * (states_budget_bytes() or 0)
+    with refusing(command):
+        machine, missing = machine_of(args.out.stem, timings, platform_of(jax.devices()[0]), memory_bytes, source)
+    save_text(args.out, json.dumps(document(machine, timings, missing), indent=1) + "\n")
+    lines = [*rates_table(machine), "", *(f"not measured: {each}" for each in missing)]
+    print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {short(args.out)}"]))
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Calibration of the machine at hand: probes are timed, and the constants of a machine file are fitted to them."""
+"""Calibration of this machine: probes are timed, and their rates become a machine file."""

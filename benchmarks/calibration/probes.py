@@ -1,246 +1,144 @@
-"""Programs that do one thing over and over on all devices of a mesh: matmuls, passes over memory, or collectives.
+"""Probes: compiled programs that do one thing over and over. They run unchanged on CPUs, GPUs and TPUs.
 
-Legend of dims: n devices of the mesh, which split the first dim of every array.
+Legend of dims: m, n, k of matmuls [m,k] x [k,n]. A mesh axis `devices` splits the first dim of every array.
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.run.measure import Timeable
-from strategies.model.attention.dense import attend
-from strategies.model.attention.qkv import QKV
+from benchmarks.run.interleaved import BlockTimes, time_interleaved
+from benchmarks.run.measure import steps_per_block
 
 AXIS = "devices"
 MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
-"""Dims m, n, k of matmuls of virtual devices."""
-NARROW = ((2048, 16, 128), (1024, 64, 128), (2048, 256, 512))
-"""The same where a tensor axis leaves few columns, for virtual devices only."""
-GRADIENTS = ((1024, 512, 128), (128, 512, 128), (512, 512, 512))
-"""The same of matmuls with their gradients of weights: a third of the matmuls of a step, as of these probes."""
-LARGER = 8
+ACCELERATOR_SCALE = 8
 """Matmuls of accelerators have dims this much larger."""
-ATTENTION = ((2, 64, 8, 16), (2, 128, 8, 32), (1, 256, 8, 64), (2, 96, 8, 8), (64, 8, 8, 16))
-"""Sequences, tokens, heads and head dims of attention on a device."""
-COMPUTED = 3 / 4
-"""Of the scores of a sequence of even length: the share that attention/dense.py computes."""
-SENT_ELEMENTS = (2**10, 2**14, 2**18)
-"""Elements of the operands of collectives."""
-TURNS = (1, 2, 4, 16)
-"""Pairs of matmuls between two collectives."""
-STREAMED_BYTES = 2**22
-TRANSPOSED = (384, 384)
-"""Dims of a matrix, which a loop can transpose over and over. Of 256 to 768, only a power of two took longer."""
-COLD_BYTES = 2**26
-"""Of an array that caches do not hold."""
-COLD_PASSES = 8
-"""Over such an array in one run, so that what a program needs to start counts little."""
-FRESH_BYTES = 2**26
-Body = Callable[..., tuple[Any, ...]]
+STREAMED_BYTES, PASSES = 2**28, 8
+"""More than caches hold, and passes over it in one body, so that memory that is new to the process counts little."""
+SENT_BYTES = (2**12, 2**18, 2**24)
+"""Of the operands of collectives."""
+CHAIN = 64
+"""Kernels in the probe of launches, none of which has anything to do."""
+ROUNDS = 5
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Something that is done over and over.
+class Timing(NamedTuple):
+    """A probe and its median seconds.
 
     Attributes:
-        kind: "matmul", "attention", "stream", "transpose", "cold", "allocation", "turn", "dispatch", or a kind of
-            collective.
-        devices: that do it at the same time.
-        work: FLOPs of a device, or bytes that it reads and writes, or sends; of "transpose" elements.
+        kind: "matmul", "stream", "launch", "dispatch", or a kind of collective.
+        devices: that run it together.
+        work: FLOPs of a matmul, bytes that a device streams or sends, or launches.
+        inverse_dim: of matmuls, the mean of one over the contracted dims.
+        dtype: of its arrays.
         calls: collectives in it.
-        inverse_dim: of its matmuls, the mean of one over the contracted dim.
-        inverse_columns: likewise the mean of one over the columns; of those alone that transpose no operand.
-        inverse_transposed: likewise of those that transpose their first operand.
-        scores: of attention, that a device computes.
-        matrices: of its batches of matmuls.
-        run: does it so many times, and waits for it.
+        seconds: it takes so long.
     """
 
     kind: str
     devices: int
     work: float
-    calls: int
-    run: Callable[[int], None]
     inverse_dim: float = 0.0
-    scores: float = 0.0
-    matrices: float = 0.0
-    inverse_columns: float = 0.0
-    inverse_transposed: float = 0.0
+    dtype: str = "float32"
+    calls: int = 0
+    seconds: float = 0.0
 
 
-class Timed(Timeable):
-    """A probe as `time_interleaved` takes it."""
+class Probe:
+    """A compiled loop of `body` on each device, as `time_interleaved` takes it; `body` keeps the shapes of arrays."""
 
-    def __init__(self, probe: Probe) -> None:
-        self.probe = probe
+    dispatch_seconds = 0.0
 
-    @property
-    def dispatch_seconds(self) -> float:
-        """Not measured."""
-        return 0.0
+    def __init__(self, timing: Timing, body: Callable[..., tuple[Any, ...]], *shapes: tuple[int, ...]) -> None:
+        self.timing = timing
+        mesh = jax.make_mesh((timing.devices,), (AXIS,), devices=jax.devices()[: timing.devices])
+        split, whole = NamedSharding(mesh, P(AXIS)), NamedSharding(mesh, P())
+        self.arrays = [jax.device_put(_random(timing.devices, timing.dtype, *shape), split) for shape in shapes]
+
+        def loop(times: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+            return lax.fori_loop(0, times[0], lambda _, carried: body(*carried), arrays)
+
+        specs = {"in_specs": (P(), *[P(AXIS)] * len(shapes)), "out_specs": P(AXIS), "check_vma": False}
+        self.counted = lambda times: jax.device_put(np.full(1, times, "int32"), whole)
+        self.program = jax.jit(jax.shard_map(loop, mesh=mesh, **specs)).lower(self.counted(1), *self.arrays).compile()
 
     def block(self, steps: int) -> float:
-        """Run the probe so many times and return its seconds."""
+        """Run the body so many times and return the seconds; of "dispatch", the empty program so many times."""
+        runs, times = (steps, 0) if self.timing.kind == "dispatch" else (1, steps)
         begin = time.perf_counter()
-        self.probe.run(steps)
+        for _ in range(runs):
+            jax.block_until_ready(self.program(self.counted(times), *self.arrays))
         return time.perf_counter() - begin
 
 
-def repeated(
-    devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "float32", donated: bool = False
-) -> Callable[[int], None]:
-    """A compiled loop of `body` on each device, over arrays of these shapes; it returns others of the same shapes.
-
-    Each run starts with the same arrays, or with `donated` with those that the last one has returned in their place.
-    """
-    mesh = jax.make_mesh((devices,), (AXIS,), devices=jax.devices()[:devices])
-    split = NamedSharding(mesh, P(AXIS))
-    random = np.random.default_rng(0)
-    arrays = [
-        jax.device_put(jnp.asarray(random.normal(size=(devices * first, *rest)) / math.sqrt(first), dtype), split)
-        for first, *rest in shapes
-    ]
-
-    def loop(times: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return lax.fori_loop(0, times[0], lambda _, carried: body(*carried), arrays)
-
-    mapped = jax.shard_map(
-        loop, mesh=mesh, in_specs=(P(), *[P(AXIS)] * len(arrays)), out_specs=P(AXIS), check_vma=False
-    )
-    counts = lambda times: jax.device_put(np.full(1, times, "int32"), NamedSharding(mesh, P()))  # noqa: E731
-    donates = tuple(range(1, 1 + len(arrays))) if donated else ()
-    program = jax.jit(mapped, donate_argnums=donates).lower(counts(1), *arrays).compile()
-
-    def run(times: int) -> None:
-        nonlocal arrays
-        results = jax.block_until_ready(program(counts(times), *arrays))
-        arrays = [*results] if donated else arrays
-
-    return run
+def _random(devices: int, dtype: str, rows: int, *dims: int) -> jax.Array:
+    """Numbers of a variance at which a chain of matmuls neither grows nor vanishes."""
+    return jax.random.normal(jax.random.key(0), (devices * rows, *dims), dtype) / math.sqrt(rows)
 
 
-def matmuls(devices: int, dtype: str, scale: int, narrow: Sequence[tuple[int, int, int]] = ()) -> Iterator[Probe]:
-    """Yield pairs of matmuls [m,k] x [k,n] x [n,k] and [k,m] x ([m,k] x [k,n]), with all dims larger by `scale`.
-
-    Args:
-        devices: that compute them.
-        dtype: of their operands.
-        scale: of dims.
-        narrow: further dims m, n, k of both kinds.
-    """
-    for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in (*MATMULS, *narrow)):
-        run = repeated(devices, lambda x, w, v: ((x @ w) @ v, w, v), (m, k), (k, n), (n, k), dtype=dtype)
-        mean = (1 / k + 1 / n) / 2
-        yield Probe("matmul", devices, 4 * m * n * k, 0, run, mean, inverse_columns=mean)
-    for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in (*GRADIENTS, *narrow)):
-        run = repeated(devices, lambda x, w: (x, x.T @ (x @ w)), (m, k), (k, n), dtype=dtype)
-        half = 1 / n / 2
-        work, mean = 4 * m * n * k, (1 / k + 1 / m) / 2
-        yield Probe("matmul", devices, work, 0, run, mean, inverse_columns=half, inverse_transposed=half)
-
-
-def attentions(devices: int) -> Iterator[Probe]:
-    """Yield attention, forward and backward, whose scores are in memory."""
-    for sequences, tokens, heads, head_dim in ATTENTION:
-        run = repeated(devices, partial(_attended, head_dim), (sequences, tokens, 3, heads * head_dim))
-        scores = sequences * heads * tokens**2 * COMPUTED
-        matrices = (2 + 5) * 2 * sequences * heads  # there are two blocks of queries
-        flops = (2 + 5) * 2 * scores * head_dim
-        yield Probe("attention", devices, flops, 0, run, scores=scores, matrices=matrices)
+def probes() -> Iterator[Probe]:
+    """Yield what one device computes, reads and launches, and collectives of groups of 2, 4, 8 ... and all devices."""
+    count = jax.device_count()
+    scale = 1 if jax.default_backend() == "cpu" else ACCELERATOR_SCALE
+    for dtype in ("bfloat16", "float32"):
+        for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in MATMULS):
+            with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+                timing = Timing("matmul", 1, 4 * m * n * k, (1 / k + 1 / n) / 2, dtype)
+                yield Probe(timing, lambda x, w, v: ((x @ w) @ v, w, v), (m, k), (k, n), (n, k))
+    yield Probe(Timing("stream", 1, PASSES * 2 * STREAMED_BYTES), _streamed, (STREAMED_BYTES // 4,))
+    yield Probe(Timing("launch", 1, CHAIN), _chain, (16, 16), (16, 16))
+    yield Probe(Timing("dispatch", count, 0), lambda x: (x,), (1,))
+    for devices in sorted({2**power for power in range(1, count.bit_length())} | {count} - {1}):
+        for size in SENT_BYTES:
+            for kind, (body, sent, calls) in _collectives(devices).items():
+                timing = Timing(kind, devices, size * sent, calls=calls)
+                yield Probe(timing, body, (devices * math.ceil(size / 4 / devices),))
 
 
-def _attended(head_dim: int, qkv_BTCA: jax.Array) -> tuple[jax.Array]:
-    mixed_BTA, backward = jax.vjp(lambda qkv: attend(QKV(qkv, head_dim)), qkv_BTCA)
-    return (qkv_BTCA + backward(mixed_BTA)[0],)
+def _streamed(x: jax.Array) -> tuple[jax.Array]:
+    return (lax.fori_loop(0, PASSES, lambda _, x: x * 0.5 + 1, x),)
 
 
-def turns(devices: int) -> Iterator[Probe]:
-    """Yield matmuls, several times, and then a permutation that all devices wait for."""
-    m, n, k = MATMULS[1]
-    ring = [(place, (place + 1) % devices) for place in range(devices)]
-    for times in TURNS:
-
-        def body(x: jax.Array, w: jax.Array, v: jax.Array, times: int = times) -> tuple[jax.Array, ...]:
-            return lax.ppermute(lax.fori_loop(0, times, lambda _, x: (x @ w) @ v, x), AXIS, ring), w, v
-
-        run = repeated(devices, body, (m, k), (k, n), (n, k))
-        yield Probe("turn", devices, 4 * m * n * k * times, 0, run, (1 / k + 1 / n) / 2)
+def _chain(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+    for _ in range(CHAIN):
+        x = x @ w
+    return x, w
 
 
-def transposes(devices: int) -> Iterator[Probe]:
-    """Yield copies of a matrix into the layout of its transpose."""
-    run = repeated(devices, lambda x: (x.T * 0.5 + 1,), TRANSPOSED)
-    yield Probe("transpose", devices, math.prod(TRANSPOSED), 0, run)
-
-
-def streams(devices: int) -> Iterator[Probe]:
-    """Yield a pass that reads and writes an array."""
-    run = repeated(devices, lambda x: (x * 0.5 + 1,), (STREAMED_BYTES // 4,))
-    yield Probe("stream", devices, 2 * STREAMED_BYTES, 0, run)
-
-
-def cold_streams(devices: int) -> Iterator[Probe]:
-    """Yield passes that read and write an array which is larger than caches, in place."""
-
-    def passes(x: jax.Array) -> tuple[jax.Array]:
-        return (lax.fori_loop(0, COLD_PASSES, lambda _, x: x * 0.5 + 1, x),)
-
-    run = repeated(devices, passes, (COLD_BYTES // 4,), donated=True)
-    yield Probe("cold", devices, 2 * COLD_BYTES * COLD_PASSES, 0, run)
-
-
-def allocations() -> Iterator[Probe]:
-    """Yield a program on one device with large temporaries, which the system provides anew each time."""
-
-    def filled(loops: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, loops, lambda _, x: x * 0.5, jnp.full(FRESH_BYTES // 4, loops + 1.0))[loops]
-
-    none = jnp.int32(0)
-    program = jax.jit(filled).lower(none).compile()
-
-    def run(times: int) -> None:
-        for _ in range(times):
-            jax.block_until_ready(program(none))
-
-    yield Probe("allocation", 1, FRESH_BYTES, 0, run)
-
-
-def dispatches(devices: int) -> Iterator[Probe]:
-    """Yield a program that does nothing."""
-    nothing = repeated(devices, lambda x: (x,), (1,))
-
-    def run(times: int) -> None:
-        for _ in range(times):
-            nothing(0)
-
-    yield Probe("dispatch", devices, 0, 0, run)
-
-
-def collectives(devices: int) -> Iterator[Probe]:
-    """Yield collectives of several sizes. A reduce-scatter and an all-gather are one probe: shapes stay the same."""
-    ring = [(place, (place + 1) % devices) for place in range(devices)]
-    part = (devices - 1) / devices
-    bodies: dict[str, tuple[Body, float, int]] = {
+def _collectives(devices: int) -> dict[str, tuple[Callable[..., tuple[Any, ...]], float, int]]:
+    """Collectives, the bytes that a device sends for each of its operand, and the calls; two kinds are one probe."""
+    ring, part = [(place, (place + 1) % devices) for place in range(devices)], (devices - 1) / devices
+    scatter = lambda x: lax.psum_scatter(x, AXIS, tiled=True)  # noqa: E731
+    return {
         "all_reduce": (lambda x: (lax.psum(x, AXIS) / devices,), 2 * part, 1),
-        "reduce_scatter": (lambda x: (_scattered_and_gathered(x) / devices,), 2 * part, 2),
+        "reduce_scatter": (lambda x: (lax.all_gather(scatter(x), AXIS, tiled=True) / devices,), 2 * part, 2),
         "permute": (lambda x: (lax.ppermute(x, AXIS, ring),), 1, 1),
         "all_to_all": (lambda x: (lax.all_to_all(x, AXIS, 0, 0, tiled=True),), part, 1),
     }
-    for kind, (body, share, calls) in bodies.items():
-        for elements in SENT_ELEMENTS:
-            yield Probe(kind, devices, 4 * elements * share, calls, repeated(devices, body, (elements,)))
 
 
-def _scattered_and_gathered(x: jax.Array) -> jax.Array:
-    return lax.all_gather(lax.psum_scatter(x, AXIS, tiled=True), AXIS, tiled=True)
+def timed(some: Sequence[Probe]) -> list[Timing]:
+    """The timings of probes, interleaved.
+
+    Raises:
+        Exception: of a probe that failed.
+    """
+    named = {str(number): probe for number, probe in enumerate(some)}
+    times = {name: BlockTimes(steps_per_block(probe)) for name, probe in named.items()}
+    time_interleaved(named, times, ROUNDS, begin=lambda name: None)
+    for blocks in times.values():
+        if blocks.error:
+            raise blocks.error
+    return [
+        probe.timing._replace(seconds=statistics.median(blocks.seconds))
+        for probe, blocks in zip(some, times.values(), strict=True)
+    ]

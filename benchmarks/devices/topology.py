@@ -107,6 +107,11 @@ class Topology:
         return 1 if torus or len(self.shape) == 1 else self.shape[0]
 
     @property
+    def is_virtual(self) -> bool:
+        """Whether several devices share the cores of a CPU host."""
+        return self.kind == CPU and self.shape[-1] > 1
+
+    @property
     def device_kind(self) -> str:
         """JAX's name of the kind where it is known without a compiler, otherwise ours."""
         return DEVICE_KINDS.get(self.kind, self.kind)

@@ -45,7 +45,7 @@ from benchmarks.run.reporter import Reporter
 from benchmarks.run.session import Session
 from benchmarks.run.stopping import StopSignals
 from benchmarks.run.supervise import JOURNAL, RESUMED, supervised
-from benchmarks.seconds.machines import machine
+from benchmarks.seconds.at_hand import predicting_machine
 
 CASES = pytest.StashKey[list[Case]]()
 HEART = pytest.StashKey[HeartbeatSender]()
@@ -99,7 +99,7 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
         checkpoint_folder(config),
         option.benchmark_json,
         option.memory_profile,
-        machine(option.machine) if option.machine else None,
+        predicting_machine(option.machine, option.topology) if option.machine else None,
     )
     run = config.stash[SESSION] = Session(settings, clock, shared_journal(option, selection, settings))
     if not processes.is_first():

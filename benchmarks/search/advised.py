@@ -57,10 +57,7 @@ class Choice:
 
     def utilization(self, machine: Machine) -> float:
         """Predicted model FLOPs utilization."""
-        assert self.case.topology
-        devices = self.case.mesh.size
-        chips = devices / machine.sharing(self.case.topology, devices)
-        return self.cost.model_flops() / self.step_seconds / chips / machine.chip.flops_per_second
+        return self.cost.model_flops() / self.step_seconds / self.case.mesh.size / machine.chip.flops_per_second
 
     def as_row(self, machine: Machine) -> dict[str, Any]:
         """How the step is spread and how fast it is predicted to be, as JSON values."""
@@ -135,7 +132,7 @@ def advised(cases: Iterable[Case], machine: Machine, topology: Topology, doublin
             problems.append(str(error))
             doublings.add(case)
             continue
-        if host_bytes(cost, machine, topology) > usable_bytes(machine):
+        if cost.needed_bytes > usable_bytes(machine):
             larger.append((case, cost))
             continue
         best.append(predicted(case, cost, machine, topology))
@@ -147,11 +144,6 @@ def advised(cases: Iterable[Case], machine: Machine, topology: Topology, doublin
 def usable_bytes(machine: Machine) -> float:
     """Memory that a candidate may need by formulas, with a margin for their error."""
     return MEMORY_FRACTION * machine.chip.memory_bytes
-
-
-def host_bytes(cost: Cost, machine: Machine, topology: Topology) -> int:
-    """Memory of all devices that share a memory: of virtual devices those of a host, otherwise one alone."""
-    return cost.needed_bytes * machine.sharing(topology, cost.plan.mesh.size)
 
 
 def predicted(case: Case, cost: Cost, machine: Machine, topology: Topology) -> Choice:

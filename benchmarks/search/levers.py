@@ -8,7 +8,7 @@ from benchmarks.cases.case import Case
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.topology import Topology
-from benchmarks.search.advised import Choice, Choices, host_bytes, limits, predicted, usable_bytes, waiting_seconds
+from benchmarks.search.advised import Choice, Choices, limits, predicted, usable_bytes, waiting_seconds
 from benchmarks.seconds.machine import Machine
 from strategies import MeshSpec
 
@@ -26,7 +26,7 @@ class Lever(NamedTuple):
         share: of the step that the candidate would save without waiting for it.
         change: in words.
         saves: share of the step that the change saves.
-        lacking_bytes: memory that a device, or a host of virtual devices, would need besides what is usable.
+        lacking_bytes: memory that a device would need besides what is usable.
     """
 
     resource: str
@@ -73,7 +73,7 @@ def lever(choice: Choice, waits: Limits, choices: Choices, machine: Machine) -> 
             after = {name: waiting_seconds(best, name, machine, topology) for name in waits}
             relief = {name: share * now - after[name] for name, share in waits.items()}
             resource = max(relief, key=lambda name: relief[name])
-            lacking = max(0, math.ceil(host_bytes(best.cost, machine, topology) - usable_bytes(machine)))
+            lacking = max(0, math.ceil(best.needed_bytes - usable_bytes(machine)))
             return Lever(resource, waits[resource], change_of(choice.case, best.case), saves, lacking)
     return None
 

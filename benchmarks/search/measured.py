@@ -13,12 +13,14 @@ import numpy as np
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of
 from benchmarks.commandline.tables import aligned
+from benchmarks.devices.topology import Topology
 from benchmarks.explain.memory import shard_bytes, states_budget_bytes
 from benchmarks.run.interleaved import BlockTimes, Interval, time_interleaved
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import Training, compile_step, steps_per_block
 from benchmarks.search.advised import Choice, Choices
-from benchmarks.search.candidates import first_per_layout
+from benchmarks.search.candidates import SearchSpace, first_per_layout
+from benchmarks.seconds.at_hand import MEASURED_ONLY
 from benchmarks.seconds.judging import errors_of
 from strategies.backends.backend import are_virtual
 
@@ -155,6 +157,30 @@ def timed(trainings: dict[str, Training], rounds: int) -> dict[str, BlockTimes]:
     times = {name: BlockTimes(steps_per_block(training)) for name, training in trainings.items()}
     time_interleaved(trainings, times, rounds, begin=lambda name: None)
     return times
+
+
+def report_unpredicted(results: Sequence[AsMeasured], candidates: int, topology: Topology) -> Iterator[str]:
+    """The lines about what was measured on virtual devices, of so many candidates."""
+    yield f"{MEASURED_ONLY}: {len(results)} of {candidates} candidates on {topology} were timed,"
+    yield f"{ROUNDS} interleaved rounds, and {FINAL_ROUNDS} of the final"
+    rows: list[tuple[str, ...]] = [("strategy", "mesh", "options", "ms", "")]
+    for each in results:
+        seconds = "" if each.step_seconds is None else f"{1e3 * each.step_seconds:,.1f}"
+        rows.append((*each.choice.cells, seconds, each.reason or ("final" if each.final else "")))
+    yield from ["", *aligned(rows, "<<<><")]
+
+
+def document_unpredicted(results: Sequence[AsMeasured], space: SearchSpace) -> dict[str, Any]:
+    """What was measured on virtual devices as JSON values, the fastest first."""
+    names = "strategy", "mesh", "microbatches", "remat"
+    rows = [
+        {name: str(getattr(each.choice.case, name)) for name in names}
+        | {"options": dict(each.choice.case.options), "measured_seconds": each.step_seconds}
+        | {"rounds_seconds": list(each.seconds), "final": each.final, "reason": each.reason}
+        for each in results
+    ]
+    work = {name: getattr(space, name) for name in ("preset", "batch_size", "dtype")}
+    return {"kind": "measured", "schema_version": 1, "topology": str(space.topology), **work, "measured": rows}
 
 
 def report(results: Sequence[AsMeasured]) -> Iterator[str]:

@@ -17,10 +17,11 @@ from benchmarks.cli.options import (
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
+from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.seconds.at_hand import topology_of
-from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.at_hand import MEASURED_ONLY, topology_of
+from benchmarks.seconds.machine import NOT_FITTED, START, Machine
 from benchmarks.seconds.machines import machine, machine_for
 from benchmarks.seconds.stack import MESHMARK
 from strategies.config import Remat
@@ -88,9 +89,11 @@ def chosen_machine(asked: argparse.Namespace, topology: Topology) -> Machine:
     """The machine that the options name, or the one that is packaged for such devices.
 
     Raises:
-        ValueError: there is none, it is one of other devices, a specification cannot be set, the work is not such as
-            the machine was calibrated with, or the network between hosts is not known.
+        ValueError: there is none, it is one of other devices, a specification cannot be set, the network between hosts
+            is not known, or the devices are virtual and nothing is measured.
     """
+    if topology.is_virtual:
+        return virtual_machine(asked, topology)
     if not asked.machine and topology.kind == CPU:
         way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
@@ -100,7 +103,30 @@ def chosen_machine(asked: argparse.Namespace, topology: Topology) -> Machine:
         its = machine_for(topology.kind, MESHMARK.name, topology.hosts)
     if its.chip.platform != topology.platform:
         raise ValueError(f"machine {its.name} is one of {its.chip.platform} devices, and {topology} is not")
-    if its.stack.shared and asked.dtype != "float32":
-        raise ValueError(f"machine {its.name} was calibrated in float32, not in {asked.dtype}; give --dtype float32")
     its = its.with_changes(dict(asked.set))
     return its.between_hosts() if topology.hosts > 1 else its
+
+
+PREDICTIONS = "machine", "set", "scaling", "compile", "tokens", "trace", "all"
+"""Options about predictions, of which there are none on virtual devices."""
+
+
+def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
+    """A machine that puts candidates on virtual devices into an order, in which some are measured.
+
+    Its rates are not those of any host: a byte of memory counts as ten FLOPs, and a byte that is sent as a hundred.
+
+    Raises:
+        ValueError: nothing is measured, or an option is about predictions.
+    """
+    if not args.measure:
+        raise ValueError(f"{topology}: {MEASURED_ONLY}; give --devices here --measure 8")
+    if given := [name for name in PREDICTIONS if getattr(args, name)]:
+        raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; leave it out")
+    memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)
+    chip = Chip(CPU, 1e11, memory_bytes, 1e10, 1e9, 0, 0, 0, 1e9, "assumed")
+    return Machine("order", chip, chip.flops_per_second, 0, MESHMARK, START, 1.0, f"{NOT_FITTED}: an order of work")
+
+
+MOST_BYTES = 2**40
+"""Memory of a host that does not say how much it has."""

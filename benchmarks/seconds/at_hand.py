@@ -9,8 +9,10 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.predicted import cost_of
 from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.machines import machine
 from benchmarks.seconds.predicted import predict_seconds
 from benchmarks.simulate.roofline import extents
+from strategies.backends.backend import are_virtual, platform_of
 from strategies.mesh import Devices
 
 KINDS = {
@@ -46,11 +48,32 @@ def topology_of(devices: Devices) -> Topology:
     return topology
 
 
+def predicting_machine(name: str, topology: Topology | None) -> Machine:
+    """The machine of a name or file that predicts the steps of a run.
+
+    Args:
+        name: as for `machine`.
+        topology: of the devices that steps are compiled for; None for those of this process.
+
+    Raises:
+        ValueError: the machine is not known, or not one of these devices, or they are virtual.
+    """
+    found, platform = machine(name), topology.platform if topology else platform_of(jax.devices()[0])
+    if topology.is_virtual if topology else are_virtual(jax.local_devices()):
+        raise ValueError(f"--machine {name}: {MEASURED_ONLY}; leave --machine out")
+    if found.chip.platform != platform:
+        raise ValueError(f"machine {found.name} is one of {found.chip.platform} devices, and these are {platform}")
+    return found
+
+
+MEASURED_ONLY = "virtual CPU devices share the cores of a host, so their steps are measured, not predicted"
+
+
 def case_seconds(case: Case, machine: Machine) -> float | None:
     """Predicted seconds of a step; of a step that the compiler partitions, those of its hand-written twin.
 
     None where there are no formulas, on a torus of this machine, whose shape is not known, and on several hosts whose
-    network is not known. Other devices at hand are numbered host by host, as many on each as this process has.
+    network is not known. Other local devices are numbered host by host, as many on each as this process has.
     """
     cost = cost_of(case.twin or case)
     topology = case.topology or Topology(CPU, (jax.process_count(), jax.local_device_count()))

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from benchmarks.devices.topology import Topology
 from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.pipelined import passes, pipelined
+from benchmarks.seconds.pipelined import passes
 from benchmarks.seconds.predicted import StepSeconds
-from benchmarks.seconds.stack import NONE
 from benchmarks.seconds.timeline import Pass, added, scaled
 from benchmarks.simulate.queues import COMPUTE, EXPOSED, IDLE, MEMORY, Span
 from strategies.costs.predict import Cost
@@ -21,11 +20,9 @@ LANES = {
     "head": COMPUTE,
     "memory": MEMORY,
     "optimizer": MEMORY,
-    "allocation": MEMORY,
     "gathers": EXPOSED,
     "sums of layers": EXPOSED,
     "sums of ends": EXPOSED,
-    "skew": EXPOSED,
     "sends": EXPOSED,
     "gradients": EXPOSED,
     "launches": HOST,
@@ -37,22 +34,17 @@ LANES = {
 def drawn(cost: Cost, machine: Machine, topology: Topology) -> Mapping[str, tuple[Span, ...]]:
     """What each stage does in the step that `predict_seconds` predicts.
 
-    Virtual devices of one host take turns on its cores: they are drawn as one that does the work of all.
-
     Returns:
         The spans of each stage by its name. Besides its passes, a stage has spans that fill the step from its begin to
         its end and do not overlap.
     """
     step = StepSeconds(cost, machine, topology)
-    staged = step.bubbles
-    found = [
-        each._replace(begin_seconds=step.sharing * each.begin_seconds, parts=scaled(each.parts, step.sharing))
-        for each in (_stages(step) if staged else _alone(step))
-    ]
+    staged = cost.plan.staged
+    found = [*(_stages(step) if staged else _alone(step))]
     end = max(each.end_seconds for each in found)
     stages = cost.plan.schedule.stages if staged else 1
     after = step.after(sum(step.layers().backward.values()))
-    for name, seconds in (scaled(after, step.sharing) | {"fixed": machine.constants.step_seconds}).items():
+    for name, seconds in {**after, "fixed": machine.constants.step_seconds}.items():
         if seconds:
             found += [Pass(stage, name, end, {name: seconds}) for stage in range(stages)]
             end += seconds
@@ -66,16 +58,12 @@ def _stages(step: StepSeconds) -> Iterator[Pass]:
 
 
 def _alone(step: StepSeconds) -> Iterator[Pass]:
-    """Passes of a device without stages, or of all virtual devices of a host one after another."""
+    """Passes of a device without stages."""
     plan, layers, ends, first = step.plan, step.layers(), step.ends(), step.first_gather_seconds()
-    times, sends = plan.train.microbatches, 0.0
-    if plan.staged:
-        first = NONE
-        sends = pipelined(plan, step.machine.stack, layers, ends, step.send_seconds())["sends"] / times / 2
     inside, begin = [scaled(each, plan.layers) for each in (layers.forward, layers.backward)], 0.0
-    forward = added({"gathers": first.forward}, inside[0], ends[0], {"sends": sends})
-    backward = added(ends[1], inside[1], {"gathers": first.backward, "sends": sends})
-    for microbatch in range(times):
+    forward = added({"gathers": first.forward}, inside[0], ends[0])
+    backward = added(ends[1], inside[1], {"gathers": first.backward})
+    for microbatch in range(plan.train.microbatches):
         for kind, parts in (("F", forward), ("B", backward)):
             yield Pass(0, f"{kind}{microbatch}", begin, parts)
             begin += sum(parts.values())

@@ -52,7 +52,6 @@ class Kernel:
         moved_bytes: that it reads and writes in memory.
         dims: m, n, k of a matmul [m,k] x [k,n], and how many there are in the batch.
         itemsize: bytes of an element; 4 for float32.
-        transposed: whether the first operand of a matmul is transposed.
     """
 
     kind: Kind
@@ -60,7 +59,6 @@ class Kernel:
     moved_bytes: float
     dims: tuple[float, float, float, float] = (0, 0, 0, 0)
     itemsize: int = 2
-    transposed: bool = False
 
     def seconds(self, machine: Machine) -> float:
         """Seconds on a machine: of its FLOPs or of its bytes, whichever take longer."""
@@ -74,8 +72,7 @@ class Kernel:
         m, n, k, batch = self.dims
         rate = best * constants.matmul_efficiency
         filled = tiles_filled(m, n, batch, machine.cores) if machine.cores else 1.0
-        packed = (machine.stack.transposed_dim if self.transposed else machine.stack.column_dim) / n
-        return max(self.flops / rate / filled * (1 + constants.matmul_dim / k + packed), streaming)
+        return max(self.flops / rate / filled * (1 + constants.matmul_dim / k), streaming)
 
 
 @dataclass(frozen=True)
@@ -98,26 +95,20 @@ class Layer:
         return *self.inputs, *self.weights
 
 
-def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1, *, transposed: bool = False) -> Kernel:
+def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Kernel:
     """A batch of matmuls [m,k] x [k,n]."""
     moved = batch * itemsize * (m * k + k * n + m * n)
-    return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch), itemsize, transposed)
+    return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch), itemsize)
 
 
 def gradients_of(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Iterator[Kernel]:
     """The two matmuls of the gradients of `matmul`: of its first operand, and of its second."""
     yield matmul(m, k, n, itemsize, batch)
-    yield matmul(k, n, m, itemsize, batch, transposed=True)
+    yield matmul(k, n, m, itemsize, batch)
 
 
-def layer(plan: Plan, stack: Stack, far: float = 1) -> Layer:
-    """The kernels of a layer on one device, for one microbatch.
-
-    Args:
-        plan: the step.
-        stack: the software.
-        far: how many bytes take as long to stream as a byte of weights (caches.py).
-    """
+def layer(plan: Plan, stack: Stack) -> Layer:
+    """The kernels of a layer on one device, for one microbatch."""
     share, config = plan.share, plan.config
     itemsize = BYTES[plan.train.dtype]
     scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
@@ -131,21 +122,11 @@ def layer(plan: Plan, stack: Stack, far: float = 1) -> Layer:
     residual, hidden = share.residual_tokens * embed * scale, tokens * share.mlp * scale
     forward.append(Kernel("memory", 0, stack.residual_bytes.forward * residual + stack.mlp_bytes.forward * hidden))
     backward.append(Kernel("memory", 0, stack.residual_bytes.backward * residual + stack.mlp_bytes.backward * hidden))
-    some = forward[-1:] if stack.fused_attention or stack.score_blocks else ahead
+    some = forward[-1:] if stack.fused_attention else ahead
     last = len(projections) - 1
     full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
-    kept = Kernel("memory", 0, stack.kept_bytes * plan.block.kept_bytes(share) / 2)
-    stacked = [Kernel("memory", 0, far * each * layer_weights(plan)) for each in stack.weight_bytes]
-    forward, backward = [*forward, kept, stacked[0]], [*backward, kept, stacked[1]]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
-
-
-def layer_weights(plan: Plan) -> float:
-    """Weights of a layer that a device takes out of the stack of its layers. One layer alone is not stacked."""
-    if plan.layers == 1:
-        return 0.0
-    return plan.gathered * sum(each.elements for each in plan.weights if each.spec.is_stacked) / plan.layers
 
 
 def beside_sums(plan: Plan) -> Iterator[Kernel]:
@@ -170,7 +151,6 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
     """
     share, config = plan.share, plan.config
     itemsize, keys, head = BYTES[plan.train.dtype], share.computed_keys, config.head_dim
-    heads = share.head_features / head
     if stack.fused_attention:
         # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
         flops = 2 * 2 * share.tokens * (keys / 2) * share.head_features
@@ -179,17 +159,6 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
             [Kernel("attention", flops, moved, itemsize=itemsize)],
             [Kernel("attention", 2.5 * flops, 2 * moved, itemsize=itemsize)],
         )
-    if stack.score_blocks:
-        # Each of n devices of a ring computes 2 n + 1 of its 4 n pairs of chunks; one device, 3 of 4.
-        pairs = keys if share.skipping else keys * (2 * share.ring + 1) / (4 * share.ring)
-        flops, area = 2 * 2 * share.tokens * pairs * share.head_features, share.tokens * heads * pairs * itemsize / 2
-        # For each sequence and head there are two blocks of queries, or with a ring two pairs of chunks a device.
-        chunks = 2 * share.ring * share.tokens * share.contexts / config.sequence * heads
-        flops += 2 * chunks * stack.matrix_flops
-        kernels = (Kernel("attention", each * flops, 0, itemsize=itemsize) for each in (1, 2.5))
-        passes = (Kernel("memory", 0, moved * area) for moved in stack.score_bytes)
-        forward, backward = map(list, zip(kernels, passes, strict=True))
-        return forward, backward
     queries, batch = config.sequence / share.contexts, score_matrices(plan)
     moved = stack.score_bytes if softmax_is_fused(plan, stack) else stack.unfused_bytes
     scores, values = (queries, keys, head), (queries, head, keys)

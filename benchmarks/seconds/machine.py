@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from benchmarks.devices.chips import Chip
-from benchmarks.devices.topology import Topology
 from benchmarks.seconds.stack import Stack
 from strategies.schema import MOST
 
@@ -129,15 +128,6 @@ class Machine:
     def best_rate(self, itemsize: int) -> float:
         """The device's best matmul rate in FLOP/s, by the bytes of an element."""
         return self.matmul_flops_per_second * (self.float32_share if itemsize == 4 else 1)
-
-    def sharing(self, topology: Topology, devices: int) -> int:
-        """How many devices share these specifications: of virtual devices all of a host, otherwise one alone.
-
-        Args:
-            topology: the devices.
-            devices: how many of them take part.
-        """
-        return min(devices, topology.shape[-1]) if self.stack.shared else 1
 
     def with_changes(self, changes: Mapping[str, str]) -> "Machine":
         """The machine with other specifications, such as {"inter_host_bandwidth": "2x", "hbm": "141GiB"}.

@@ -13,9 +13,9 @@ from msgspec import UNSET, Meta, UnsetType
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS
 from benchmarks.seconds.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
-from benchmarks.seconds.stack import MEASURED, STACKS, Passes, Stack
+from benchmarks.seconds.stack import STACKS
 from strategies.files import read_json
-from strategies.schema import Amount, Count, Whole, checked
+from strategies.schema import Count, Positive, checked
 
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
 
@@ -50,8 +50,8 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         chip: the kind whose specifications it has; by default the first of `devices`.
         hosts: the fewest and the most hosts of the runs that it predicts.
         specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
-        passes: fields of `Stack` that were measured.
-        at_edges, not_measured, measured: notes of a calibration, for people.
+        float32_share: rate of float32 matmuls as a fraction of that of bfloat16; by default by the kind.
+        not_measured, measured: notes of a calibration, for people.
     """
 
     stack: str
@@ -62,8 +62,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chip: str | None = None
     hosts: tuple[Count, Count] = ANY_HOSTS
     specifications: dict[str, Any] = {}
-    passes: dict[str, Any] = {}
-    at_edges: tuple[str, ...] = ()
+    float32_share: Positive | None = None
     not_measured: tuple[str, ...] = ()
     measured: tuple[dict[str, Any], ...] = ()
 
@@ -97,8 +96,6 @@ def _some(name: str, kinds: Mapping[str, Any]) -> type[msgspec.Struct]:
 
 PUBLISHED_CONSTANTS, CALIBRATED_CONSTANTS = _ranged(RANGES), _ranged(CALIBRATED_RANGES)
 SPECIFICATIONS = _some("Specifications", get_type_hints(Chip, include_extras=True))
-OF_STACK = {float: Amount, int: Whole, Passes: tuple[Amount, Amount]}
-PASSES = _some("Passes", {name: OF_STACK[get_type_hints(Stack)[name]] for name in MEASURED})
 
 
 def machine_names() -> tuple[str, ...]:
@@ -152,7 +149,6 @@ def read_file(told: Any, where: str) -> MachineFile:
     file = checked(told, MachineFile, where)
     checked(file.constants, CALIBRATED_CONSTANTS if file.calibrated else PUBLISHED_CONSTANTS, f"{where}: constants")
     checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
-    checked(file.passes, PASSES, f"{where}: passes")
     return file
 
 
@@ -172,11 +168,9 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     # Whole specifications are measured ones: their rate of matmuls is reached, and waves of tiles are in it.
     cores = GPUS[chosen]["core_count"] if chosen in GPUS and not whole else 0
     achieved = chip.flops_per_second if whole else ACHIEVED.get(chosen, chip.flops_per_second)
-    passes = {name: Passes(*value) if isinstance(value, list) else value for name, value in file.passes.items()}
-    stack = dataclasses.replace(STACKS[file.stack], **passes)
-    share = float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated files have JAX's names
+    share = file.float32_share or float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated: JAX's names
     constants = Constants(**file.constants)
-    return Machine(name, chip, achieved, cores, stack, constants, file.error, file.source, share)
+    return Machine(name, chip, achieved, cores, STACKS[file.stack], constants, file.error, file.source, share)
 
 
 def float32_share(kind: str, chip: Chip) -> float:

@@ -6,12 +6,8 @@ timeline.step_seconds, timeline.parts
 """
 
 from collections.abc import Collection
-from functools import cached_property
-
-import numpy as np
 
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.caches import far_bytes
 from benchmarks.seconds.kernels import Kernel, head, layer, seconds_by_kind, softmax_is_fused
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.memory import first_stage_elements
@@ -21,7 +17,6 @@ from benchmarks.seconds.sharded import GATHERED, Sharded
 from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
 from benchmarks.seconds.sums import OF_LAYERS, LayerSums
 from benchmarks.seconds.timeline import LayerSeconds, Parts, Timeline, added, scaled
-from strategies.core.placement import Axes
 from strategies.core.sizes import BYTES
 from strategies.core.traffic import SENT
 from strategies.costs.predict import Cost
@@ -33,16 +28,9 @@ OF_PARAMETERS = "gradients", "weights"
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 
-RETURNED = ((14, 0.0), (20, 0.28), (30, 0.28), (34, 0.9), (64, 1.0))
-"""MiB of temporaries of a device, and the share of them that the C library returns to the system after a step, so that
-they are page faults of the next one. A block of more than 32 MiB has pages of its own (glibc's malloc/malloc.c,
-DEFAULT_MMAP_THRESHOLD_MAX); one of up to 64 MiB has none on the first device of eight, whose heap grows. Smaller blocks
-of several devices share heaps of 64 MiB (malloc/arena.c, HEAP_MAX_SIZE). These are means of 130 steps on eight devices.
-Of a single step between 20 and 32 MiB the share is anything from 0 to 0.7."""
-
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
-    """Predict the time of a step on its slowest device; of virtual devices, on all of a host together.
+    """Predict the time of a step on its slowest device.
 
     Args:
         cost: the step by formulas.
@@ -59,11 +47,6 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
         parts = scaled(added(scaled(inside, cost.plan.layers), *ends), times)
         parts = added(parts, {"gathers": times * sum(step.first_gather_seconds())})
     parts = added(parts, step.after(sum(layers.backward.values())))
-    if not step.bubbles:
-        parts = {**parts, "bubble": 0.0}
-    everywhere, share = tuple(cost.plan.mesh.sizes), machine.stack.step_skew
-    parts = added(parts, {"skew": step.network.skew_seconds(everywhere, sum(parts.values()), share)})
-    parts = scaled(parts, step.sharing)
     parts = added(parts, {"fixed": machine.constants.step_seconds})
     return Timeline({name: seconds for name, seconds in parts.items() if seconds})
 
@@ -74,13 +57,12 @@ def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
     No step is faster. A roofline (search/ranking.py) also has memory traffic, of which caches may serve a part.
     """
     devices, chip, outermost = cost.plan.mesh.size, machine.chip, machine.stack.outermost
-    bubble = 0.0 if machine.stack.shared else cost.bubble
-    compute = cost.least_flops / devices / (1 - bubble) / chip.flops_per_second
+    compute = cost.least_flops / devices / (1 - cost.bubble) / chip.flops_per_second
     sent = sum(
         float(sum(parts.values())) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes, outermost))
         for (kind, axes), parts in cost.sent.items()
     )
-    return max(compute, sent) * machine.sharing(topology, devices)
+    return max(compute, sent)
 
 
 class StepSeconds:
@@ -88,20 +70,11 @@ class StepSeconds:
 
     def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
-        self.sharing = machine.sharing(topology, cost.plan.mesh.size)
-        self.temporaries = sum(cost.temporaries.values())
         self.network = Network(machine, topology, cost.plan.mesh)
-        self.far = far_bytes(cost, machine.stack, self.sharing)
-        self.kernels = layer(cost.plan, machine.stack, self.far)
+        self.kernels = layer(cost.plan, machine.stack)
         self.microbatches = cost.plan.train.microbatches
         self.sharded = Sharded(cost.plan, cost.traffic, self.network)
         self.sums = LayerSums(cost.plan, cost.traffic, self.network)
-
-    @property
-    def bubbles(self) -> bool:
-        """Whether a stage that waits leaves its device idle: virtual devices of one host leave it their cores."""
-        axes = self.plan.over(self.plan.axes_of("layers"))
-        return self.plan.staged and not (self.machine.stack.shared and self.network.group(axes).hosts == 1)
 
     def layers(self) -> LayerSeconds:
         """Seconds of a layer for one microbatch.
@@ -113,17 +86,7 @@ class StepSeconds:
         working = sum(seconds for name, seconds in backward.items() if name not in ("launches", "gathers"))
         weights["launches"] = backward["launches"] * (sum(weights.values()) / working if working else 0.0)
         weights["gathers"] = self.gathers_seconds(("gradients",)) if self.plan.staged else 0.0
-        whole = LayerSeconds(self.layer("forward"), added(backward, scaled(weights, -1)), weights)
-        return LayerSeconds(*(scaled(parts, self.filled) for parts in whole))
-
-    @property
-    def filled(self) -> float:
-        """Share of the work of a slot for a layer: of virtual devices together, empty slots of some stages have none.
-
-        Elsewhere the stage counts that has most layers.
-        """
-        together = self.plan.staged and not self.bubbles
-        return self.plan.config.layers / self.plan.layer_slots if together else 1.0
+        return LayerSeconds(self.layer("forward"), added(backward, scaled(weights, -1)), weights)
 
     def layer(self, way: str) -> Parts:
         """Seconds of a layer for one microbatch, "forward" or "backward", the latter with what it recomputes.
@@ -132,33 +95,20 @@ class StepSeconds:
         gather than what they are gathered beside.
         """
         stack, constants = self.machine.stack, self.machine.constants
-        launches = getattr(stack.kernels, way) + (self.plan.share.ring - 1) * getattr(stack.hop_kernels, way)
-        others = {"full": stack.full_kernels or Passes(0, stack.kernels.forward), "none": stack.none_kernels}
-        launches += getattr(others.get(self.plan.train.remat, NONE), way)
+        launches = getattr(stack.kernels, way)
+        if way == "backward" and self.plan.train.remat == "full":
+            launches += stack.kernels.forward
         if not softmax_is_fused(self.plan, stack):
             repeated = way == "backward" and self.plan.train.remat != "none"
             launches += getattr(stack.unfused_kernels, way) + repeated * stack.unfused_kernels.forward
-        if self.sharing <= stack.cores:
-            launches *= stack.alone_launches
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
-        # Between the hops of a ring there is attention alone, a part at a time.
-        work = sum(seconds for kind, seconds in parts.items() if kind != "attention" or self.plan.share.ring == 1)
-        skew = self.network.skew_seconds(self.waiting, work, stack.skew)
-        parts = added(parts, {"sums of layers": self.sums.seconds(way), "skew": skew})
-        hidden = 0.0 if stack.shared else sum(parts.values())
-        waits = max(0.0, launches * constants.kernel_seconds - hidden)
+        parts = added(parts, {"sums of layers": self.sums.seconds(way)})
+        waits = max(0.0, launches * constants.kernel_seconds - sum(parts.values()))
         parts = added(parts, {"launches": waits})
         # The pipelines here have no loop over all layers in which weights are gathered ahead (strategies/fsdp.py).
         beside = stack.prefetches and self.plan.train.gather == "layer" and not self.plan.staged
         hidden = sum(parts.values()) if beside else 0.0
         return added(parts, {"gathers": max(0.0, self.gathers_seconds(GATHERED[way]) - hidden)})
-
-    @cached_property
-    def waiting(self) -> Axes:
-        """Mesh axes along which devices wait for each other in a layer."""
-        of_layers = {axis for each in self.traffic if each.what in OF_LAYERS for axis in each.axes}
-        gathered = self.sharded.axes if self.plan.train.gather == "layer" else ()
-        return self.plan.over(of_layers.union(gathered))
 
     def gathers_seconds(self, wanted: Collection[str]) -> float:
         """Seconds of a layer's collectives of sharded weights and gradients for one microbatch, by what they send.
@@ -167,13 +117,13 @@ class StepSeconds:
         """
         if self.plan.train.gather == "step":
             return 0.0
-        return self.sharded.seconds(wanted, self.plan.layers * self.microbatches, of_layer=True)
+        return self.sharded.seconds(wanted, self.plan.layers * self.microbatches)
 
     def whole_gathers_seconds(self) -> float:
         """Seconds in which `gather="step"` gathers all weights before the passes and scatters gradients after them."""
         if self.plan.train.gather == "layer":
             return 0.0
-        return sum(self.sharded.seconds(wanted, 1, of_layer=False) for wanted in GATHERED.values())
+        return sum(self.sharded.seconds(wanted, 1) for wanted in GATHERED.values())
 
     def first_gather_seconds(self) -> Passes:
         """Seconds of a microbatch's first gather and of its last scatter, which have nothing to hide behind."""
@@ -194,7 +144,7 @@ class StepSeconds:
                 part = SENT[each.kind](each.operand_bytes, plan.size(*axes)) / self.microbatches
                 sent += self.network.seconds(each.kind, axes, part)
         forward, backward = (sum(seconds_by_kind(each, self.machine).values()) for each in kernels)
-        both = {"sums of ends": sent / 2, "launches": stack.end_kernels / 2 * self.machine.constants.kernel_seconds}
+        both = {"sums of ends": sent / 2}
         return {"head": forward, **both}, {"head": backward, **both}
 
     def send_seconds(self) -> float:
@@ -203,17 +153,7 @@ class StepSeconds:
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
         elements = plan.residual / plan.tensors if stack.ends == FIRST_AND_LAST else plan.own_residual
         sent = elements / self.microbatches * BYTES[plan.train.dtype]
-        again = 0.0
-        if stack.shared:  # of the exchanges at the end of a tick all but the first
-            exchanges = plan.ticks.shared.edges >= 0
-            again = 1 - float(exchanges.any(axis=1).sum() / exchanges.sum())
-        axes = plan.over(plan.axes_of("layers"))
-        work = sum(each.seconds(self.machine) for each in (*self.kernels.forward, *self.kernels.backward))
-        work *= self.filled * self.microbatches * plan.layers
-        skew = self.network.skew_seconds(axes, work, stack.skew)
-        launches = stack.tick_kernels * len(plan.schedule.table[0]) * self.machine.constants.kernel_seconds
-        each = self.network.seconds("permute", axes, sent, again=again)
-        return each + (skew + launches) / plan.ticks.exchanges
+        return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent)
 
     def after(self, backward_seconds: float) -> Parts:
         """Seconds of what follows the passes.
@@ -225,7 +165,6 @@ class StepSeconds:
             "gathers": self.whole_gathers_seconds(),
             "gradients": self.gradients_seconds(self.plan.layers * backward_seconds),
             "optimizer": self.optimizer_seconds(),
-            "allocation": self.allocation_seconds(),
         }
 
     def gradients_seconds(self, backward_seconds: float) -> float:
@@ -266,18 +205,6 @@ class StepSeconds:
         return self.network.seconds_of("all_reduce", where, SENT["all_reduce"](table, where.devices))
 
     def optimizer_seconds(self) -> float:
-        """Seconds to accumulate gradients of microbatches, and to update the parameters that the device updates."""
-        stack = self.machine.stack
-        times = self.microbatches if self.microbatches > 1 else 0
-        at_once = self.plan.placement.updates or (self.sharded.axes and self.plan.train.gather == "step")
-        copied = stack.update_bytes * self.plan.gathered if at_once else 0.0
-        of_each = stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times + copied
-        moved = self.far * of_each * self.elements
-        launches = stack.update_kernels * self.machine.constants.kernel_seconds
-        return Kernel("memory", 0, moved).seconds(self.machine) + launches
-
-    def allocation_seconds(self) -> float:
-        """Seconds for the system to provide the temporaries, where the host's allocator does not keep them."""
-        sizes, shares = zip(*RETURNED, strict=True)
-        fresh = self.temporaries * float(np.interp(self.temporaries / 2**20, sizes, shares))
-        return Kernel("memory", 0, self.machine.stack.fresh_bytes * fresh).seconds(self.machine)
+        """Seconds to update the parameters that the device updates."""
+        moved = self.machine.stack.optimizer_bytes / self.plan.updates * self.elements
+        return Kernel("memory", 0, moved).seconds(self.machine)

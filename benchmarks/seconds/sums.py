@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from benchmarks.seconds.kernels import Kernel, beside_sums
+from benchmarks.seconds.kernels import beside_sums
 from benchmarks.seconds.network import Network
 from benchmarks.seconds.stack import Passes
 from strategies.core.plan import Plan
@@ -24,39 +24,21 @@ class LayerSums:
         """Seconds of what a layer sends for one microbatch and waits for, "forward" or "backward".
 
         On two halves of the batch a layer has twice as many collectives, and waits for a part of them. Those of both
-        halves can be in flight at once, so that their latency counts once, but not if devices share their cores.
+        halves can be in flight at once, so that their latency counts once.
         """
         stack, halved = self.network.machine.stack, self.plan.train.halves == "on"
-        times = 2 if halved and stack.shared else 1
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
-        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2), unless devices share their cores.
-        third = stack.shared
-        gathers = Passes(1 / 3, 2 / 3 if third else 1 / 3)
+        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
         total = 0.0
         for each in self.traffic:
             if each.what in OF_LAYERS:
                 calls, all_calls = self.calls(each.what)
-                if third and each.kind == "all_gather":
-                    calls = Passes(calls.forward, sum(calls))
-                share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
+                share = 1 / 3 if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.plan.train.microbatches / self.plan.layers
-                # A ring sends beside its attention, and tokens are gathered right after others were scattered.
-                again = getattr(calls, way) if self.is_of_ring(each.what) or each.kind == "all_gather" else 0
-                total += self.network.seconds(each.kind, each.axes, sent, times * getattr(calls, way), times * again)
-                if each.what == "layers" and each.kind != "all_reduce":
-                    total += getattr(calls, way) * self.layout_seconds()
+                total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way))
                 if way == "backward" and each.what == "layers" and each.kind != "all_gather":
                     total -= self.hidden_sums_seconds(each, all_calls)
         return total * (1 - stack.halves_hide) if halved else total
-
-    def layout_seconds(self) -> float:
-        """Seconds to bring a microbatch's tokens into the layout in which they are gathered, and back after a scatter.
-
-        One sequence alone is in it.
-        """
-        tokens, config = self.plan.share.tokens, self.plan.config
-        moved = self.network.machine.stack.token_bytes * tokens * config.embed if tokens > config.sequence else 0.0
-        return Kernel("memory", 0, moved).seconds(self.network.machine)
 
     def hidden_sums_seconds(self, each: Traffic, all_calls: int) -> float:
         """Seconds of a layer's sums of gradients of inputs that run beside the matmuls of gradients of weights.

@@ -1,7 +1,6 @@
 """`meshmark advise` prints and writes the ranking that `benchmarks.search.advised` makes."""
 
 import json
-import math
 import re
 
 import pytest
@@ -11,7 +10,7 @@ from benchmarks.commandline import tables
 from benchmarks.devices.chips import CHIPS
 from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.seconds.machines import machine
-from tests.benchmarks.seconds.virtual import FILE
+from tests.benchmarks.seconds.host import FILE
 
 
 @pytest.fixture(autouse=True)
@@ -105,42 +104,21 @@ def test_another_machine_may_be_named(tmp_path):
 HERE = ("--devices=here", "--preset=nano", "--batch-size=16")
 
 
-def test_the_devices_here_are_those_of_jax(tmp_path, capsys):
-    """With a calibrated machine file, the candidates are meshes of all devices of this process; without, it is named
-    how to get one.
-    """
-    host, path = tmp_path / "host.json", tmp_path / "advice.json"
-    host.write_text(json.dumps(FILE))
-    assert main([*HERE, "--dtype=float32", f"--machine={host}", f"--json={path}"]) == 0
-    told = json.loads(path.read_text())
-    assert (told["topology"], told["machine"]) == ("cpu:8", "host")
-    assert "nano, 16 x 64 tokens, float32, on 8 devices of cpu:8" in capsys.readouterr().out
-    assert {"fsdp=8", "data=2,fsdp=4"} <= {row["mesh"] for row in told["choices"]}
-    for more, problem in (
-        ([], "CPUs differ too much to predict by a packaged file; measure yours: meshmark calibrate"),
-        ([f"--machine={host}"], "machine host was calibrated in float32, not in bfloat16; give --dtype float32"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main([*HERE, *more])
-        assert ended.value.code == 2
-        assert problem in capsys.readouterr().err
-
-
-def test_virtual_devices_share_the_memory_of_their_host(tmp_path):
-    """What all devices together need must fit, and what they compute together is at most what the host can."""
-    host, path = tmp_path / "host.json", tmp_path / "advice.json"
-    asked = [*HERE, "--dtype=float32", "--microbatches=8", f"--machine={host}", f"--json={path}"]
-    host.write_text(json.dumps(FILE))
-    assert main(asked) == 0
-    rows = json.loads(path.read_text())["choices"]
-    least = min(row["needed_bytes"] for row in rows)
-    assert all(0 < row["model_flops_utilization"] <= 1 for row in rows)
-    assert all(row["bound_seconds"] <= row["predicted_seconds"] for row in rows)
-    enough = math.ceil(8 * least / MEMORY_FRACTION)  # with the margin for the error of formulas
-    for memory, status in ((enough, 0), (enough - 2, 1)):
-        host.write_text(json.dumps(FILE | {"specifications": FILE["specifications"] | {"memory_bytes": memory}}))
-        machine.cache_clear()
-        assert main(asked) == status
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ([], "cpu:8: virtual CPU devices share the cores of a host, so their steps are measured, not predicted; give"),
+        (["--machine=meshmark_gpus", "--measure=2"], "--machine is about predictions"),
+        (["--tokens=1e9", "--measure=2"], "--tokens is about predictions"),
+        (["--scaling=2..8", "--measure=2"], "--measure is of one topology"),
+    ],
+)
+def test_virtual_devices_are_not_predicted(more, problem, capsys):
+    """The line names `--measure`; with it, options about predictions are refused."""
+    with pytest.raises(SystemExit) as ended:
+        main([*HERE, *more])
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_four_hosts_need_a_network(tmp_path, capsys):
@@ -166,16 +144,16 @@ def test_four_hosts_need_a_network(tmp_path, capsys):
     assert all(slow > fast for slow, fast in zip(*seconds, strict=True))
 
 
-def test_sizes_of_one_host_need_no_network(tmp_path, capsys):
-    """Scaling within a host takes a calibrated file as it is; beyond it, the network must be known."""
+def test_one_host_needs_no_network(tmp_path, capsys):
+    """A calibrated file predicts it as it is; beyond it, the network must be known."""
     host, path = tmp_path / "host.json", tmp_path / "scaling.json"
     host.write_text(json.dumps(FILE | {"specifications": FILE["specifications"] | {"network_bytes_per_second": 0}}))
-    asked = ["--topology=cpu:8", "--preset=nano", "--batch-size=16", "--dtype=float32", f"--machine={host}"]
-    assert main([*asked, "--scaling=2..8", f"--json={path}"]) == 0
-    assert [row["topology"] for row in json.loads(path.read_text())["points"][:3]] == ["cpu:1x2", "cpu:1x4", "cpu:1x8"]
+    asked = ["--topology=cpu:1x1", "--preset=nano", "--batch-size=16", "--dtype=float32", f"--machine={host}"]
+    assert main([*asked, "--scaling=1..1", f"--json={path}"]) == 0
+    assert [row["topology"] for row in json.loads(path.read_text())["points"]] == ["cpu:1x1", "cpu:1x1"]
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main([*asked, "--scaling=8..16"])
+        main([*asked, "--scaling=1..4"])
     assert ended.value.code == 2
     assert "does not say how fast the network between hosts is" in capsys.readouterr().err
 
@@ -246,8 +224,9 @@ def test_nothing_fits(capsys):
         (["--set=hbm=many"], "'many' cannot be read; write a multiple such as 2x, or an amount such as 100GB"),
         (["--set=hbm"], "'hbm' is not NAME=VALUE"),
         (["--machine=abacus"], "machine 'abacus' is not known; known are a100_40gb_fsdp, a100"),
-        (["--topology=cpu:8"], "measure yours: meshmark calibrate --out mine.json"),
-        (["--topology=cpu:8", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and cpu:8 is not"),
+        (["--topology=cpu:4x1"], "measure yours: meshmark calibrate --out mine.json"),
+        (["--topology=cpu:4x1", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and cpu:4x1 is not"),
+        (["--topology=cpu:8"], "give --devices here --measure 8"),
         (["--devices=here"], "not allowed with argument --topology"),
         (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; leave --scaling out"),
         (["--compile=2", "--scaling=8..16"], "--compile is of one topology; leave --scaling out"),

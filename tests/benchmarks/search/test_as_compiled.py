@@ -19,7 +19,7 @@ from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import machine
 from strategies import GPTConfig, MeshSpec
 from tests.benchmarks.search.test_advised import choices
-from tests.benchmarks.seconds.virtual import FILE
+from tests.benchmarks.seconds.host import FILE
 
 H100S = machine("meshmark_gpus", "h100")
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
@@ -118,7 +118,7 @@ def test_what_has_no_compiled_step_says_why(result: dict[str, Any] | None, ended
 
 @pytest.mark.parametrize(
     ("topology", "problem"),
-    [("cpu:8", "on cpu:8 no communication overlaps"), ("h100:1x8", "needs a compiler that is not installed")],
+    [("cpu:8x1", "on cpu:8x1 no communication overlaps"), ("h100:1x8", "needs a compiler that is not installed")],
 )
 def test_without_a_compiler_that_overlaps_nothing_is_compiled(
     topology: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -126,7 +126,7 @@ def test_without_a_compiler_that_overlaps_nothing_is_compiled(
     """Refused with the reason, before anything is predicted."""
     monkeypatch.setattr(Topology, "compiler_version", None)
     (tmp_path / "host.json").write_text(json.dumps(FILE))
-    host = [f"--machine={tmp_path / 'host.json'}"] if topology == "cpu:8" else []
+    host = [f"--machine={tmp_path / 'host.json'}"] if topology == "cpu:8x1" else []
     with pytest.raises(SystemExit, match="2"):
         main([*TINY, f"--topology={topology}", *host, "--compile=1", f"--cache={tmp_path}"])
     assert problem in capsys.readouterr().err

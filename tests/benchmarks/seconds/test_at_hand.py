@@ -10,7 +10,7 @@ from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.seconds.at_hand import topology_of
 from benchmarks.seconds.machines import parsed
-from tests.benchmarks.seconds.virtual import FILE
+from tests.benchmarks.seconds.host import FILE
 from tests.benchmarks.test_compile import TAKES_LIBTPU
 
 
@@ -54,7 +54,7 @@ def test_devices_that_are_not_known_are_refused():
 def test_a_calibrated_file_keeps_its_figures():
     """Whether the devices are named or not: the rate that was measured, and float32 as GPUs multiply it."""
     chip = vars(CHIPS["h100"]) | {"flops_per_second": 6e14}
-    told = FILE | {"stack": "meshmark", "devices": [GPUS["h100"]["name"]], "specifications": chip}
+    told = FILE | {"devices": [GPUS["h100"]["name"]], "specifications": chip}
     here, named = parsed("mine", told), parsed("mine", told, "h100")
     assert here == named
     assert here.matmul_flops_per_second == 6e14

@@ -14,7 +14,7 @@ from benchmarks.seconds.predicted import predict_seconds
 from benchmarks.simulate.queues import IDLE
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
-from tests.benchmarks.seconds.virtual import ITS
+from tests.benchmarks.seconds.host import ITS
 
 MODEL = GPTConfig(layers=16, embed=512, heads=8, sequence=512)
 STEPS = {
@@ -35,11 +35,10 @@ def cost_of(strategy, mesh, **options):
 
 
 def machines():
-    """Stages in lockstep, stages that wait only for what they need, and virtual devices of one host."""
+    """Stages in lockstep, stages that wait only for what they need, and hosts of one CPU device."""
     return {
         "meshmark": (machine("meshmark_gpus", "h100"), Topology.parse("h100:1x8")),
         "Megatron-LM": (machine("a100_megatron_cluster"), Topology.parse("a100_80gb:1x8")),
-        "a host": (ITS, Topology(CPU, (8,))),
         "hosts": (ITS, Topology(CPU, (8, 1))),
     }
 
@@ -55,7 +54,7 @@ def test_spans_fill_the_step(strategy, name):
     cost = cost_of(strategy, mesh, **options)
     predicted = predict_seconds(cost, its, topology)
     stages = drawn(cost, its, topology)
-    assert len(stages) == (1 if name == "a host" else cost.plan.mesh.sizes.get("pipeline", 1))
+    assert len(stages) == cost.plan.mesh.sizes.get("pipeline", 1)
     for spans in stages.values():
         own = [span for span in spans if span.lane != PASSES]
         assert own[0].begin_seconds == 0
@@ -67,7 +66,7 @@ def test_spans_fill_the_step(strategy, name):
             assert one.begin_seconds + one.seconds <= other.begin_seconds + 1e-9
 
 
-@pytest.mark.parametrize("name", ["meshmark", "a host", "hosts"])
+@pytest.mark.parametrize("name", ["meshmark", "hosts"])
 @pytest.mark.parametrize("strategy", STEPS)
 def test_the_parts_of_the_prediction_are_drawn(strategy, name):
     """What a stage is drawn to spend on each part is what the prediction says."""

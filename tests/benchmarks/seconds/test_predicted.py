@@ -189,3 +189,37 @@ def test_a_value_that_cannot_be_read_is_refused(text, problem):
         machine("meshmark_gpus").with_changes({"hbm_bandwidth": text})
     with pytest.raises(ValueError, match="what can be is flops, hbm"):
         machine("meshmark_gpus").with_changes({"speed": "2x"})
+
+
+def test_halves_hide_a_part_of_the_sums():
+    """On two halves of the batch a layer waits for less of its sums, and for nothing else less."""
+    h100 = machine("meshmark_gpus", "h100")
+    on, off = (
+        predict_seconds(step("tensor", "tensor=8", halves=halves), h100, Topology.parse("h100:1x8")).parts
+        for halves in ("on", "off")
+    )
+    assert on["sums of layers"] == pytest.approx(off["sums of layers"] * (1 - h100.stack.halves_hide))
+    assert {**on, "sums of layers": 0} == pytest.approx({**off, "sums of layers": 0})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "microbatches"),
+    [("fsdp", "fsdp=8", 1), ("fsdp", "fsdp=8", 2), ("three_d", "fsdp=4,pipeline=2", 4), ("hsdp", "data=2,fsdp=4", 1)],
+)
+def test_what_is_gathered_once_a_step_is_waited_for_once(strategy, mesh, microbatches):
+    """With `gather="step"` neither layers nor microbatches add waits; with "layer" each layer does."""
+    here = machine("meshmark_gpus", "h100")
+    here = replace(here, stack=replace(here.stack, prefetches=False))
+    late = replace(here, constants=replace(here.constants, link_seconds=1e-3))
+
+    def latency(gather, layers, times):
+        model, train = replace(SMALL, layers=layers), TrainConfig(64, times, dtype="bfloat16", gather=gather)
+        cost = predict(strategy, model, mesh, train, "cuda")
+        with_, without = (predict_seconds(cost, its, Topology.parse("h100:1x8")).parts for its in (late, here))
+        return with_["gathers"] - without["gathers"]
+
+    once = latency("step", 4, microbatches)
+    assert once > 0
+    assert latency("step", 16, microbatches) == pytest.approx(once)
+    assert latency("step", 4, 2 * microbatches) == pytest.approx(once)
+    assert latency("layer", 16, microbatches) == pytest.approx(4 * latency("layer", 4, microbatches))

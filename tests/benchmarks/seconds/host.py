@@ -1,11 +1,11 @@
-"""A host of virtual devices as a machine, and its machine file."""
+"""A CPU host as a machine, and its machine file."""
 
 from dataclasses import replace
 
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import CPU
 from benchmarks.seconds.machine import START, Machine
-from benchmarks.seconds.stack import VIRTUAL
+from benchmarks.seconds.stack import MESHMARK
 
 HOST = Chip(
     platform=CPU,
@@ -20,9 +20,9 @@ HOST = Chip(
     source="a test",
 )
 CONSTANTS = replace(START, matmul_dim=0.0)
-ITS = Machine("host", HOST, HOST.flops_per_second, 0, VIRTUAL, CONSTANTS, 0.1, "a test")
+ITS = Machine("host", HOST, HOST.flops_per_second, 0, MESHMARK, CONSTANTS, 0.1, "a test")
 FILE = {
-    "stack": VIRTUAL.name,
+    "stack": MESHMARK.name,
     "devices": ["cpu"],
     "specifications": vars(HOST),
     "constants": vars(CONSTANTS),

@@ -1,0 +1,97 @@
+"""Rates of a machine from the timings of probes, by nonnegative least squares of relative errors."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import nnls
+
+from benchmarks.calibration.probes import Timing
+from benchmarks.devices.chips import Chip
+from benchmarks.seconds.machine import NOT_FITTED, START, Machine
+from benchmarks.seconds.machines import CARRIED_ERROR
+from benchmarks.seconds.stack import MESHMARK
+
+AGAIN = "calibrate again while the machine does nothing else"
+
+
+class NotMeasurableError(ValueError):
+    """Timings do not show a rate; the message says which, and what to do."""
+
+
+def matmul_rate(timings: Sequence[Timing]) -> tuple[float, float]:
+    """FLOP/s of large matmuls, and `Constants.matmul_dim`.
+
+    Raises:
+        NotMeasurableError: larger matmuls take no longer.
+    """
+    per_flop, per_inverse_dim = _shares(timings, [(each.work, each.work * each.inverse_dim) for each in timings])
+    if not per_flop:
+        raise NotMeasurableError(f"the rate of {timings[0].dtype} matmuls is not measurable: {AGAIN}")
+    return 1 / per_flop, per_inverse_dim / per_flop
+
+
+def link_rate(timings: Sequence[Timing]) -> tuple[float, float]:
+    """Bytes per second that a device sends in collectives, and the latency of a step of a ring.
+
+    Raises:
+        NotMeasurableError: more bytes take no longer.
+    """
+    steps = [each.calls * (1 if each.kind == "permute" else each.devices - 1) for each in timings]
+    latency, per_byte = _shares(timings, [(count, each.work) for count, each in zip(steps, timings, strict=True)])
+    if not per_byte:
+        raise NotMeasurableError(f"the bandwidth of links is not measurable: more bytes took no longer; {AGAIN}")
+    return 1 / per_byte, latency
+
+
+def _shares(timings: Sequence[Timing], parts: Sequence[tuple[float, ...]]) -> Sequence[float]:
+    """Seconds for each unit of the parts of probes, not below zero."""
+    seconds = np.array([[each.seconds] for each in timings])
+    return [float(each) for each in nnls(np.array(parts) / seconds, np.ones(len(timings)))[0]]
+
+
+def machine_of(
+    name: str, timings: Sequence[Timing], platform: str, memory_bytes: int, source: str
+) -> tuple[Machine, list[str]]:
+    """The machine that timings show, and what they do not show.
+
+    Args:
+        name: of the machine.
+        timings: of `probes.probes`.
+        platform: of its devices.
+        memory_bytes: of a device.
+        source: who measured when, and on what.
+
+    Raises:
+        NotMeasurableError: timings do not show a rate.
+    """
+    of = {kind: [each for each in timings if each.kind == kind] for kind in {each.kind for each in timings}}
+    (flops, matmul_dim), (float32_flops, _) = (
+        matmul_rate([each for each in of["matmul"] if each.dtype == dtype]) for dtype in ("bfloat16", "float32")
+    )
+    memory, launch, dispatch = (of[kind][0] for kind in ("stream", "launch", "dispatch"))
+    streaming, links = memory.work / memory.seconds, [each for each in timings if each.calls]
+    missing = [
+        f"attention: it is taken to reach {START.attention_efficiency:.0%} of the rate of matmuls",
+        "the network between hosts; give `meshmark advise` --set inter_host_bandwidth=10Gbit/s",
+    ]
+    if not links:
+        missing.append("links: there is one device; they are taken to be as fast as its memory")
+    bandwidth, latency = link_rate(links) if links else (streaming, 0.0)
+    chip = Chip(
+        platform=platform,  # pyright: ignore[reportArgumentType]: one that JAX has
+        flops_per_second=flops,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_second=streaming,
+        link_bytes_per_second=bandwidth,
+        torus_dims=0,
+        ring_multiple=0,
+        slice_chips=0,
+        network_bytes_per_second=0.0,
+        source="meshmark calibrate",
+    )
+    reached = dict.fromkeys(("matmul_efficiency", "memory_efficiency", "link_efficiency", "network_efficiency"), 1.0)
+    constants = replace(START, **reached, matmul_dim=matmul_dim, kernel_seconds=launch.seconds / launch.work)
+    constants = replace(constants, link_seconds=latency, network_seconds=0.0, step_seconds=dispatch.seconds)
+    source = f"{NOT_FITTED} to steps: rates are measured, the error is assumed; {source}"
+    return Machine(name, chip, flops, 0, MESHMARK, constants, CARRIED_ERROR, source, float32_flops / flops), missing

@@ -1,0 +1,103 @@
+"""Rates are those of the machine that made the timings, and a rate that timings do not show is refused."""
+
+import json
+
+import jax
+import pytest
+
+from benchmarks import calibrate
+from benchmarks.calibration.probes import Probe, Timing, probes, timed
+from benchmarks.calibration.rates import NotMeasurableError, link_rate, machine_of, matmul_rate
+from benchmarks.seconds.machines import machine
+
+FLOPS, FLOAT32_FLOPS, DIM, BANDWIDTH, LATENCY, STREAMING = 2e11, 1e11, 20.0, 1e10, 3e-6, 3e10
+
+
+def matmuls():
+    """Timings of matmuls that are slower by 1 + DIM / dim."""
+    for dtype, flops in (("bfloat16", FLOPS), ("float32", FLOAT32_FLOPS)):
+        for work, dim in ((1e9, 64), (4e9, 512), (1e8, 128), (1e8, 32)):
+            yield Timing("matmul", 1, work, 1 / dim, dtype, seconds=work / flops * (1 + DIM / dim))
+
+
+def collectives():
+    """Timings of rings: n - 1 steps among n devices, and one of a permute."""
+    for devices in (2, 4, 8):
+        for kind, sent in (("all_reduce", 1e3), ("all_reduce", 1e6), ("permute", 1e5), ("reduce_scatter", 1e5)):
+            calls, hops = 1 + (kind == "reduce_scatter"), 1 if kind == "permute" else devices - 1
+            yield Timing(kind, devices, sent, calls=calls, seconds=calls * hops * LATENCY + sent / BANDWIDTH)
+
+
+def others():
+    """Timings of what one device does besides."""
+    yield Timing("stream", 1, 1e6, seconds=1e6 / STREAMING)
+    yield Timing("launch", 1, 64, seconds=64 * 2e-6)
+    yield Timing("dispatch", 8, 0, seconds=1e-4)
+
+
+def test_rates_are_recovered():
+    """Timings of planted rates give these rates, and what nothing shows is named."""
+    found, missing = machine_of("host", [*matmuls(), *collectives(), *others()], "cpu", 2**30, "a test")
+    assert found.reached.flops_per_second == pytest.approx(FLOPS)
+    assert found.best_rate(4) == pytest.approx(FLOAT32_FLOPS)
+    assert found.reached.memory_bytes_per_second == pytest.approx(STREAMING)
+    assert found.reached.link_bytes_per_second == pytest.approx(BANDWIDTH)
+    constants = found.constants
+    assert (constants.matmul_dim, constants.link_seconds) == pytest.approx((DIM, LATENCY))
+    assert (constants.kernel_seconds, constants.step_seconds) == pytest.approx((2e-6, 1e-4))
+    assert [each.partition(":")[0].partition(";")[0] for each in missing] == ["attention", "the network between hosts"]
+    assert "links: there is one device" in machine_of("host", [*matmuls(), *others()], "cpu", 1, "")[1][-1]
+
+
+def test_a_rate_that_timings_do_not_show_is_refused():
+    """Where more work takes no longer the rate would be endless: the message says what to do."""
+    flat = [each._replace(seconds=1e-3 * 2e9 / each.work) for each in matmuls() if each.dtype == "float32"]
+    with pytest.raises(NotMeasurableError, match="the rate of float32 matmuls is not measurable: calibrate again"):
+        matmul_rate(flat)
+    slower = [each._replace(seconds=1 / each.work) for each in collectives() if each.devices == 4]
+    with pytest.raises(NotMeasurableError, match="bandwidth of links is not measurable: more bytes took no longer"):
+        link_rate(slower)
+
+
+def test_the_command_writes_a_machine(tmp_path, capsys, monkeypatch):
+    """What it times it prints and writes; the file is read as the machine that the report shows."""
+    timings = [*matmuls(), *collectives(), *others()]
+    monkeypatch.setattr(calibrate, "probes", lambda: iter(()))
+    monkeypatch.setattr(calibrate, "timed", lambda some: timings)
+    path = tmp_path / "host.json"
+    assert calibrate.main([f"--out={path}"]) == 0
+    said = capsys.readouterr().out
+    read = machine(str(path))
+    assert (read.chip.platform, read.assumed) == ("cpu", True)
+    assert read.best_rate(4) == pytest.approx(FLOAT32_FLOPS)
+    assert f"flops_per_second{'':>10}2e+11" in said
+    assert len(json.loads(path.read_text())["measured"]) == len(timings)
+    monkeypatch.setattr(
+        calibrate, "timed", lambda some: [each._replace(seconds=1 / (each.work + 1)) for each in timings]
+    )
+    with pytest.raises(SystemExit) as ended:
+        calibrate.main([f"--out={tmp_path / 'none.json'}"])
+    assert ended.value.code == 2
+    assert "is not measurable" in capsys.readouterr().err
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_probes_have_the_groups_of_all_devices(monkeypatch):
+    """Powers of two and all devices; what one device does is timed on one device."""
+    built = []
+    monkeypatch.setattr(Probe, "__init__", lambda self, timing, *_: built.append(timing))
+    for count, groups in ((1, set()), (6, {2, 4, 6}), (8, {2, 4, 8})):
+        built.clear()
+        monkeypatch.setattr(jax, "device_count", lambda count=count: count)
+        _ = [*probes()]
+        assert {each.devices for each in built if each.calls} == groups
+        assert {each.devices for each in built if each.kind in ("matmul", "stream", "launch")} == {1}
+
+
+@pytest.mark.usefixtures("_short_blocks")
+def test_a_probe_of_two_devices_is_timed():
+    """A collective that all take part in returns, and takes some time."""
+    ring = [(0, 1), (1, 0)]
+    probe = Probe(Timing("permute", 2, 64, calls=1), lambda x: (jax.lax.ppermute(x, "devices", ring),), (16,))
+    (found,) = timed([probe])
+    assert 0 < found.seconds < 1
