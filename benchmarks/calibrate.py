@@ -6,6 +6,7 @@ meshmark calibrate --out FILE
 import dataclasses
 import json
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.calibration.probes import Timing, probes, timed
-from benchmarks.calibration.rates import machine_of
+from benchmarks.calibration.probes import Probe, probes
+from benchmarks.calibration.rates import Timing, machine_of
 from benchmarks.cli import parsers
 from benchmarks.cli.options import available_devices
 from benchmarks.cli.refusing import refusing
@@ -23,9 +24,31 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_file, save_text, short
 from benchmarks.commandline.tables import aligned
 from benchmarks.explain.memory import states_budget_bytes
+from benchmarks.run.interleaved import BlockTimes, time_interleaved
 from benchmarks.run.machine import disable_compilation_cache
+from benchmarks.run.measure import steps_per_block
 from benchmarks.seconds.machine import Machine
 from strategies.backends.backend import platform_of
+
+ROUNDS = 5
+
+
+def timed(some: Sequence[Probe]) -> list[Timing]:
+    """The timings of probes, interleaved.
+
+    Raises:
+        Exception: of a probe that failed.
+    """
+    named = {str(number): probe for number, probe in enumerate(some)}
+    times = {name: BlockTimes(steps_per_block(probe)) for name, probe in named.items()}
+    time_interleaved(named, times, ROUNDS, begin=lambda name: None)
+    for blocks in times.values():
+        if blocks.error:
+            raise blocks.error
+    return [
+        probe.timing._replace(seconds=statistics.median(blocks.seconds))
+        for probe, blocks in zip(some, times.values(), strict=True)
+    ]
 
 
 def timings_table(timings: Sequence[Timing]) -> list[str]:

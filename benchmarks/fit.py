@@ -14,7 +14,7 @@ from benchmarks.commandline.outputs import require_apart, require_file, save_tex
 from benchmarks.commandline.tables import aligned
 from benchmarks.seconds.fitting import Fit, fit, left_out, predicted
 from benchmarks.seconds.judging import Errors, errors_of
-from benchmarks.seconds.machine import RANGES, Machine
+from benchmarks.seconds.machine import IN_SAMPLE, RANGES, Machine
 from benchmarks.seconds.machines import as_file, machine, machine_path
 from benchmarks.seconds.published import Run, run_of
 from benchmarks.seconds.tables import Row, cluster_of, model_of, read_rows
@@ -30,22 +30,28 @@ def main(arguments: list[str] | None = None) -> None:
             cannot be written.
     """
     parser = fit_runs()
-    asked: argparse.Namespace = parser.parse_args(arguments)
+    args: argparse.Namespace = parser.parse_args(arguments)
     with refusing(parser):
-        path = machine_path(asked.machine)
-        if asked.out:
-            require_apart({"--out": asked.out}, (*asked.runs, path))
-            require_file(asked.out)
-        start = machine(asked.machine)
-        rows, runs = expressed([row for path in asked.runs for row in read_rows(path)], start)
-        found = fit(runs, start, asked.only)
-    errors = errors_by_group(rows, runs, start, found, asked.only)
-    print("\n".join([*constants_table(found), "", *errors_table(errors)]))
-    if asked.out:
-        source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in asked.runs)}"
+        path = machine_path(args.machine)
+        if args.out:
+            require_apart({"--out": args.out}, (*args.runs, path))
+            require_file(args.out)
+        start = machine(args.machine)
+        rows, runs = expressed([row for path in args.runs for row in read_rows(path)], start)
+        found = fit(runs, start, args.only)
+    fitted = errors_of(predicted(runs, start, found.constants).tolist(), [run.step_seconds or 0.0 for run in runs])
+    held_out = held_out_errors(rows, runs, start, args.only)
+    lines = errors_table({"the runs that were fitted": fitted, **held_out})
+    if not held_out:
+        lines.append("these errors are in sample: no model and no cluster could be left out of the fit")
+    print("\n".join([*constants_table(found), "", *lines]))
+    if args.out:
+        source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in args.runs)}"
+        source += "" if held_out else f"; {IN_SAMPLE}"
+        error = [fitted, *held_out.values()][-1].mean
         with refusing(parser):
-            save_text(asked.out, as_file(read_json(path), found.constants, [*errors.values()][-1].mean, source))
-        print(f"\nwrote {short(asked.out)}")
+            save_text(args.out, as_file(read_json(path), found.constants, error, source))
+        print(f"\nwrote {short(args.out)}")
 
 
 def expressed(rows: Sequence[Row], start: Machine) -> tuple[list[Row], list[Run]]:
@@ -75,11 +81,11 @@ def constants_table(found: Fit) -> list[str]:
     return aligned(rows, [*"<", *">" * 3, "<"])
 
 
-def errors_by_group(
-    rows: Sequence[Row], runs: Sequence[Run], start: Machine, found: Fit, only: Collection[str]
+def held_out_errors(
+    rows: Sequence[Row], runs: Sequence[Run], start: Machine, only: Collection[str]
 ) -> dict[str, Errors]:
-    """Errors of the runs that were fitted, and, last, of runs whose model or cluster was left out of the fit."""
-    guesses = {"the runs that were fitted": predicted(runs, start, found.constants)}
+    """Errors of runs whose model, or, last, whose cluster was left out of the fit; empty if there is one of each."""
+    guesses = {}
     for name, key in (("models", model_of), ("clusters", cluster_of)):
         if len({*(groups := [key(row) for row in rows])}) > 1:
             try:
@@ -87,15 +93,15 @@ def errors_by_group(
             except ValueError as error:
                 print(f"without one of the {name}: {error}")
     measured = [run.step_seconds or 0.0 for run in runs]
-    return {name: errors_of(each.tolist(), measured) for name, each in guesses.items()}
+    return {name: errors_of(seconds.tolist(), measured) for name, seconds in guesses.items()}
 
 
 def errors_table(errors: Mapping[str, Errors]) -> list[str]:
     """Lines of the errors."""
     lines = [("predictions of", "runs", "mean error", "median", "bias", "rank")]
-    for name, told in errors.items():
-        rank = "" if told.rank_correlation is None else f"{told.rank_correlation:.2f}"
-        lines.append((name, str(told.runs), f"{told.mean:.1%}", f"{told.median:.1%}", f"{told.bias:+.1%}", rank))
+    for name, found in errors.items():
+        rank = "" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
+        lines.append((name, str(found.runs), f"{found.mean:.1%}", f"{found.median:.1%}", f"{found.bias:+.1%}", rank))
     return aligned(lines, ["<", *">" * 5])
 
 

@@ -20,18 +20,18 @@ def main(arguments: list[str] | None = None) -> None:
         SystemExit: the table cannot be read, a machine is not known, or the output cannot be written.
     """
     parser = predict_runs()
-    asked: argparse.Namespace = parser.parse_args(arguments)
+    args: argparse.Namespace = parser.parse_args(arguments)
     with refusing(parser):
-        if asked.out:
-            require_apart({"--out": asked.out}, asked.runs)
-            require_file(asked.out)
-        its = machine(asked.machine) if asked.machine else None
-        rows = [row for path in asked.runs for row in read_rows(path)]
-    predictions = predicted_rows(rows, its)
-    if asked.out:
+        if args.out:
+            require_apart({"--out": args.out}, args.runs)
+            require_file(args.out)
+        chosen = machine(args.machine) if args.machine else None
+        rows = [row for path in args.runs for row in read_rows(path)]
+    predictions = predicted_rows(rows, chosen)
+    if args.out:
         with refusing(parser):
-            save_text(asked.out, as_csv(predictions))
-        print(f"wrote {short(asked.out)}")
+            save_text(args.out, as_csv(predictions))
+        print(f"wrote {short(args.out)}")
     print("\n".join(report(predictions)))
 
 

@@ -4,10 +4,9 @@ Legend of dims: m, n, k of matmuls [m,k] x [k,n]. A mesh axis `devices` splits t
 """
 
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,8 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.run.interleaved import BlockTimes, time_interleaved
-from benchmarks.run.measure import steps_per_block
+from benchmarks.calibration.rates import Timing
 
 AXIS = "devices"
 MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
@@ -28,29 +26,6 @@ SENT_BYTES = (2**12, 2**18, 2**24)
 """Of the operands of collectives."""
 CHAIN = 64
 """Kernels in the probe of launches, none of which has anything to do."""
-ROUNDS = 5
-
-
-class Timing(NamedTuple):
-    """A probe and its median seconds.
-
-    Attributes:
-        kind: "matmul", "stream", "launch", "dispatch", or a kind of collective.
-        devices: that run it together.
-        work: FLOPs of a matmul, bytes that a device streams or sends, or launches.
-        inverse_dim: of matmuls, the mean of one over the contracted dims.
-        dtype: of its arrays.
-        calls: collectives in it.
-        seconds: it takes so long.
-    """
-
-    kind: str
-    devices: int
-    work: float
-    inverse_dim: float = 0.0
-    dtype: str = "float32"
-    calls: int = 0
-    seconds: float = 0.0
 
 
 class Probe:
@@ -124,21 +99,3 @@ def _collectives(devices: int) -> dict[str, tuple[Callable[..., tuple[Any, ...]]
         "permute": (lambda x: (lax.ppermute(x, AXIS, ring),), 1, 1),
         "all_to_all": (lambda x: (lax.all_to_all(x, AXIS, 0, 0, tiled=True),), part, 1),
     }
-
-
-def timed(some: Sequence[Probe]) -> list[Timing]:
-    """The timings of probes, interleaved.
-
-    Raises:
-        Exception: of a probe that failed.
-    """
-    named = {str(number): probe for number, probe in enumerate(some)}
-    times = {name: BlockTimes(steps_per_block(probe)) for name, probe in named.items()}
-    time_interleaved(named, times, ROUNDS, begin=lambda name: None)
-    for blocks in times.values():
-        if blocks.error:
-            raise blocks.error
-    return [
-        probe.timing._replace(seconds=statistics.median(blocks.seconds))
-        for probe, blocks in zip(some, times.values(), strict=True)
-    ]

@@ -1,18 +1,40 @@
-"""Rates of a machine from the timings of probes, by nonnegative least squares of relative errors."""
+"""Timings of probes, and the rates of a machine that they show, by nonnegative least squares of relative errors."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
 
-from benchmarks.calibration.probes import Timing
 from benchmarks.devices.chips import Chip
 from benchmarks.seconds.machine import NOT_FITTED, START, Machine
 from benchmarks.seconds.machines import CARRIED_ERROR
 from benchmarks.seconds.stack import MESHMARK
 
 AGAIN = "calibrate again while the machine does nothing else"
+
+
+class Timing(NamedTuple):
+    """A probe and its median seconds.
+
+    Attributes:
+        kind: "matmul", "stream", "launch", "dispatch", or a kind of collective.
+        devices: that run it together.
+        work: FLOPs of a matmul, bytes that a device streams or sends, or launches.
+        inverse_dim: of matmuls, the mean of one over the contracted dims.
+        dtype: of its arrays.
+        calls: collectives in it.
+        seconds: it takes so long.
+    """
+
+    kind: str
+    devices: int
+    work: float
+    inverse_dim: float = 0.0
+    dtype: str = "float32"
+    calls: int = 0
+    seconds: float = 0.0
 
 
 class NotMeasurableError(ValueError):

@@ -73,6 +73,8 @@ class Constants:
 
 NOT_FITTED = "Not fitted"
 """How the source of a machine begins whose constants and error are not measured, but assumed."""
+IN_SAMPLE = "its error is in sample"
+"""What the source of a machine says whose constants were fitted to the runs that its error is of."""
 START = Constants(**{name: each.start for name, each in RANGES.items()})
 
 
@@ -87,7 +89,8 @@ class Machine:
         cores: of a GPU, its streaming multiprocessors; 0 where matmuls have no waves.
         stack: what the software does.
         constants: what it reaches.
-        error: mean error of predictions of runs that the constants were not fitted to, as a fraction.
+        error: mean error of predictions of runs that the constants were not fitted to, as a fraction. If the source
+            says `IN_SAMPLE`, of runs that they were fitted to.
         source: what the constants were fitted to.
         float32_share: rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
     """
@@ -111,6 +114,8 @@ class Machine:
     def error_text(self) -> str:
         """How far predictions are off, in words that say whether anybody measured that."""
         off = f"off by {self.error:.0%} on average"
+        if IN_SAMPLE in self.source:
+            return f"{off} for the runs that the constants were fitted to, and likely by more for others"
         return f"assumed to be {off}, which nobody measured" if self.assumed else off
 
     @cached_property

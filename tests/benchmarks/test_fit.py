@@ -9,7 +9,7 @@ import pytest
 from benchmarks.fit import main
 from benchmarks.seconds.machine import RANGES
 from benchmarks.seconds.machines import machine
-from benchmarks.seconds.tables import errors, predicted_rows, read_rows
+from benchmarks.seconds.tables import cluster_of, errors, model_of, predicted_rows, read_rows
 from tests.processes import ROOT
 
 FSDP = ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv"
@@ -48,6 +48,20 @@ def test_what_is_written_is_a_machine(table, tmp_path, capsys):
     assert 0 < its.error < 0.2
     assert "the kernels of stack 'nanoGPT' are not known" in said
     assert "models that were left out" in said
+
+
+def test_an_error_in_sample_is_not_said_to_be_held_out(tmp_path, capsys):
+    """With one model and one cluster nothing can be left out: the report and the machine file say `in sample`."""
+    rows = read_rows(FSDP)
+    one = [row for row in rows if (model_of(row), cluster_of(row)) == (model_of(rows[0]), cluster_of(rows[0]))]
+    table, out = write_rows(tmp_path / "one.csv", one), tmp_path / "fitted.json"
+    main([str(table), "--machine=a100_fsdp", "--only=matmul_efficiency", f"--out={out}"])
+    said, its = capsys.readouterr().out, machine(str(out))
+    assert "these errors are in sample" in said
+    assert "left out" not in said.replace("could be left out", "")
+    assert its.source.endswith("its error is in sample")
+    assert its.error == pytest.approx(errors(predicted_rows(one, its)).mean, abs=1e-4)
+    assert its.error_text.endswith("for the runs that the constants were fitted to, and likely by more for others")
 
 
 def test_a_fit_is_no_worse_than_where_it_started(table, tmp_path):

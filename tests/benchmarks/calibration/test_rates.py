@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from benchmarks import calibrate
-from benchmarks.calibration.probes import Probe, Timing, probes, timed
-from benchmarks.calibration.rates import NotMeasurableError, link_rate, machine_of, matmul_rate
+from benchmarks.calibration.probes import Probe, probes
+from benchmarks.calibration.rates import NotMeasurableError, Timing, link_rate, machine_of, matmul_rate
 from benchmarks.seconds.machines import machine
 
 FLOPS, FLOAT32_FLOPS, DIM, BANDWIDTH, LATENCY, STREAMING = 2e11, 1e11, 20.0, 1e10, 3e-6, 3e10
@@ -99,5 +99,5 @@ def test_a_probe_of_two_devices_is_timed():
     """A collective that all take part in returns, and takes some time."""
     ring = [(0, 1), (1, 0)]
     probe = Probe(Timing("permute", 2, 64, calls=1), lambda x: (jax.lax.ppermute(x, "devices", ring),), (16,))
-    (found,) = timed([probe])
+    (found,) = calibrate.timed([probe])
     assert 0 < found.seconds < 1

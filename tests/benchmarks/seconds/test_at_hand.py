@@ -8,7 +8,7 @@ import pytest
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.at_hand import topology_of
+from benchmarks.seconds.at_hand import predicting_machine, topology_of
 from benchmarks.seconds.machines import parsed
 from tests.benchmarks.seconds.host import FILE
 from tests.benchmarks.test_compile import TAKES_LIBTPU
@@ -59,3 +59,16 @@ def test_a_calibrated_file_keeps_its_figures():
     assert here == named
     assert here.matmul_flops_per_second == 6e14
     assert here.float32_share == pytest.approx(67e12 / 6e14, rel=0.01)
+
+
+def test_a_run_is_predicted_by_a_machine_of_its_devices():
+    """Virtual devices are measured, and a machine of other devices is refused; so are names of none."""
+    refused = {
+        None: "--machine meshmark_tpus: virtual CPU devices share the cores of a host, .* leave --machine out",
+        "cpu:2x4": "virtual CPU devices share the cores",
+        "cpu:2x1": "machine meshmark_tpus is one of tpu devices, and these are cpu",
+    }
+    for topology, problem in refused.items():
+        with pytest.raises(ValueError, match=problem):
+            predicting_machine("meshmark_tpus", topology and Topology.parse(topology))
+    assert predicting_machine("meshmark_tpus", Topology.parse("v5e:4x4")).name == "meshmark_tpus"
