@@ -5,13 +5,11 @@ meshmark compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import reason_of, status_of
 from benchmarks.cases.row import Row
 from benchmarks.cli.options import selected
 from benchmarks.cli.parsers import compile_cases
@@ -22,7 +20,6 @@ from benchmarks.commandline.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.advice import Advice
 from benchmarks.explain.explanations import advice_on
-from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
 from benchmarks.explain.predicted import cost_of
 from benchmarks.explain.rewrites import rewrites
@@ -31,11 +28,10 @@ from benchmarks.explain.trials import trial_lines, trials
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.program.compiled import read_program
 from benchmarks.run.alive import Alive
-from benchmarks.run.clock import Clock
-from benchmarks.run.corpus import EMPTY_CORPUS
-from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.prepare import Entry
 from benchmarks.run.record import Record
 from benchmarks.run.terminal import MIB, progress
+from benchmarks.search.compiling import compile_entry
 from strategies.mesh import all_axes
 
 Size = Callable[[float | None], str]
@@ -46,29 +42,6 @@ REPLAYED = {"compute": "compute", "memory": "memory", "exposed": "exposed networ
 BOUNDS = {"compute": "compute", "memory": "memory", "network": "network"}
 """Parts of the time of a step in the columns, with their names on the page."""
 RATES = "tokens_per_second_per_device", "model_flops_utilization"
-
-
-def compile_case(case: Case) -> Row:
-    """Compile a case without running it. Failures are recorded in the row."""
-    return compile_record(case).as_row()
-
-
-def compile_record(case: Case) -> Record:
-    """The record of a case that is compiled and not run."""
-    return compile_entry(case).record
-
-
-def compile_entry(case: Case) -> Entry:
-    """A case that is compiled and not run, with its program if it has one."""
-    entry = Entry(case, Record.begin(case, compile_only=True))
-    try:
-        for facts in Preparation(EMPTY_CORPUS, Clock()).stages(entry, compile_only=True):
-            entry.record = replace(entry.record, **facts)
-        memory = replace(entry.record.memory, host_peak_rss_bytes=host_peak_rss_bytes())
-        entry.record = replace(entry.record, status="ok", memory=memory)
-    except Exception as error:
-        entry.record = replace(entry.record, status=status_of(error), reason=reason_of(error))
-    return entry
 
 
 def report(row: Row) -> Iterator[str]:
@@ -209,7 +182,7 @@ def _trial_lines(entry: Entry, given: Sequence[str]) -> list[str]:
     def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
         for number, case in enumerate(cases, start=1):
             with Alive(partial(progress, number, len(cases), f"trial: compiling {case}", None)):
-                record = compile_record(case)
+                record = compile_entry(case).record
             its = record.estimate
             seconds = its.replay.step_seconds if its and its.fits and its.replay else None
             yield case, seconds, its and its.needed_bytes, record.reason or ""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from benchmarks.commandline.ending import run as run_command
 from results.cli import parsers
-from results.figures.feasibility import figure_of
 from results.figures.pictures import draw_file, themed
+from results.figures.search import figure_of
 from results.records.documents import read_search
 
 

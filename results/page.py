@@ -46,7 +46,10 @@ def page_of(paths: Sequence[Path]) -> str:
 def is_search(path: Path) -> bool:
     """Return whether a file was written by a search."""
     document = read_json(path)
-    return isinstance(document, dict) and document.get("kind") == "feasibility"
+    return isinstance(document, dict) and document.get("kind") in (
+        "search",
+        "feasibility",
+    )  # an old search is refused as one
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """Draws predicted time of a step and utilization against devices, for strong and weak scaling.
 
-meshmark advise --preset gpt3-6.7b --topology h100:1x8 --batch-size 2048 --scaling 8..16384 --json FILE
+meshmark search --preset gpt3-6.7b --topology h100:1x8 --batch-size 2048 --scaling 8..16384 --json FILE
 meshmark scaling FILE [--out PICTURE]
 """
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from tests.results.synthetic import edited, row, sweep, write_run
+from tests.results.test_frontier import candidate, document
 
 ROOT = Path(__file__).parent.parent
 LONG = "x" * 300
 NO_NUMBERS = {"tokens_per_second": None, "step_seconds_median": None, "devices": None}
 TINY = "--layers=2 --embed=16 --heads=2 --vocab=256 --sequence=16 --batch-size=8 --strategy=data --remat=dots"
-FEASIBILITY = f"benchmarks.feasibility --topology=cpu:4 --chip=v5e {TINY} --compile=0"
+SEARCH = f"benchmarks.search.command --topology=v5e:2x2 {TINY} --compile=0"
 SCHEDULE = {"schedule": "gpipe", "chunks": 1, "stages": [[{"kind": "F", "microbatch": 0, "chunk": 0}]]}
 EVIL = f"{'../' * 3}evil"
 
@@ -47,11 +48,11 @@ TABLE: dict[str, tuple[int, str]] = {
     "results.regress exact run.json run.json --action-json=/dev/full": (5, "/dev/full cannot be written: No space"),
     "results.baseline run.json --out=file": (5, "file cannot be written to: file is not a folder"),
     "tests.results.gates.proof --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
-    f"{FEASIBILITY} --json=folder.png": (5, "folder.png cannot be written: Is a directory"),
-    f"{FEASIBILITY} --json=file/x.json": (5, "cannot be written: file is not a folder"),
-    f"{FEASIBILITY} --json={LONG}": (5, "cannot be written: File name too long"),
-    f"{FEASIBILITY} --json=/dev/full": (5, "/dev/full cannot be written: No space left on device; the result is in"),
-    f"{FEASIBILITY}1 --cache=file": (5, "file cannot be written to: file is not a folder"),
+    f"{SEARCH} --json=folder.png": (5, "folder.png cannot be written: Is a directory"),
+    f"{SEARCH} --json=file/x.json": (5, "cannot be written: file is not a folder"),
+    f"{SEARCH} --json={LONG}": (5, "cannot be written: File name too long"),
+    f"{SEARCH} --json=/dev/full": (5, "/dev/full cannot be written: No space left on device; the result is in"),
+    f"{SEARCH}1 --cache=file": (5, "file cannot be written to: file is not a folder"),
     # outputs that are inputs, or each other
     "results.regress exact run.json run.json --markdown=run.json": (5, "--markdown run.json would overwrite the input"),
     "results.regress exact run.json run.json --junit=x --markdown=x": (5, "would overwrite the output of --markdown"),
@@ -69,9 +70,9 @@ TABLE: dict[str, tuple[int, str]] = {
     "results.page list.json": (5, "is JSON but not pytest-benchmark's"),
     "results.page negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
     "results.page run.json run.json": (5, "is both in run.json and in run.json"),
-    "results.page texts.json": (5, "candidates[0]: formula.needed_bytes is 'many'; it must be a number"),
+    "results.page texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
     "results.frontier list.json": (5, "was not written by `meshmark search --json FILE`"),
-    "results.frontier texts.json": (5, "candidates[0]: formula.needed_bytes is 'many'; it must be a number"),
+    "results.frontier texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
     "results.frontier no-chips.json": (5, "devices is 0; it must be a whole number of at least 1"),
     "results.regress exact run.json list.json": (5, "is JSON but not pytest-benchmark's"),
     "results.regress exact run.json negative-counter.json": (
@@ -93,13 +94,13 @@ TABLE: dict[str, tuple[int, str]] = {
     "benchmarks.show fsdp tensor --png=x.png": (2, "--png draws one strategy, and 2 are asked for; name one"),
     "benchmarks.show fsdp --png=x.xyz": (5, "fsdp on fsdp=4"),
     "benchmarks.show fsdp --mesh=fsdp=4 --batch-size=0": (2, "batch_size=0"),
-    f"{FEASIBILITY} --compile=-1": (2, "'-1' is not a number; give a whole number of at least 0"),
-    f"{FEASIBILITY} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
-    f"{FEASIBILITY} --topology=v5e-16": (2, "topology 'v5e-16' cannot be read; write one as v5e:4x4"),
-    f"{FEASIBILITY} --topology=v5litepod-16": (2, "cannot be read; write one as v5e:4x4"),
-    f"{FEASIBILITY} --topology=h100:8": (2, "write one as h100:16x8"),
-    f"{FEASIBILITY} --strategy=zero3": (2, "'zero3' is no strategy; there are single, data, "),
-    f"{FEASIBILITY} --batch-size=0": (2, "'0' is not a count"),
+    f"{SEARCH} --compile=-1": (2, "'-1' is not a number; give a whole number of at least 0"),
+    f"{SEARCH} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
+    f"{SEARCH} --topology=v5e-16": (2, "topology 'v5e-16' cannot be read; write one as v5e:4x4"),
+    f"{SEARCH} --topology=v5litepod-16": (2, "cannot be read; write one as v5e:4x4"),
+    f"{SEARCH} --topology=h100:8": (2, "write one as h100:16x8"),
+    f"{SEARCH} --strategy=zero3": (2, "'zero3' is no strategy; there are single, data, "),
+    f"{SEARCH} --batch-size=0": (2, "'0' is not a count"),
 }
 
 
@@ -125,21 +126,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def found() -> dict[str, dict[str, Any]]:
-    """Files of `benchmarks.feasibility`: a good one, one with the ending of a picture, and bad ones."""
-    numbers = [f"{source}.{name}" for source in ("formula", "compiled") for name in ("needed_bytes", SPEED)]
-    candidate = {"strategy": "data", "mesh": "data=1", "status": "fits", **dict.fromkeys(numbers, 1)}
-    good = {"kind": "feasibility", "schema_version": 1, "topology": "v5e:1x1", "chip": "v5e", "devices": 1}
-    good |= {"capacity_bytes": 2, "preset": "nano", "param_count": 1, "dtype": "float32"}
-    good |= {"global_batch_sequences": 1, "sequence_tokens": 1, "candidates": [candidate]}
+    """Files of `meshmark search`: a good one, one with the ending of a picture, and bad ones."""
+    row = candidate("data", 1, 1.0)
+    good = document([row])
     return {
         "found.json": good,
         "found.png": good,
-        "texts.json": good | {"candidates": [candidate | {"formula.needed_bytes": "many"}]},
+        "texts.json": good | {"candidates": [row | {"needed_bytes": "many"}]},
         "no-chips.json": good | {"devices": 0},
     }
-
-
-SPEED = "tokens_per_second_per_device"
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:
@@ -197,11 +192,11 @@ def test_a_result_that_cannot_be_written_is_elsewhere(
 ) -> None:
     """A result that cannot be written, as on a full disk, is saved in another file that the message names."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert run(f"{FEASIBILITY} --json=/dev/full", monkeypatch) == 5
+    assert run(f"{SEARCH} --json=/dev/full", monkeypatch) == 5
     said = capsys.readouterr()
     (kept,) = tmp_path.glob("meshmark-*/full")
     assert f"the result is in {kept}" in said.err
-    assert json.loads(kept.read_text())["kind"] == "feasibility"
+    assert json.loads(kept.read_text())["kind"] == "search"
     assert "candidates" in said.out
 
 
@@ -273,7 +268,7 @@ def test_ctrl_c_as_soon_as_a_command_is_imported_is_quiet(command: str) -> None:
 
 
 @pytest.mark.usefixtures("_interruptible")
-@pytest.mark.parametrize("command", ["benchmarks.feasibility --help", "results.plot --help"])
+@pytest.mark.parametrize("command", ["benchmarks.search.command --help", "results.plot --help"])
 @pytest.mark.parametrize("seconds", [0.2, 0.6])
 def test_ctrl_c_while_importing_is_quiet(command: str, seconds: float) -> None:
     """Ctrl-C while a command imports ends it by SIGINT or with 130, without a traceback."""

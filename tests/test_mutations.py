@@ -68,15 +68,14 @@ READERS = [
     Reader("benchmarks.predict FILE --out=out.csv", "runs.csv"),
     Reader("benchmarks.predict runs.csv --machine=FILE", "machine.json"),
     Reader(
-        "benchmarks.advise --preset=nano --topology=h100:1x2 --batch-size=8 --strategy=data --machine=FILE",
+        "benchmarks.search.command --preset=nano --topology=h100:1x2 --batch-size=8 --strategy=data --machine=FILE",
         "machine.json",
         15,
     ),
 ]
 TINY = "--layers=2 --embed=16 --heads=2 --vocab=256 --sequence=16"
 COMMANDS = [
-    f"benchmarks.advise --topology=h100:1x2 --batch-size=8 --strategy=data {TINY}",
-    f"benchmarks.feasibility --topology=cpu:2 --chip=v5e --batch-size=8 --strategy=data --compile=0 {TINY}",
+    f"benchmarks.search.command --topology=h100:1x2 --batch-size=8 --strategy=data {TINY}",
     "benchmarks.predict runs.csv",
     "results.export run.json --format=csv",
     "results.merge run.json other.json --out=merged.json",

@@ -95,7 +95,7 @@ def machine_of(
     streaming, links = memory.work / memory.seconds, [each for each in timings if each.calls]
     missing = [
         f"attention: it is taken to reach {START.attention_efficiency:.0%} of the rate of matmuls",
-        "the network between hosts; give `meshmark advise` --set inter_host_bandwidth=10Gbit/s",
+        "the network between hosts; give `meshmark search` --set inter_host_bandwidth=10Gbit/s",
     ]
     if not links:
         missing.append("links: there is one device; they are taken to be as fast as its memory")

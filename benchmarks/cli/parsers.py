@@ -24,10 +24,8 @@ from benchmarks.cli.arguments import (
 from benchmarks.cli.defaults import CASE_TIMEOUT
 from benchmarks.commandline.parser import Parser
 from benchmarks.commandline.values import amount, commas, count, positive, seconds, shown, whole, workers
-from benchmarks.devices.chips import CHIPS
 from strategies.config import Dtype, Remat
 
-DEFAULT_COMPILED = 8
 BUDGET_SECONDS = 600.0
 PYTEST = """Options of pytest and pytest-benchmark also work, such as -k EXPRESSION, and --benchmark-json FILE, which
 writes the results. `pytest --pyargs benchmarks --help` describes them."""
@@ -65,33 +63,8 @@ def doctor() -> Parser:
 
 def search() -> Parser:
     """Return the parser of `meshmark search`."""
-    about = (
-        "Search for strategies and meshes that fit a model on a topology: rank all by formulas, and compile the best."
-    )
+    about = "Rank ways to spread a model by predicted seconds, and say what limits the best. Compile and measure some."
     parser = Parser("meshmark search", description=about)
-    add = parser.add_argument
-    add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
-    add("--chip", choices=tuple(CHIPS), help="the chip that the devices of cpu:N represent")
-    declare_model(add)
-    _declare_space(add)
-    declare_compiler(add)
-    compiled = f"compile the N best; default: {DEFAULT_COMPILED}, or 0 if the compiler is not installed"
-    add("--compile", type=whole, metavar="N", help=compiled)
-    _declare_compiling(add)
-    add("--all", action="store_true", help="print every candidate")
-    add(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write every candidate to FILE, which `meshmark frontier` and `meshmark page` read",
-    )
-    return parser
-
-
-def advise() -> Parser:
-    """Return the parser of `meshmark advise`."""
-    about = "Advise how to spread a model: rank the search space by predicted seconds, and say what limits the best."
-    parser = Parser("meshmark advise", description=about)
     add = parser.add_argument
     devices = parser.add_mutually_exclusive_group(required=True).add_argument
     devices("--topology", type=topology, metavar="TOPOLOGY", help="such as h100:1x8, a100:8x8 or v5p:4x4x4")
@@ -105,7 +78,7 @@ def advise() -> Parser:
     compiled = "compile the N best, and take the communication that is exposed from their schedules"
     add("--compile", type=whole, default=0, metavar="N", help=compiled)
     _declare_compiling(add)
-    timed = "with --devices here: time N candidates that differ, and say what the advised one loses"
+    timed = "with --devices here: time N candidates that differ, and say what the first by rank loses"
     add("--measure", type=whole, default=0, metavar="N", help=timed)
     add("--tokens", type=positive, metavar="N", help="also print days and device-hours to train on N tokens")
     add("--price", type=amount, metavar="X", help="of a device-hour; with --tokens, also print the money")
@@ -113,8 +86,9 @@ def advise() -> Parser:
     add("--scaling", type=sizes, metavar="N..N", help=f"{scaling}; such as 8..16384")
     weak = "with --scaling: sequences a device in weak scaling; default: the batch over the smallest number of devices"
     add("--sequences-per-device", type=count, metavar="N", help=weak)
-    add("--all", action="store_true", help="print every candidate that fits")
-    add("--json", type=Path, metavar="FILE", help="write every candidate that fits to this file")
+    add("--all", action="store_true", help="print every candidate that fits, and why others are infeasible")
+    readers = "`meshmark frontier` and `meshmark page` draw it; with --scaling, `meshmark scaling`"
+    add("--json", type=Path, metavar="FILE", help=f"write every candidate to this file: {readers}")
     traced = "write the predicted step of the best to this file, in Chrome's trace format"
     add("--trace", type=Path, metavar="FILE", help=f"{traced}, for ui.perfetto.dev and results.lanes")
     return parser

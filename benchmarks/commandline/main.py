@@ -57,12 +57,9 @@ COMMANDS = {
         parser="benchmarks.cli.parsers:compile_cases",
     ),
     "search": Command(
-        "search for the best mesh by formulas, and compile the best",
-        "benchmarks.feasibility",
+        "rank ways to spread a model by predicted seconds; compile and measure the best",
+        "benchmarks.search.command",
         parser="benchmarks.cli.parsers:search",
-    ),
-    "advise": Command(
-        "rank ways to spread a model by predicted seconds", "benchmarks.advise", parser="benchmarks.cli.parsers:advise"
     ),
     "predict": Command(
         "predict the seconds of published training runs",
@@ -106,6 +103,8 @@ COMMANDS = {
         parser="benchmarks.cli.parsers:doctor",
     ),
 }
+ALIASES = {"advise": "search"}
+"""Other names of commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -119,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     name, others = (given[0], given[1:]) if given else ("--help", [])
+    name = ALIASES.get(name, name)
     if name in ("--help", "-h"):
         print(contents())
     elif name == "--version":
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.argv = [f"meshmark {name}", *COMMANDS[name].arguments, *others]
         start(COMMANDS[name])
     else:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
         meant = f" Did you mean {near[0]}?" if near else ""
         print(f"meshmark: unknown command {name!r}.{meant} `meshmark --help` lists all commands.", file=sys.stderr)
         sys.exit(WRONG_USAGE)

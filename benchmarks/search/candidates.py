@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, get_args
 
 from benchmarks.cases.case import (
     Case,
@@ -13,7 +13,6 @@ from benchmarks.cases.case import (
     Options,
     batch_shards,
     distinct_meshes,
-    option_texts,
     options_of,
 )
 from benchmarks.devices.placement import device_count
@@ -38,7 +37,7 @@ AXIS = {
 """The mesh axis that an option requires to have an effect."""
 
 MEMORY_FRACTION = 0.85
-"""Margin for the error of formulas: a candidate has room if it needs at most this fraction of a device's memory.
+"""Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory.
 
 The formulas model XLA's CPU backend. Of the compiled steps of gpt3-6.7b, those for H100 needed up to 19% less and 2%
 more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 44% more."""
@@ -107,12 +106,6 @@ class SearchSpace:
         return list(dict.fromkeys(map(without_unused_chunks, variations)))
 
 
-def layout_cells(case: Case) -> tuple[str, str, str]:
-    """Cells of a table that say how a step is spread: strategy, mesh, and options as on the command line."""
-    parts = () if case.microbatches == 1 else (("microbatches", case.microbatches),)
-    return case.strategy, str(case.mesh), " ".join(option_texts((*parts, ("remat", case.remat), *case.options)))
-
-
 @dataclass
 class Doublings:
     """Which numbers of microbatches are not worth a prediction, because doubling has made the step slower.
@@ -142,26 +135,6 @@ class Doublings:
 
     def _key(self, case: Case) -> tuple[Any, ...]:
         return case.strategy, case.mesh, case.remat, case.options
-
-
-class HasCase(Protocol):
-    """What is ranked in a search."""
-
-    @property
-    def case(self) -> Case:
-        """The candidate."""
-        ...
-
-
-Ranked = TypeVar("Ranked", bound=HasCase)
-
-
-def first_per_layout(ranked: Iterable[Ranked]) -> list[Ranked]:
-    """The first of each strategy and set of mesh axes, in the same order."""
-    first: dict[tuple[str, ...], Ranked] = {}
-    for each in ranked:
-        first.setdefault((each.case.strategy, *each.case.mesh.sizes), each)
-    return list(first.values())
 
 
 def without_unused_chunks(options: Options) -> Options:

@@ -1,148 +1,231 @@
-"""Memory and roofline of a step from formulas alone, and the ranking of candidates by predicted time.
+"""Candidates of a search ranked by predicted seconds, and what each step waits for."""
 
-The roofline (roofline.py) has FLOPs and bytes from formulas: perfect overlap, and no waiting except for the pipeline
-bubble. Candidates are ranked by the prediction of benchmarks/seconds, which counts what is waited for. The bound of
-`predicted.bound_seconds` leaves out what the roofline estimates, such as memory traffic, and no step is faster.
-"""
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
-
-from benchmarks.cases.case import Case
-from benchmarks.devices.chips import Chip
-from benchmarks.devices.placement import topology_mesh
+from benchmarks.cases.case import Case, option_texts
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.estimate import ChipEstimate
-from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, first_per_layout
+from benchmarks.search.candidates import MEMORY_FRACTION, Doublings
 from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.predicted import predict_seconds
-from benchmarks.simulate.roofline import Roofline, collective_bandwidth
-from strategies import Infeasible, MeshSpec
-from strategies.core.placement import Axes
-from strategies.core.plan import Plan
-from strategies.core.sizes import BYTES
-from strategies.core.traffic import is_tied
+from benchmarks.seconds.predicted import bound_seconds, predict_seconds
+from benchmarks.seconds.timeline import Timeline
+from strategies import Infeasible
 from strategies.costs.predict import Cost, predict
+
+UNLIMITED = 1e6
+"""Factor of a resource that no longer limits anything."""
+MOST_ERROR = 0.99
+"""A time whose prediction is off by more has no upper end."""
+BUBBLE = "pipeline bubble"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A case, and what formulas say about it.
+    """A feasible case on a machine. Its predictions are made when they are first read.
 
     Attributes:
-        case: the case.
-        cost: its cost by formulas, or why it is infeasible.
-        estimate: memory and roofline on a chip; None if the case is infeasible.
-        predicted_seconds: predicted time of a step; None if the case is infeasible, or no machine was given.
+        case: strategy, mesh and options on a topology.
+        cost: by formulas.
+        machine: predicts the seconds.
     """
 
     case: Case
-    cost: Cost | Infeasible
-    estimate: ChipEstimate | None = None
-    predicted_seconds: float | None = None
+    cost: Cost
+    machine: Machine
 
     @property
-    def fits(self) -> bool:
-        """Whether the case is feasible and fits into a chip's memory by formula."""
-        return self.estimate is not None and self.estimate.fits
+    def topology(self) -> Topology:
+        """The devices."""
+        assert self.case.topology
+        return self.case.topology
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The predicted step."""
+        return predict_seconds(self.cost, self.machine, self.topology)
 
     @property
-    def has_room(self) -> bool:
-        """Whether it fits with a margin for the error of formulas."""
-        known = self.estimate
-        return known is not None and known.needed_bytes <= MEMORY_FRACTION * known.capacity_bytes
+    def step_seconds(self) -> float:
+        """Predicted seconds of a step."""
+        return self.timeline.step_seconds
 
     @property
-    def order(self) -> tuple[float, ...]:
-        """Sort key, smaller is better.
+    def bound_seconds(self) -> float:
+        """The least time of a step."""
+        return bound_seconds(self.cost, self.machine, self.topology)
 
-        Candidates that fit come first, by predicted time, or else by roofline and then by time without overlap. Then
-        come those that do not fit, by needed memory, and last the infeasible ones.
+    @property
+    def needed_bytes(self) -> int:
+        """Memory of a device, by formulas."""
+        return self.cost.needed_bytes
+
+    @property
+    def lacking_bytes(self) -> float:
+        """Memory that a device would need besides what is usable; negative if the candidate fits."""
+        return self.needed_bytes - usable_bytes(self.machine)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Predicted tokens per second of all devices."""
+        return self.case.batch_size * self.case.config.sequence / self.step_seconds
+
+    @property
+    def model_flops_utilization(self) -> float:
+        """Predicted model FLOPs utilization."""
+        peak = self.case.mesh.size * self.machine.chip.flops_per_second
+        return self.cost.model_flops() / self.step_seconds / peak
+
+    @cached_property
+    def limits(self) -> Mapping[str, float]:
+        """What the step waits for: the share of its time that it would save if a resource were infinitely fast.
+
+        The largest comes first. Shares of several resources may overlap, or leave time that none of them saves alone.
         """
-        if self.estimate is None or self.estimate.roofline is None:
-            return (2,)
-        roofline = self.estimate.roofline
-        if not self.estimate.fits:
-            return 1, self.estimate.needed_bytes
-        if self.predicted_seconds is not None:
-            return 0, self.predicted_seconds, self.estimate.needed_bytes
-        without_overlap_seconds = roofline.compute_seconds + roofline.memory_seconds + roofline.network_seconds
-        return 0, roofline.step_seconds, without_overlap_seconds, self.estimate.needed_bytes
+        saved = {name: self.waiting_seconds(name) / self.step_seconds for name in RESOURCES}
+        return dict(sorted(saved.items(), key=lambda each: -each[1]))
+
+    def waiting_seconds(self, resource: str) -> float:
+        """How much less time the step would take if a resource were infinitely fast."""
+        if resource == BUBBLE:
+            return self.timeline.parts.get("bubble", 0.0)
+        return self.step_seconds - replace(self, machine=RESOURCES[resource](self.machine)).step_seconds
+
+    def as_row(self) -> dict[str, Any]:
+        """How the step is spread and how fast it is predicted to be, as JSON values."""
+        return layout_row(self.case) | {
+            "predicted_seconds": self.step_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "model_flops_utilization": self.model_flops_utilization,
+        }
 
 
-def ranked(
-    cases: Iterable[Case], chip: Chip, machine: Machine | None = None, doublings: Doublings | None = None
-) -> list[Candidate]:
-    """All candidates, best first: by the times that a machine is predicted to take, or else by their rooflines.
+@dataclass(frozen=True)
+class Ranking:
+    """All candidates of a search.
 
-    Those that `doublings` finds not worth a prediction are left out; by default none are.
+    Attributes:
+        fitting: those that fit with a margin for the error of formulas, fastest first.
+        too_large: those that need more memory.
+        infeasible: cases without a step, each with the reason.
+    """
+
+    fitting: tuple[Candidate, ...]
+    too_large: tuple[Candidate, ...] = ()
+    infeasible: tuple[tuple[Case, str], ...] = ()
+
+    @cached_property
+    def ranks(self) -> dict[Case, int]:
+        """The rank of each case that fits, from 1."""
+        return {each.case: rank for rank, each in enumerate(self.fitting, start=1)}
+
+    @cached_property
+    def best_per_layout(self) -> list[Candidate]:
+        """The fastest of each strategy and set of mesh axes, fastest first."""
+        return first_of_each(self.fitting, layout)
+
+    def tied(self, error: float) -> int:
+        """How many predictions, from the first, differ by less than their errors. They may be in any order."""
+        if not self.fitting:
+            return 0
+        low, high = plausible(error)
+        return sum(each.step_seconds * low <= self.fitting[0].step_seconds * high for each in self.fitting)
+
+
+def ranked(cases: Iterable[Case], machine: Machine, doublings: Doublings | None = None) -> Ranking:
+    """Rank cases by predicted seconds, and then by memory.
+
+    Args:
+        cases: the candidates, those with fewer microbatches before those with more.
+        machine: predicts their seconds.
+        doublings: says which of them to leave out; by default none.
     """
     doublings = doublings or Doublings(every=True)
-    candidates = []
+    fitting: list[Candidate] = []
+    too_large: list[Candidate] = []
+    infeasible: list[tuple[Case, str]] = []
     for case in filter(doublings.worth, cases):
-        candidates.append(evaluated(case, chip, machine))
-        if candidates[-1].estimate is None:
+        try:
+            candidate = candidate_of(case, machine)
+        except Infeasible as error:
+            infeasible.append((case, str(error)))
             doublings.add(case)
-        elif candidates[-1].has_room:
-            doublings.add(case, candidates[-1].order[1])
-    return sorted(candidates, key=lambda each: each.order)
+            continue
+        if candidate.lacking_bytes > 0:
+            too_large.append(candidate)
+            continue
+        fitting.append(candidate)
+        doublings.add(case, candidate.step_seconds)
+    fitting.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
+    return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
 
 
-def best_per_layout(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The first feasible candidate of each strategy and set of mesh axes; the others are variations of these."""
-    return first_per_layout(each for each in candidates if each.estimate)
+def candidate_of(case: Case, machine: Machine) -> Candidate:
+    """A case with its cost.
 
-
-def evaluated(case: Case, chip: Chip, machine: Machine | None = None) -> Candidate:
-    """Evaluate a case by formulas, on chips with these specifications; with a machine, predict its time besides."""
-    try:
-        cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
-    except Infeasible as error:
-        return Candidate(case, error)
-    estimate = ChipEstimate(
-        cost.needed_bytes, chip.memory_bytes, formula_roofline(case, cost, chip), chip.flops_per_second
-    )
-    assert case.topology
-    return Candidate(
-        case, cost, estimate, predict_seconds(cost, machine, case.topology).step_seconds if machine else None
-    )
-
-
-def formula_roofline(case: Case, cost: Cost, chip: Chip) -> Roofline:
-    """Roofline of a step by formulas. A pipeline bubble extends the compute time.
-
-    FLOPs are those of the stage with the most layers, because the other stages wait for it.
+    Raises:
+        Infeasible: there is no such step.
     """
-    assert case.topology
-    devices = case.mesh.size
-    bandwidths = {each: bandwidth(case.topology, chip, case.mesh, *each) for each in cost.sent}
-    return Roofline(
-        sum(cost.flops.values()) / devices / (1 - cost.bubble) / chip.flops_per_second,
-        memory_traffic_bytes(cost.plan) / chip.memory_bytes_per_second,
-        sum(float(sum(parts.values())) / bandwidths[each] for each, parts in cost.sent.items()),
-    )
+    return Candidate(case, predict(case.strategy, case.config, case.mesh, case.resolved, case.platform), machine)
 
 
-def memory_traffic_bytes(plan: Plan) -> int:
-    """Least bytes that a device reads and writes in memory per step, if caches keep nothing from layer to layer.
+def first_of_each(candidates: Iterable[Candidate], key: Callable[[Case], Hashable]) -> list[Candidate]:
+    """The first candidate with each value of a key, in the same order."""
+    first: dict[Hashable, Candidate] = {}
+    for each in candidates:
+        first.setdefault(key(each.case), each)
+    return list(first.values())
 
-    - weights: in the compute dtype, read for each microbatch in the forward and backward pass, and once more with
-      `remat="full"`; each time for both halves of the batch with `halves="on"`
-    - gradients: in the dtype of the parameters, written and read for each microbatch
-    - state: float32 parameters and optimizer moments that the device updates, read and written once
-    - activations: what layers keep for the backward pass, written and read
+
+def layout(case: Case) -> Hashable:
+    """Its strategy and its mesh axes."""
+    return case.strategy, *case.mesh.sizes
+
+
+def layout_cells(case: Case) -> tuple[str, str, str]:
+    """Cells of a table that say how a step is spread: strategy, mesh, and options as on the command line."""
+    parts = () if case.microbatches == 1 else (("microbatches", case.microbatches),)
+    return case.strategy, str(case.mesh), " ".join(option_texts((*parts, ("remat", case.remat), *case.options)))
+
+
+def layout_row(case: Case) -> dict[str, Any]:
+    """How a step is spread, as JSON values."""
+    return {
+        "strategy": case.strategy,
+        "mesh": str(case.mesh),
+        "microbatches": case.microbatches,
+        "remat": case.remat,
+        "options": dict(case.options),
+    }
+
+
+def usable_bytes(machine: Machine) -> float:
+    """Memory that a candidate may need by formulas, with a margin for their error."""
+    return MEMORY_FRACTION * machine.chip.memory_bytes
+
+
+def plausible(error: float) -> tuple[float, float]:
+    """Factors of a predicted time between which the time is, if the prediction is off by its mean error.
+
+    >>> [round(factor, 2) for factor in plausible(0.2)]
+    [0.83, 1.25]
     """
-    train, itemsize = plan.train, BYTES[plan.train.dtype]
-    used = [each for each in plan.weights if is_tied(plan, each) or not each.spec.name.startswith("embedding.")]
-    passes = (3 if train.remat == "full" else 2) * (2 if train.halves == "on" else 1)
-    weights = passes * itemsize * sum(each.elements for each in used) * plan.shards
-    activations = 2 * plan.block.kept_bytes(plan.share) * plan.layers
-    state = 2 * 3 * 4 * plan.elements // plan.updates
-    return train.microbatches * (weights + 2 * plan.parameter_bytes + activations) + state
+    return 1 / (1 + error), 1 / (1 - min(error, MOST_ERROR))
 
 
-@cache
-def bandwidth(topology: Topology, chip: Chip, spec: MeshSpec, kind: str, axes: Axes) -> float:
-    """Bytes per second that a device can send in a kind of collective along some axes of a mesh."""
-    return collective_bandwidth(chip, topology_mesh(topology, spec), kind, axes)
+def _faster(name: str) -> Callable[[Machine], Machine]:
+    """A machine with much more of a specification of its chip."""
+    return lambda its: replace(its, chip=replace(its.chip, **{name: getattr(its.chip, name) * UNLIMITED}))
+
+
+RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
+    "matmuls": lambda its: replace(its, matmul_flops_per_second=its.matmul_flops_per_second * UNLIMITED),
+    "memory bandwidth": _faster("memory_bytes_per_second"),
+    "links inside a host": _faster("link_bytes_per_second"),
+    "network between hosts": _faster("network_bytes_per_second"),
+    "latency": lambda its: replace(its, constants=replace(its.constants, link_seconds=0.0, network_seconds=0.0)),
+    "launches": lambda its: replace(its, constants=replace(its.constants, kernel_seconds=0.0)),
+    BUBBLE: lambda its: its,
+}
+"""What a step may wait for -> the machine on which it is infinitely fast."""

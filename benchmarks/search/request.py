@@ -1,6 +1,7 @@
-"""The search space, the devices and the machine that the options of the search name."""
+"""The search space, the devices and the machine that the options of a search name."""
 
 import argparse
+from pathlib import Path
 from typing import get_args
 
 import jax
@@ -14,64 +15,122 @@ from benchmarks.cli.options import (
     unique,
     values_of,
 )
-from benchmarks.devices.chips import CHIPS, Chip
+from benchmarks.commandline.outputs import require_apart, require_file, require_folder
+from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.scaled import powers_of_two, sized
 from benchmarks.seconds.at_hand import MEASURED_ONLY, topology_of
 from benchmarks.seconds.machine import NOT_FITTED, START, Machine
 from benchmarks.seconds.machines import machine, machine_for
 from benchmarks.seconds.stack import MESHMARK
 from strategies.config import Remat
 
+SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"
+BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers", "again")}
+"""Options -> those that have an effect with them alone."""
 
-def search_space(asked: argparse.Namespace) -> SearchSpace:
+
+def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
+    """The search space and the machine that the options ask for; its outputs can be written.
+
+    Raises:
+        ValueError: what is asked for is not possible.
+        Unwritable: a file cannot be written.
+    """
+    require_together(args)
+    if args.devices:
+        args.topology = topology_here()
+    largest = sized(args.topology, powers_of_two(*args.scaling)[-1]) if args.scaling else args.topology
+    chosen = chosen_machine(args, largest)
+    space = search_space(of_smallest(args) if args.scaling else args)
+    outputs = {f"--{name}": path for name in ("json", "trace") if (path := getattr(args, name))}
+    require_apart(outputs, [Path(args.machine)] if args.machine else [])
+    for path in outputs.values():
+        require_file(path)
+    if args.compile:
+        require_schedules(args.topology)
+        require_folder(args.cache)
+    return space, chosen
+
+
+def search_space(args: argparse.Namespace) -> SearchSpace:
     """The search space that the options ask for.
 
     Raises:
         ValueError: several windows, sizes that no model has, a mesh of another number of devices, no candidate, or an
             unused option.
     """
-    if len(asked.attention_window) > 1:
-        windows = " or ".join(str(window or "dense") for window in asked.attention_window)
+    if len(args.attention_window) > 1:
+        windows = " or ".join(str(window or "dense") for window in args.attention_window)
         raise ValueError(f"--attention-window {windows}: a search is for one model; give one window")
-    name, config = model(asked)
-    require_all_devices(asked.topology, asked.mesh)
+    name, config = model(args)
+    require_all_devices(args.topology, args.mesh)
     space = SearchSpace(
-        asked.topology,
+        args.topology,
         ",".join([name, *option_texts(attention_given(config))]),
         config,
-        asked.batch_size,
-        asked.dtype,
-        unique(asked.strategy),
-        unique(asked.mesh),
-        unique(asked.microbatches),
-        unique(asked.remat) or get_args(Remat),
-        values_of(asked.option),
-        tuple(dict(asked.compiler_option).items()),
+        args.batch_size,
+        args.dtype,
+        unique(args.strategy),
+        unique(args.mesh),
+        unique(args.microbatches),
+        unique(args.remat) or get_args(Remat),
+        values_of(args.option),
+        tuple(dict(args.compiler_option).items()),
     )
     if not any(True for _ in space.strategy_meshes()):
-        devices = device_count(asked.topology)
+        devices = device_count(args.topology)
         raise ValueError(f"no candidate: no selected strategy has such a mesh of {devices} devices")
     require_options(space.options, space.cases())
     return space
 
 
-def chosen_chip(asked: argparse.Namespace) -> Chip:
-    """The chip whose specifications apply.
+def require_schedules(topology: Topology) -> None:
+    """Check that a compiler for a topology is installed, knows it, and overlaps communication.
 
     Raises:
-        ValueError: virtual devices without --chip, or --chip for a topology that has its own specifications.
+        ValueError: one of these is not so.
     """
-    own = asked.topology.chip
-    if own and asked.chip:
-        virtual = f"cpu:{device_count(asked.topology)} as {asked.chip}"
-        raise ValueError(f"{asked.topology} has its own specifications; leave --chip out, or take {virtual}")
-    if own is None and asked.chip is None:
-        raise ValueError(f"{asked.topology} has no specifications to rank by; name a chip, such as --chip v5e")
-    return own or CHIPS[asked.chip]
+    if topology.kind == CPU:
+        raise ValueError(
+            f"--compile: on {topology} no communication overlaps, as predictions assume; leave --compile out"
+        )
+    topology.require_compiler()
+    topology.prepare()
+    topology.devices()
+
+
+def require_together(args: argparse.Namespace) -> None:
+    """Check that every option has an effect.
+
+    Raises:
+        ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.
+    """
+    if args.measure and not args.devices:
+        raise ValueError("--measure times steps on the devices of this machine; give --devices here")
+    if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
+        raise ValueError(f"--{given[0]} is of one topology; leave --scaling out")
+    for name, others in BELONGING.items():
+        if not getattr(args, name) and (given := [other for other in others if getattr(args, other)]):
+            raise ValueError(f"--{given[0].replace('_', '-')} is of --{name}; give --{name}, too")
+
+
+def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
+    """The options with the topology of the smallest size of --scaling, and of remat those that save memory.
+
+    Raises:
+        ValueError: a mesh is named, or a size is not possible.
+    """
+    if args.mesh:
+        raise ValueError("--scaling chooses a mesh for each number of devices; leave --mesh out")
+    for devices in powers_of_two(*args.scaling):
+        sized(args.topology, devices)
+    others = {"topology": sized(args.topology, args.scaling[0]), "remat": args.remat or ["dots", "full"]}
+    return argparse.Namespace(**{**vars(args), **others})
 
 
 def topology_here() -> Topology:
@@ -85,7 +144,7 @@ def topology_here() -> Topology:
     return topology_of(jax.devices())
 
 
-def chosen_machine(asked: argparse.Namespace, topology: Topology) -> Machine:
+def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     """The machine that the options name, or the one that is packaged for such devices.
 
     Raises:
@@ -93,18 +152,18 @@ def chosen_machine(asked: argparse.Namespace, topology: Topology) -> Machine:
             is not known, or the devices are virtual and nothing is measured.
     """
     if topology.is_virtual:
-        return virtual_machine(asked, topology)
-    if not asked.machine and topology.kind == CPU:
+        return virtual_machine(args, topology)
+    if not args.machine and topology.kind == CPU:
         way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
-    if asked.machine:
-        its = machine(asked.machine, topology.chip and topology.kind)
+    if args.machine:
+        chosen = machine(args.machine, topology.chip and topology.kind)
     else:
-        its = machine_for(topology.kind, MESHMARK.name, topology.hosts)
-    if its.chip.platform != topology.platform:
-        raise ValueError(f"machine {its.name} is one of {its.chip.platform} devices, and {topology} is not")
-    its = its.with_changes(dict(asked.set))
-    return its.between_hosts() if topology.hosts > 1 else its
+        chosen = machine_for(topology.kind, MESHMARK.name, topology.hosts)
+    if chosen.chip.platform != topology.platform:
+        raise ValueError(f"machine {chosen.name} is one of {chosen.chip.platform} devices, and {topology} is not")
+    chosen = chosen.with_changes(dict(args.set))
+    return chosen.between_hosts() if topology.hosts > 1 else chosen
 
 
 PREDICTIONS = "machine", "set", "scaling", "compile", "tokens", "trace", "all"

@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 from benchmarks.cases.case import Case
 from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology, balanced_factors
-from benchmarks.search.advised import Choice, advised, limits
 from benchmarks.search.candidates import Doublings, SearchSpace
+from benchmarks.search.ranking import Candidate, layout_cells, ranked
 from benchmarks.seconds.machine import Machine
 
+SCHEMA_VERSION = 1
 Scaling = Literal["strong", "weak"]
 SPREAD = 8
 """Most devices along `context`, and along `tensor` where devices have no hosts."""
@@ -21,28 +23,12 @@ OPTIONS = {"schedule": ("1f1b", "zb-h1"), "gather": ("layer",)}
 
 @dataclass(frozen=True)
 class Point:
-    """The best candidate on a number of devices.
-
-    Attributes:
-        scaling: of the batch.
-        topology: the devices.
-        devices: how many there are.
-        batch_size: sequences in a global batch.
-        choice: the best; None if none fits.
-        limits: what the best waits for, as `limits` gives it; empty without one.
-    """
+    """The best candidate on a number of devices; None if none fits."""
 
     scaling: Scaling
     topology: Topology
-    devices: int
     batch_size: int
-    choice: Choice | None
-    limits: dict[str, float]
-
-    @property
-    def limit(self) -> str:
-        """What the best waits for most; empty if nothing fits."""
-        return next(iter(self.limits), "")
+    best: Candidate | None
 
 
 def sized(topology: Topology, devices: int) -> Topology:
@@ -60,28 +46,27 @@ def sized(topology: Topology, devices: int) -> Topology:
     return Topology(topology.kind, (devices // inside, inside))
 
 
-def points(space: SearchSpace, base: Topology, sizes: tuple[int, ...], each: int, machine: Machine) -> Iterator[Point]:
+def points(
+    space: SearchSpace, base: Topology, sizes: tuple[int, ...], device_batch_size: int, machine: Machine
+) -> Iterator[Point]:
     """The best on each number of devices, strong scaling first.
 
     Args:
         space: what is searched; its batch is that of strong scaling.
         base: of the kind of devices, with hosts as large.
         sizes: numbers of devices.
-        each: sequences of a device in weak scaling.
+        device_batch_size: sequences of a device in weak scaling.
         machine: predicts the seconds.
     """
     kinds: tuple[Scaling, ...] = "strong", "weak"
+    options = tuple((OPTIONS | dict(space.options)).items())
     for scaling in kinds:
         for devices in sizes:
             topology = sized(base, devices)
-            batch = each * devices if scaling == "weak" else space.batch_size
-            its = replace(
-                space, topology=topology, batch_size=batch, options=tuple((OPTIONS | dict(space.options)).items())
-            )
-            doublings = Doublings(every=bool(space.microbatches))
-            best = advised(filter(usual, its.cases()), machine, topology, doublings).best[:1]
-            found = limits(best[0], machine, topology) if best else {}
-            yield Point(scaling, topology, devices, batch, best[0] if best else None, found)
+            batch = device_batch_size * devices if scaling == "weak" else space.batch_size
+            cases = replace(space, topology=topology, batch_size=batch, options=options).cases()
+            fitting = ranked(filter(usual, cases), machine, Doublings(every=bool(space.microbatches))).fitting
+            yield Point(scaling, topology, batch, next(iter(fitting), None))
 
 
 def usual(case: Case) -> bool:
@@ -99,58 +84,51 @@ def usual(case: Case) -> bool:
     )
 
 
-def row(point: Point, machine: Machine) -> dict[str, Any]:
-    """A point as JSON values. Those of its choice are None if nothing fits."""
-    told: dict[str, Any] = {
+COLUMNS = *("strategy", "mesh", "microbatches", "remat", "options", "predicted_seconds", "tokens_per_second"), "limit"
+
+
+def row(point: Point) -> dict[str, Any]:
+    """A point as JSON values. Those of its candidate are None if nothing fits."""
+    facts: dict[str, Any] = {
         "scaling": point.scaling,
         "topology": str(point.topology),
-        "devices": point.devices,
+        "devices": device_count(point.topology),
         "batch_size": point.batch_size,
     }
-    names = *("strategy", "mesh", "microbatches", "remat", "options", "predicted_seconds", "tokens_per_second"), "limit"
-    if not (best := point.choice):
-        return told | dict.fromkeys((*names, "model_flops_utilization"), None) | {"limits": {}}
-    return told | best.as_row(machine) | {"limit": point.limit, "limits": point.limits}
+    if not point.best:
+        return facts | dict.fromkeys((*COLUMNS, "model_flops_utilization")) | {"limits": {}}
+    limits = point.best.limits
+    return facts | point.best.as_row() | {"limit": next(iter(limits)), "limits": dict(limits)}
 
 
 def document(space: SearchSpace, found: list[Point], machine: Machine) -> dict[str, Any]:
     """All points as JSON values."""
     return {
         "kind": "scaling",
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "device": space.topology.kind,
         "preset": space.preset,
         "sequence_tokens": space.config.sequence,
         "dtype": space.dtype,
         "machine": machine.name,
         "error": machine.error,
-        "points": [row(point, machine) for point in found],
+        "points": [row(point) for point in found],
     }
 
 
 def report(space: SearchSpace, found: list[Point], machine: Machine) -> list[str]:
-    """The lines of the report: a table, and whose predictions they are."""
-    table: list[tuple[str, ...]] = [
-        (
-            "scaling",
-            "devices",
-            "batch",
-            "strategy",
-            "mesh",
-            "options",
-            "ms",
-            "tokens/s",
-            "MFU",
-            "waits for",
-        )
-    ]
+    """The lines of the report: the machine, and a table with a row for each point."""
+    header = "scaling", "devices", "batch", "strategy", "mesh", "options", "ms", "tokens/s", "MFU", "waits for"
+    table: list[tuple[str, ...]] = [header]
     for point in found:
-        place = point.scaling, str(point.devices), str(point.batch_size)
-        if not (best := point.choice):
+        place = point.scaling, str(device_count(point.topology)), str(point.batch_size)
+        if not (best := point.best):
             table.append((*place, "nothing fits", *[""] * 6))
             continue
-        times = f"{1e3 * best.step_seconds:,.0f}", f"{best.tokens_per_second:,.0f}", f"{best.utilization(machine):.0%}"
-        table.append((*place, *best.cells, *times, f"{point.limit} {point.limits[point.limit]:.0%}"))
+        times = f"{1e3 * best.step_seconds:,.0f}", f"{best.tokens_per_second:,.0f}"
+        resource, share = next(iter(best.limits.items()))
+        used = f"{best.model_flops_utilization:.0%}", f"{resource} {share:.0%}"
+        table.append((*place, *layout_cells(best.case), *times, *used))
     work = f"{space.preset}, {space.config.sequence} tokens in a sequence, {space.dtype}, on {space.topology.kind}"
     known = f"machine {machine.name}, {machine.error_text}: {machine.source}"
     return [*wrapped(work), *wrapped(known), "", *aligned(table, [*"<>><<<", *">>>", "<"])]

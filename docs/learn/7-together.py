@@ -26,18 +26,19 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## Choose
 #
-# `meshmark advise` tries strategies, meshes and options. It drops [candidates](../reference/glossary.md#candidate)
+# `meshmark search` tries strategies, meshes and options. It drops [candidates](../reference/glossary.md#candidate)
 # that do not fit, by the formulas of the chapters before, and keeps 15% of the memory free. It ranks the rest by
 # predicted seconds, here for eight H100s. Seconds of a model as small as `nano` mean little on them: what counts here
 # is which meshes fit. The cell runs the package as a module, in case the command is not on the `PATH`.
 
 # %%
-command = "-m benchmarks advise --topology h100:1x8 --preset nano --batch-size 8 --dtype float32 --set hbm=6MiB --json"
-subprocess.run([sys.executable, *command.split(), folder / "advice.json"], check=True, capture_output=True)
-advice = json.loads((folder / "advice.json").read_text())
-best = advice["choices"][0]
-print(f"{len(advice['choices'])} candidates fit, {advice['too_large']} are too large")
-print(best["strategy"], best["mesh"], f"needs {best['needed_bytes']:,} of {advice['usable_bytes']:,} bytes")
+command = "-m benchmarks search --topology h100:1x8 --preset nano --batch-size 8 --dtype float32 --set hbm=6MiB --json"
+subprocess.run([sys.executable, *command.split(), folder / "found.json"], check=True, capture_output=True)
+found = json.loads((folder / "found.json").read_text())
+best = found["candidates"][0]
+statuses = [each["status"] for each in found["candidates"]]
+print(f"{statuses.count('fits')} candidates fit, {statuses.count('too_large')} are too large")
+print(best["strategy"], best["mesh"], f"needs {best['needed_bytes']:,} of {found['usable_bytes']:,} bytes")
 
 # %% [markdown]
 # Three axes, each as in its chapter: `fsdp` splits the batch and gathers weights, `pipeline` splits the layers into

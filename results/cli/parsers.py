@@ -60,7 +60,7 @@ def scaling() -> Parser:
     """Return the parser of `meshmark scaling`."""
     about = "Draw predicted time of a step and utilization against devices, for strong and weak scaling."
     parser = Parser("meshmark scaling", description=about)
-    _declare_file_and_picture(parser, "meshmark advise --scaling N..N --json")
+    _declare_file_and_picture(parser, "meshmark search --scaling N..N --json")
     return parser
 
 

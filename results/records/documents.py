@@ -12,17 +12,14 @@ from results.records.reading import read_document
 from strategies.files import shown
 from strategies.schema import Amount, Count, Number, Positive, Scalar, checked_fields
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSIONS = {"search": 2, "scaling": 1}
 SEARCHED_BY = "`meshmark search --json FILE`"
-SCALED_BY = "`meshmark advise --scaling N..N --json FILE`"
-NUMBERS = [
-    f"{source}.{name}"
-    for source in ("formula", "compiled")
-    for name in ("needed_bytes", "tokens_per_second_per_device")
-]
+SCALED_BY = "`meshmark search --scaling N..N --json FILE`"
+NUMBERS = "needed_bytes", "bound_seconds", "predicted_seconds", "compiled.needed_bytes", "compiled.seconds"
 CANDIDATE: dict[str, Any] = {
-    **{"status": str, "strategy": str, "mesh": str | None},
-    **dict.fromkeys(NUMBERS, Amount | None),
+    "status": Literal["fits", "too_large", "infeasible"],
+    **{"strategy": str, "mesh": str, "microbatches": Count, "remat": str, "options": dict[str, Scalar]},
+    **dict.fromkeys((*NUMBERS, "measured.seconds"), Amount | None),
 }
 """Columns of a candidate, with their types; it has others."""
 POINT: dict[str, Any] = {"scaling": Literal["strong", "weak"], "devices": Count, "batch_size": Count}
@@ -37,12 +34,12 @@ Limit = Literal[
     "launches",
     "pipeline bubble",
 ]
-"""What limits a step, as `benchmarks.advise --scaling` writes it."""
-CHOICE: dict[str, Any] = {
+"""What limits a step, as a search names it."""
+BEST: dict[str, Any] = {
     **{"strategy": str, "mesh": str, "limit": Limit},
     **dict.fromkeys(("predicted_seconds", "tokens_per_second", "model_flops_utilization"), Positive),
 }
-"""Columns of what was chosen at a point; None where nothing fits."""
+"""Columns of the best at a point; None where nothing fits."""
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -57,15 +54,18 @@ class Search(msgspec.Struct, frozen=True):
     """The result of a search; the fields but `candidates` are facts that all candidates share."""
 
     topology: str
-    chip: str
     devices: Count
     capacity_bytes: Count
+    usable_bytes: Count
+    machine: str | None
+    error: Amount | None
+    error_assumed: bool
     preset: str
     param_count: Count
     global_batch_sequences: Count
     sequence_tokens: Count
     dtype: str
-    candidates: Annotated[list[dict[str, Scalar]], Meta(min_length=1)]
+    candidates: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     trials: list[Trial] = []
 
 
@@ -90,13 +90,15 @@ def read_search(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     Raises:
         RecordError: the file cannot be read, or the search did not write it.
     """
-    facts, rows = _read(path, "feasibility", Search, SEARCHED_BY, "candidates", lambda _: CANDIDATE)
-    rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
+    facts, rows = _read(path, "search", Search, SEARCHED_BY, "candidates", lambda _: CANDIDATE)
+    rows["options"] = [", ".join(f"{name}={value}" for name, value in each.items()) for each in rows["options"]]
+    numbers = [*NUMBERS, "measured.seconds"]
+    rows[numbers] = rows[numbers].apply(pd.to_numeric)
     return facts, rows
 
 
 def read_scaling(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Read the file that `meshmark advise --scaling` wrote.
+    """Read the file that `meshmark search --scaling` wrote.
 
     Returns:
         The facts that all points share, and a table with a row for each point.
@@ -108,8 +110,8 @@ def read_scaling(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 
 def columns_of_point(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that a point has: also those of its choice, if anything fits there."""
-    return POINT | (CHOICE if point.get("predicted_seconds") is not None else {})
+    """Return the columns that a point has: also those of its best, if anything fits there."""
+    return POINT | (BEST if point.get("predicted_seconds") is not None else {})
 
 
 def _read(
@@ -121,7 +123,7 @@ def _read(
     columns_of: Callable[[Mapping[str, Any]], Mapping[str, Any]],
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Read a document; `table` is the field with its rows, and `columns_of` returns the types of a row's columns."""
-    facts = msgspec.structs.asdict(read_document(path, kind, SCHEMA_VERSION, form, written_by))
+    facts = msgspec.structs.asdict(read_document(path, kind, SCHEMA_VERSIONS[kind], form, written_by))
     rows = facts.pop(table)
     for number, row in enumerate(rows):
         checked_fields(row, columns_of(row), f"{shown(path)}: {table}[{number}]")

@@ -117,7 +117,7 @@ def read_document(path: Path, kind: str, version: int, form: type[Document], wri
     """
     document = files.read_json(path, f"write it with {written_by}")
     if not isinstance(document, dict) or document.get("kind") != kind:
-        raise RecordError(f"{shown(path)} was not written by {written_by}")
+        raise RecordError(f"{shown(path)} was not written by {written_by} of this version")
     check_version(shown(path), document.get("schema_version"), version, written_by)
     return checked(document, form, shown(path))
 

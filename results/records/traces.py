@@ -1,4 +1,4 @@
-"""Reads traces of replayed and predicted steps, which `compile` and `advise` of benchmarks write with --trace."""
+"""Reads traces of replayed and predicted steps, which `meshmark compile` and `search` write with --trace."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -8,8 +8,8 @@ from string import Template
 from typing import Any
 
 from results.figures.curves import PARTS, TIMES
-from results.figures.feasibility import TIMES as CANDIDATE_TIMES
 from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS
+from results.figures.search import TIMES as CANDIDATE_TIMES
 from results.webpage.columns import DERIVED
 from results.webpage.words import LOUD
 

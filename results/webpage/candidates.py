@@ -1,32 +1,22 @@
-"""Converts the result of a search to the page's data: the best candidates and the compiled ones."""
+"""Converts the result of a search to the page's data: the best candidates, and those compiled or measured."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from results.figures.feasibility import (
-    BYTES,
-    SPEED,
-    TIMES,
-    best_of_each_mesh,
-    compiled,
-    counts_by_status,
-    what_was_searched,
-    with_times,
-)
+from results.figures.search import TIMES, counts_by_status, drawn_candidates, how_certain, tried, what_was_searched
 from results.records.documents import Trial
-from results.records.reading import RecordError
 from results.webpage.columns import DERIVED, as_json, column
 from results.webpage.words import many, size
 
 TABLE = [
     *("rank", "status", "strategy", "mesh", "microbatches", "remat", "options"),
-    *(f"formula.{name}" for name in (BYTES, SPEED, "sent_bytes", "bubble", "bound")),
-    *(f"compiled.{name}" for name in (BYTES, SPEED, "status", "reason")),
-    *(DERIVED + name for name in TIMES),
+    *("needed_bytes", "sent_bytes", "bubble", "tokens_per_second", "model_flops_utilization"),
+    *("compiled.needed_bytes", "compiled.exposed_seconds", "compiled.reason", "measured.reason"),
+    *(DERIVED + name for name in (*TIMES, "waits_for")),
 ]
-"""Columns of a candidate on the page; columns that the search did not write are left out."""
+"""Columns of a candidate on the page; columns that the file lacks are left out."""
 
 
 def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
@@ -37,18 +27,15 @@ def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
         rows: the candidates, best first, from the same function.
 
     Returns:
-        `count`, the number of candidates on the page: the compiled ones, and the best of each strategy and set of mesh
-        axes; `columns`, their values as in `run_data`; `capacity_bytes` of a device; and `strategies`, the names of all
-        strategies in the search.
+        `count`, the number of candidates on the page, those of `drawn_candidates`; `columns`, their values as in
+        `run_data`; `capacity_bytes` of a device; and `strategies`, the names of all strategies in the search.
 
     Raises:
-        RecordError: no candidate is feasible.
+        RecordError: no candidate fits.
     """
-    if rows[f"formula.{BYTES}"].isna().all():
-        raise RecordError("nothing to show, no candidate is feasible; each row's `reason` says why")
-    rows = rows.assign(options=rows["options"].fillna("") if "options" in rows else "")
-    shown = with_times(facts, rows.loc[sorted({*compiled(rows).index, *best_of_each_mesh(rows).index})])
-    shown = shown.rename(columns={name: DERIVED + name for name in TIMES})
+    shown = drawn_candidates(rows)
+    shown = shown.assign(waits_for=[next(iter(each or {}), "") for each in shown["waits_for"]])
+    shown = shown.rename(columns={name: DERIVED + name for name in (*TIMES, "waits_for")})
     return {
         "count": len(shown),
         "columns": {name: column([as_json(value) for value in shown[name]]) for name in TABLE if name in shown},
@@ -60,26 +47,24 @@ def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
 def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
     """Return the summary of a search as sentences in plain text."""
     fitting, large, infeasible = counts_by_status(rows)
-    sentences = [
-        f"{many(len(rows), 'candidate')} of {what_was_searched(facts)}; a device has {size(facts['capacity_bytes'])}.",
-        f"By formula, {fitting:,} fit, {large:,} need more memory than a device has, "
-        f"and {infeasible:,} are infeasible.",
-    ]
-    fits = with_times(facts, rows[rows["status"] == "fits"]).head(1)
-    for row in fits.to_dict("records"):
-        words = zip(TIMES, ("at least", "as predicted", "as replayed"), strict=True)
-        times = ", ".join(f"{row[name]:,.0f} ms {word}" for name, word in words if pd.notna(row[name]))
-        name, needed = f"{row['strategy']} ({row['mesh']})", size(row[f"formula.{BYTES}"])
-        sentences.append(f"The first by rank that fits is {name}: a step takes {times}. It needs {needed} by formula.")
-    asked = compiled(rows)
-    over = int((asked[f"compiled.{BYTES}"] > facts["capacity_bytes"]).sum())
+    first = drawn_candidates(rows).iloc[0]
+    words = zip(TIMES, ("at least", "as predicted", "as compiled", "as measured"), strict=True)
+    times = ", ".join(f"{first[name]:,.0f} ms {word}" for name, word in words if pd.notna(first[name]))
+    compiled, measured = (
+        int(tried(rows)[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds")
+    )
+    over = int((rows["compiled.needed_bytes"] > facts["capacity_bytes"]).sum())
     return [
-        *sentences,
-        f"{many(len(asked), 'candidate')} were compiled; {over} of them did not fit.",
+        f"{many(len(rows), 'candidate')} of {what_was_searched(facts)}; a device has {size(facts['capacity_bytes'])}.",
+        f"By formula, {fitting:,} fit into {size(facts['usable_bytes'])}, {large:,} need more memory, "
+        f"and {infeasible:,} are infeasible.",
+        f"The first by rank is {first['strategy']} ({first['mesh']}): a step takes {times}. "
+        f"It needs {size(first['needed_bytes'])} by formula.",
+        f"{many(compiled, 'candidate')} were compiled; {over} of them did not fit. {measured} were measured.",
         *trial_words(facts["trials"]),
-        "The least time is by formula, from the chip's published figures: compute, memory traffic and communication "
-        "overlap fully, and only pipeline bubbles add time. Replayed times are simulated from the "
-        "compiled schedule.",
+        how_certain(facts),
+        "The least time is that of the matmuls at the chip's peak or of the communication, whichever is longer. As "
+        "compiled, the communication that the compiler's schedule leaves exposed replaces that of the prediction.",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,17 +12,19 @@ import pytest
 from benchmarks import compile as page
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
-from benchmarks.compile import compile_case, compile_record, main, report
+from benchmarks.cases.row import Row
+from benchmarks.compile import main, report
 from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.feasibility import compile_one
 from benchmarks.program.compiled import read_program
 from benchmarks.run import prepare
 from benchmarks.run.measure import compile_step
 from benchmarks.run.pool import run_in_processes
 from benchmarks.run.prepare import Entry
+from benchmarks.search.compiling import compile_and_replay, compile_entry
+from benchmarks.seconds.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
 
@@ -35,6 +38,11 @@ CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
 def case(kind: str = "cpu:4", strategy: str = "fsdp", mesh: str = "fsdp=4") -> Case:
     """A case of a tiny model on absent devices."""
     return Case(strategy, MeshSpec.parse(mesh), "tiny", CONFIG, 4, 1, "float32", "dots", topology=Topology.parse(kind))
+
+
+def compile_case(case: Case) -> Row:
+    """The row of a case that is compiled and not run."""
+    return compile_entry(case).record.as_row()
 
 
 @pytest.fixture
@@ -170,7 +178,7 @@ def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "fsdp-fsdp=4-b4" in capsys.readouterr().out
     rows = {"oom": 0, "infeasible": 0, "compile_error": 1, "error": 1}
     for status, code in rows.items():
-        record = dataclasses.replace(compile_record(case(strategy="tensor", mesh="tensor=4")), status=status)
+        record = dataclasses.replace(compile_entry(case(strategy="tensor", mesh="tensor=4")).record, status=status)
         monkeypatch.setattr(page, "compile_entry", lambda case, record=record: Entry(case, record))
         assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
     for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
@@ -201,7 +209,7 @@ def test_a_host_of_gpus_is_compiled_for() -> None:
     no backend but the CPU's is requested before it starts.
     """
     tiny = dataclasses.replace(case("h100:1x4"), dtype="bfloat16")
-    (outcome,) = run_in_processes([tiny], compile_one, 1, 300)
+    (outcome,) = run_in_processes([tiny], partial(compile_and_replay, machine=machine("meshmark_gpus", "h100")), 1, 300)
     assert outcome.reason == ""
     info: dict[str, Any] = outcome.result
     assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "gpu", GPUS["h100"]["name"])

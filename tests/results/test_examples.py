@@ -57,7 +57,7 @@ def reader_of(path: Path) -> Callable[[Path], Sized]:
         return lambda log: read_training([log])
     if path.suffix == ".csv":
         return lambda table: [float(row[name]) for row in read_table(table, MEASURED) for name in MEASURED[2:4]]
-    kinds = {"scaling": read_scaling, "feasibility": read_search}
+    kinds = {"scaling": read_scaling, "search": read_search}
     if read := kinds.get(json.loads((ROOT / path).read_text()).get("kind")):
         return lambda document: read(document)[1]
     return lambda run: load([run])

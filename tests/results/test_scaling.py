@@ -89,7 +89,7 @@ def test_the_example_can_be_drawn() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "advice"}, "was not written by `meshmark advise --scaling"),
+        ({"kind": "advice"}, "was not written by `meshmark search --scaling"),
         ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 1; update meshmark"),
         ({"schema_version": "1"}, "has schema_version '1' and this meshmark reads 1; write it again"),
     ],

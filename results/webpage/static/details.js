@@ -7,7 +7,7 @@ const GROUPS = {
   memory: "Memory of one device", attribution: "Where the time goes", compiled: "The compiled program",
   predicted: "Predicted by formulas", overlap: "Overlap of communication", rewrites: "Communication rewritten by the compiler",
   between_processes: "Communication between processes", chip: "The chip", roofline: "Roofline: least times from the chip's published figures",
-  formula: "Predicted by formulas",
+  measured: "Measured",
 };
 
 /** Open the dialog with the facts of a case. */

@@ -157,11 +157,12 @@ function candidateColumns(data) {
     { name: "options", label: "Options" },
     time("page.least_ms", "Least"),
     time("page.predicted_ms", "Predicted"),
-    time("page.replayed_ms", "Replayed"),
-    bytes("formula.needed_bytes", "Memory"),
+    time("page.compiled_ms", "Compiled"),
+    time("page.measured_ms", "Measured"),
+    bytes("needed_bytes", "Memory"),
     bytes("compiled.needed_bytes", "Compiled: memory"),
-    bytes("formula.sent_bytes", "Sent"),
-    { name: "formula.bound", label: "Bound by" },
+    bytes("sent_bytes", "Sent"),
+    { name: "page.waits_for", label: "Waits for" },
     { name: "compiled.reason", label: "Compiler", long: true },
   ];
 }

@@ -12,7 +12,7 @@ import pytest
 import benchmarks
 from benchmarks.cli import parsers
 from benchmarks.cli.arguments import add_options
-from benchmarks.commandline.main import COMMANDS, WRONG_USAGE, contents, main
+from benchmarks.commandline.main import ALIASES, COMMANDS, WRONG_USAGE, contents, main
 from strategies import STRATEGIES
 from tests.processes import ROOT, environment
 
@@ -86,11 +86,13 @@ def test_strategies_are_listed() -> None:
         assert all(word in lines[name] for word in (*strategy.axis_names, *strategy.options))
 
 
+@pytest.mark.factorisations
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
 @pytest.mark.usefixtures("_interruptible")
 def test_a_command_may_start_processes(tmp_path: Path) -> None:
     """A command that meshmark runs can send its functions to processes that it spawns, as search does to compile."""
     sizes = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16", "--batch-size=8")
-    space = ("--topology=cpu:2", "--chip=v5e", "--strategy=data", "--remat=dots", "--dtype=float32")
+    space = ("--topology=v5e:2x2", "--strategy=data", "--remat=dots", "--dtype=float32")
     found = meshmark("search", *space, *sizes, "--compile=1", f"--cache={tmp_path}")
     assert found.returncode == 0, found.stderr
     assert "[1/1] " in found.stderr
@@ -118,6 +120,13 @@ def test_what_is_not_there_is_refused(name: str, meant: str, capsys: pytest.Capt
         main([name])
     said = capsys.readouterr().err
     assert said == f"meshmark: unknown command {name!r}.{meant} `meshmark --help` lists all commands.\n"
+
+
+def test_other_names_of_commands_work() -> None:
+    """A command has the same parser under each of its names, and none of them is listed."""
+    for name, other in ALIASES.items():
+        assert meshmark(name, "--help").stdout == meshmark(other, "--help").stdout != ""
+        assert name not in COMMANDS
 
 
 def test_arguments_are_passed_on() -> None:

@@ -1,4 +1,4 @@
-"""`meshmark advise --measure` times candidates that differ, here, and says what the advised one loses."""
+"""`meshmark search --measure` times candidates that differ, here, and says what the first by rank loses."""
 
 import json
 import re
@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.advise import main
 from benchmarks.search import measured as module
-from benchmarks.search.measured import AsMeasured, in_order, measured, report, to_measure
-from tests.benchmarks.search.test_advised import choices
+from benchmarks.search.command import main
+from benchmarks.search.measured import MeasuredCandidate, in_order, measure_best, table, to_measure
+from results.figures.search import figure_of
+from results.records.documents import read_search
+from tests.benchmarks.search.test_ranking import ranking
 
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=8", "--dtype=float32")
 
@@ -40,60 +42,67 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Timed]:
             raise MemoryError("too large")
         return begun[-1], 0
 
-    monkeypatch.setattr(module, "begun", begin)
+    monkeypatch.setattr(module, "started", begin)
     return begun
 
 
 def test_steps_that_differ_are_measured_first() -> None:
     """The best, the best of each other rematerialisation, of each strategy, and of each set of axes."""
-    best = choices().best
-    some = to_measure(choices(), 8)
-    assert some[0].cells == best[0].cells
+    found = ranking()
+    best, some = found.fitting, to_measure(found, 8)
+    assert some[0] is best[0]
     assert {each.case.remat for each in some[:3]} == {each.case.remat for each in best}
     assert len({id(each) for each in some}) == 8
-    assert {each.case.strategy for each in to_measure(choices(), 12)} == {each.case.strategy for each in best}
-    assert len(to_measure(choices(), 10**6)) == len(best)
+    assert {each.case.strategy for each in to_measure(found, 12)} == {each.case.strategy for each in best}
+    assert len(to_measure(found, 10**6)) == len(best)
 
 
-def test_the_fastest_and_the_advised_are_in_the_final(pretended: list[Timed]) -> None:
-    """The advised one, which is the slowest, is in it, too; what fails or is too large says so, and comes last."""
-    found = measured(choices(), 8)
+def test_the_fastest_and_the_first_by_rank_are_in_the_final(pretended: list[Timed]) -> None:
+    """The first by rank, which is the slowest, is in it, too; what fails or is too large says so, and comes last."""
+    found = measure_best(ranking(), 8)
     final = [each for each in found if each.final]
     assert [each.step_seconds for each in final] == [1.0, 2.0, 3.0, 4.0, 7.0, 8.0][:6]
     assert final[-1].rank == 1
     reasons = {each.reason for each in found if each.step_seconds is None}
     assert reasons == {"MemoryError: too large", "RuntimeError: lost a device"}
     assert [each.step_seconds for each in found[-2:]] == [None, None]
-    lines = "\n".join(report(found))
+    lines = "\n".join(table(found))
     assert (
-        "the advised step takes 700.0% longer than the fastest that was measured (95% interval of rounds: +700.0%"
+        "the first by rank takes 700.0% longer than the fastest that was measured (95% interval of rounds: +700.0%"
         in lines
     )
 
 
 def test_those_of_the_final_come_first() -> None:
     """A time of the first rounds says less."""
-    best = choices().best
-    some = [AsMeasured(1, best[0], (3.0,), True), AsMeasured(2, best[1], (1.0,)), AsMeasured(3, best[2], (2.0,), True)]
+    best = ranking().fitting
+    some = [
+        MeasuredCandidate(1, best[0], (3.0,), True),
+        MeasuredCandidate(2, best[1], (1.0,)),
+        MeasuredCandidate(3, best[2], (2.0,), True),
+    ]
     assert [each.rank for each in in_order(some)] == [3, 1, 2]
 
 
 @pytest.mark.factorisations
 @pytest.mark.usefixtures("_short_blocks")
 def test_real_steps_are_timed(tmp_path, capsys, monkeypatch) -> None:
-    """On virtual devices there are measured seconds alone; the document has them, the fastest first."""
+    """On virtual devices there are measured seconds alone; the report and the document have them."""
     monkeypatch.setattr(module, "ROUNDS", 1)
     monkeypatch.setattr(module, "FINAL_ROUNDS", 1)
-    path = tmp_path / "advice.json"
+    path = tmp_path / "found.json"
     assert main(("--devices=here", *TINY, "--measure=2", "--strategy=data", f"--json={path}")) == 0
     said = capsys.readouterr().out
-    assert "measured, not predicted: 2 of " in said
-    rows = json.loads(path.read_text())["measured"]
-    assert [row["final"] for row in rows] == [True, True]
-    seconds = [row["measured_seconds"] for row in rows]
-    assert seconds == sorted(seconds)
-    assert all(0 < each < 60 for each in seconds)
+    assert "measured, not predicted" in said
+    told = json.loads(path.read_text())
+    assert told["machine"] is None
+    assert all(row["predicted_seconds"] is None for row in told["candidates"])
+    rows = [row for row in told["candidates"] if row["measured.seconds"]]
+    assert [row["measured.final"] for row in rows] == [True, True]
+    assert all(0 < row["measured.seconds"] < 60 for row in rows)
     assert all(re.search(rf"^{row['strategy']} +{row['mesh']} ", said, re.MULTILINE) for row in rows)
+    facts, table = read_search(path)
+    assert f"2 of {len(table)} candidates drawn" in figure_of(facts, table).get_supxlabel()
 
 
 def test_steps_of_other_devices_are_not_timed(capsys) -> None:

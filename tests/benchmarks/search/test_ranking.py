@@ -1,126 +1,130 @@
-"""Candidates have memory and a roofline by formulas, and are ranked by the least time that they allow."""
+"""Candidates that fit are ranked by predicted seconds, and say what their steps wait for."""
 
+import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from benchmarks.cases.case import Case
-from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
-from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.ranking import Candidate, best_per_layout, evaluated, memory_traffic_bytes, ranked
-from strategies import GPTConfig, Infeasible, MeshSpec
-from strategies.costs.predict import Cost, predict
-from strategies.model.block import Block
-from strategies.model.gpt import param_count
+from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
+from benchmarks.search.ranking import Ranking, layout, ranked
+from benchmarks.seconds.machines import machine
+from benchmarks.seconds.predicted import predict_seconds
+from strategies import PRESETS, MeshSpec
+from strategies.config import GPTConfig
 
-CONFIG = GPTConfig(layers=4, embed=64, heads=4, vocab=256, sequence=16)
-CHIP = CHIPS["v5e"]
+TOPOLOGY = Topology.parse("h100:2x8")
+H100S = machine("meshmark_gpus", "h100")
+SMALL = GPTConfig(layers=8, embed=128, heads=8, sequence=128)
+"""Its kernels are shorter than their launches."""
 
 
-def case(strategy: str, mesh: str, **others: Any) -> Case:
-    """A case of a tiny model on virtual devices."""
+def space(preset="gpt2-xl", topology=TOPOLOGY, batch_size=64, config=None, **restricted):
+    """A search space."""
+    return SearchSpace(topology, preset, config or PRESETS[preset], batch_size, "bfloat16", **restricted)
+
+
+def ranking(machine=H100S, topology=TOPOLOGY, **restricted):
+    """The ranked candidates of a search space."""
+    return ranked(space(topology=topology, **restricted).cases(), machine)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """All candidates of gpt2-xl on 16 H100s."""
+    return ranking(remats=("dots",))
+
+
+def test_candidates_are_ranked_by_predicted_seconds(found):
+    """The first is the fastest; each has the seconds that `predict_seconds` gives for its cost."""
+    seconds = [each.step_seconds for each in found.fitting]
+    assert seconds == sorted(seconds)
+    assert len({each.case.strategy for each in found.fitting}) > 5
+    for each in found.fitting[::50]:
+        assert each.step_seconds == predict_seconds(each.cost, H100S, TOPOLOGY).step_seconds
+        assert each.tokens_per_second == pytest.approx(64 * 1024 / each.step_seconds)
+
+
+def test_every_candidate_is_counted_once(found):
+    """Those that fit, those that are too large and those that are infeasible are the search space."""
+    assert len(found.fitting) + len(found.too_large) + len(found.infeasible) == len([*space(remats=("dots",)).cases()])
+
+
+def test_what_does_not_fit_is_not_ranked(found):
+    """With less memory, candidates that need more are counted as too large, and no other is lost."""
+    limit = sorted(each.needed_bytes for each in found.fitting)[len(found.fitting) // 2]
+    memory_bytes = math.ceil((limit + 1) / MEMORY_FRACTION)
+    small = replace(H100S, chip=replace(H100S.chip, memory_bytes=memory_bytes))
+    fewer = ranking(small, remats=("dots",))
+    assert [each.case for each in fewer.fitting] == [each.case for each in found.fitting if each.needed_bytes <= limit]
+    assert len(fewer.too_large) - len(found.too_large) == len(found.fitting) - len(fewer.fitting) > 0
+
+
+def test_candidates_within_the_error_are_tied(found):
+    """A faster best by more than both errors is alone; without an error only equal predictions are tied."""
+    first, last = found.fitting[0].step_seconds, found.fitting[-1].step_seconds
+    assert found.tied(0.0) == sum(each.step_seconds == first for each in found.fitting)
+    error = (last - first) / (last + first)  # the last may take as long as the first
+    assert found.tied(error + 1e-9) == len(found.fitting) > found.tied(error - 1e-3)
+    assert Ranking((), (), ()).tied(0.5) == 0
+
+
+def test_each_layout_has_its_fastest(found):
+    """One candidate for each strategy and set of mesh axes, and none of the same layout is faster."""
+    best = found.best_per_layout
+    assert len(best) == len({layout(each.case) for each in found.fitting})
+    for each in best:
+        assert each is next(other for other in found.fitting if layout(other.case) == layout(each.case))
+
+
+@pytest.mark.parametrize("name", ["flops", "hbm", "hbm_bandwidth", "link_bandwidth", "inter_host_bandwidth"])
+@pytest.mark.parametrize("topology", ["h100:2x8", "h100:1x8", "v5e:4x4"], ids=str)
+def test_twice_of_anything_makes_the_best_no_slower(name, topology):
+    """The best of a search with more of a resource takes at most as long as the best without."""
+    devices = Topology.parse(topology)
+    its = machine("meshmark_gpus" if devices.platform == "cuda" else "meshmark_tpus", devices.kind)
+    asked = {"topology": devices, "preset": "gpt2", "remats": ("dots",), "strategies": ("hsdp", "tensor", "pipeline")}
+    before, after = (ranking(each, **asked) for each in (its, its.with_changes({name: "2x"})))
+    assert before.fitting
+    assert after.fitting[0].step_seconds <= before.fitting[0].step_seconds
+
+
+PLANTED = {
+    "matmuls": ({"flops": "0.01x"}, {}, "data=16"),
+    "memory bandwidth": ({"hbm_bandwidth": "0.01x"}, {}, "data=16"),
+    "links inside a host": ({"link_bandwidth": "0.002x"}, {}, "data=2,tensor=8"),
+    "network between hosts": ({"inter_host_bandwidth": "0.001x"}, {}, "data=16"),
+    "latency": ({}, {"network_seconds": 0.05}, "tensor=16"),
+    "launches": ({}, {"kernel_seconds": 0.1}, "data=16"),
+}
+"""What a step waits for -> the specifications and constants that make it so, and a mesh that needs it."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_was_planted_slow_is_named_first(name):
+    """A step whose devices wait for one resource would save the most without it, by its share of the step."""
+    changes, constants, mesh = PLANTED[name]
+    slow = H100S.with_changes(changes)
+    slow = replace(slow, constants=replace(slow.constants, **constants))
     spec = MeshSpec.parse(mesh)
-    usual = Case(strategy, spec, "tiny", CONFIG, 16, 1, "bfloat16", "dots", topology=Topology("cpu", (spec.size,)))
-    return replace(usual, **others)
+    strategy = "three_d" if len(spec.sizes) > 1 else next(iter(spec.sizes))
+    best = ranking(slow, preset="gpt3-1.3b", strategies=(strategy,), meshes=(spec,), microbatches=(1,)).fitting[0]
+    found = best.limits
+    assert next(iter(found)) == name
+    assert found[name] > 0.5
+    assert [*found.values()] == sorted(found.values(), reverse=True)
+    assert all(-1e-9 <= share <= 1 for share in found.values())
 
 
-def all_ranked(memory_bytes: int) -> list[Candidate]:
-    """All candidates on eight devices of that memory, ranked."""
-    space = SearchSpace(Topology.parse("cpu:8"), "tiny", CONFIG, 16, "bfloat16", remats=("dots", "full"))
-    return ranked(space.cases(), replace(CHIP, memory_bytes=memory_bytes))
+def test_a_pipeline_with_few_microbatches_waits_for_its_bubble():
+    """GPipe with eight stages and as many microbatches idles for nearly half of its step."""
+    eight = Topology.parse("h100:1x8")
+    options = (("schedule", ("gpipe",)),)
+    found = ranking(topology=eight, strategies=("pipeline",), microbatches=(8,), options=options, remats=("dots",))
+    assert found.fitting[0].limits["pipeline bubble"] == pytest.approx(7 / 15, abs=0.05)
 
 
-def test_candidates_that_fit_come_first() -> None:
-    """Candidates that fit come first, by time; then those that do not, by memory; infeasible ones last."""
-    needs = sorted(each.estimate.needed_bytes for each in all_ranked(2**40) if each.estimate)
-    candidates = all_ranked(needs[len(needs) // 2])
-    kinds = [0 if each.fits else 1 if each.estimate else 2 for each in candidates]
-    assert kinds == sorted(kinds)
-    assert set(kinds) == {0, 1, 2}
-    bounds = [each.estimate for each in candidates if each.estimate]
-    times = [bound.roofline.step_seconds for bound in bounds if bound.fits and bound.roofline]
-    assert times == sorted(times)
-    assert len(set(times)) > 10
-    assert all(bound.fits == (bound.needed_bytes <= bound.capacity_bytes) for bound in bounds)
-    too_large = [bound.needed_bytes for bound in bounds if not bound.fits]
-    assert too_large == sorted(too_large)
-
-
-def test_formulas_are_those_of_predict() -> None:
-    """A candidate's cost, memory and reason are those of `predict`."""
-    outcomes = []
-    for each in all_ranked(2**40):
-        cost = predicted(each.case)
-        outcomes.append(isinstance(cost, Cost))
-        if isinstance(cost, Infeasible):
-            assert (str(each.cost), each.estimate) == (str(cost), None)
-        else:
-            assert each.cost == cost
-            assert each.estimate
-            assert each.estimate.needed_bytes == sum(cost.arguments.values()) + sum(cost.temporaries.values())
-    assert 5 < sum(outcomes) < len(outcomes) - 5
-
-
-def predicted(case: Case) -> Cost | Infeasible:
-    """The prediction for a case, or the error it raises."""
-    try:
-        return predict(case.strategy, case.config, case.mesh, case.training(), case.platform)
-    except Infeasible as error:
-        return error
-
-
-def test_a_bubble_lengthens_the_compute_time() -> None:
-    """The pipeline bubble lengthens the compute time; the FLOPs stay."""
-    each = evaluated(case("pipeline", "pipeline=4", microbatches=4), CHIP)
-    assert isinstance(each.cost, Cost)
-    assert each.estimate
-    assert each.estimate.roofline
-    assert each.cost.bubble == pytest.approx(3 / 7)
-    busy = each.estimate.roofline.compute_seconds * (1 - 3 / 7) * CHIP.flops_per_second
-    assert busy == pytest.approx(sum(each.cost.flops.values()) / 4)
-
-
-def test_virtual_devices_have_one_link() -> None:
-    """Virtual devices count as a line of chips, so an all-reduce has one link."""
-    each = evaluated(case("data", "data=8"), CHIP)
-    assert isinstance(each.cost, Cost)
-    assert each.estimate
-    assert each.estimate.roofline
-    expected = each.cost.sent_bytes / CHIP.link_bytes_per_second
-    assert each.estimate.roofline.network_seconds == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("remat", "passes"), [("dots", 2), ("full", 3)])
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_memory_is_read_and_written_once_for_each_use(remat: str, passes: int, microbatches: int) -> None:
-    """The traffic of data parallelism is the sum by hand: all weights are read at each use, positions looked up."""
-    each = evaluated(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
-    assert isinstance(each.cost, Cost)
-    weights, table = param_count(CONFIG), CONFIG.sequence * CONFIG.embed
-    in_each = passes * 2 * (weights - table) + 8 * weights + 2 * CONFIG.layers * Block.kept_bytes(each.cost.plan.share)
-    assert memory_traffic_bytes(each.cost.plan) == microbatches * in_each + 24 * weights
-
-
-def test_fsdp_computes_with_whole_weights() -> None:
-    """fsdp reads whole weights to compute with, and its optimizer touches its own shard only."""
-    whole, part = (evaluated(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
-    assert isinstance(whole, Cost)
-    assert isinstance(part, Cost)
-    assert memory_traffic_bytes(whole.plan) - memory_traffic_bytes(part.plan) == (8 + 24) * param_count(CONFIG) * 7 // 8
-
-
-def test_the_foremost_are_the_best_of_each_kind() -> None:
-    """The foremost candidates are the best of each strategy and set of mesh axes, in order."""
-    candidates = all_ranked(2**40)
-    kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in candidates if each.estimate]
-    found = best_per_layout(candidates)
-    assert [(each.case.strategy, *each.case.mesh.sizes) for each in found] == list(dict.fromkeys(kinds))
-    assert all(each.order == min(o.order for o in candidates if o.estimate and same(o, each)) for each in found)
-
-
-def same(one: Candidate, other: Candidate) -> bool:
-    """Whether two candidates have the same strategy and mesh axes."""
-    kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in (one, other)]
-    return kinds[0] == kinds[1]
+def test_a_small_model_waits_for_launches():
+    """Kernels that are shorter than their launches leave the device idle."""
+    found = ranking(preset="small", config=SMALL, strategies=("data",), microbatches=(1,), batch_size=16)
+    assert found.fitting[0].limits["launches"] > 0.01

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from benchmarks.advise import main
+from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
-from benchmarks.search.advised import advised, limits
 from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.command import main
+from benchmarks.search.ranking import ranked
 from benchmarks.search.scaled import points, powers_of_two, sized, usual
 from benchmarks.seconds.machines import machine
 from results.figures.palette import LIMIT_COLOURS
@@ -24,22 +25,20 @@ def space(topology, **others):
 
 
 def test_each_point_is_the_best_of_its_search():
-    """On every number of devices, of the candidates whose meshes are usual, with the largest of its limits."""
+    """On every number of devices, of the candidates whose meshes are usual."""
     found = list(points(space("h100:1x8"), Topology.parse("h100:1x8"), (8, 16), 4, H100S))
-    assert [(point.scaling, point.devices, point.batch_size) for point in found] == [
+    assert [(point.scaling, device_count(point.topology), point.batch_size) for point in found] == [
         ("strong", 8, 64),
         ("strong", 16, 64),
         ("weak", 8, 32),
         ("weak", 16, 64),
     ]
     options = (("schedule", ("1f1b", "zb-h1")), ("gather", ("layer",)))
-    sixteen = Topology.parse("h100:2x8")
-    best = advised(filter(usual, space("h100:2x8", options=options).cases()), H100S, sixteen).best[0]
+    best = ranked(filter(usual, space("h100:2x8", options=options).cases()), H100S).fitting[0]
     for point in found:
-        assert point.choice
-        assert point.choice.case.mesh.size == point.devices
-        assert point.limits[point.limit] == max(limits(point.choice, H100S, point.topology).values())
-    assert found[1].choice == found[3].choice == best
+        assert point.best
+        assert point.best.case.mesh.size == device_count(point.topology)
+    assert found[1].best == found[3].best == best
 
 
 def test_hosts_are_those_of_the_topology():
@@ -50,11 +49,10 @@ def test_hosts_are_those_of_the_topology():
 
 def test_leaving_out_unusual_meshes_loses_nothing_here():
     """On two hosts the best of all meshes is a usual one."""
-    sixteen = Topology.parse("h100:2x8")
     every = [*space("h100:2x8").cases()]
     some = [*filter(usual, every)]
     assert 0 < len(some) < len(every)
-    assert advised(some, H100S, sixteen).best[0] == advised(every, H100S, sixteen).best[0]
+    assert ranked(some, H100S).fitting[0] == ranked(every, H100S).fitting[0]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +92,7 @@ def test_the_command_writes_a_row_for_each_point(tmp_path, capsys):
     assert fits == [row["devices"] <= row["batch_size"] for row in rows]  # 12 heads are not split by 8
     for row in rows:
         assert (row["limit"] is None) is (row["predicted_seconds"] is None)
+        assert row["limit"] == max(row["limits"], key=row["limits"].get, default=None)
         assert {*row["limits"]} <= {*LIMIT_COLOURS}
     assert {*rows[0]["limits"]} == {*LIMIT_COLOURS}
     assert capsys.readouterr().out.count("nothing fits") == fits.count(False)

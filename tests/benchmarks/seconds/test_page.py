@@ -6,7 +6,8 @@ import re
 import jax
 import pytest
 
-from benchmarks import advise, feasibility, predict
+from benchmarks import predict
+from benchmarks.search import command
 from benchmarks.seconds.machine import RANGES, Constants
 from benchmarks.seconds.machines import machine, machine_names
 from strategies import PRESETS, TrainConfig
@@ -16,7 +17,7 @@ from tests.processes import ROOT
 
 GUIDES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "guides").glob("*.md"))}
 CONSTANTS = (ROOT / "docs" / "reference" / "constants.md").read_text()
-COMMANDS = {"advise": advise.main, "predict": predict.main, "search": feasibility.main}
+COMMANDS = {"predict": predict.main, "search": command.main}
 EXAMPLES = [found for name, page in GUIDES.items() if name != "choosing" for found in examples(page, *COMMANDS)]
 """Examples that need a compiler have no `$`; tests/test_choosing.py has those of its page."""
 
@@ -33,7 +34,7 @@ def test_every_constant_has_its_range_and_meaning():
 
 def test_a_figure_that_depends_on_the_version_says_of_which():
     """The memory of the best without recomputation is the one that the page gives for this JAX."""
-    figures = dict(re.findall(r"([0-9.]+) GiB\s+with JAX ([0-9.]+[0-9])", GUIDES["advice"]))
+    figures = dict(re.findall(r"([0-9.]+) GiB\s+with JAX ([0-9.]+[0-9])", GUIDES["search"]))
     by_version = {version: float(gib) for gib, version in figures.items()}
     case = {"batch_size": 64, "dtype": "bfloat16", "remat": "none", "gather": "layer"}
     needed = cost.predict("fsdp", PRESETS["gpt2-xl"], "fsdp=8", TrainConfig(**case), "cuda").needed_bytes

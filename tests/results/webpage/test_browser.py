@@ -10,12 +10,13 @@ import pytest
 
 from results.page import main
 from tests.results.synthetic import edited, failed, row, sweep, write_run
+from tests.results.test_frontier import GIB, document
+from tests.results.test_frontier import candidate as searched
 from tests.results.webpage.browser import TAKES_BROWSER, Opened, browser
 from tests.strategies.sampling import nightly
 
 pytestmark = TAKES_BROWSER
 EVIL = "</script><script>window.broken = true</script><img src=x onerror='window.broken = true'>"
-GIB = 2**30
 WIDTHS = 390, 1400
 OVERLAPPING = """
 ([container, selector]) => [...document.querySelectorAll(container)].flatMap(whole => {
@@ -63,27 +64,16 @@ def opened(chromium: Any, page: Path) -> Iterator[Opened]:
 def search(folder: Path) -> Path:
     """Write the result of a search with 199 candidates. Four of them, close together in the chart, were compiled."""
     candidates = [candidate(number) for number in range(1, 200)]
-    document = {"kind": "feasibility", "schema_version": 1, "topology": "v5e:4x4", "chip": "v5e", "devices": 16}
-    document |= {"capacity_bytes": 16 * GIB, "preset": "gpt2", "param_count": 124 * 10**6, "dtype": "bfloat16"}
-    document |= {"global_batch_sequences": 64, "sequence_tokens": 1024, "candidates": candidates}
-    (folder / "found.json").write_text(json.dumps(document))
+    (folder / "found.json").write_text(json.dumps(document(candidates)))
     return folder / "found.json"
 
 
 def candidate(rank: int) -> dict[str, Any]:
-    """Return the candidate of a rank, with its values by formula. The first four ranks also have compiled values."""
-    strategy, compiled = ("fsdp", "tensor")[rank % 2], rank < 5
-    needed, speed = (2 + rank * 7 % 17) * GIB, 1000 - 3 * rank
-    return {
-        "rank": rank,
-        "status": "fits" if needed <= 16 * GIB else "too_large",
-        "strategy": strategy,
-        "mesh": f"data={rank},{strategy}=4",
-        "formula.needed_bytes": needed,
-        "formula.tokens_per_second_per_device": speed,
-        "compiled.needed_bytes": needed + GIB if compiled else None,
-        "compiled.tokens_per_second_per_device": speed - 5 if compiled else None,
-    }
+    """Return the candidate of a rank, with its prediction. The first four ranks also have compiled values."""
+    strategy, needed, seconds = ("fsdp", "tensor")[rank % 2], 2 + rank * 7 % 17, 1 + rank / 100
+    compiled = {"compiled.needed_bytes": (needed + 1) * GIB, "compiled.seconds": seconds + 0.1} if rank < 5 else {}
+    mesh = f"data={rank},{strategy}=4"
+    return searched(strategy, needed, seconds, **{"rank": rank, "mesh": mesh, **compiled})
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -219,7 +209,7 @@ def test_a_search_draws_each_candidate_with_its_times(chromium: Any, page: Path)
         names = chart.locator(".ytick").all_text_contents()
         assert "tensor data=1,tensor=4" in names
         assert len(names) == len(window.texts("section.search tbody tr")) == 4
-        assert chart.locator(".mark").count() == 4 + 4
+        assert chart.locator(".mark").count() == 4 + 4 + 4
         window.close()
 
 
@@ -228,7 +218,7 @@ def test_a_candidate_without_a_known_time_is_not_drawn(chromium: Any, tmp_path: 
     path = search(tmp_path)
     document = json.loads(path.read_text())
     for each in document["candidates"][:2]:
-        each |= {name: None for name in each if name.endswith("tokens_per_second_per_device")}
+        each |= {name: None for name in each if name.endswith("seconds")}
     path.write_text(json.dumps(document))
     main([str(path)])
     window = Opened(chromium, path.with_suffix(".html"))

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
-from benchmarks.search.advised import advised
 from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.ranking import ranked
 from benchmarks.seconds.machines import machine
 from benchmarks.seconds.predicted import predict_seconds
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig, checkpoints
@@ -139,8 +139,7 @@ def test_commands_know_it(monkeypatch) -> None:
 
     here, devices = machine("meshmark_gpus"), Topology.parse("h100:1x8")
     space = SearchSpace(devices, "toy", dataclasses.replace(TOY, sequence=32), 16, "bfloat16")
-    choices = advised(space.cases(), here, devices)
-    assert choices.best
+    assert ranked(space.cases(), here).fitting
 
     def seconds(config: GPTConfig) -> float:
         train = TrainConfig(16, dtype="bfloat16")

@@ -1,14 +1,14 @@
-"""`meshmark advise` prints and writes the ranking that `benchmarks.search.advised` makes."""
+"""`meshmark search` prints and writes the ranking of candidates."""
 
 import json
 import re
 
 import pytest
 
-from benchmarks.advise import main
 from benchmarks.commandline import tables
 from benchmarks.devices.chips import CHIPS
 from benchmarks.search.candidates import MEMORY_FRACTION
+from benchmarks.search.command import main
 from benchmarks.seconds.machines import machine
 from tests.benchmarks.seconds.host import FILE
 
@@ -22,17 +22,27 @@ def wide(monkeypatch):
 ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--remat=dots", "--strategy=fsdp,tensor,pipeline")
 
 
-def advice(tmp_path, *more):
+def found(tmp_path, *more):
     """The document that the command writes."""
-    path = tmp_path / "advice.json"
+    path = tmp_path / "found.json"
     assert main([*ASKED, f"--json={path}", *more]) == 0
     return json.loads(path.read_text())
 
 
-def test_the_document_has_every_choice(tmp_path, capsys):
-    """All that fit, ranked from 1 by predicted seconds, whose parts add up; the report counts as many."""
-    told = advice(tmp_path)
-    rows = told["choices"]
+def fitting(document):
+    """The rows of the candidates that fit."""
+    return [row for row in document["candidates"] if row["status"] == "fits"]
+
+
+def test_the_document_has_every_candidate(tmp_path, capsys):
+    """Those that fit are ranked from 1 by predicted seconds, whose parts add up; the others have a reason.
+
+    All rows have the same keys, and the report counts as many. With --all it has an example for each reason.
+    """
+    told = found(tmp_path, "--all")
+    rows, others = fitting(told), [row for row in told["candidates"] if row["status"] != "fits"]
+    assert told["candidates"] == [*rows, *others]
+    assert len({tuple(row) for row in told["candidates"]}) == 1
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
     seconds = [row["predicted_seconds"] for row in rows]
     assert seconds == sorted(seconds)
@@ -40,9 +50,21 @@ def test_the_document_has_every_choice(tmp_path, capsys):
         assert sum(row["parts"].values()) == pytest.approx(row["predicted_seconds"])
         assert 0 < row["bound_seconds"] <= row["predicted_seconds"]
         assert row["tokens_per_second"] * row["predicted_seconds"] == pytest.approx(64 * 1024)
-    counts = f"{len(rows)} candidates fit, {told['too_large']} are too large, {told['infeasible']} infeasible"
-    assert counts in capsys.readouterr().out
     assert {row["strategy"] for row in rows} == {"fsdp", "pipeline"}  # 12 heads are not split by 8
+    assert all(row["reason"] and row["rank"] is row["predicted_seconds"] is None for row in others)
+    assert {row["strategy"] for row in others} == {"tensor", "pipeline"}
+    counts = f"{len(rows)} candidates fit, 0 are too large, {len(others)} infeasible"
+    assert counts in (said := capsys.readouterr().out)
+    same = sum(row["strategy"] == "tensor" for row in others)
+    assert f"{same}, such as tensor tensor=8 microbatches=1: tensor=8 does not divide heads=12; tensor can be" in said
+
+
+def test_an_option_takes_all_values_that_it_is_given(tmp_path):
+    """--option may be repeated, for one option or several, and every value is a candidate."""
+    given = ["--option=schedule=1f1b", "--option=gather=step", "--option=schedule=zb-h1"]
+    rows = found(tmp_path, *given, "--strategy=fsdp,pipeline")["candidates"]
+    options = {json.dumps(row["options"]) for row in rows if row["strategy"] != "tensor"}
+    assert options == {'{"gather": "step"}', '{"schedule": "1f1b"}', '{"schedule": "zb-h1"}'}
 
 
 def test_bytes_that_do_not_divide_are_numbers(tmp_path):
@@ -51,22 +73,22 @@ def test_bytes_that_do_not_divide_are_numbers(tmp_path):
     for devices in (3, 24):
         topology = f"--topology=h100:{-(-devices // 8)}x{min(devices, 8)}"
         more = (topology, *sizes, "--strategy=data", "--batch-size=24")
-        assert {type(row["bound_seconds"]) for row in advice(tmp_path, *more)["choices"]} == {float}
+        assert {type(row["bound_seconds"]) for row in fitting(found(tmp_path, *more))} == {float}
 
 
 def test_ties_are_marked(tmp_path, capsys):
     """The report marks the ranks of as many candidates as the document says are tied."""
-    told = advice(tmp_path, "--all")
+    told = found(tmp_path, "--all")
     lines = capsys.readouterr().out.splitlines()
     ranks = [line.split()[0] for line in lines if re.match(r"\d+=? +(fsdp|pipeline) ", line)]
-    assert len(ranks) == len(told["choices"])
+    assert len(ranks) == len(fitting(told))
     assert sum(rank.endswith("=") for rank in ranks) == told["tied"] > 1
 
 
 def test_the_report_says_what_limits_the_best(tmp_path, capsys):
     """A network that is a thousand times slower is named, and a machine's source and error are stated."""
     slow = ("--topology=h100:2x8", "--set=inter_host_bandwidth=0.001x")
-    advice(tmp_path, *slow)
+    found(tmp_path, *slow)
     said = capsys.readouterr().out
     saved = re.findall(r"without waiting for (.+) the best would save (\d+)%", said)
     assert saved[0][0] == "network between hosts"
@@ -76,28 +98,28 @@ def test_the_report_says_what_limits_the_best(tmp_path, capsys):
     assert "of its step: gathers 99%" in said
 
 
-def test_the_report_says_what_would_lift_a_limit(tmp_path, capsys):
+def test_the_report_says_what_would_be_faster(tmp_path, capsys):
     """Each row shows what it waits for most, and lines below what of its neighbours is faster. So does the document."""
     slow = ("--topology=h100:8x8", "--set=inter_host_bandwidth=0.05x")
-    told = advice(
+    told = found(
         tmp_path, *slow, "--preset=gpt2-xl", "--strategy=hsdp,zero1", "--mesh=data=64", "--mesh=data=4,fsdp=16"
     )
     said = capsys.readouterr().out
-    (zero1,) = [row for row in told["choices"] if row["strategy"] == "zero1" and "lever" in row]
-    saves = zero1["lever"]["saves"]
+    (zero1,) = [row for row in fitting(told) if row["strategy"] == "zero1" and row["improvement"]]
+    saves = zero1["improvement"]["saves"]
     assert f"network between hosts: {zero1['waits_for']['network between hosts']:.0%} of the step" in said
-    assert f"{zero1['lever']['change']} would save {saves:.0%}" in said
-    named = [row for row in told["choices"] if f"{row['strategy']} {row['mesh']}" == zero1["lever"]["change"]]
+    assert f"{zero1['improvement']['change']} would save {saves:.0%}" in said
+    named = [row for row in fitting(told) if f"{row['strategy']} {row['mesh']}" == zero1["improvement"]["change"]]
     best = min(row["predicted_seconds"] for row in named)
     assert saves == pytest.approx(1 - best / zero1["predicted_seconds"])
     assert re.search(r"^\d+=? +zero1 +data=64 .* network between hosts \d+%$", said, re.MULTILINE)
-    lifts = r"^zero1 +data=64 +network between hosts: \d+% of the step +hsdp data=4,fsdp=16 would save \d+%$"
-    assert re.search(lifts, said, re.MULTILINE)
+    faster = r"^zero1 +data=64 +network between hosts: \d+% of the step +hsdp data=4,fsdp=16 would save \d+%$"
+    assert re.search(faster, said, re.MULTILINE)
 
 
 def test_another_machine_may_be_named(tmp_path):
     """A machine file predicts instead of meshmark's own, with its error."""
-    other = advice(tmp_path, "--topology=a100_80gb:1x8", "--machine=a100_fsdp")
+    other = found(tmp_path, "--topology=a100_80gb:1x8", "--machine=a100_fsdp")
     assert (other["machine"], other["error"]) == ("a100_fsdp", machine("a100_fsdp").error)
 
 
@@ -123,7 +145,7 @@ def test_virtual_devices_are_not_predicted(more, problem, capsys):
 
 def test_four_hosts_need_a_network(tmp_path, capsys):
     """How fast it is must be known; with more of it no step is slower, and the assumed latency is named."""
-    host, path = tmp_path / "host.json", tmp_path / "advice.json"
+    host, path = tmp_path / "host.json", tmp_path / "found.json"
     specifications = FILE["specifications"] | {"network_bytes_per_second": 0}
     constants = FILE["constants"] | {"network_seconds": 0}
     host.write_text(json.dumps(FILE | {"specifications": specifications, "constants": constants}))
@@ -140,7 +162,7 @@ def test_four_hosts_need_a_network(tmp_path, capsys):
     for bandwidth in ("1Gbit", "10Gbit/s"):
         assert main([*asked, f"--set=inter_host_bandwidth={bandwidth}", "--strategy=zero1", f"--json={path}"]) == 0
         assert "the latency between hosts is assumed to be 20 us" in capsys.readouterr().out
-        seconds.append([row["predicted_seconds"] for row in json.loads(path.read_text())["choices"]])
+        seconds.append([row["predicted_seconds"] for row in fitting(json.loads(path.read_text()))])
     assert all(slow > fast for slow, fast in zip(*seconds, strict=True))
 
 
@@ -160,7 +182,7 @@ def test_one_host_needs_no_network(tmp_path, capsys):
 
 def test_days_and_money(tmp_path, capsys):
     """Tokens over throughput are the days, times devices the hours, times a price the money; each is a range."""
-    rate = advice(tmp_path, "--tokens=1e12", "--price=2")["choices"][0]["tokens_per_second"]
+    rate = fitting(found(tmp_path, "--tokens=1e12", "--price=2"))[0]["tokens_per_second"]
     days, hours, money = 1e12 / rate / 86400, 1e12 / rate * 8 / 3600, 2e12 / rate * 8 / 3600
     said = " ".join(capsys.readouterr().out.split())
     assert f"as predicted: {days:,.1f} days, {hours:,.0f} device-hours, {money:,.0f} at 2 an hour" in said
@@ -171,8 +193,8 @@ def test_days_and_money(tmp_path, capsys):
 def test_microbatches_scale_with_the_sequences_of_a_device(tmp_path):
     """None that are named by hand are faster than those that are tried by default, at 256 sequences a device."""
     big = ("--preset=gpt2-xl", "--batch-size=2048", "--strategy=fsdp,hsdp", "--remat=dots", "--option=gather=layer")
-    best = advice(tmp_path, *big)["choices"]
-    every = advice(tmp_path, *big, f"--microbatches={','.join(str(2**power) for power in range(9))}")["choices"]
+    best = fitting(found(tmp_path, *big))
+    every = fitting(found(tmp_path, *big, f"--microbatches={','.join(str(2**power) for power in range(9))}"))
     assert best[0]["predicted_seconds"] == every[0]["predicted_seconds"]
     assert best[0]["microbatches"] > 8
     assert {row["strategy"] for row in best} == {row["strategy"] for row in every} > {"fsdp", "hsdp"}
@@ -181,8 +203,8 @@ def test_microbatches_scale_with_the_sequences_of_a_device(tmp_path):
 
 def test_a_margin_of_memory_is_stated(tmp_path, capsys):
     """What fits needs no more than the report says, which is less than the device has."""
-    told = advice(tmp_path, "--preset=gpt2-xl", "--strategy=data", "--remat=none")
-    assert all(row["needed_bytes"] <= told["usable_bytes"] for row in told["choices"])
+    told = found(tmp_path, "--preset=gpt2-xl", "--strategy=data", "--remat=none")
+    assert all(row["needed_bytes"] <= told["usable_bytes"] for row in fitting(told))
     assert told["usable_bytes"] == int(MEMORY_FRACTION * CHIPS["h100"].memory_bytes)
     assert (
         "a candidate fits if it needs 67.2 of 79.1 GiB by formulas, which may be off by 15%" in capsys.readouterr().out
@@ -193,7 +215,7 @@ def test_the_best_is_drawn(tmp_path, capsys):
     """`--trace` writes the predicted step, a process for each stage, which all end with the step."""
     path = tmp_path / "new" / "step.json"
     stages = ("--strategy=pipeline", f"--trace={path}", "--option=schedule=1f1b", "--microbatches=16")
-    best = advice(tmp_path, "--mesh=pipeline=8", *stages)["choices"][0]
+    best = fitting(found(tmp_path, "--mesh=pipeline=8", *stages))[0]
     told = json.loads(path.read_text())
     events = [each for each in told["traceEvents"] if each["ph"] == "X"]
     passes = {(each["pid"], each["name"]) for each in events if each["cat"] == "passes"}
@@ -213,7 +235,7 @@ def test_nothing_fits(capsys):
     assert main(["--preset=gpt2", "--topology=h100:1x8", "--batch-size=63", "--strategy=fsdp,tensor"]) == 1
     said = capsys.readouterr().out
     assert "no candidate fits" not in said
-    assert said.count("infeasible: ") == 2
+    assert said.count(", such as ") == 2
     assert "tensor=8 does not divide heads=12; tensor can be 1, 2, 3, 4, 6 or 12" in said
 
 
@@ -251,6 +273,6 @@ def test_a_file_that_cannot_be_written_is_refused(option, tmp_path, capsys):
     """Before anything is predicted."""
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as ended:
-        main([*ASKED, f"--{option}={tmp_path}/file/advice.json"])
+        main([*ASKED, f"--{option}={tmp_path}/file/found.json"])
     assert ended.value.code == 5
     assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""Ranks strategies, meshes and options by predicted seconds, with what limits the best; compiles and measures some.
+
+meshmark search --preset gpt2-xl --topology h100:1x8 --batch-size 64
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.cases.case import Case
+from benchmarks.cli import parsers
+from benchmarks.cli.refusing import refusing
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import save_text, short
+from benchmarks.explain.trace import trace
+from benchmarks.search import scaled
+from benchmarks.search.candidates import Doublings, SearchSpace
+from benchmarks.search.compiled import compile_best, option_trials
+from benchmarks.search.compiling import Compiler, log
+from benchmarks.search.improvements import improvements
+from benchmarks.search.measured import measure_best
+from benchmarks.search.ranking import Candidate, ranked
+from benchmarks.search.report import Result, document, report
+from benchmarks.search.request import prepared
+from benchmarks.seconds.drawn import drawn
+from benchmarks.seconds.machine import Machine
+
+PROGRESS_SECONDS = 5.0
+
+
+def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Result:
+    """Rank the search space; compile and measure as many of the best as the options ask for."""
+    begin = time.monotonic()
+    ranking = ranked(with_progress(space.cases()), machine, Doublings(every=bool(space.microbatches)))
+    count = len(ranking.fitting) + len(ranking.too_large) + len(ranking.infeasible)
+    log(f"{count} candidates in {time.monotonic() - begin:.1f} s")
+    compiler = Compiler(machine, args.cache, args.again, args.workers, args.time_budget)
+    compiled = compile_best(ranking, args.compile, compiler) if args.compile else []
+    trials = option_trials(compiled, compiler, dict(args.option))
+    measured = measure_best(ranking, args.measure) if args.measure else []
+    found = {} if space.topology.is_virtual else improvements(ranking)
+    return Result(space, machine, ranking, found, compiled, trials, measured)
+
+
+def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
+    """Yield the same cases, and log every few seconds how many were tried; some of them are dropped later."""
+    last_log = time.monotonic()
+    for count_so_far, case in enumerate(cases, start=1):
+        yield case
+        if time.monotonic() > last_log + PROGRESS_SECONDS:
+            last_log = time.monotonic()
+            log(f"{count_so_far} tried so far, now {case.strategy} {case.mesh}")
+
+
+def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> int:
+    """Print and write the best on each number of devices; the exit status is that of `main`."""
+    begin, sizes = time.monotonic(), scaled.powers_of_two(*args.scaling)
+    device_batch_size = args.sequences_per_device or max(1, space.batch_size // sizes[0])
+    found = list(scaled.points(space, args.topology, sizes, device_batch_size, machine))
+    log(f"{len(found)} searches in {time.monotonic() - begin:.1f} s")
+    print("\n".join(scaled.report(space, found, machine)), flush=True)
+    if args.json:
+        save_text(args.json, json.dumps(scaled.document(space, found, machine), indent=1))
+    return 0 if any(point.best for point in found) else 1
+
+
+def write_trace(path: Path, best: Candidate) -> None:
+    """Write when each pipeline stage does what in a predicted step."""
+    spans = drawn(best.cost, best.machine, best.topology)
+    save_text(path, json.dumps(trace("prediction", str(best.case), str(best.topology), spans)))
+    log(f"{short(path)}: open it at ui.perfetto.dev, or draw it: meshmark lanes {short(path)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search and print the report.
+
+    Returns:
+        The exit status: 1 if nothing fits. It is 2 for invalid options, and 5 for files that cannot be written.
+    """
+    command = parsers.search()
+    args = command.parse_args(arguments)
+    with refusing(command):
+        space, machine = prepared(args)
+    if args.scaling:
+        with refusing(command):
+            return scaling(space, machine, args)
+    result = search(space, machine, args)
+    fitting = result.ranking.fitting
+    print("\n".join(report(result, args.all, args.tokens, args.price)), flush=True)
+    with refusing(command):
+        if args.json:
+            save_text(args.json, json.dumps(document(result)))
+        if args.trace and fitting:
+            write_trace(args.trace, fitting[0])
+        elif args.trace:
+            log(f"{short(args.trace)} is not written: no candidate fits")
+    return 0 if fitting else 1
+
+
+if __name__ == "__main__":
+    run_command(main)

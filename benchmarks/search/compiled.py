@@ -1,0 +1,122 @@
+"""Candidates as compiled: exposed communication of the compiler's schedule instead of what predictions assume."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.cases.case import Case
+from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.devices.chips import GIB
+from benchmarks.explain.trials import Trial, trials
+from benchmarks.run.pool import Outcome
+from benchmarks.search.compiling import EXPOSED, Compiler
+from benchmarks.search.ranking import Candidate, Ranking, candidate_of, layout_cells
+from benchmarks.seconds.drawn import LANES
+from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
+
+SENDING = tuple(name for name, lane in LANES.items() if lane == EXPOSED_LANE)
+"""Parts of a prediction that are exposed communication."""
+TITLE = "as compiled: each prediction, and beside it what the compiler's schedule makes of it at the machine's rates"
+
+
+@dataclass(frozen=True)
+class CompiledCandidate:
+    """A candidate that was compiled, or meant to be.
+
+    Attributes:
+        candidate: with its prediction.
+        needed_bytes: memory of a device, as compiled; None if it is not known.
+        exposed_seconds: communication that the device waits for, by its compiled schedule; None if that is not known.
+        reason: why there is no such step; empty if there is one.
+    """
+
+    candidate: Candidate
+    needed_bytes: int | None
+    exposed_seconds: float | None
+    reason: str
+
+    @property
+    def predicted_exposed_seconds(self) -> float:
+        """Exposed communication by the prediction."""
+        return sum(self.candidate.timeline.parts.get(name, 0.0) for name in SENDING)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The prediction with the exposed communication of the compiled schedule; None if that is not known."""
+        if self.reason or self.exposed_seconds is None:
+            return None
+        return self.candidate.step_seconds - self.predicted_exposed_seconds + self.exposed_seconds
+
+    def as_row(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "compiled.seconds": self.step_seconds,
+            "compiled.needed_bytes": self.needed_bytes,
+            "compiled.exposed_seconds": self.exposed_seconds,
+            "compiled.predicted_exposed_seconds": self.predicted_exposed_seconds,
+            "compiled.reason": self.reason,
+        }
+
+
+def compile_best(ranking: Ranking, count: int, compiler: Compiler) -> list[CompiledCandidate]:
+    """Compile the best of each strategy and set of mesh axes, then the best of all: similar ones tell little more.
+
+    Returns:
+        Fastest first, and last those without time.
+    """
+    by_case = {each.case: each for each in (*ranking.best_per_layout, *ranking.fitting)}
+    chosen = list(by_case.values())[:count]
+    return compiled(chosen, compiler.outcomes([each.case for each in chosen]))
+
+
+def compiled(candidates: Iterable[Candidate], outcomes: Iterable[Outcome[Case]]) -> list[CompiledCandidate]:
+    """Candidates with the outcomes of their compilations, fastest first, and last those without time."""
+    by_case = {each.case: each for each in candidates}
+    found = []
+    for outcome in outcomes:
+        columns = outcome.result or {}
+        failed = columns.get("status", "ok") != "ok" and (columns.get("reason") or columns["status"])
+        unread = "" if columns.get(EXPOSED) is not None else "its schedule cannot be read"
+        reason = outcome.reason or failed or unread
+        needed = columns.get("chip.needed_bytes")
+        found.append(CompiledCandidate(by_case[outcome.task], needed, columns.get(EXPOSED), reason))
+    return sorted(found, key=lambda each: (each.step_seconds is None, each.step_seconds or each.candidate.step_seconds))
+
+
+def option_trials(found: Sequence[CompiledCandidate], compiler: Compiler, given: Collection[str]) -> list[Trial]:
+    """Trials of other options of the fastest compiled candidate; none if its time is not known.
+
+    Args:
+        found: the compiled candidates, fastest first.
+        compiler: compiles the others.
+        given: options that the user named; they keep their values.
+    """
+
+    def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
+        others = [candidate_of(case, compiler.machine) for case in cases]
+        for each in compiled(others, compiler.outcomes(cases)):
+            yield each.candidate.case, each.step_seconds, each.needed_bytes, each.reason
+
+    if not found or (seconds := found[0].step_seconds) is None:
+        return []
+    return trials(found[0].candidate.case, seconds, compile_all, given)
+
+
+def table(found: Sequence[CompiledCandidate], ranking: Ranking) -> list[str]:
+    """The lines of the table of compiled candidates, and below it why some have no time."""
+    rows: list[tuple[str, ...]] = [
+        ("rank", "strategy", "mesh", "options", "GiB", "compiled", "exposed ms", "compiled", "ms", "compiled")
+    ]
+    for each in found:
+        times = each.predicted_exposed_seconds, each.exposed_seconds, each.candidate.step_seconds, each.step_seconds
+        rows.append(
+            (
+                str(ranking.ranks[each.candidate.case]),
+                *layout_cells(each.candidate.case),
+                f"{each.candidate.needed_bytes / GIB:.1f}",
+                "" if each.needed_bytes is None else f"{each.needed_bytes / GIB:.1f}",
+                *("" if seconds is None else f"{1e3 * seconds:,.0f}" for seconds in times),
+            )
+        )
+    failed = [f"rank {ranking.ranks[each.candidate.case]}: {each.reason}" for each in found if each.reason]
+    return [*wrapped(TITLE), *aligned(rows, [*"<<<<", *">" * 6]), *(part for line in failed for part in wrapped(line))]

@@ -1,0 +1,138 @@
+"""Compilation of cases for devices that need not be present, in processes of their own, with cached results."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import reason_of, status_of
+from benchmarks.devices.chips import GIB
+from benchmarks.explain.memory import host_peak_rss_bytes, processes_that_fit
+from benchmarks.program.compiled import HLOError, read_program
+from benchmarks.run.alive import Alive
+from benchmarks.run.clock import Clock
+from benchmarks.run.corpus import EMPTY_CORPUS
+from benchmarks.run.machine import fingerprint
+from benchmarks.run.pool import Outcome, run_in_processes
+from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.record import Record
+from benchmarks.run.terminal import progress
+from benchmarks.search.cache import Cache
+from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.program import replay
+from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
+from strategies.core.sizes import BYTES
+
+WORKER_BYTES = 4 * GIB
+"""Host memory per compiling process. A GPT with 6.7 billion parameters took up to 2 GiB."""
+COMPILER_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
+"""Names of exceptions that compilers raise. Other exceptions are unrelated to the compiled step."""
+EXPOSED = "machine.exposed_seconds"
+"""Column: seconds for which the compiled step waits for collectives, at the rates that a machine reaches."""
+
+
+def compile_entry(case: Case) -> Entry:
+    """A case that is compiled and not run, with its program if it has one. Failures are recorded in its record."""
+    entry = Entry(case, Record.begin(case, compile_only=True))
+    try:
+        for facts in Preparation(EMPTY_CORPUS, Clock()).stages(entry, compile_only=True):
+            entry.record = replace(entry.record, **facts)
+        memory = replace(entry.record.memory, host_peak_rss_bytes=host_peak_rss_bytes())
+        entry.record = replace(entry.record, status="ok", memory=memory)
+    except Exception as error:
+        entry.record = replace(entry.record, status=status_of(error), reason=reason_of(error))
+    return entry
+
+
+def compile_and_replay(case: Case, machine: Machine) -> dict[str, Any]:
+    """Compile a case and return the columns of its row, and `EXPOSED`. Called in a process of its own."""
+    assert case.topology
+    case.topology.prepare()
+    entry = compile_entry(case)
+    return {**entry.record.as_row().extra_info, EXPOSED: exposed_seconds(entry, machine)}
+
+
+def exposed_seconds(entry: Entry, machine: Machine) -> float | None:
+    """Exposed communication of a compiled step on a machine; None if there is no program in schedule order."""
+    if not (entry.program and entry.step):
+        return None
+    try:
+        program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
+    except HLOError:
+        return None
+    rate = machine.best_rate(BYTES[entry.case.dtype]) * machine.constants.matmul_efficiency
+    replayed = replay(program, entry.step.mesh, replace(machine.reached, flops_per_second=rate))
+    return replayed and replayed.parts.get(EXPOSED_LANE, 0.0)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles cases in processes, until its time is up.
+
+    Attributes:
+        machine: whose rates say what communication is exposed.
+        folder: of all cached results.
+        refresh: whether to compile again what is cached.
+        at_once: number of processes at a time; by default as many as memory and cores allow.
+        budget_seconds: for all compilations, from when this object is made.
+    """
+
+    machine: Machine
+    folder: Path
+    refresh: bool
+    at_once: int | None
+    budget_seconds: float
+    begin: float = field(default_factory=time.monotonic)
+
+    def outcomes(self, cases: Sequence[Case]) -> list[Outcome[Case]]:
+        """Compilation results, from the cache or computed now. Each one that completes is logged on stderr."""
+        cache = Cache(self.folder / fingerprint(asdict(self.machine)), self.refresh)
+        found = {case: Outcome(case, columns, "", 0.0) for case in cases if (columns := cache.get(case))}
+        missing = [case for case in cases if case not in found]
+        at_once = self.at_once or processes_that_fit(WORKER_BYTES)
+        left_seconds = max(0.0, self.budget_seconds - (time.monotonic() - self.begin))
+        if found:
+            log(f"{len(found)} of {len(cases)} were compiled before")
+        if missing:
+            log(f"compiling {len(missing)}, {min(at_once, len(missing))} at a time, within {left_seconds:.0f} s")
+
+        def doing() -> str:
+            left = [case for case in missing if case not in found]
+            names = ", ".join(f"{case} remat={case.remat}" for case in left[:at_once])
+            return f"compiling {names}; {len(left)} of {len(cases)} left" if left else ""
+
+        work = partial(compile_and_replay, machine=self.machine)
+        with Alive(doing):
+            for outcome in run_in_processes(missing, work, at_once, left_seconds):
+                case, columns = outcome.task, outcome.result
+                found[case] = outcome
+                if columns and is_repeatable(columns):
+                    store(cache, case, columns)
+                ended = outcome.reason or columns["reason"] or columns["status"]
+                text = f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s"
+                log(progress(len(found), len(cases), text, None))
+        return [found[case] for case in cases if case in found]
+
+
+def store(cache: Cache, case: Case, columns: Mapping[str, Any]) -> None:
+    """Store a compilation result in the cache; log a failure and continue."""
+    try:
+        cache.put(case, columns)
+    except OSError as error:
+        log(f"the result of {case} is not cached, because {cache.folder} cannot be written: {error.strerror}")
+
+
+def is_repeatable(columns: Mapping[str, Any]) -> bool:
+    """Whether the result would be the same again: success, the compiler's own failure, or a known lack of memory."""
+    if columns["status"] == "compile_error":
+        return columns["reason"].startswith(COMPILER_ERRORS)
+    return columns["status"] in ("ok", "infeasible") or columns["chip.needed_bytes"] is not None
+
+
+def log(text: str) -> None:
+    """Print a line on stderr, separate from the report."""
+    print(text, file=sys.stderr, flush=True)

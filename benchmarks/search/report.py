@@ -1,0 +1,268 @@
+"""The report of a search as text, and its document of JSON values."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.cases.case import Case
+from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.devices.chips import GIB
+from benchmarks.devices.placement import device_count
+from benchmarks.explain.trials import Trial, trial_lines
+from benchmarks.search import cache, compiled, improvements, measured
+from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
+from benchmarks.search.compiled import CompiledCandidate
+from benchmarks.search.improvements import LEAST_SHARE, Improvement
+from benchmarks.search.measured import MeasuredCandidate
+from benchmarks.search.ranking import Candidate, Ranking, layout_cells, layout_row, plausible, usable_bytes
+from benchmarks.seconds.machine import Machine
+from strategies.model.gpt import param_count
+
+SCHEMA_VERSION = 2
+DAY_SECONDS = 86_400
+SHOWN_LIMITS = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search found.
+
+    Attributes:
+        space: what was searched.
+        machine: predicted the seconds.
+        ranking: all candidates.
+        improvements: of the best of each strategy and set of mesh axes.
+        compiled: candidates that were compiled, fastest first.
+        trials: other options of the fastest of these.
+        measured: candidates that were measured, fastest first.
+    """
+
+    space: SearchSpace
+    machine: Machine
+    ranking: Ranking
+    improvements: Mapping[Case, Improvement | None]
+    compiled: Sequence[CompiledCandidate] = ()
+    trials: Sequence[Trial] = ()
+    measured: Sequence[MeasuredCandidate] = ()
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the seconds are those of the machine; steps on virtual devices are measured, not predicted."""
+        return not self.space.topology.is_virtual
+
+
+def report(result: Result, everything: bool, tokens: float | None = None, price: float | None = None) -> list[str]:
+    """The lines of the report.
+
+    Args:
+        result: what was found.
+        everything: whether to list all candidates that fit, instead of the best of each strategy and set of mesh axes,
+            and why others are infeasible.
+        tokens: to train on, for days and device-hours.
+        price: of a device-hour.
+    """
+    ranking, machine = result.ranking, result.machine
+    blocks = [heading(result)]
+    if result.measured and not result.predicted:
+        blocks.append([*measured.table_unpredicted(result.measured)])
+    elif ranking.fitting:
+        shown = ranking.fitting if everything else ranking.best_per_layout
+        blocks += [
+            table(shown, ranking, machine),
+            certainty(ranking, machine),
+            best_lines(ranking.fitting[0]),
+            improvements.table(result.improvements),
+        ]
+    elif ranking.too_large:
+        least = min(each.needed_bytes for each in ranking.too_large) / GIB
+        way_out = "take more devices, a smaller batch, or --remat full"
+        blocks.append(wrapped(f"no candidate fits: the smallest needs {least:.1f} GiB a device; {way_out}"))
+    if result.compiled:
+        blocks.append(compiled.table(result.compiled, ranking))
+    if result.trials:
+        blocks.append(trial_lines(result.compiled[0].candidate.case, _compiled_seconds(result) or 0.0, result.trials))
+    if tokens and ranking.fitting:
+        seconds = _compiled_seconds(result) or ranking.fitting[0].step_seconds
+        rate = result.space.batch_size * result.space.config.sequence / seconds
+        blocks.append(cost_lines(rate, device_count(result.space.topology), tokens, price, machine))
+    if result.measured and result.predicted:
+        blocks.append([*measured.table(result.measured)])
+    if everything or not ranking.fitting:
+        blocks.append([part for line in left_out(result) for part in wrapped(line)])
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
+
+
+def heading(result: Result) -> list[str]:
+    """The work and the devices, how many candidates there are, and the machine."""
+    space, ranking, machine = result.space, result.ranking, result.machine
+    work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
+    room = f"{usable_bytes(machine) / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
+    too_large, infeasible = len(ranking.too_large), len(ranking.infeasible)
+    texts = [
+        f"{work}, on {device_count(space.topology)} devices of {space.topology}",
+        f"{len(ranking.fitting)} candidates fit, {too_large} are too large, {infeasible} infeasible",
+        f"a candidate fits if it needs {room} by formulas, which may be off by {1 - MEMORY_FRACTION:.0%}",
+    ]
+    texts += [f"machine {machine.name}: {machine.source}"] if result.predicted else []
+    return [line for text in texts for line in wrapped(text)]
+
+
+def table(shown: Sequence[Candidate], ranking: Ranking, machine: Machine) -> list[str]:
+    """The lines of the table of candidates that fit."""
+    tied = ranking.tied(machine.error)
+    rows: list[tuple[str, ...]] = [
+        ("rank", "strategy", "mesh", "options", "GiB", "ms", "least ms", "tokens/s", "MFU", "waits for")
+    ]
+    for each in shown:
+        resource, share = next(iter(each.limits.items()))
+        rank = ranking.ranks[each.case]
+        rows.append(
+            (
+                f"{rank}{'=' if rank <= tied > 1 else ''}",
+                *layout_cells(each.case),
+                f"{each.needed_bytes / GIB:.1f}",
+                f"{1e3 * each.step_seconds:,.0f}",
+                f"{1e3 * each.bound_seconds:,.0f}",
+                f"{each.tokens_per_second:,.0f}",
+                f"{each.model_flops_utilization:.0%}",
+                f"{resource} {share:.0%}",
+            )
+        )
+    return aligned(rows, [*"<<<<", *">" * 5, "<"])
+
+
+def certainty(ranking: Ranking, machine: Machine) -> list[str]:
+    """How far predictions are off, and how many candidates are tied for that."""
+    tied = f"the first {ranking.tied(machine.error)} of all candidates are tied"
+    lines = wrapped(f"predictions are {machine.error_text}: {tied}")
+    if machine.assumed:
+        lines += wrapped("times, rates and MFU are assumed, too; compare one of them with a measured or published step")
+    return lines
+
+
+def best_lines(best: Candidate) -> list[str]:
+    """How fast the best candidate is, what limits it, and where its time goes."""
+    machine = best.machine
+    low, high = (1e3 * best.step_seconds * factor for factor in plausible(machine.error))
+    rate = best.tokens_per_second / best.case.mesh.size
+    assumed = "assumed" if machine.assumed else "measured"
+    lines = [f"the best takes {low:,.0f} to {high:,.0f} ms, by the {assumed} error; {rate:,.0f} tokens/s a device"]
+    saved = [(name, share) for name, share in best.limits.items() if share > LEAST_SHARE]
+    lines += [f"without waiting for {name} the best would save {share:.0%}" for name, share in saved[:SHOWN_LIMITS]]
+    spent = sorted(best.timeline.parts.items(), key=lambda each: -each[1])
+    parts = ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)
+    return [line for text in [*lines, f"of its step: {parts}"] for line in wrapped(text)]
+
+
+def cost_lines(
+    tokens_per_second: float, devices: int, tokens: float, price: float | None, machine: Machine
+) -> list[str]:
+    """Days, device-hours and money to train on so many tokens, each as a range by the error of predictions."""
+    seconds = tokens / tokens_per_second
+    days, hours = seconds / DAY_SECONDS, seconds * devices / 3600
+    amounts = [(days, ",.1f", " days"), (hours, ",.0f", " device-hours")]
+    amounts += [] if price is None else [(hours * price, ",.0f", f" at {price:g} an hour")]
+    low, high = plausible(machine.error)
+    ranges = [f"{amount * low:{spec}} to {amount * high:{spec}}{unit}" for amount, spec, unit in amounts]
+    exact = [f"{amount:{spec}}{unit}" for amount, spec, unit in amounts]
+    lines = f"{tokens:.3g} tokens take {', '.join(ranges)}", f"as predicted: {', '.join(exact)}; {machine.error_text}"
+    return [part for line in lines for part in wrapped(line)]
+
+
+def left_out(result: Result) -> Iterator[str]:
+    """Lines with the number of infeasible cases for each reason, with an example; and strategies without formulas."""
+    examples: dict[str, list[tuple[Case, str]]] = {}
+    for case, reason in result.ranking.infeasible:
+        examples.setdefault(reason_template(reason), []).append((case, reason))
+    without = result.space.without_formulas
+    if examples or without:
+        yield "left out"
+    for similar in sorted(examples.values(), key=len, reverse=True):
+        case, reason = similar[0]
+        yield f"{len(similar):6}, such as {case.strategy} {case.mesh} microbatches={case.microbatches}: {reason}"
+    for name in without:
+        command = f"meshmark compile --topology {result.space.topology} --strategy {name}"
+        yield f"        {name}: it has no formulas; {command} compiles it"
+
+
+def reason_template(reason: str) -> str:
+    """A reason without its numbers and remedies, to group similar reasons.
+
+    >>> reason_template("tensor=64 does not divide heads=32; tensor can be 1, 2, 4, 8, 16 or 32")
+    'tensor=N does not divide heads=N'
+    """
+    return re.sub(r"[0-9]+", "N", reason.partition(";")[0])
+
+
+def document(result: Result) -> dict[str, Any]:
+    """What was found as JSON values, with a row for each candidate: those that fit, too large ones, infeasible ones."""
+    space, machine, ranking = result.space, result.machine, result.ranking
+    too_large = f"needs more than {int(usable_bytes(machine))} bytes"
+    return {
+        "kind": "search",
+        "schema_version": SCHEMA_VERSION,
+        "topology": str(space.topology),
+        "devices": device_count(space.topology),
+        "preset": space.preset,
+        "param_count": param_count(space.config),
+        "global_batch_sequences": space.batch_size,
+        "sequence_tokens": space.config.sequence,
+        "dtype": space.dtype,
+        "machine": machine.name if result.predicted else None,
+        "error": machine.error if result.predicted else None,
+        "error_assumed": machine.assumed,
+        "capacity_bytes": machine.chip.memory_bytes,
+        "usable_bytes": int(usable_bytes(machine)),
+        "tied": ranking.tied(machine.error) if result.predicted else None,
+        "versions": cache.versions(space.topology),
+        "candidates": [
+            *(_fitting_row(each, result) for each in ranking.fitting),
+            *(_row(each.case, "too_large", too_large, **_formulas(each)) for each in ranking.too_large),
+            *(_row(case, "infeasible", reason) for case, reason in ranking.infeasible),
+        ],
+        "trials": [each.as_row(_compiled_seconds(result) or 0.0) for each in result.trials],
+    }
+
+
+COLUMNS = (
+    *("rank", "status", "reason"),
+    *("needed_bytes", "sent_bytes", "bubble"),
+    *("predicted_seconds", "tokens_per_second", "model_flops_utilization", "bound_seconds", "parts"),
+    *("waits_for", "improvement"),
+    *(
+        f"compiled.{name}"
+        for name in ("seconds", "needed_bytes", "exposed_seconds", "predicted_exposed_seconds", "reason")
+    ),
+    *(f"measured.{name}" for name in ("seconds", "rounds_seconds", "final", "reason")),
+)
+"""Columns of a candidate besides those of its layout; None where something is not known."""
+
+
+def _row(case: Case, status: str, reason: str, **known: Any) -> dict[str, Any]:
+    return layout_row(case) | dict.fromkeys(COLUMNS) | {"status": status, "reason": reason} | known
+
+
+def _formulas(candidate: Candidate) -> dict[str, Any]:
+    cost = candidate.cost
+    return {"needed_bytes": cost.needed_bytes, "sent_bytes": float(cost.sent_bytes), "bubble": cost.bubble}
+
+
+def _fitting_row(candidate: Candidate, result: Result) -> dict[str, Any]:
+    """The row of a candidate that fits."""
+    case = candidate.case
+    known = _formulas(candidate)
+    if result.predicted:
+        known |= {"rank": result.ranking.ranks[case], **candidate.as_row()}
+        known |= {"bound_seconds": candidate.bound_seconds, "parts": dict(candidate.timeline.parts)}
+    if result.predicted and case in result.improvements:
+        found = result.improvements[case]
+        known |= {"waits_for": dict(candidate.limits), "improvement": found and found._asdict()}
+    for each in (*result.compiled, *result.measured):
+        known |= each.as_row() if each.candidate.case == case else {}
+    return _row(case, "fits", "", **known)
+
+
+def _compiled_seconds(result: Result) -> float | None:
+    """Time of the fastest compiled step; None if it is not known."""
+    return result.compiled[0].step_seconds if result.compiled else None

@@ -1,0 +1,159 @@
+"""The figure of a search: times of a step and memory, one line per candidate."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from results.figures.canvas import byte_unit, caption, parameters
+from results.figures.palette import GREY, PURE_BLACK, WHITE, strategy_looks
+from results.records.reading import RecordError
+
+MOST, MOST_UNTRIED = 24, 12
+"""Most candidates in a figure, and most of those that were neither compiled nor measured."""
+TIMES = {
+    "least_ms": ("bound_seconds", "least time"),
+    "predicted_ms": ("predicted_seconds", "predicted"),
+    "compiled_ms": ("compiled.seconds", "as compiled"),
+    "measured_ms": ("measured.seconds", "measured"),
+}
+"""Column of a step time -> the column of a row that it is from, and its label."""
+MARKS: dict[str, dict[str, Any]] = {
+    "least_ms": {"marker": "|", "markersize": 12, "markeredgewidth": 2},
+    "predicted_ms": {"marker": "o", "markersize": 8, "markerfacecolor": WHITE, "markeredgewidth": 1.5},
+    "compiled_ms": {"marker": "s", "markersize": 8, "markeredgecolor": PURE_BLACK},
+    "measured_ms": {"marker": "x", "markersize": 8, "markeredgewidth": 2},
+}
+
+
+def with_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of `TIMES` in milliseconds; unknown times are NaN."""
+    return rows.assign(**{name: 1e3 * rows[column] for name, (column, _) in TIMES.items()})
+
+
+def drawn_candidates(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the candidates to show, in their order: the compiled, the measured and the best of each layout.
+
+    A layout is a strategy and a set of mesh axes.
+
+    Raises:
+        RecordError: no candidate fits.
+    """
+    fitting = rows[(rows["status"] == "fits") & rows["predicted_seconds"].notna()]
+    shown_anyway = tried(rows)
+    if fitting.empty and shown_anyway.empty:
+        raise RecordError("nothing to draw, no candidate fits; each row's `reason` says why")
+    axes = fitting["mesh"].str.replace(r"=\d+", "", regex=True)
+    best = fitting.groupby([fitting["strategy"], axes], sort=False).head(1).head(MOST_UNTRIED)
+    return with_times(rows.loc[sorted({*shown_anyway.index, *best.index})])
+
+
+def tried(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the candidates that were compiled or measured, as far as memory or a time is known."""
+    return rows.dropna(subset=["compiled.needed_bytes", "measured.seconds"], how="all")
+
+
+def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
+    """Draw step times and memory.
+
+    Args:
+        facts: what all candidates share, as `read_search` returns it.
+        rows: the candidates, a row each, best first.
+
+    Raises:
+        RecordError: no candidate fits.
+    """
+    shown = drawn_candidates(rows).head(MOST)
+    figure = Figure(figsize=(13, 2.3 + 0.44 * len(shown)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
+    draw_times(left, shown)
+    draw_memory(right, shown, facts["capacity_bytes"])
+    left.set_yticks(range(len(shown)), [label_of(row) for row in shown.to_dict("records")], size="small")
+    left.set_ylim(len(shown) - 0.4, -0.6)
+    figure.suptitle(f"The best candidates of a search\n{what_was_searched(facts)}", x=0.02, ha="left", size="medium")
+    caption(figure, what_is_drawn(facts, rows, shown))
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "frameon": False, "fontsize": "small"}
+    marks = [
+        Line2D([], [], color=GREY, linestyle="", label=label, **MARKS[name])
+        for name, (_, label) in TIMES.items()
+        if shown[name].notna().any()
+    ]
+    left.legend(handles=marks, ncols=len(marks), **above)
+    sizes = [
+        Line2D([], [], color=GREY, linewidth=6, label="as compiled"),
+        Line2D([], [], color=PURE_BLACK, linestyle="", marker="|", markersize=8, label="by formula"),
+        Line2D([], [], color=PURE_BLACK, linestyle="--", linewidth=1, label="what a device has"),
+    ]
+    right.legend(handles=sizes, **above)
+    return figure
+
+
+def counts_by_status(rows: pd.DataFrame) -> list[int]:
+    """Return how many candidates fit, are too large, and are infeasible."""
+    status = rows["status"].value_counts()
+    return [int(status.get(name, 0)) for name in ("fits", "too_large", "infeasible")]
+
+
+def draw_times(axes: Axes, shown: pd.DataFrame) -> None:
+    """Draw the times of each candidate on a line."""
+    looks = strategy_looks(shown["strategy"])
+    times = shown[[*TIMES]]
+    axes.hlines(range(len(shown)), times.min(axis=1), times.max(axis=1), color=GREY, linewidth=1, zorder=1)
+    for place, row in enumerate(shown.to_dict("records")):
+        for name, mark in MARKS.items():
+            axes.plot(row[name], place, color=looks[row["strategy"]].colour, zorder=3, **mark)
+    axes.set(xlabel="time of a step (ms)", xlim=(0, 1.05 * times.max().max()))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def draw_memory(axes: Axes, shown: pd.DataFrame, capacity_bytes: float) -> None:
+    """Draw the memory of each candidate as compiled, by formula, and the memory that a device has."""
+    divisor, unit = byte_unit(capacity_bytes)
+    formula, held = (shown[name] / divisor for name in ("needed_bytes", "compiled.needed_bytes"))
+    colours = [look.colour for look in map(strategy_looks(shown["strategy"]).__getitem__, shown["strategy"])]
+    axes.barh(range(len(shown)), held.fillna(0), height=0.45, color=colours, linewidth=0)
+    axes.plot(formula, range(len(shown)), "|", color=PURE_BLACK, markersize=13, markeredgewidth=1.5)
+    axes.axvline(capacity_bytes / divisor, color=PURE_BLACK, linestyle="--", linewidth=1)
+    axes.set_xlim(0, 1.05 * max(capacity_bytes / divisor, formula.max(), held.max() if held.notna().any() else 0))
+    axes.set_xlabel(f"memory of a device ({unit})")
+    axes.grid(visible=False, axis="y")
+
+
+def label_of(row: dict[Any, Any]) -> str:
+    """Name a candidate in two lines: its strategy and mesh, then microbatches and options.
+
+    >>> label_of({"strategy": "fsdp", "mesh": "fsdp=8", "microbatches": 2, "remat": "dots", "options": ""})
+    'fsdp fsdp=8\\n2 microbatches, remat dots'
+    """
+    microbatches = f"{row['microbatches']} microbatches" if row["microbatches"] > 1 else ""
+    more = [microbatches, f"remat {row['remat']}", row["options"]]
+    return f"{row['strategy']} {row['mesh']}\n{', '.join(filter(None, more))}"
+
+
+def what_was_searched(facts: dict[str, Any]) -> str:
+    """Name the workload and the devices in a line."""
+    batch = f"{facts['global_batch_sequences']} sequences of {facts['sequence_tokens']} tokens"
+    return (
+        f"{facts['preset']} ({parameters(facts['param_count'])}), {batch}, {facts['dtype']}, "
+        f"on {facts['devices']} devices of {facts['topology']}"
+    )
+
+
+def how_certain(facts: dict[str, Any]) -> str:
+    """Say how far predictions are off, and whether anybody measured that."""
+    if facts["machine"] is None:
+        return "Steps on virtual CPU devices are measured, not predicted."
+    off = f"off by {facts['error']:.0%} on average"
+    assumed = f"assumed to be {off}, which nobody measured" if facts["error_assumed"] else off
+    return f"Predictions, by the machine file {facts['machine']}, are {assumed}."
+
+
+def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """Say which candidates are drawn, and what the times are."""
+    fitting, large, infeasible = counts_by_status(rows)
+    compiled, measured = (int(shown[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds"))
+    drawn = f"{len(shown)} of {len(rows)} candidates drawn, {compiled} of them compiled and {measured} measured."
+    counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
+    return f"{drawn} {counts} {how_certain(facts)} The least time is at the chip's peak, with all communication hidden."

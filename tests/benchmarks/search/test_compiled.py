@@ -1,0 +1,194 @@
+"""What is compiled waits for what its schedule leaves exposed, and computes for as long as predicted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks.cases.case import Case
+from benchmarks.devices.topology import Topology
+from benchmarks.run.pool import Outcome
+from benchmarks.search import compiling
+from benchmarks.search.command import main
+from benchmarks.search.compiled import SENDING, compile_best, compiled, table
+from benchmarks.search.compiling import EXPOSED, Compiler, compile_entry, exposed_seconds
+from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.machines import machine
+from strategies import GPTConfig, MeshSpec
+from tests.benchmarks.search.test_ranking import ranking
+from tests.benchmarks.seconds.host import FILE
+
+H100S = machine("meshmark_gpus", "h100")
+CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
+FOUR = Topology.parse("h100:1x4")
+TINY = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=8", "--dtype=float32")
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H100 GPUs, simulated by virtual devices, with a compiler that works in this process."""
+    monkeypatch.setattr(Topology, "devices", lambda self: jax.devices()[:4])
+    monkeypatch.setattr(Topology, "prepare", lambda self: None)
+    monkeypatch.setattr(Topology, "compiler_version", "pretended 1")
+    monkeypatch.setattr(
+        compiling, "run_in_processes", lambda cases, work, *_: [Outcome(each, work(each), "", 1.0) for each in cases]
+    )
+
+
+def published() -> Machine:
+    """The machine whose steps reach all that is published."""
+    reached = replace(
+        H100S.constants, matmul_efficiency=1.0, memory_efficiency=1.0, link_efficiency=1.0, network_efficiency=1.0
+    )
+    return replace(H100S, matmul_flops_per_second=H100S.chip.flops_per_second, float32_share=1.0, constants=reached)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_exposed_communication_is_that_of_the_replay_at_the_rates_of_the_machine() -> None:
+    """With all published rates it is the row's replay; half of the bandwidth takes twice as long where all is waited
+    for, as the CPU's compiler does.
+    """
+    case = Case("fsdp", MeshSpec.parse("fsdp=4"), "tiny", CONFIG, 4, 1, "float32", "dots", topology=FOUR)
+    entry = compile_entry(case)
+    assert entry.record.estimate
+    assert entry.record.estimate.replay
+    exposed = exposed_seconds(entry, published())
+    assert exposed == pytest.approx(entry.record.estimate.replay.parts["exposed"])
+    half = exposed_seconds(entry, published().with_changes({"link_bandwidth": "0.5x"}))
+    assert half is not None
+    assert exposed is not None
+    assert half > 1.2 * exposed > 0
+
+
+@pytest.mark.usefixtures("pretended")
+def test_the_command_replaces_the_declared_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A compiled step is the predicted one with the exposed communication of its schedule; money is of the fastest."""
+    path = tmp_path / "advice.json"
+    asked = [*TINY, "--topology=h100:1x4", "--strategy=fsdp,data", "--microbatches=1", "--remat=dots"]
+    asked += ["--compile=2", f"--cache={tmp_path / 'cache'}", f"--json={path}", "--tokens=1e9"]
+    assert main(asked) == 0
+    said, rows = capsys.readouterr().out, json.loads(path.read_text())["candidates"]
+    tried = [row for row in rows if row["compiled.seconds"]]
+    assert len(tried) == 2
+    for row in tried:
+        sending = sum(row["parts"].get(name, 0.0) for name in SENDING)
+        assert row["compiled.predicted_exposed_seconds"] == pytest.approx(sending)
+        without = row["predicted_seconds"] - sending
+        assert row["compiled.seconds"] == pytest.approx(without + row["compiled.exposed_seconds"])
+        assert row["compiled.exposed_seconds"] > 0
+        assert row["compiled.needed_bytes"] > 0
+    fastest = min(row["compiled.seconds"] for row in tried)
+    assert "as compiled: each prediction, and beside it" in said
+    assert f"as predicted: {1e9 / (8 * 8) * fastest / 86400:,.1f} days" in " ".join(said.split())
+    assert main(asked) == 0
+    assert "2 of 2 were compiled before" in capsys.readouterr().err
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """The cases that are sent to the compiler, which gives the same answer for each."""
+    cases: list[Case] = []
+
+    def run_in_processes(missing: list[Case], *_: Any) -> Any:
+        cases.extend(missing)
+        return [Outcome(case, {"status": "ok", "reason": "", **FAST}, "", 1.0) for case in missing]
+
+    monkeypatch.setattr(compiling, "run_in_processes", run_in_processes)
+    return cases
+
+
+FAST = {EXPOSED: 0.1, "chip.needed_bytes": 1}
+
+
+def compiler(folder: Path, refresh: bool = False) -> Compiler:
+    """A compiler with a cache in a folder."""
+    return Compiler(H100S, folder, refresh, 1, 60.0)
+
+
+def test_each_layout_is_compiled_before_its_variations(tmp_path: Path, sent: list[Case]) -> None:
+    """The best of each strategy and set of axes, then the best of the others; a later run compiles what is missing."""
+    found = ranking(strategies=("fsdp", "data"), microbatches=(1,))
+    assert len(compile_best(found, 2, compiler(tmp_path))) == 2
+    assert sent == [each.case for each in found.best_per_layout]
+    best = compile_best(found, 5, compiler(tmp_path))
+    assert len({each.candidate.case for each in best}) == len(best) == 5
+    assert sent[2:] == [each.case for each in found.fitting if each not in found.best_per_layout][:3]
+
+
+def test_compiler_options_are_part_of_the_cache_key(tmp_path: Path, sent: list[Case]) -> None:
+    """A case with other compiler options is compiled again, and one with the same is not."""
+    for options in ((), (("xla_a", "1"),), (("xla_a", "2"),), (("xla_a", "1"),)):
+        compile_best(ranking(strategies=("data",), microbatches=(1,), compiler_options=options), 1, compiler(tmp_path))
+    assert [case.compiler_options for case in sent] == [(), (("xla_a", "1"),), (("xla_a", "2"),)]
+
+
+def test_refresh_compiles_despite_the_cache(tmp_path: Path, sent: list[Case]) -> None:
+    """`refresh` compiles despite the cache, and caches the new result."""
+    found = ranking(strategies=("data",), microbatches=(1,))
+    for refresh in (False, False, True, False):
+        compile_best(found, 1, compiler(tmp_path, refresh))
+    assert len(sent) == 2
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "needed", "kept"),
+    [
+        ("compile_error", "JaxRuntimeError: INTERNAL: no", None, 1),
+        ("compile_error", "OSError: [Errno 28] No space left on device", None, 0),
+        ("oom", "needs more", 9, 1),
+        ("oom", "JaxRuntimeError: RESOURCE_EXHAUSTED: no", None, 0),
+    ],
+)
+def test_only_repeatable_failures_are_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, reason: str, needed: int | None, kept: int
+) -> None:
+    """A failure of the compiler is cached; a full disk, a host out of memory and a dead process are not."""
+    columns = {"status": status, "reason": reason, "chip.needed_bytes": needed}
+    monkeypatch.setattr(
+        compiling,
+        "run_in_processes",
+        lambda cases, *_: [Outcome(cases[0], columns, "", 1.0), Outcome(cases[1], None, "died", 1.0)],
+    )
+    found = compile_best(ranking(strategies=("data",), microbatches=(1,)), 2, compiler(tmp_path))
+    assert len([*tmp_path.rglob("*.json")]) == kept
+    assert {each.reason: each.needed_bytes for each in found} == {reason: needed, "died": None}
+
+
+@pytest.mark.parametrize(
+    ("result", "ended", "reason"),
+    [
+        ({"status": "oom", "reason": "needs 90 GiB", EXPOSED: 1.0}, "", "needs 90 GiB"),
+        ({"status": "ok", "reason": "", EXPOSED: None}, "", "its schedule cannot be read"),
+        (None, "not compiled within 1 s", "not compiled within 1 s"),
+    ],
+)
+def test_what_has_no_compiled_step_says_why(result: dict[str, Any] | None, ended: str, reason: str) -> None:
+    """It comes last, without seconds; the report says why below its table."""
+    found = ranking(strategies=("data",), microbatches=(1,), remats=("dots", "full"))
+    cases = [each.case for each in found.fitting[:2]]
+    fast = {"status": "ok", "reason": "", **FAST}
+    outcomes = [Outcome(cases[0], result, ended, 1.0), Outcome(cases[1], fast, "", 1.0)]
+    tried = compiled(found.fitting, outcomes)
+    assert [found.ranks[each.candidate.case] for each in tried] == [2, 1]
+    assert (tried[1].step_seconds, tried[1].reason) == (None, reason)
+    assert table(tried, found)[-1] == f"rank 1: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("topology", "problem"),
+    [("cpu:8x1", "on cpu:8x1 no communication overlaps"), ("h100:1x8", "needs a compiler that is not installed")],
+)
+def test_without_a_compiler_that_overlaps_nothing_is_compiled(
+    topology: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused with the reason, before anything is predicted."""
+    monkeypatch.setattr(Topology, "compiler_version", None)
+    (tmp_path / "host.json").write_text(json.dumps(FILE))
+    host = [f"--machine={tmp_path / 'host.json'}"] if topology == "cpu:8x1" else []
+    with pytest.raises(SystemExit, match="2"):
+        main([*TINY, f"--topology={topology}", *host, "--compile=1", f"--cache={tmp_path}"])
+    assert problem in capsys.readouterr().err
