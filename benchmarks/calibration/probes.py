@@ -6,6 +6,7 @@ Legend of dims: m, n, k of matmuls [m,k] x [k,n]. A mesh axis `devices` splits t
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import jax
@@ -17,15 +18,14 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.calibration.rates import Timing
 
 AXIS = "devices"
+Body = Callable[..., tuple[Any, ...]]
 MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
-ACCELERATOR_SCALE = 8
-"""Matmuls of accelerators have dims this much larger."""
+ACCELERATOR_SCALE = 8  # of dims of matmuls
 STREAMED_BYTES, PASSES = 2**28, 8
 """More than caches hold, and passes over it in one body, so that memory that is new to the process counts little."""
-SENT_BYTES = (2**12, 2**18, 2**24)
-"""Of the operands of collectives."""
-CHAIN = 64
-"""Kernels in the probe of launches, none of which has anything to do."""
+SENT_BYTES = 2**12, 2**18, 2**24  # operands of collectives
+LAUNCHES, CALLS = 64, 8
+"""Kernels and collectives in one body, so that an iteration of its loop, which GPUs leave to hosts, counts little."""
 
 
 class Probe:
@@ -33,7 +33,7 @@ class Probe:
 
     dispatch_seconds = 0.0
 
-    def __init__(self, timing: Timing, body: Callable[..., tuple[Any, ...]], *shapes: tuple[int, ...]) -> None:
+    def __init__(self, timing: Timing, body: Body, *shapes: tuple[int, ...]) -> None:
         self.timing = timing
         mesh = jax.make_mesh((timing.devices,), (AXIS,), devices=jax.devices()[: timing.devices])
         split, whole = NamedSharding(mesh, P(AXIS)), NamedSharding(mesh, P())
@@ -70,32 +70,30 @@ def probes() -> Iterator[Probe]:
                 timing = Timing("matmul", 1, 4 * m * n * k, (1 / k + 1 / n) / 2, dtype)
                 yield Probe(timing, lambda x, w, v: ((x @ w) @ v, w, v), (m, k), (k, n), (n, k))
     yield Probe(Timing("stream", 1, PASSES * 2 * STREAMED_BYTES), _streamed, (STREAMED_BYTES // 4,))
-    yield Probe(Timing("launch", 1, CHAIN), _chain, (16, 16), (16, 16))
+    yield Probe(Timing("launch", 1, LAUNCHES), _chain(LAUNCHES, lambda x, w: (x @ w, w)), (16, 16), (16, 16))
     yield Probe(Timing("dispatch", count, 0), lambda x: (x,), (1,))
     for devices in sorted({2**power for power in range(1, count.bit_length())} | {count} - {1}):
         for size in SENT_BYTES:
             for kind, (body, sent, calls) in _collectives(devices).items():
-                timing = Timing(kind, devices, size * sent, calls=calls)
-                yield Probe(timing, body, (devices * math.ceil(size / 4 / devices),))
+                timing = Timing(kind, devices, CALLS * size * sent, calls=CALLS * calls)
+                yield Probe(timing, _chain(CALLS, body), (devices * math.ceil(size / 4 / devices),))
 
 
 def _streamed(x: jax.Array) -> tuple[jax.Array]:
     return (lax.fori_loop(0, PASSES, lambda _, x: x * 0.5 + 1, x),)
 
 
-def _chain(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
-    for _ in range(CHAIN):
-        x = x @ w
-    return x, w
+def _chain(times: int, body: Body) -> Body:
+    return lambda *arrays: reduce(lambda carried, _: body(*carried), range(times), arrays)
 
 
-def _collectives(devices: int) -> dict[str, tuple[Callable[..., tuple[Any, ...]], float, int]]:
+def _collectives(devices: int) -> dict[str, tuple[Body, float, int]]:
     """Collectives, the bytes that a device sends for each of its operand, and the calls; two kinds are one probe."""
     ring, part = [(place, (place + 1) % devices) for place in range(devices)], (devices - 1) / devices
-    scatter = lambda x: lax.psum_scatter(x, AXIS, tiled=True)  # noqa: E731
+    tiled: dict[str, Any] = {"axis_name": AXIS, "tiled": True}
     return {
         "all_reduce": (lambda x: (lax.psum(x, AXIS) / devices,), 2 * part, 1),
-        "reduce_scatter": (lambda x: (lax.all_gather(scatter(x), AXIS, tiled=True) / devices,), 2 * part, 2),
+        "reduce_scatter": (lambda x: (lax.all_gather(lax.psum_scatter(x, **tiled), **tiled) / devices,), 2 * part, 2),
         "permute": (lambda x: (lax.ppermute(x, AXIS, ring),), 1, 1),
         "all_to_all": (lambda x: (lax.all_to_all(x, AXIS, 0, 0, tiled=True),), part, 1),
     }
