@@ -27,7 +27,7 @@ from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.interleaved import BlockTimes, time_interleaved
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import steps_per_block
-from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.machine import Machine
 from strategies.backends.backend import platform_of
 
 ROUNDS = 5

@@ -12,12 +12,12 @@ from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run
 from benchmarks.commandline.outputs import require_apart, require_file, save_text, short
 from benchmarks.commandline.tables import aligned
-from benchmarks.seconds.fitting import Fit, fit, left_out, predicted
-from benchmarks.seconds.judging import Errors, errors_of
-from benchmarks.seconds.machine import IN_SAMPLE, RANGES, Machine
-from benchmarks.seconds.machines import as_file, machine, machine_path
-from benchmarks.seconds.published import Run, run_of
-from benchmarks.seconds.tables import Row, cluster_of, model_of, read_rows
+from benchmarks.simulate.fitting import Fit, fit, left_out, predicted
+from benchmarks.simulate.judging import Errors, errors_of
+from benchmarks.simulate.machine import IN_SAMPLE, RANGES, Machine
+from benchmarks.simulate.machines import as_file, machine, machine_path
+from benchmarks.simulate.published import Run, run_of
+from benchmarks.simulate.tables import Row, cluster_of, model_of, read_rows
 from strategies.files import read_json
 from strategies.infeasible import Infeasible
 

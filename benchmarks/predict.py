@@ -9,8 +9,8 @@ from benchmarks.cli.parsers import predict_runs
 from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run
 from benchmarks.commandline.outputs import require_apart, require_file, save_text, short
-from benchmarks.seconds.machines import machine
-from benchmarks.seconds.tables import as_csv, predicted_rows, read_rows, report
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.tables import as_csv, predicted_rows, read_rows, report
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.seconds.machines import FOLDER
+from benchmarks.simulate.machines import FOLDER
 from strategies.costs.overview import overview
 from tests.mutations import TEXTS, mutated
 from tests.processes import ROOT

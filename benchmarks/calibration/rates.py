@@ -8,9 +8,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from benchmarks.devices.chips import Chip
-from benchmarks.seconds.machine import NOT_FITTED, START, Machine
-from benchmarks.seconds.machines import CARRIED_ERROR
-from benchmarks.seconds.stack import MESHMARK
+from benchmarks.simulate.machine import NOT_FITTED, START, Machine
+from benchmarks.simulate.machines import CARRIED_ERROR
+from benchmarks.simulate.stack import MESHMARK
 
 AGAIN = "calibrate again while the machine does nothing else"
 

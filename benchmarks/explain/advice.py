@@ -33,7 +33,7 @@ from jax.sharding import Mesh
 
 from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.simulate.roofline import extents, group_along
+from benchmarks.simulate.links import extents, group_along
 from strategies import STRATEGIES, MeshSpec
 
 GATHER_OPTIONS: Mapping[str, str] = {

@@ -19,7 +19,7 @@ from benchmarks.run.corpus import Corpus
 from benchmarks.run.journal import Journal, JournalError
 from benchmarks.run.prepare import Entry
 from benchmarks.run.watchdog import Watchdog
-from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.machine import Machine
 
 MAX_DEATHS = 2
 """Number of processes that may die during a case before it is given up."""

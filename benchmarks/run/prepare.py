@@ -15,6 +15,7 @@ from benchmarks.cases.case import Case, options_of
 from benchmarks.cases.failures import CompileError, reason_of, status_of
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import crossing_axes
+from benchmarks.explain.at_hand import case_seconds
 from benchmarks.explain.estimate import DoesNotFit, estimate, estimate_from_error
 from benchmarks.explain.explanations import explanation_columns
 from benchmarks.explain.memory import planned_memory
@@ -29,8 +30,7 @@ from benchmarks.run.initial_states import InitialStates
 from benchmarks.run.live import profile_memory
 from benchmarks.run.measure import Training, bytes_accessed, compile_step
 from benchmarks.run.record import RESOLVED, Record
-from benchmarks.seconds.at_hand import case_seconds
-from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.machine import Machine
 from strategies import Step
 from strategies.model.gpt import flops_per_token
 

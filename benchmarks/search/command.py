@@ -24,8 +24,8 @@ from benchmarks.search.measured import measure_best
 from benchmarks.search.ranking import Candidate, ranked
 from benchmarks.search.report import Result, document, report
 from benchmarks.search.request import prepared
-from benchmarks.seconds.drawn import drawn
-from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.step import Step
 
 PROGRESS_SECONDS = 5.0
 
@@ -68,7 +68,7 @@ def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> i
 
 def write_trace(path: Path, best: Candidate) -> None:
     """Write when each pipeline stage does what in a predicted step."""
-    spans = drawn(best.cost, best.machine, best.topology)
+    spans = Step(best.cost, best.machine, best.topology).spans()
     save_text(path, json.dumps(trace("prediction", str(best.case), str(best.topology), spans)))
     log(f"{short(path)}: open it at ui.perfetto.dev, or draw it: meshmark lanes {short(path)}")
 

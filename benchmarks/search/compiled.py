@@ -11,8 +11,8 @@ from benchmarks.explain.trials import Trial, trials
 from benchmarks.run.pool import Outcome
 from benchmarks.search.compiling import EXPOSED, Compiler
 from benchmarks.search.ranking import Candidate, Ranking, candidate_of, layout_cells
-from benchmarks.seconds.drawn import LANES
 from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
+from benchmarks.simulate.step import LANES
 
 SENDING = tuple(name for name, lane in LANES.items() if lane == EXPOSED_LANE)
 """Parts of a prediction that are exposed communication."""

@@ -22,7 +22,7 @@ from benchmarks.run.prepare import Entry, Preparation
 from benchmarks.run.record import Record
 from benchmarks.run.terminal import progress
 from benchmarks.search.cache import Cache
-from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay
 from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
 from strategies.core.sizes import BYTES

@@ -13,13 +13,13 @@ import numpy as np
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of
 from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.explain.at_hand import MEASURED_ONLY
 from benchmarks.explain.memory import shard_bytes, states_budget_bytes
 from benchmarks.run.interleaved import BlockTimes, Interval, time_interleaved
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import Training, compile_step, steps_per_block
 from benchmarks.search.ranking import Candidate, Ranking, first_of_each, layout_cells
-from benchmarks.seconds.at_hand import MEASURED_ONLY
-from benchmarks.seconds.judging import errors_of
+from benchmarks.simulate.judging import errors_of
 from strategies.backends.backend import are_virtual
 
 ROUNDS = 3

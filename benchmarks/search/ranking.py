@@ -8,9 +8,9 @@ from typing import Any
 from benchmarks.cases.case import Case, option_texts
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION, Doublings
-from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.predicted import bound_seconds, predict_seconds
-from benchmarks.seconds.timeline import Timeline
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.queues import Timeline
+from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import Infeasible
 from strategies.costs.predict import Cost, predict
 

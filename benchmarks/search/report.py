@@ -16,7 +16,7 @@ from benchmarks.search.compiled import CompiledCandidate
 from benchmarks.search.improvements import LEAST_SHARE, Improvement
 from benchmarks.search.measured import MeasuredCandidate
 from benchmarks.search.ranking import Candidate, Ranking, layout_cells, layout_row, plausible, usable_bytes
-from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.machine import Machine
 from strategies.model.gpt import param_count
 
 SCHEMA_VERSION = 2

@@ -19,14 +19,14 @@ from benchmarks.commandline.outputs import require_apart, require_file, require_
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
+from benchmarks.explain.at_hand import MEASURED_ONLY, topology_of
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.scaled import powers_of_two, sized
-from benchmarks.seconds.at_hand import MEASURED_ONLY, topology_of
-from benchmarks.seconds.machine import NOT_FITTED, START, Machine
-from benchmarks.seconds.machines import machine, machine_for
-from benchmarks.seconds.stack import MESHMARK
+from benchmarks.simulate.machine import NOT_FITTED, START, Machine
+from benchmarks.simulate.machines import machine, machine_for
+from benchmarks.simulate.stack import MESHMARK
 from strategies.config import Remat
 
 SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"

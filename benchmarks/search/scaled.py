@@ -11,7 +11,7 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.candidates import Doublings, SearchSpace
 from benchmarks.search.ranking import Candidate, layout_cells, ranked
-from benchmarks.seconds.machine import Machine
+from benchmarks.simulate.machine import Machine
 
 SCHEMA_VERSION = 1
 Scaling = Literal["strong", "weak"]

@@ -15,8 +15,8 @@ from benchmarks.program import schedule
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
 from benchmarks.program.work import Work
+from benchmarks.simulate.links import Group, bandwidth, mesh_group
 from benchmarks.simulate.queues import COMPUTE, EXPOSED, IDLE, MEMORY, Event, Item, Loop, Queues, Timeline, Wait
-from benchmarks.simulate.roofline import collective_bandwidth, links
 
 LANES = COMPUTE, MEMORY, EXPOSED, IDLE
 """Parts of a simulated program, which are lanes of its picture."""
@@ -89,16 +89,16 @@ class Priced:
         work, labels = event.work, event.begins or (event.name,)
         memory_seconds = 0 if work.flops else work.memory_bytes / self.chip.memory_bytes_per_second
         for each in work.collectives:
-            bandwidth = collective_bandwidth(self.chip, self.mesh, each.kind, each.axes)
-            seconds = share * max(each.times * each.sent_bytes / bandwidth, memory_seconds)
-            yield Event(EXPOSED, seconds, self._queues(each), labels, f"{each.kind} over {','.join(each.axes)}")
+            where = mesh_group(self.chip, self.mesh, each.axes)
+            sending_seconds = each.times * each.sent_bytes / bandwidth(self.chip, each.kind, where)
+            seconds, name = share * max(sending_seconds, memory_seconds), f"{each.kind} over {','.join(each.axes)}"
+            yield Event(EXPOSED, seconds, self._queues(each, where), labels, name)
         if work.collectives and not event.begins:
             yield Wait(event.name)
 
-    def _queues(self, each: Collective) -> tuple[str, ...]:
+    def _queues(self, each: Collective, where: Group) -> tuple[str, ...]:
         """The queues of a collective's links. On a torus a permute takes one direction of them; others take both."""
-        used = links(self.chip, self.mesh, each.axes)
         if not self.chip.torus_dims:
-            return used
+            return where.links
         signs = "-+"[each.direction > 0] if each.direction else "-+"
-        return tuple(f"{link} {sign}" for link in used for sign in signs)
+        return tuple(f"{link} {sign}" for link in where.links for sign in signs)

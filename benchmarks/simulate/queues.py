@@ -98,6 +98,24 @@ class Timeline:
         return _unrolled(self.spans, 0.0)
 
 
+def added(*several: Parts) -> dict[str, float]:
+    """The sums of parts of the same name.
+
+    >>> added({"head": 1.0}, {"head": 2.0, "fixed": 3.0})
+    {'head': 3.0, 'fixed': 3.0}
+    """
+    total: dict[str, float] = {}
+    for parts in several:
+        for name, seconds in parts.items():
+            total[name] = total.get(name, 0.0) + seconds
+    return total
+
+
+def scaled(parts: Parts, times: float) -> dict[str, float]:
+    """Parts that are repeated."""
+    return {name: seconds * times for name, seconds in parts.items()}
+
+
 class Queues:
     """A device with its queues.
 

@@ -24,7 +24,7 @@ from benchmarks.run.measure import compile_step
 from benchmarks.run.pool import run_in_processes
 from benchmarks.run.prepare import Entry
 from benchmarks.search.compiling import compile_and_replay, compile_entry
-from benchmarks.seconds.machines import machine
+from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks.fit import main
-from benchmarks.seconds.machine import RANGES
-from benchmarks.seconds.machines import machine
-from benchmarks.seconds.tables import cluster_of, errors, model_of, predicted_rows, read_rows
+from benchmarks.simulate.machine import RANGES
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.tables import cluster_of, errors, model_of, predicted_rows, read_rows
 from tests.processes import ROOT
 
 FSDP = ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv"

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from benchmarks.predict import main
-from benchmarks.seconds.tables import errors, mesh_of, model_of, predicted_rows, read_rows, work_of
+from benchmarks.simulate.tables import errors, mesh_of, model_of, predicted_rows, read_rows, work_of
 from tests.processes import ROOT
 
 PUBLISHED = ROOT / "results" / "published"

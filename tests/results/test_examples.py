@@ -9,8 +9,8 @@ import pytest
 from benchmarks.cases.case import Case
 from benchmarks.cli.options import selected
 from benchmarks.run.record import SCHEMA_VERSION, Record
-from benchmarks.seconds.published import run_of
-from benchmarks.seconds.tables import read_rows
+from benchmarks.simulate.published import run_of
+from benchmarks.simulate.tables import read_rows
 from results.gates.counters import read_snapshot
 from results.records.documents import read_scaling, read_search
 from results.records.reading import read_run, rows_of

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import calibrate
 from benchmarks.calibration.probes import Probe, probes
 from benchmarks.calibration.rates import NotMeasurableError, Timing, link_rate, machine_of, matmul_rate
-from benchmarks.seconds.machines import machine
+from benchmarks.simulate.machines import machine
 
 FLOPS, FLOAT32_FLOPS, DIM, BANDWIDTH, LATENCY, STREAMING = 2e11, 1e11, 20.0, 1e10, 3e-6, 3e10
 

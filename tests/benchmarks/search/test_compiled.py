@@ -15,11 +15,11 @@ from benchmarks.search import compiling
 from benchmarks.search.command import main
 from benchmarks.search.compiled import SENDING, compile_best, compiled, table
 from benchmarks.search.compiling import EXPOSED, Compiler, compile_entry, exposed_seconds
-from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.machines import machine
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec
 from tests.benchmarks.search.test_ranking import ranking
-from tests.benchmarks.seconds.host import FILE
+from tests.benchmarks.simulate.host import FILE
 
 H100S = machine("meshmark_gpus", "h100")
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)

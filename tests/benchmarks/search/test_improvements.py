@@ -22,7 +22,9 @@ def found():
 
 
 def test_sharding_inside_a_host_helps_on_a_slow_network(found):
-    """Data parallelism over all devices waits for the network; sharding weights inside a host waits less."""
+    """Data parallelism over all devices waits for the network; sharding weights over fewer waits less: the step gets as
+    much shorter as what it has to send.
+    """
     (slow,) = [each for each in found.best_per_layout if each.case.strategy == "zero1"]
     better = improvement(slow, found)
     assert better
@@ -31,7 +33,8 @@ def test_sharding_inside_a_host_helps_on_a_slow_network(found):
     strategy, mesh = better.change.split()
     assert strategy == "hsdp"
     assert MeshSpec.parse(mesh).sizes["fsdp"] >= 8
-    assert better.saves > 0.3
+    after = next(each for each in found.fitting if change_of(slow.case, each.case) == better.change)
+    assert better.saves == pytest.approx(1 - after.bound_seconds / slow.bound_seconds, abs=0.05)
 
 
 def test_an_improvement_is_the_fastest_neighbour(found):

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.ranking import Ranking, layout, ranked
-from benchmarks.seconds.machines import machine
-from benchmarks.seconds.predicted import predict_seconds
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.step import predict_seconds
 from strategies import PRESETS, MeshSpec
 from strategies.config import GPTConfig
 

@@ -10,7 +10,7 @@ from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.command import main
 from benchmarks.search.ranking import ranked
 from benchmarks.search.scaled import points, powers_of_two, sized, usual
-from benchmarks.seconds.machines import machine
+from benchmarks.simulate.machines import machine
 from results.figures.palette import LIMIT_COLOURS
 from strategies import PRESETS
 

@@ -9,8 +9,8 @@ from benchmarks.commandline import tables
 from benchmarks.devices.chips import CHIPS
 from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.search.command import main
-from benchmarks.seconds.machines import machine
-from tests.benchmarks.seconds.host import FILE
+from benchmarks.simulate.machines import machine
+from tests.benchmarks.simulate.host import FILE
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from benchmarks.devices.chips import CHIPS
 from benchmarks.program.compiled import read_program
 from benchmarks.program.schedule import Event
 from benchmarks.program.work import Work
+from benchmarks.simulate.links import mesh_group
 from benchmarks.simulate.program import replay
 from benchmarks.simulate.queues import Timeline
-from benchmarks.simulate.roofline import links
 from strategies import STRATEGIES, GPTConfig, TrainConfig
 from tests.benchmarks.explain.fragments import DONE, DOT, GATHER, H100S, LOOP, LOOPING, MATMUL, program
 from tests.strategies.quick import compiled
@@ -101,17 +101,17 @@ def test_links_work_side_by_side() -> None:
     lines = GATHER, between, DONE, OTHER[1]
     assert times(replay(program(*lines), hosts, CHIP)) == (0, 0, 3)
     assert times(replay(program(*lines), H100S, CHIP)) == (0, 0, 4)
-    assert links(CHIP, hosts, ("data", "fsdp")) == ("inside a host", "between hosts")
+    assert mesh_group(CHIP, hosts, ("data", "fsdp")).links == ("inside a host", "between hosts")
 
 
 def test_a_torus_has_a_queue_for_each_dim() -> None:
     """A collective uses the dims of the torus that its group spans; the cores of one chip need none."""
     places = np.array([SimpleNamespace(coords=tuple(place)) for place in np.ndindex(4, 4, 4)], dtype=object)
     cube: Any = SimpleNamespace(axis_names=("data", "fsdp"), devices=places.reshape(16, 4))
-    assert links(CHIPS["v5p"], cube, ("data",)) == ("torus x", "torus y")
-    assert links(CHIPS["v5p"], cube, ("fsdp",)) == ("torus z",)
+    assert mesh_group(CHIPS["v5p"], cube, ("data",)).links == ("torus x", "torus y")
+    assert mesh_group(CHIPS["v5p"], cube, ("fsdp",)).links == ("torus z",)
     cores: Any = SimpleNamespace(axis_names=("data",), devices=np.array([SimpleNamespace(coords=(0, 0, 0))] * 2))
-    assert links(CHIPS["tpu7x"], cores, ("data",)) == ("between cores",)
+    assert mesh_group(CHIPS["tpu7x"], cores, ("data",)).links == ("between cores",)
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [("v5p", {True: 3, False: 6}), ("h100", {True: 6, False: 6})])

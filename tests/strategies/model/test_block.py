@@ -13,8 +13,8 @@ from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.ranking import ranked
-from benchmarks.seconds.machines import machine
-from benchmarks.seconds.predicted import predict_seconds
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.step import predict_seconds
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig, checkpoints
 from strategies.costs.overview import asked_overview
 from strategies.costs.predict import predict

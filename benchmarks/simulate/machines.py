@@ -12,8 +12,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS
-from benchmarks.seconds.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
-from benchmarks.seconds.stack import STACKS
+from benchmarks.simulate.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
+from benchmarks.simulate.stack import STACKS
 from strategies.files import read_json
 from strategies.schema import Count, Positive, checked
 

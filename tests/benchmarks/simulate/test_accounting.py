@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.kernels import layer
-from benchmarks.seconds.machines import machine, machine_for
-from benchmarks.seconds.network import bandwidth, group
-from benchmarks.seconds.predicted import bound_seconds, predict_seconds
-from benchmarks.seconds.stack import FIRST_AND_LAST, MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.kernels import layer
+from benchmarks.simulate.links import bandwidth, group
+from benchmarks.simulate.machines import machine, machine_for
+from benchmarks.simulate.stack import FIRST_AND_LAST, MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.config import GPTConfig, TrainConfig
 from strategies.core.traffic import Bytes
 from strategies.costs.predict import predict

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks.devices.topology import CLOUD_NAMES, Topology
-from benchmarks.seconds.stack import MEGATRON, MPT, Stack
+from benchmarks.simulate.stack import MEGATRON, MPT, Stack
 from strategies import zero
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes

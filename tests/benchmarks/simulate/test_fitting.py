@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.seconds.fitting import fit, left_out, predicted
-from benchmarks.seconds.judging import errors_of
-from benchmarks.seconds.machine import RANGES
-from benchmarks.seconds.machines import machine
-from benchmarks.seconds.published import run_of
+from benchmarks.simulate.fitting import fit, left_out, predicted
+from benchmarks.simulate.judging import errors_of
+from benchmarks.simulate.machine import RANGES
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.published import run_of
 
 ROW = {
     **{"stack": "Megatron-LM", "device": "A100", "devices": 16, "devices_per_host": 8, "layers": 8, "embed": 2048},

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.seconds.memory import activation_bytes, held_bytes, megatron_bytes
-from benchmarks.seconds.stack import MEGATRON, MPT
+from benchmarks.simulate.memory import activation_bytes, held_bytes, megatron_bytes
+from benchmarks.simulate.stack import MEGATRON, MPT
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
 from strategies.mesh import MeshSpec

@@ -8,10 +8,10 @@ from benchmarks.devices.gpus import GPU_KINDS
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.predicted import cost_of
-from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.machines import machine
-from benchmarks.seconds.predicted import predict_seconds
-from benchmarks.simulate.roofline import extents
+from benchmarks.simulate.links import extents
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.step import predict_seconds
 from strategies.backends.backend import are_virtual, platform_of
 from strategies.mesh import Devices
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from benchmarks.devices.chips import Chip
-from benchmarks.seconds.stack import Stack
+from benchmarks.simulate.stack import Stack
 from strategies.schema import MOST
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import CPU
-from benchmarks.seconds.machine import START, Machine
-from benchmarks.seconds.stack import MESHMARK
+from benchmarks.simulate.machine import START, Machine
+from benchmarks.simulate.stack import MESHMARK
 
 HOST = Chip(
     platform=CPU,

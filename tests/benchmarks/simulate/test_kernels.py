@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.seconds.kernels import Kernel, head, layer, matmul
-from benchmarks.seconds.machines import machine
-from benchmarks.seconds.stack import MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.kernels import Kernel, head, layer, matmul
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
 

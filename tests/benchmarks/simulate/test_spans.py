@@ -1,4 +1,4 @@
-"""The predicted step, drawn: what fills it, and that nothing starts before what it needs."""
+"""The predicted step as spans: what fills it, and that nothing starts before what it needs."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.seconds.drawn import LANES, PASSES, drawn
-from benchmarks.seconds.machines import machine
-from benchmarks.seconds.pipelined import named
-from benchmarks.seconds.predicted import predict_seconds
+from benchmarks.explain.trace import trace
+from benchmarks.simulate.machines import machine
 from benchmarks.simulate.queues import IDLE
+from benchmarks.simulate.stages import named
+from benchmarks.simulate.step import LANES, PASSES, Step, predict_seconds
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
-from tests.benchmarks.seconds.host import ITS
+from tests.benchmarks.simulate.host import ITS
 
 MODEL = GPTConfig(layers=16, embed=512, heads=8, sequence=512)
 STEPS = {
@@ -53,7 +53,7 @@ def test_spans_fill_the_step(strategy, name):
     mesh, options = STEPS[strategy]
     cost = cost_of(strategy, mesh, **options)
     predicted = predict_seconds(cost, its, topology)
-    stages = drawn(cost, its, topology)
+    stages = Step(cost, its, topology).spans()
     assert len(stages) == cost.plan.mesh.sizes.get("pipeline", 1)
     for spans in stages.values():
         own = [span for span in spans if span.lane != PASSES]
@@ -66,15 +66,16 @@ def test_spans_fill_the_step(strategy, name):
             assert one.begin_seconds + one.seconds <= other.begin_seconds + 1e-9
 
 
-@pytest.mark.parametrize("name", ["meshmark", "hosts"])
+@pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("strategy", STEPS)
 def test_the_parts_of_the_prediction_are_drawn(strategy, name):
-    """What a stage is drawn to spend on each part is what the prediction says."""
+    """What the last stage is drawn to spend on each part is what the prediction says, and in lockstep that of all."""
     its, topology = machines()[name]
     mesh, options = STEPS[strategy]
     cost = cost_of(strategy, mesh, **options)
     parts = predict_seconds(cost, its, topology).parts
-    for spans in drawn(cost, its, topology).values():
+    stages = [*Step(cost, its, topology).spans().values()]
+    for spans in stages if its.stack.lockstep else stages[-1:]:
         spent = defaultdict(float)
         for span in spans:
             if span.lane != PASSES:
@@ -90,7 +91,7 @@ def test_no_pass_starts_before_its_input_arrives(mesh, schedule, microbatches, c
     its, topology = machines()[name]
     topology = replace(topology, shape=(1, 4))
     cost = cost_of("pipeline", mesh, schedule=schedule, microbatches=microbatches, chunks=chunks)
-    stages = drawn(cost, its, topology)
+    stages = Step(cost, its, topology).spans()
     at = {(stage, span.name): span for stage, spans in stages.items() for span in spans if span.lane == PASSES}
     sends = [span for span in stages["stage 0"] if span.lane == PASSES and span.name == "sends"]
     table = cost.plan.schedule
@@ -108,6 +109,28 @@ def test_no_pass_starts_before_its_input_arrives(mesh, schedule, microbatches, c
             assert arrives <= used.begin_seconds + 1e-12
             checked += 1
     assert checked > 4 * microbatches
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("strategy", STEPS)
+def test_picture_trace_total_and_critical_path_are_one_number(strategy, name):
+    """The last span of the picture, the last event of the trace, the sum of the parts, and the sum of the passes that
+    wait for each other from the end back to the begin are the same time.
+    """
+    its, topology = machines()[name]
+    mesh, options = STEPS[strategy]
+    cost = cost_of(strategy, mesh, **options)
+    total = predict_seconds(cost, its, topology).step_seconds
+    processes = Step(cost, its, topology).spans()
+    events = trace("prediction", strategy, name, processes)["traceEvents"]
+    assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == pytest.approx(1e6 * total)
+    passes = [span for spans in processes.values() for span in spans if span.lane == PASSES]
+    assert max(span.begin_seconds + span.seconds for span in passes) == pytest.approx(total)
+    now, path = total, 0.0
+    while now > 1e-9 * total:
+        last = next(each for each in passes if each.begin_seconds + each.seconds == pytest.approx(now, rel=1e-9))
+        now, path = last.begin_seconds, path + last.seconds
+    assert path == pytest.approx(total)
 
 
 def test_every_part_has_a_lane():

@@ -8,9 +8,9 @@ import pytest
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.at_hand import predicting_machine, topology_of
-from benchmarks.seconds.machines import parsed
-from tests.benchmarks.seconds.host import FILE
+from benchmarks.explain.at_hand import predicting_machine, topology_of
+from benchmarks.simulate.machines import parsed
+from tests.benchmarks.simulate.host import FILE
 from tests.benchmarks.test_compile import TAKES_LIBTPU
 
 

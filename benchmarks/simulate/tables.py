@@ -9,13 +9,13 @@ from pathlib import Path
 
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GB
-from benchmarks.seconds.judging import Errors, errors_of
-from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.machines import UnknownMachine, machine_for
-from benchmarks.seconds.memory import held_bytes
-from benchmarks.seconds.predicted import bound_seconds, predict_seconds
-from benchmarks.seconds.published import AXES, COLUMNS, Published, Row, Run, run_of
-from benchmarks.seconds.timeline import Timeline
+from benchmarks.simulate.judging import Errors, errors_of
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.machines import UnknownMachine, machine_for
+from benchmarks.simulate.memory import held_bytes
+from benchmarks.simulate.published import AXES, COLUMNS, Published, Row, Run, run_of
+from benchmarks.simulate.queues import Timeline
+from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table
 from strategies.infeasible import Infeasible
 

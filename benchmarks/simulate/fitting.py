@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks.seconds.machine import RANGES, START, Constants, Machine
-from benchmarks.seconds.predicted import predict_seconds
-from benchmarks.seconds.published import Run
+from benchmarks.simulate.machine import RANGES, START, Constants, Machine
+from benchmarks.simulate.published import Run
+from benchmarks.simulate.step import predict_seconds
 
 OUTLIER = 0.03
 """Errors far above this fraction hardly count (scipy's `cauchy`). Published runs have faults, such as a run that takes

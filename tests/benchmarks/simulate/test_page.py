@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import predict
 from benchmarks.search import command
-from benchmarks.seconds.machine import RANGES, Constants
-from benchmarks.seconds.machines import machine, machine_names
+from benchmarks.simulate.machine import RANGES, Constants
+from benchmarks.simulate.machines import machine, machine_names
 from strategies import PRESETS, TrainConfig
 from strategies.costs import predict as cost
 from tests.examples import examples

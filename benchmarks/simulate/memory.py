@@ -3,7 +3,7 @@
 Legend: s sequence, b sequences of a microbatch, h embed, a heads, t devices of the tensor axis, p pipeline stages.
 """
 
-from benchmarks.seconds.stack import MEGATRON, Stack
+from benchmarks.simulate.stack import MEGATRON, Stack
 from strategies.core.plan import Plan
 from strategies.costs.predict import Cost
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.stack import FIRST_AND_LAST, MEGATRON
-from tests.benchmarks.seconds.test_accounting import (
+from benchmarks.simulate.stack import FIRST_AND_LAST, MEGATRON
+from tests.benchmarks.simulate.test_accounting import (
     EMBED,
     IDEAL,
     LAYERS,

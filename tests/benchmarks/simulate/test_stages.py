@@ -1,16 +1,29 @@
-"""A pipeline's passes, sends and ends take as long as on paper."""
+"""A pipeline's passes, sends and ends take as long as on paper, and what shares a link takes turns."""
 
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.seconds.pipelined import named, passes, pipelined
-from benchmarks.seconds.predicted import StepSeconds
-from benchmarks.seconds.stack import FIRST_AND_LAST, MESHMARK
-from benchmarks.seconds.timeline import LayerSeconds
+from benchmarks.devices.topology import Topology
+from benchmarks.simulate.links import bandwidth, group
+from benchmarks.simulate.queues import Parts
+from benchmarks.simulate.stack import FIRST_AND_LAST, MESHMARK
+from benchmarks.simulate.stages import Stages, named
+from benchmarks.simulate.step import Step
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
-from tests.benchmarks.seconds.test_accounting import COMPUTING, LAYERS, MODEL, seconds, step, topology_of
+from strategies.pipelining.schedules import Kind
+from tests.benchmarks.simulate.test_accounting import (
+    CHIP,
+    COMPUTING,
+    LAYERS,
+    MODEL,
+    SENDING,
+    UNSTAGED,
+    seconds,
+    step,
+    topology_of,
+)
 
 PASSES = {
     # Two stages, two microbatches. Of a stage's part F=1 and B=2. Forward all parts but the last send for 1/4, backward
@@ -42,17 +55,18 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     model = GPTConfig(layers=2 * chunks, embed=128, heads=4, sequence=128)
     plan = predict("pipeline", model, "pipeline=2", TrainConfig(4, 2, schedule=schedule)).plan
     stack = replace(MESHMARK, **{"lockstep": False, **changes})
-    layers = LayerSeconds({"matmul": 0.75, "sums": 0.25}, {"matmul": 1.25}, {"matmul": 0.75})
+    work: dict[Kind, Parts] = {"F": {"matmul": 0.75, "sums": 0.25}, "B": {"matmul": 2.0}}
     if schedule == "zb-h1":
-        layers = LayerSeconds({"matmul": 1.0}, {"matmul": 0.25, "attention": 1.0}, {"matmul": 0.75})
-    ends = ({"head": 0.5}, {"head": 1.0}) if headed else ({}, {})
-    parts = pipelined(plan, stack, layers, ends, 0.25)
+        work = {"F": {"matmul": 1.0}, "B": {"matmul": 0.25, "attention": 1.0}, "W": {"matmul": 0.75}}
+    ends: dict[Kind, Parts] = {"F": {"head": 0.5}, "B": {"head": 1.0}} if headed else {}
+    stages = Stages(plan, stack, work, ends, 0.25)
+    parts = stages.parts
     assert sum(parts.values()) == pytest.approx(total)
     assert parts["sends"] == pytest.approx(sends)
-    work = 2 * (3 * chunks + (1.5 if headed else 0)) + sends
-    assert parts["bubble"] == pytest.approx(total - work)
-    found = list(passes(plan, stack, layers, ends, 0.25))
-    assert max(each.end_seconds for each in found) == pytest.approx(total)
+    busy = 2 * (3 * chunks + (1.5 if headed else 0)) + sends
+    assert parts["bubble"] == pytest.approx(total - busy)
+    found = list(stages.passes())
+    assert max(each.begin_seconds + sum(each.parts.values()) for each in found) == pytest.approx(total)
     names = [each.name for each in found if each.stage == 1 and each.name[0] in "FBW"]
     assert names == [named(op) for op in plan.schedule.orders[1]]
 
@@ -66,12 +80,14 @@ def test_a_split_backward_pass_takes_as_long_as_its_flops(remat, tensors):
     """
     short = replace(MODEL, sequence=4)
     cost = step("three_d", f"pipeline=8,tensor={tensors}", short, schedule="zb-h1", remat=remat, microbatches=16)
-    found = StepSeconds(cost, COMPUTING, topology_of(cost)).layers()
+    work = Step(cost, COMPUTING, topology_of(cost)).stages.work
     flops = cost.plan.share.tokens / LAYERS / tensors / COMPUTING.matmul_flops_per_second
-    assert [parts["matmul"] for parts in found] == pytest.approx([flops * each for each in cost.passes], rel=1e-3)
-    assert found.weights["matmul"] == pytest.approx(flops * cost.passes[-1])
-    assert found.weights.get("sums of layers", 0) == 0
-    assert (found.inputs["sums of layers"] > 0) == (tensors > 1)
+    assert [parts["matmul"] for parts in work.values()] == pytest.approx(
+        [flops * each for each in cost.passes], rel=1e-3
+    )
+    assert work["W"]["matmul"] == pytest.approx(flops * cost.passes[-1])
+    assert work["W"].get("sums of layers", 0) == 0
+    assert (work["B"].get("sums of layers", 0) > 0) == (tensors > 1)
 
 
 def test_pipelines_wait_for_their_gathers():
@@ -81,3 +97,17 @@ def test_pipelines_wait_for_their_gathers():
     sent = sum(sum(parts.values()) for (_, axes), parts in cost.sent.items() if axes == ("fsdp",))
     assert waited[True] == waited[False]
     assert sent / 2 < waited[True] * 450e9 <= sent
+
+
+@pytest.mark.parametrize("name", UNSTAGED)
+def test_a_link_takes_the_time_of_all_that_it_sends(name):
+    """Whatever runs beside each other: with a GPU on each host all traffic shares one link, and none of it is free."""
+    strategy, mesh, options = UNSTAGED[name]
+    cost = step(strategy, mesh, sequence_parallel=False, **options)
+    devices = Topology("h100", (cost.plan.mesh.size, 1))
+    wanted = sum(
+        float(sum(parts.values())) / bandwidth(CHIP, kind, group(devices, cost.plan.mesh, axes))
+        for (kind, axes), parts in cost.sent.items()
+    )
+    found = sum(seconds(cost, SENDING, devices, halves_hide=0, prefetches=True, overlaps_gradients=True).values())
+    assert found >= wanted * (1 - 1e-6)  # scalars, such as the loss, may be left out

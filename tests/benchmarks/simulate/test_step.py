@@ -6,15 +6,14 @@ from itertools import product
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.kernels import head, layer, tiles_filled
-from benchmarks.seconds.machine import RANGES
-from benchmarks.seconds.machines import machine, machine_names
-from benchmarks.seconds.network import Network, group
-from benchmarks.seconds.pipelined import pipelined
-from benchmarks.seconds.predicted import bound_seconds, predict_seconds
-from benchmarks.seconds.stack import MEGATRON, MESHMARK, MPT
-from benchmarks.seconds.timeline import LayerSeconds
-from benchmarks.simulate.roofline import Along
+from benchmarks.simulate.kernels import head, layer, tiles_filled
+from benchmarks.simulate.links import Along, group
+from benchmarks.simulate.machine import RANGES
+from benchmarks.simulate.machines import machine, machine_names
+from benchmarks.simulate.network import Network
+from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.stages import Stages
+from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import MeshSpec
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
@@ -122,7 +121,7 @@ def test_every_constant_moves_a_prediction_its_way(constant):
 def test_without_sends_and_ends_the_bubble_is_that_of_the_schedule(schedule):
     """The bubble of a pipeline whose stages do nothing but their layers is the closed formula's."""
     plan = step("pipeline", mesh="pipeline=4", schedule=schedule, microbatches=8).plan
-    parts = pipelined(plan, MEGATRON, LayerSeconds({"matmul": 1.0}, {"matmul": 1.5}, {"matmul": 0.5}), ({}, {}), 0.0)
+    parts = Stages(plan, MEGATRON, {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}, {}, 0.0).parts
     assert parts["bubble"] / sum(parts.values()) == pytest.approx(plan.schedule.bubble(Costs(1, 1, 1)))
 
 
@@ -165,7 +164,10 @@ def test_groups_that_are_alike_share_network_cards(mesh, groups):
             Network(replace(its, stack=replace(its.stack, shares_cards=shares)), H100S, MeshSpec.parse(mesh))
             for shares in (False, True)
         )
-        slower = shared.seconds(kind, ("data",), 1e9, calls=0) / apart.seconds(kind, ("data",), 1e9, calls=0)
+        slower = (
+            shared.event("", kind, ("data",), 1e9, calls=0).seconds
+            / apart.event("", kind, ("data",), 1e9, calls=0).seconds
+        )
         assert slower == pytest.approx(times)
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.stack import Stack
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.weights import WeightSpec

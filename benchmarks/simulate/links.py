@@ -1,0 +1,174 @@
+"""Links: which of them a group of devices uses, and how fast it sends.
+
+GPUs of a host share a switch, and each has its share of the network between hosts. Chips of a torus have a link to each
+neighbour along each of its dims.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.devices.chips import Chip
+from benchmarks.devices.placement import topology_mesh
+from benchmarks.devices.topology import Topology
+from strategies import MeshSpec
+from strategies.backends.torus import positions
+from strategies.core.placement import Axes
+
+TORUS_DIMS = "torus x", "torus y", "torus z"
+"""Names of the links along each dim of a torus."""
+
+
+class Along(NamedTuple):
+    """The positions of a group of chips along a dim of their torus.
+
+    Attributes:
+        extent: how many positions.
+        ring: whether they form a ring; otherwise they form a line.
+        gap: links from one position to the next, which as many groups share.
+    """
+
+    extent: int
+    ring: bool
+    gap: int = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Where the devices of a collective lie.
+
+    Attributes:
+        devices: in the group.
+        hosts: that they are on; 1 on a torus, whose links do not end at a host.
+        dims: of a torus: the positions of the group along each dim.
+        alike: groups on the same hosts that have several but not all of their devices, this one included.
+        links: names of the kinds of links that it uses.
+    """
+
+    devices: int
+    hosts: int = 1
+    dims: tuple[Along, ...] = ()
+    alike: int = 1
+    links: tuple[str, ...] = ()
+
+
+@cache
+def group(topology: Topology, spec: MeshSpec, axes: Axes, outermost: Axes = ()) -> Group:
+    """The group of a mesh along some axes, on all devices of a topology. GPUs are numbered host by host.
+
+    Args:
+        topology: the devices.
+        spec: the mesh.
+        axes: mesh axes along which the devices of the group differ.
+        outermost: of GPUs: mesh axes that lie outside of those that the mesh has first.
+    """
+    if topology.chip is None or not topology.chip.torus_dims:
+        order = sorted(spec.sizes, key=lambda axis: axis not in outermost)
+        hosts = np.arange(spec.size).reshape([spec.sizes[axis] for axis in order]) // topology.shape[-1]
+        along = hosts[tuple(slice(None) if axis in axes else 0 for axis in order)]
+        return _switched(along.size, len(np.unique(along)), topology.shape[-1])
+    return mesh_group(topology.chip, topology_mesh(topology, spec), axes)
+
+
+def mesh_group(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> Group:
+    """The group along some axes of a mesh of devices with coordinates or process indices."""
+    members = group_along(mesh, axes)
+    if not chip.torus_dims:
+        return _switched(len(members), len({device.process_index for device in members}))
+    names = [name for name, extent in zip(TORUS_DIMS, extents(members), strict=False) if extent > 1]
+    return Group(len(members), 1, torus_dims(chip, mesh, members), 1, tuple(names) or ("between cores",))
+
+
+def _switched(devices: int, hosts: int, per_host: int = 0) -> Group:
+    """A group of GPUs, on hosts that have so many."""
+    inside = devices // hosts
+    alike = max(1, per_host // inside) if hosts > 1 and inside > 1 else 1
+    links = ("inside a host",) * (devices > hosts) + ("between hosts",) * (hosts > 1)
+    return Group(devices, hosts, (Along(devices, ring=False),), alike, links)
+
+
+def bandwidth(chip: Chip, kind: str, where: Group) -> float:
+    """Bytes per second that a device sends in a collective of a group."""
+    if chip.torus_dims:
+        return torus_bandwidth(chip, kind, where.dims)
+    return switch_bandwidth(chip, kind, where.devices, where.hosts)
+
+
+def torus_dims(chip: Chip, mesh: Mesh, group: Iterable[Any]) -> tuple[Along, ...]:
+    """The dims of the torus in which a group has several positions.
+
+    A group whose positions are spread evenly over a whole ring forms a ring; otherwise it forms a line.
+    """
+    whole, part = positions(mesh.devices.flat), positions(group)
+    rings = zip(chip.rings([len(each) for each in whole]), part, whole, strict=True)
+    return tuple(_along(places, ring, full) for ring, places, full in rings if len(places) > 1)
+
+
+def _along(places: Sequence[int], ring: bool, full: Sequence[int]) -> Along:
+    """Positions in a dim, which is a ring or a line, with coordinates `full`; all in order."""
+    gap = min(full.index(after) - full.index(before) for before, after in pairwise(places))
+    return Along(len(places), ring and gap * len(places) == len(full), gap)
+
+
+def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
+    """The devices of one group along some axes of a mesh."""
+    index = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
+    return list(mesh.devices[index].flat)
+
+
+def extents(group: Iterable[Any]) -> list[int]:
+    """Number of distinct coordinates of a group of devices in each dim of their torus."""
+    return [len(places) for places in positions(group)]
+
+
+def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:
+    """Bytes per second that a GPU can send.
+
+    GPUs of a host share a switch; to other hosts, each has its share of the network.
+
+    Data that all devices need enters each host only once. Of the n-1 parts that a device forwards in a ring over n
+    devices, the h-1 that cross between h hosts use the network (NCCL's rings: one through each of a host's network
+    cards). In an all-to-all, the parts for all devices on other hosts cross.
+
+    Args:
+        chip: specifications of the GPU.
+        kind: kind of collective.
+        devices: number of devices in the group.
+        hosts: number of hosts that they are on.
+    """
+    if hosts == 1:
+        return chip.link_bytes_per_second
+    crossing = {"permute": 1.0, "all_to_all": (devices - devices / hosts) / (devices - 1)}
+    return min(
+        chip.link_bytes_per_second,
+        chip.network_bytes_per_second / crossing.get(kind, (hosts - 1) / (devices - 1)),
+    )
+
+
+def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
+    """Bytes per second that a chip of a torus can send, with one link to each neighbour.
+
+    A ring uses both of a chip's links along a dim (Jouppi et al. 2023, "TPU v4", section 2). A line is as slow as its
+    ends, which have one link (Austin et al. 2025, "How to Scale Your Model", part 3). A permute uses one link. In an
+    all-to-all, data travels a quarter of a ring's extent on average and occupies that many links; a line takes twice as
+    long, because its middle is one link instead of two. The cores of one chip share its memory.
+
+    Where a group has gaps, other groups lie in them and send at the same time: each has its share of the links between.
+
+    Args:
+        chip: specifications of the chip.
+        kind: kind of collective.
+        dims: dims of the torus in which the group has several positions.
+    """
+    if not dims:
+        return chip.memory_bytes_per_second
+    if kind == "permute":
+        return chip.link_bytes_per_second / max(each.gap for each in dims)
+    links = sum((2 if each.ring else 1) / each.gap for each in dims)
+    hops = max(1.0, sum(each.extent for each in dims) / 4) if kind == "all_to_all" else 1.0
+    return links * chip.link_bytes_per_second / hops

@@ -1,0 +1,156 @@
+"""The passes of a step on the stages of the pipeline: when each begins, and what fills each stage.
+
+Stages in lockstep (meshmark) exchange arrays, and compute the loss of a microbatch together, at the end of a tick of
+the schedule. Other stages wait only for what they need; under Megatron-LM only the first and the last have the
+embedding and the head. Without stages the passes of a microbatch follow those of the one before.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.simulate.queues import Parts, added, scaled
+from benchmarks.simulate.stack import FIRST_AND_LAST, Stack
+from strategies.core.plan import Plan
+from strategies.pipelining.schedules import Kind, Op
+from strategies.pipelining.timetable import KINDS
+
+Class = tuple[Kind, bool, bool]
+"""Of a pass on a stage: its kind, whether it includes the embedding and the head, and whether its result is sent."""
+
+
+class Pass(NamedTuple):
+    """What a stage does from some time on.
+
+    Attributes:
+        stage: number of the stage; 0 without stages.
+        name: the pass and its microbatch, such as F0, B0 or W0, or what is done between or after passes.
+        begin_seconds: from the start of the step.
+        parts: its seconds, in this order.
+    """
+
+    stage: int
+    name: str
+    begin_seconds: float
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a step.
+
+    Attributes:
+        plan: the step.
+        stack: the software.
+        work: seconds of a pass through the layers of a stage's chunk, by the kind of pass.
+        ends: seconds of the embedding, the head and the loss for a microbatch, by the kind of pass.
+        send_seconds: to send the residual stream of a microbatch to the next stage.
+    """
+
+    plan: Plan
+    stack: Stack
+    work: Mapping[Kind, Parts]
+    ends: Mapping[Kind, Parts]
+    send_seconds: float
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The seconds of the last stage until the last pass ends. It computes the loss: no stage has more to do."""
+        plan, times, chunks = self.plan, self.plan.train.microbatches, self.plan.schedule.chunks
+        sends = (plan.ticks.exchanges if self.lockstep else (2 * chunks - 1) * times) if plan.staged else 0
+        busy = added(
+            *(scaled(parts, times * chunks) for parts in self.work.values()),
+            *(scaled(parts, times) for parts in self.ends.values()),
+            {"sends": sends * self.send_seconds},
+        )
+        return added(busy, {"bubble": self.end_seconds - sum(busy.values()) if plan.staged else 0.0})
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether stages exchange arrays at the end of a tick."""
+        return self.plan.staged and self.stack.lockstep
+
+    @property
+    def end_seconds(self) -> float:
+        """When the last pass ends."""
+        if not self.plan.staged:
+            return self.plan.train.microbatches * sum(self.seconds[kind, True, False] for kind in self.work)
+        if self.lockstep:
+            return float(self.ticks[-1])
+        return max(start + self.seconds[self._class(*key)] for key, start in self.starts.items())
+
+    @cached_property
+    def starts(self) -> Mapping[tuple[int, Op], float]:
+        """When each stage begins each of its passes, if it waits only for what it needs. Both stages wait for sends."""
+        return self.plan.schedule.starts(lambda stage, op: self.seconds[self._class(stage, op)])
+
+    @cached_property
+    def ticks(self) -> np.ndarray:
+        """When each tick of stages in lockstep begins, and when the last one ends."""
+        ticks, seconds = self.plan.ticks, [sum(self.work.get(kind, {}).values()) if kind else 0.0 for kind in KINDS]
+        ends = sum(added(*self.ends.values()).values())
+        together = (ticks.shared.leaves >= 0) * ends + (ticks.shared.edges >= 0).sum(axis=1) * self.send_seconds
+        return np.concatenate([[0.0], (np.array(seconds)[ticks.turns.kind].max(axis=1) + together).cumsum()])
+
+    @cached_property
+    def classes(self) -> Mapping[Class, Parts]:
+        """Seconds of a pass of each class, by what they are spent on."""
+        sends = {"sends": self.send_seconds}
+        return {
+            (kind, headed, sent): added(work, self.ends.get(kind, {}) if headed else {}, sends if sent else {})
+            for kind, work in self.work.items()
+            for headed in (False, True)
+            for sent in (False, True)
+        }
+
+    @cached_property
+    def seconds(self) -> Mapping[Class, float]:
+        """Seconds of a pass of each class."""
+        return {each: sum(parts.values()) for each, parts in self.classes.items()}
+
+    def _class(self, stage: int, op: Op) -> Class:
+        """The class of a pass. The last stage has the ends, or each has a share of them. They send nothing outwards."""
+        if op.kind == "W":
+            return "W", False, False
+        last = stage == self.plan.schedule.stages - 1 and op.chunk == self.plan.schedule.chunks - 1
+        outwards = last if op.kind == "F" else stage == op.chunk == 0
+        return op.kind, last or self.stack.ends != FIRST_AND_LAST, not outwards
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield what each stage does when."""
+        if self.lockstep:
+            yield from self._in_lockstep()
+        elif self.plan.staged:
+            for (stage, op), start in self.starts.items():
+                yield Pass(stage, named(op), start, self.classes[self._class(stage, op)])
+        else:
+            begin = 0.0
+            for microbatch in range(self.plan.train.microbatches):
+                for kind in self.work:
+                    yield Pass(0, f"{kind}{microbatch}", begin, self.classes[kind, True, False])
+                    begin += self.seconds[kind, True, False]
+
+    def _in_lockstep(self) -> Iterator[Pass]:
+        """Yield passes tick by tick, and what all stages do together at the end of a tick."""
+        shared, ends, stages = self.plan.ticks.shared, added(*self.ends.values()), range(self.plan.stages)
+        for tick, column in enumerate(zip(*self.plan.schedule.table, strict=True)):
+            begin, end, leaves = float(self.ticks[tick]), float(self.ticks[tick + 1]), shared.leaves[tick]
+            yield from (Pass(stage, named(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
+            sends = int((shared.edges[tick] >= 0).sum()) * self.send_seconds
+            if leaves >= 0:
+                begin = end - sends - sum(ends.values())
+                yield from (Pass(stage, f"ends {leaves}", begin, ends) for stage in stages)
+            if sends:
+                yield from (Pass(stage, "sends", end - sends, {"sends": sends}) for stage in stages)
+
+
+def named(op: Op) -> str:
+    """The name of a pass, with a prime for each chunk before its own.
+
+    >>> named(Op("F", 2, chunk=1))
+    "F2'"
+    """
+    return f"{op.kind}{op.microbatch}" + op.chunk * "'"

@@ -1,0 +1,208 @@
+"""The predicted step: a pass through a layer is simulated, and the passes run on the stages of the pipeline.
+
+its = machine("a100_megatron_cluster")
+timeline = predict_seconds(predict("tensor", config, "tensor=8", train), its, Topology.parse("a100_80gb:1x8"))
+timeline.step_seconds, timeline.parts
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+
+from benchmarks.devices.topology import Topology
+from benchmarks.simulate.kernels import Kernel
+from benchmarks.simulate.layer import GATHERED, HOST, OF_ENDS, OF_LAYERS, LayerEvents, Way
+from benchmarks.simulate.links import bandwidth, group
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.memory import first_stage_elements
+from benchmarks.simulate.network import Network
+from benchmarks.simulate.queues import (
+    COMPUTE,
+    EXPOSED,
+    IDLE,
+    MEMORY,
+    Event,
+    Parts,
+    Span,
+    Timeline,
+    added,
+    scaled,
+    simulate,
+)
+from benchmarks.simulate.stack import FIRST_AND_LAST
+from benchmarks.simulate.stages import Pass, Stages
+from strategies.core.sizes import BYTES
+from strategies.core.traffic import SENT
+from strategies.costs.predict import Cost
+from strategies.pipelining.schedules import Kind
+
+OF_PARAMETERS = "gradients", "weights"
+"""What is sent once a step for each parameter that a device has."""
+BETWEEN_STAGES = "stages"
+"""What stages send to their neighbours."""
+PASSES = "passes"
+"""The lane of passes, and of what is done between and after them; the other lanes say what they are spent on."""
+LANES = {
+    "matmul": COMPUTE,
+    "attention": COMPUTE,
+    "head": COMPUTE,
+    "memory": MEMORY,
+    "optimizer": MEMORY,
+    "gathers": EXPOSED,
+    "sums of layers": EXPOSED,
+    "sums of ends": EXPOSED,
+    "sends": EXPOSED,
+    "gradients": EXPOSED,
+    HOST: "host",
+    "fixed": "host",
+}
+"""What a step is spent on -> its lane, as in a simulated program where that has it."""
+
+
+def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
+    """Predict the time of a step, by what its last stage spends it on.
+
+    Args:
+        cost: the step by formulas.
+        machine: the devices and the software.
+        topology: the devices that the mesh takes, all of them.
+    """
+    return Step(cost, machine, topology).timeline()
+
+
+def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
+    """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic.
+
+    No step is faster. A roofline (search/ranking.py) also has memory traffic, of which caches may serve a part.
+    """
+    chip, outermost = machine.chip, machine.stack.outermost
+    compute = cost.least_flops / cost.plan.mesh.size / (1 - cost.bubble) / chip.flops_per_second
+    sent = sum(
+        float(sum(parts.values())) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes, outermost))
+        for (kind, axes), parts in cost.sent.items()
+    )
+    return max(compute, sent)
+
+
+class Step:
+    """A step on a machine."""
+
+    def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
+        self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
+        self.network = Network(machine, topology, cost.plan.mesh)
+        self.layer = LayerEvents(cost.plan, cost.traffic, self.network)
+
+    def timeline(self) -> Timeline:
+        """The seconds of the last stage."""
+        parts = added(self.stages.parts, self.afterwards)
+        return Timeline({name: seconds for name, seconds in parts.items() if seconds})
+
+    def spans(self) -> Mapping[str, tuple[Span, ...]]:
+        """The spans of each stage by its name: its passes, and what fills it from the begin to the end of the step."""
+        stages = range(self.plan.stages)
+        found, begin = [*self.stages.passes()], self.stages.end_seconds
+        for name, seconds in self.afterwards.items():
+            found += [Pass(stage, name, begin, {name: seconds}) for stage in stages if seconds]
+            begin += seconds
+        names = [f"stage {stage}" for stage in stages] if self.plan.staged else ["step"]
+        return {name: tuple(_spans(each for each in found if each.stage == at)) for at, name in enumerate(names)}
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The passes on the stages."""
+        forward, backward = (simulate(events).parts for events in self.layer.ends())
+        return Stages(self.plan, self.machine.stack, self.work, {"F": forward, "B": backward}, self.send_seconds)
+
+    @property
+    def work(self) -> Mapping[Kind, Parts]:
+        """Seconds of a pass through the layers of a stage's chunk, by the kind of pass."""
+        splits = self.plan.staged and self.plan.schedule.splits_backward
+        halves: dict[Kind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
+        ways: dict[Kind, Way] = {"F": "forward", **halves}
+        layers = self.plan.layers / self.plan.schedule.chunks
+        found: dict[Kind, Parts] = {
+            kind: scaled(simulate(self.layer.events(way)).parts, layers) for kind, way in ways.items()
+        }
+        if self.machine.stack.prefetches and not self.plan.staged:
+            # A microbatch's first gather, and its last scatter, have nothing to hide behind.
+            first, last = (simulate(self.layer.gathers(GATHERED[way])).parts for way in ("forward", "weights"))
+            found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
+        return found
+
+    @property
+    def send_seconds(self) -> float:
+        """Seconds to send a microbatch's residual stream to the next stage."""
+        plan = self.plan
+        if not plan.staged:
+            return 0.0
+        # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
+        elements = plan.residual / plan.tensors if self.machine.stack.ends == FIRST_AND_LAST else plan.own_residual
+        sent = elements / plan.train.microbatches * BYTES[plan.train.dtype]
+        return self.network.event("sends", "permute", plan.over(plan.axes_of("layers")), sent).seconds
+
+    @cached_property
+    def afterwards(self) -> Parts:
+        """Seconds of what follows the passes, in order. With `gather="step"` all weights are gathered before them."""
+        at_once = [*GATHERED["forward"], *GATHERED["backward"]] if self.plan.train.gather == "step" else []
+        moved = self.machine.stack.optimizer_bytes / self.plan.updates * self.elements
+        return {
+            "gathers": sum(each.seconds for wanted in at_once for each in self.layer.gathers([wanted], 1)),
+            "gradients": self.gradients_seconds,
+            "optimizer": Kernel("memory", 0, moved).seconds(self.machine),
+            "fixed": self.machine.constants.step_seconds,
+        }
+
+    @property
+    def gradients_seconds(self) -> float:
+        """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides.
+
+        Weights are gathered after the update, beside nothing. The first stage may have more of both than others.
+        """
+        plan, held, others = self.plan, self.elements / self.plan.elements, self.tied_seconds
+        hides = self.machine.stack.overlaps_gradients or plan.train.reduce == "layer"
+        beside: list[Event] = []
+        for each in self.traffic:
+            if each.what in (*OF_LAYERS, *OF_ENDS, BETWEEN_STAGES) or self.layer.is_sharded(each):
+                continue
+            sent = each.sent_bytes * (held if each.what in OF_PARAMETERS else 1)
+            event = self.network.event("gradients", each.kind, each.axes, sent, calls=0)
+            if each.what == "gradients" and hides:
+                beside.append(event._replace(seconds=event.seconds / plan.layers))
+            else:
+                others += event.seconds
+        if not beside:
+            return others
+        with_sums, without = (simulate(self.layer.events("backward", sums)).step_seconds for sums in (beside, ()))
+        return plan.layers * (with_sums - without) + others
+
+    @property
+    def elements(self) -> float:
+        """Parameters of a device. Of the first stage, the last to end, if only the ends have the table of tokens."""
+        alone = self.plan.staged and self.machine.stack.ends == FIRST_AND_LAST
+        return first_stage_elements(self.plan) if alone else self.plan.elements
+
+    @property
+    def tied_seconds(self) -> float:
+        """Seconds to sum the gradients of a tied table over the first and the last stage, where both have it.
+
+        Megatron-LM does so after it has summed them over replicas, in the group of embeddings (megatron/training.py).
+        """
+        plan = self.plan
+        if not (plan.staged and plan.config.tied and self.machine.stack.ends == FIRST_AND_LAST):
+            return 0.0
+        table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
+        where = self.network.first_and_last(plan.over(plan.axes_of("layers")))
+        return self.network.seconds("all_reduce", where, SENT["all_reduce"](table, where.devices))
+
+
+def _spans(of_stage: Iterable[Pass]) -> Iterator[Span]:
+    """Spans of a stage: its passes, what they are spent on in turn, and the bubbles between them."""
+    now = 0.0
+    for each in sorted(of_stage, key=lambda each: each.begin_seconds):
+        if each.begin_seconds - now > 1e-12:
+            yield Span(IDLE, "bubble", now, each.begin_seconds - now)
+        now = each.begin_seconds
+        yield Span(PASSES, each.name, now, sum(each.parts.values()))
+        for name, seconds in each.parts.items():
+            if seconds:
+                yield Span(LANES[name], name, now, seconds)
+                now += seconds
