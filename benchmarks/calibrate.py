@@ -54,9 +54,9 @@ def timed(some: Sequence[Probe]) -> list[Timing]:
 def timings_table(timings: Sequence[Timing]) -> list[str]:
     """Lines: the seconds of each probe, and its work a second."""
     lines = [("probe", "dtype", "devices", "work", "us", "G/s a device")]
-    for each in timings:
-        seconds, rate = f"{1e6 * each.seconds:,.1f}", each.work / each.seconds / 1e9
-        lines.append((each.kind, each.dtype, str(each.devices), f"{each.work:.3g}", seconds, f"{rate:,.2f}"))
+    for timing in timings:
+        seconds, rate = f"{1e6 * timing.seconds:,.1f}", timing.work / timing.seconds / 1e9
+        lines.append((timing.kind, timing.dtype, str(timing.devices), f"{timing.work:.3g}", seconds, f"{rate:,.2f}"))
     return aligned(lines, ["<", "<", *">" * 4])
 
 
@@ -78,7 +78,7 @@ def document(machine: Machine, timings: Sequence[Timing], missing: Sequence[str]
         "error": machine.error,
         "source": machine.source,
         "not_measured": list(missing),
-        "measured": [each._asdict() for each in timings],
+        "measured": [timing._asdict() for timing in timings],
     }
 
 
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with refusing(command):
         machine, missing = machine_of(args.out.stem, timings, platform_of(jax.devices()[0]), memory_bytes, source)
     save_text(args.out, json.dumps(document(machine, timings, missing), indent=1) + "\n")
-    lines = [*rates_table(machine), "", *(f"not measured: {each}" for each in missing)]
+    lines = [*rates_table(machine), "", *(f"not measured: {fact}" for fact in missing)]
     print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {short(args.out)}"]))
     return 0
 

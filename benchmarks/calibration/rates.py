@@ -47,7 +47,9 @@ def matmul_rate(timings: Sequence[Timing]) -> tuple[float, float]:
     Raises:
         NotMeasurableError: larger matmuls take no longer.
     """
-    per_flop, per_inverse_dim = _shares(timings, [(each.work, each.work * each.inverse_dim) for each in timings])
+    per_flop, per_inverse_dim = _shares(
+        timings, [(matmul.work, matmul.work * matmul.inverse_dim) for matmul in timings]
+    )
     if not per_flop:
         raise NotMeasurableError(f"the rate of {timings[0].dtype} matmuls is not measurable: {AGAIN}")
     return 1 / per_flop, per_inverse_dim / per_flop
@@ -59,8 +61,8 @@ def link_rate(timings: Sequence[Timing]) -> tuple[float, float]:
     Raises:
         NotMeasurableError: more bytes take no longer.
     """
-    steps = [each.calls * (1 if each.kind == "permute" else each.devices - 1) for each in timings]
-    latency, per_byte = _shares(timings, [(count, each.work) for count, each in zip(steps, timings, strict=True)])
+    steps = [timing.calls * (1 if timing.kind == "permute" else timing.devices - 1) for timing in timings]
+    latency, per_byte = _shares(timings, [(count, timing.work) for count, timing in zip(steps, timings, strict=True)])
     if not per_byte:
         raise NotMeasurableError(f"the bandwidth of links is not measurable: more bytes took no longer; {AGAIN}")
     return 1 / per_byte, latency
@@ -68,8 +70,8 @@ def link_rate(timings: Sequence[Timing]) -> tuple[float, float]:
 
 def _shares(timings: Sequence[Timing], parts: Sequence[tuple[float, ...]]) -> Sequence[float]:
     """Seconds for each unit of the parts of probes, not below zero."""
-    seconds = np.array([[each.seconds] for each in timings])
-    return [float(each) for each in nnls(np.array(parts) / seconds, np.ones(len(timings)))[0]]
+    seconds = np.array([[timing.seconds] for timing in timings])
+    return [float(share) for share in nnls(np.array(parts) / seconds, np.ones(len(timings)))[0]]
 
 
 def machine_of(
@@ -87,12 +89,12 @@ def machine_of(
     Raises:
         NotMeasurableError: timings do not show a rate.
     """
-    of = {kind: [each for each in timings if each.kind == kind] for kind in {each.kind for each in timings}}
+    of = {kind: [timing for timing in timings if timing.kind == kind] for kind in {timing.kind for timing in timings}}
     (flops, matmul_dim), (float32_flops, _) = (
-        matmul_rate([each for each in of["matmul"] if each.dtype == dtype]) for dtype in ("bfloat16", "float32")
+        matmul_rate([timing for timing in of["matmul"] if timing.dtype == dtype]) for dtype in ("bfloat16", "float32")
     )
     memory, launch, dispatch = (of[kind][0] for kind in ("stream", "launch", "dispatch"))
-    streaming, links = memory.work / memory.seconds, [each for each in timings if each.calls]
+    streaming, links = memory.work / memory.seconds, [timing for timing in timings if timing.calls]
     missing = [
         f"attention: it is taken to reach {START.attention_efficiency:.0%} of the rate of matmuls",
         "the network between hosts; give `meshmark search` --set inter_host_bandwidth=10Gbit/s",

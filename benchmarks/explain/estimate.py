@@ -102,7 +102,7 @@ def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory, bubbl
         memory: its planned memory.
         bubble: fraction of the time for which a pipeline stage is idle.
     """
-    sent = [(each.kind, each.axes, float(each.times * each.sent_bytes)) for each in program.collectives]
+    sent = [(op.kind, op.axes, float(op.times * op.sent_bytes)) for op in program.collectives]
     return ChipEstimate(
         memory.total_bytes or 0,
         chip.memory_bytes,

@@ -34,18 +34,22 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
     extra_flops = unstated_flops(cost, program.flops)
     computed = [f"{what}: {amount(flops, 'FLOP')} more" for what, flops in extra_flops.items()]
     return row | {
-        "rewrites.sent_bytes": sum(each.cost_bytes for each in rewritten),
-        "rewrites.unexplained_bytes": sum(abs(each.cost_bytes) for each in rewritten if each.name == "unexplained"),
+        "rewrites.sent_bytes": sum(rewrite.cost_bytes for rewrite in rewritten),
+        "rewrites.unexplained_bytes": sum(
+            abs(rewrite.cost_bytes) for rewrite in rewritten if rewrite.name == "unexplained"
+        ),
         "rewrites.text": "; ".join(
-            [*(str(each) for each in summarized(rewritten) if each.name != "rounding"), *computed]
+            [*(str(rewrite) for rewrite in summarized(rewritten) if rewrite.name != "rounding"), *computed]
         ),
         "rewrites.flops": sum(extra_flops.values()),
-        "rewrites.advice": "; ".join(str(each) for each in advice_on(case, mesh, rewritten)),
+        "rewrites.advice": "; ".join(str(item) for item in advice_on(case, mesh, rewritten)),
     }
 
 
 def advice_on(case: Case, mesh: Mesh, rewritten: Iterable[Rewrite]) -> list[Advice]:
     """What keeps the collectives that became all-reduces, where that is known."""
     chip = case.topology and case.topology.chip
-    axes = dict.fromkeys(each.axes for each in rewritten if each.name.endswith("_as_all_reduce")) if chip else ()
-    return [each for over in axes if chip for each in advice(chip, mesh, over, dict(case.compiler_options))]
+    axes = (
+        dict.fromkeys(rewrite.axes for rewrite in rewritten if rewrite.name.endswith("_as_all_reduce")) if chip else ()
+    )
+    return [advised for over in axes if chip for advised in advice(chip, mesh, over, dict(case.compiler_options))]

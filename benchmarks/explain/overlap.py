@@ -28,8 +28,8 @@ def overlap(program: Program) -> Mapping[str, int | str | None]:
     if not program.scheduled:
         return dict.fromkeys(COLUMNS)
     groups: dict[tuple[str, tuple[str, ...], str], OverlapTotals] = {}
-    for each in program.collectives:
-        groups.setdefault((each.kind, each.axes, overlap_kind(each)), OverlapTotals()).add(each)
+    for collective in program.collectives:
+        groups.setdefault((collective.kind, collective.axes, overlap_kind(collective)), OverlapTotals()).add(collective)
     sent = {
         name: int(sum(group.sent_bytes for key, group in groups.items() if key[2] == name)) for name in OVERLAP_KINDS
     }

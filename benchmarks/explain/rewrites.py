@@ -83,10 +83,10 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
         *ledger.gathered_again(),
         *ledger.unexplained(),
     ]
-    sent = int(sum(each.times * each.sent_bytes for each in compiled))
-    if rounding := sent - cost.sent_bytes - sum(each.cost_bytes for each in found):
+    sent = int(sum(op.times * op.sent_bytes for op in compiled))
+    if rounding := sent - cost.sent_bytes - sum(rewrite.cost_bytes for rewrite in found):
         found.append(Rewrite("rounding", "sums", (), 0, rounding))
-    return sorted(found, key=lambda each: -abs(each.cost_bytes))
+    return sorted(found, key=lambda rewrite: -abs(rewrite.cost_bytes))
 
 
 def summarized(found: Sequence[Rewrite]) -> list[Rewrite]:
@@ -95,14 +95,14 @@ def summarized(found: Sequence[Rewrite]) -> list[Rewrite]:
     Unexplained bytes of different kinds of collectives stay apart. In a sum, fewer of one would cancel more of another.
     """
     groups: dict[tuple[str, Axes, str], list[Rewrite]] = {}
-    for each in found:
-        kind = each.what if each.name == "unexplained" else ""
-        groups.setdefault((each.name, each.axes, kind), []).append(each)
+    for rewrite in found:
+        kind = rewrite.what if rewrite.name == "unexplained" else ""
+        groups.setdefault((rewrite.name, rewrite.axes, kind), []).append(rewrite)
     return [
         Rewrite(
-            *(name, _several([each.what for each in group]), axes),
-            sum(each.stated_bytes for each in group),
-            sum(each.sent_bytes for each in group),
+            *(name, _several([rewrite.what for rewrite in group]), axes),
+            sum(rewrite.stated_bytes for rewrite in group),
+            sum(rewrite.sent_bytes for rewrite in group),
         )
         for (name, axes, _), group in groups.items()
     ]
@@ -118,10 +118,10 @@ class _Ledger:
     def __init__(self, cost: Cost, compiled: Sequence[Collective]) -> None:
         self.cost, self.plan, self.compiled = cost, cost.plan, compiled
         self.left: Counter[Key] = Counter()
-        for each in compiled:
-            self.left[each.kind, each.axes] += each.times * each.operand_bytes
-        for each in cost.traffic:
-            self.left[each.kind, each.axes] -= each.operand_bytes
+        for op in compiled:
+            self.left[op.kind, op.axes] += op.times * op.operand_bytes
+        for term in cost.traffic:
+            self.left[term.kind, term.axes] -= term.operand_bytes
 
     def sent(self, kind: str, axes: Axes, operand_bytes: int) -> int:
         """Bytes that a device sends for operands of this size."""
@@ -131,10 +131,10 @@ class _Ledger:
         """All-reduces of full arrays in place of stated all-gathers or reduce-scatters, by array."""
         full: Counter[tuple[str, Axes, str]] = Counter()
         stated = {(term.kind, term.axes) for term in self.cost.traffic}
-        for each in self.compiled:
-            for array, kind in zip(each.arrays, each.decomposed, strict=False):  # those of other collectives have none
-                if (kind, each.axes) in stated and dims(array):  # scalars are not sharded
-                    full[kind, each.axes, array] += each.times * bytes_of(array)
+        for op in self.compiled:
+            for array, kind in zip(op.arrays, op.decomposed, strict=False):  # those of other collectives have none
+                if (kind, op.axes) in stated and dims(array):  # scalars are not sharded
+                    full[kind, op.axes, array] += op.times * bytes_of(array)
         for (kind, axes, array), whole in full.items():
             part = whole // self.plan.size(*axes) if kind == "all_gather" else whole
             self.left["all_reduce", axes] -= whole
@@ -146,17 +146,17 @@ class _Ledger:
 
     def padded(self) -> Iterator[Rewrite]:
         """Reduce-scatters whose operands are padded to equal parts."""
-        for axes in {each.axes for each in self.compiled if each.padding_bytes and each.kind == "reduce_scatter"}:
-            mine = [each for each in self.compiled if each.kind == "reduce_scatter" and each.axes == axes]
-            padding = sum(each.times * each.padding_bytes for each in mine)
+        for axes in {op.axes for op in self.compiled if op.padding_bytes and op.kind == "reduce_scatter"}:
+            mine = [op for op in self.compiled if op.kind == "reduce_scatter" and op.axes == axes]
+            padding = sum(op.times * op.padding_bytes for op in mine)
             self.left["reduce_scatter", axes] -= padding
             yield Rewrite("padded", "gradients", axes, 0, self.sent("reduce_scatter", axes, padding))
 
     def shifted(self) -> Iterator[Rewrite]:
         """Permutes without a traced `ppermute`, on axes where reduce-scatters are padded."""
-        for axes in {each.axes for each in self.compiled if each.padding_bytes}:
-            mine = [each for each in self.compiled if each.kind == "permute" and each.axes == axes]
-            shifted = sum(each.times * each.operand_bytes for each in mine if not each.source.endswith("ppermute"))
+        for axes in {op.axes for op in self.compiled if op.padding_bytes}:
+            mine = [op for op in self.compiled if op.kind == "permute" and op.axes == axes]
+            shifted = sum(op.times * op.operand_bytes for op in mine if not op.source.endswith("ppermute"))
             if shifted:
                 self.left["permute", axes] -= shifted
                 yield Rewrite("shifted", "gradients", axes, 0, shifted)
@@ -165,12 +165,12 @@ class _Ledger:
         """Collectives stated in bfloat16 and compiled in float32."""
         for (kind, axes), left in [*self.left.items()]:
             stated = [
-                each for each in self.cost.traffic if (each.kind, each.axes, each.dtype) == (kind, axes, "bfloat16")
+                term for term in self.cost.traffic if (term.kind, term.axes, term.dtype) == (kind, axes, "bfloat16")
             ]
-            half = sum(each.operand_bytes for each in stated)
+            half = sum(term.operand_bytes for term in stated)
             if half == left > 0:
                 self.left[kind, axes] = 0
-                what = ", ".join(dict.fromkeys(each.what for each in stated))
+                what = ", ".join(dict.fromkeys(term.what for term in stated))
                 yield Rewrite("widened", what, axes, self.sent(kind, axes, half), self.sent(kind, axes, 2 * half))
 
     def moved_out(self) -> Iterator[Rewrite]:
@@ -178,9 +178,9 @@ class _Ledger:
         times = self.plan.train.microbatches
         for (kind, axes), left in [*self.left.items()]:
             mine = [
-                each for each in self.cost.traffic if (each.kind, each.axes, each.what) == (kind, axes, "gradients")
+                term for term in self.cost.traffic if (term.kind, term.axes, term.what) == (kind, axes, "gradients")
             ]
-            stated = sum(each.operand_bytes for each in mine)
+            stated = sum(term.operand_bytes for term in mine)
             if left < 0 and -left * times == stated * (times - 1):
                 self.left[kind, axes] = 0
                 sent = self.sent(kind, axes, stated // times)
@@ -206,7 +206,7 @@ class _Ledger:
                 for axes, left in all_reduces.items()
                 if extra_bytes > 0 and left <= -extra_bytes and set(axes) < set(union)
             ]
-            for chosen in (each for count in range(2, len(parts) + 1) for each in combinations(parts, count)):
+            for chosen in (some for count in range(2, len(parts) + 1) for some in combinations(parts, count)):
                 covered = sorted(axis for axes in chosen for axis in axes) == sorted(union)
                 if covered and self.left["all_reduce", union]:
                     yield self._merge(chosen, union, extra_bytes, all_reduces)
@@ -219,8 +219,8 @@ class _Ledger:
             self.left["all_reduce", axes] += operand_bytes
             stated += self.sent("all_reduce", axes, operand_bytes)
         self.left["all_reduce", union] = 0
-        mine = [each for each in self.compiled if (each.kind, each.axes) == ("all_reduce", union)]
-        what = _several([named(array, self.plan) for each in mine for array in each.arrays])
+        mine = [op for op in self.compiled if (op.kind, op.axes) == ("all_reduce", union)]
+        what = _several([named(array, self.plan) for op in mine for array in op.arrays])
         return Rewrite("merged", what, union, stated, self.sent("all_reduce", union, operand_bytes))
 
     def gathered_again(self) -> Iterator[Rewrite]:
@@ -235,11 +235,11 @@ class _Ledger:
         """Bytes per device of the weights that the head uses, including a tied token table."""
         table = "embedding.token" if self.plan.config.tied else "head."
         mine = [
-            each
-            for each in self.plan.weights
-            if each.spec.name.startswith(("head.", table)) and set(axes) <= set(each.axes)
+            weight
+            for weight in self.plan.weights
+            if weight.spec.name.startswith(("head.", table)) and set(axes) <= set(weight.axes)
         ]
-        return sum(BYTES[self.plan.dtype(each)] * each.elements for each in mine)
+        return sum(BYTES[self.plan.dtype(weight)] * weight.elements for weight in mine)
 
     def unexplained(self) -> Iterator[Rewrite]:
         """The bytes that no other rewrite explains, by kind and axes."""
@@ -259,9 +259,9 @@ def named(array: str, plan: Plan) -> str:
 
     wanted = sorted(size for size in dims(array) if size > 1)
     names = [
-        each.spec.name
-        for each in plan.weights
-        if sorted(local(dim) for dim in each.spec.dims if dim != "layers") == wanted
-        or sorted(plan.layers if dim == "layers" else local(dim) for dim in each.spec.dims) == wanted
+        weight.spec.name
+        for weight in plan.weights
+        if sorted(local(dim) for dim in weight.spec.dims if dim != "layers") == wanted
+        or sorted(plan.layers if dim == "layers" else local(dim) for dim in weight.spec.dims) == wanted
     ]
     return f"{array} ({', '.join(names[:2])}{' and others' * (len(names) > 2)})" if names else array

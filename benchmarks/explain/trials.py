@@ -69,12 +69,12 @@ def trials(
         All of them, the fastest first, and last those without time.
     """
     single = [{name: value} for name, values in varied(best, given).items() for value in values]
-    found = _compiled([(_with_options(best, each), each) for each in single], compile_cases)
+    found = _compiled([(_with_options(best, changes), changes) for changes in single], compile_cases)
     faster: dict[str, Any] = {}
     for trial in reversed(_sorted(found)):  # of each option, its fastest value comes last
         if trial.seconds is not None and trial.seconds < before_seconds:
             faster |= trial.changes
-    further: list[tuple[Case, Mapping[str, Any]]] = [(replace(best, **each), each) for each in others]
+    further: list[tuple[Case, Mapping[str, Any]]] = [(replace(best, **changes), changes) for changes in others]
     if len(faster) > 1:
         all_faster = {name: faster[name] for name in TRIED if name in faster}
         further.append((_with_options(best, all_faster), all_faster))
@@ -97,7 +97,7 @@ def varied(best: Case, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]:
     if best.dtype == "float32" or train.compression != "none":
         others["reduce_dtype"] = ()
     layers = best.config.layers
-    others["unroll"] = tuple(each for each in others.get("unroll", ()) if each < layers and layers % each == 0)
+    others["unroll"] = tuple(n for n in others.get("unroll", ()) if n < layers and layers % n == 0)
     return {name: values for name, values in others.items() if values}
 
 
@@ -113,7 +113,7 @@ def _compiled(tried: Sequence[tuple[Case, Mapping[str, Any]]], compile_cases: Co
 
 
 def _sorted(found: Sequence[Trial]) -> list[Trial]:
-    return sorted(found, key=lambda each: (each.seconds is None, each.seconds or 0.0))
+    return sorted(found, key=lambda trial: (trial.seconds is None, trial.seconds or 0.0))
 
 
 def trial_lines(best: Case, before_seconds: float, found: Sequence[Trial]) -> list[str]:
@@ -121,13 +121,13 @@ def trial_lines(best: Case, before_seconds: float, found: Sequence[Trial]) -> li
     if not found:
         return []
     rows: list[tuple[str, ...]] = [("other options", "ms", "saves", "GiB", "")]
-    for each in found:
-        ms = "" if each.seconds is None else f"{1e3 * each.seconds:,.1f}"
-        saves = "" if each.seconds is None else f"{1 - each.seconds / before_seconds:.1%}"
-        held = "" if each.needed_bytes is None else f"{each.needed_bytes / GIB:.1f}"
-        rows.append((_text(each.changes), ms, saves, held, each.reason))
+    for trial in found:
+        ms = "" if trial.seconds is None else f"{1e3 * trial.seconds:,.1f}"
+        saves = "" if trial.seconds is None else f"{1 - trial.seconds / before_seconds:.1%}"
+        held = "" if trial.needed_bytes is None else f"{trial.needed_bytes / GIB:.1f}"
+        rows.append((_text(trial.changes), ms, saves, held, trial.reason))
     title = f"{best.strategy} {best.mesh} takes {1e3 * before_seconds:,.1f} ms as compiled; with other options it takes"
-    inexact = INEXACT if any("reduce_dtype" in each.changes for each in found) else ""
+    inexact = INEXACT if any("reduce_dtype" in trial.changes for trial in found) else ""
     return [*wrapped(title), *aligned(rows, ["<", *">" * 3, "<"]), *(wrapped(inexact) if inexact else [])]
 
 
