@@ -70,17 +70,17 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
 
 
 def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
-    """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic.
+    """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its busiest kind of link.
 
-    No step is faster. A roofline (search/ranking.py) also has memory traffic, of which caches may serve a part.
+    No step is faster. Different kinds of links work side by side. Memory is left out: caches may serve a part of it.
     """
-    chip, outermost = machine.chip, machine.stack.outermost
-    compute = cost.least_flops / cost.plan.mesh.size / (1 - cost.bubble) / chip.flops_per_second
-    sent = sum(
-        float(sum(parts.values())) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes, outermost))
-        for (kind, axes), parts in cost.sent.items()
-    )
-    return max(compute, sent)
+    chip, mesh, busy = machine.chip, cost.plan.mesh, dict[str, float]()
+    for (kind, axes), parts in cost.sent.items():
+        where = group(topology, mesh, axes, machine.stack.outermost)
+        seconds = float(sum(parts.values())) / bandwidth(chip, kind, where)
+        busy = added(busy, dict.fromkeys(where.links, seconds))
+    compute = cost.least_flops / mesh.size / (1 - cost.bubble) / chip.flops_per_second
+    return max(compute, *busy.values(), 0.0)
 
 
 class Step:
