@@ -17,6 +17,9 @@ from results.webpage.columns import run_data
 from results.webpage.machine import machine_facts
 from results.webpage.words import heading, summary
 
+SEARCHES = "search", "feasibility"
+"""Kinds of documents of searches; the second is that of an older version, which `read_search` refuses as such."""
+
 
 def page_of(paths: Sequence[Path]) -> str:
     """Return the HTML page about some files: all runs share one section, and each search has its own.
@@ -46,10 +49,7 @@ def page_of(paths: Sequence[Path]) -> str:
 def is_search(path: Path) -> bool:
     """Return whether a file was written by a search."""
     document = read_json(path)
-    return isinstance(document, dict) and document.get("kind") in (
-        "search",
-        "feasibility",
-    )  # an old search is refused as one
+    return isinstance(document, dict) and document.get("kind") in SEARCHES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

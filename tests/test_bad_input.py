@@ -71,6 +71,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "results.page negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
     "results.page run.json run.json": (5, "is both in run.json and in run.json"),
     "results.page texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
+    "results.page old.json": (5, "old.json was not written by `meshmark search --json FILE` of this version"),
     "results.frontier list.json": (5, "was not written by `meshmark search --json FILE`"),
     "results.frontier texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
     "results.frontier no-chips.json": (5, "devices is 0; it must be a whole number of at least 1"),
@@ -134,6 +135,7 @@ def found() -> dict[str, dict[str, Any]]:
         "found.png": good,
         "texts.json": good | {"candidates": [row | {"needed_bytes": "many"}]},
         "no-chips.json": good | {"devices": 0},
+        "old.json": good | {"kind": "feasibility", "schema_version": 1},
     }
 
 

@@ -1,1 +1,1 @@
-"""Search for the best mesh by formulas, with compilation of the best candidates (`benchmarks.feasibility`)."""
+"""Search: candidates ranked by predicted seconds, improvements, and the best as compiled and as measured."""
