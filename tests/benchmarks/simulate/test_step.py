@@ -134,6 +134,16 @@ def test_the_bound_is_below_every_prediction():
         assert 0 < least < predict_seconds(cost, its, topology_of(cost)).step_seconds, strategy
 
 
+def test_links_of_different_kinds_work_side_by_side():
+    """Gathers inside a host and sums between hosts: the least time is that of the slower of both, not their sum."""
+    cost, its = step("hsdp"), machine("meshmark_gpus", "h100").with_changes({"link_bandwidth": "0.01x"})
+    slow = its.with_changes({"inter_host_bandwidth": "0.1x"})
+    seconds = {axes: 0.0 for _, axes in cost.sent}
+    for (_, axes), parts in cost.sent.items():
+        seconds[axes] += float(sum(parts.values())) / (4.5e9 if axes == ("fsdp",) else 5e9)
+    assert bound_seconds(cost, slow, H100S) == pytest.approx(max(seconds.values()))
+
+
 @pytest.mark.parametrize(
     ("axes", "outermost", "expected"),
     [
