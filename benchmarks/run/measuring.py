@@ -27,7 +27,7 @@ from benchmarks.cluster.heartbeat import HeartbeatSender
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.outputs import require_folder
 from benchmarks.commandline.statuses import NORMAL_EXITS, PEER_LOST, UNWRITTEN
-from benchmarks.explain.at_hand import predicting_machine
+from benchmarks.explain.local_devices import predicting_machine
 from benchmarks.run.clock import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, Corpus, read_corpus
 from benchmarks.run.journal import Journal, MirroredJournal, journal_path

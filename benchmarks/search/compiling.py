@@ -65,7 +65,7 @@ def exposed_seconds(entry: Entry, machine: Machine) -> float | None:
     except HLOError:
         return None
     rate = machine.best_rate(BYTES[entry.case.dtype]) * machine.constants.matmul_efficiency
-    replayed = replay(program, entry.step.mesh, replace(machine.reached, flops_per_second=rate))
+    replayed = replay(program, entry.step.mesh, replace(machine.effective_chip, flops_per_second=rate))
     return replayed and replayed.parts.get(EXPOSED_LANE, 0.0)
 
 

@@ -19,7 +19,7 @@ from benchmarks.commandline.outputs import require_apart, require_file, require_
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.explain.at_hand import MEASURED_ONLY, topology_of
+from benchmarks.explain.local_devices import MEASURED_ONLY, topology_of
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace

@@ -94,7 +94,7 @@ def left_out(runs: Sequence[Run], groups: Sequence[str], machine: Machine, only:
         raise ValueError(f"all runs are of {groups[0]}; cross-validation takes two groups or more")
     result = np.empty(len(runs))
     for group in {*groups}:
-        inside = [each == group for each in groups]
+        inside = [name == group for name in groups]
         others = [run for run, is_inside in zip(runs, inside, strict=True) if not is_inside]
         judged = [run for run, is_inside in zip(runs, inside, strict=True) if is_inside]
         result[inside] = predicted(judged, machine, fit(others, machine, only).constants)

@@ -16,16 +16,16 @@ from typing import Literal
 from benchmarks.simulate.kernels import Kernel, Layer, beside_sums, head, layer, softmax_is_fused
 from benchmarks.simulate.network import Network
 from benchmarks.simulate.queues import Event, Item, Wait
-from benchmarks.simulate.stack import FIRST_AND_LAST, Passes
+from benchmarks.simulate.stack import FIRST_AND_LAST, ForwardBackward
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import SENT, Traffic
 
 Way = Literal["forward", "backward", "inputs", "weights"]
 """A pass. The backward pass may be split: one for gradients of inputs, with all sums, and one for those of weights."""
-OF_LAYERS = "layers", "keys and values", "tokens and heads"
+LAYER_TRAFFIC = "layers", "keys and values", "tokens and heads"
 """What layers send for each microbatch, as strategies name it. The device waits for it."""
-OF_ENDS = "embedding", "head", "ends"
+HEAD_TRAFFIC = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""
 GATHERED: dict[Way, tuple[str, ...]] = {
     "forward": ("weights",),
@@ -93,12 +93,12 @@ class LayerEvents:
     def ends(self) -> tuple[list[Event], list[Event]]:
         """The embedding, the head and the loss, forward and backward."""
         plan, machine = self.plan, self.network.machine
-        alone = plan.staged and machine.stack.ends == FIRST_AND_LAST
+        alone = plan.staged and machine.stack.embedding_and_head == FIRST_AND_LAST
         forward, backward = (
             [Event("head", sum(each.seconds(machine) for each in kernels))]
             for kernels in head(plan, machine.stack, plan.tensors if alone else plan.size(*plan.vocab_axes))
         )
-        for each in (each for each in self.traffic if each.what in OF_ENDS):
+        for each in (each for each in self.traffic if each.what in HEAD_TRAFFIC):
             # Alone, a stage sends to the devices of the tensor axis only.
             axes = tuple(axis for axis in each.axes if not alone or axis in plan.axes_of("head_features"))
             if axes:
@@ -123,7 +123,7 @@ class LayerEvents:
         yield from map(self._priced, kernels)
         if way == "weights":
             return
-        sums = [each for each in self.traffic if each.what in OF_LAYERS]
+        sums = [each for each in self.traffic if each.what in LAYER_TRAFFIC]
         hidden = [each for each in sums if each.what == "layers" and each.kind != "all_gather"] if beside else []
         direction = "forward" if way == "forward" else "backward"
         for each in sums:
@@ -176,7 +176,7 @@ class LayerEvents:
         """Collectives that a layer waits for in a pass."""
         return getattr(self._calls(each.what)[0], direction)
 
-    def _calls(self, what: str) -> tuple[Passes, int]:
+    def _calls(self, what: str) -> tuple[ForwardBackward, int]:
         """Collectives that a layer waits for, forward and backward, and how many the traffic of a layer counts.
 
         A stack that repeats whole layers also repeats the last sum.
@@ -185,10 +185,10 @@ class LayerEvents:
         attentions = self.plan.block.attentions()
         if what == "keys and values" and self.plan.share.ring > 1:
             hops = self.plan.share.ring - 1
-            return Passes(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
+            return ForwardBackward(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
         if what == "tokens and heads":
             back = (4 if full else 2) * attentions
-            return Passes(2 * attentions, back), 2 * attentions + back
+            return ForwardBackward(2 * attentions, back), 2 * attentions + back
         counted = 2 * branches + (branches - 1 if full else 0)  # as tensor.py counts them
         done = 3 * branches if full and self.network.machine.stack.repeats == "all" else counted
-        return Passes(branches, done - branches), counted
+        return ForwardBackward(branches, done - branches), counted

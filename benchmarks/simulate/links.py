@@ -46,14 +46,14 @@ class Group:
         devices: in the group.
         hosts: that they are on; 1 on a torus, whose links do not end at a host.
         dims: of a torus: the positions of the group along each dim.
-        alike: groups on the same hosts that have several but not all of their devices, this one included.
+        groups_sharing_hosts: groups, this one included, that have several but not all devices of the same hosts.
         links: names of the kinds of links that it uses.
     """
 
     devices: int
     hosts: int = 1
     dims: tuple[Along, ...] = ()
-    alike: int = 1
+    groups_sharing_hosts: int = 1
     links: tuple[str, ...] = ()
 
 
@@ -87,9 +87,9 @@ def mesh_group(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> Group:
 def _switched(devices: int, hosts: int, per_host: int = 0) -> Group:
     """A group of GPUs, on hosts that have so many."""
     inside = devices // hosts
-    alike = max(1, per_host // inside) if hosts > 1 and inside > 1 else 1
+    sharing = max(1, per_host // inside) if hosts > 1 and inside > 1 else 1
     links = ("inside a host",) * (devices > hosts) + ("between hosts",) * (hosts > 1)
-    return Group(devices, hosts, (Along(devices, ring=False),), alike, links)
+    return Group(devices, hosts, (Along(devices, ring=False),), sharing, links)
 
 
 def bandwidth(chip: Chip, kind: str, where: Group) -> float:

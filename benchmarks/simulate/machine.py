@@ -119,7 +119,7 @@ class Machine:
         return f"assumed to be {off}, which nobody measured" if self.assumed else off
 
     @cached_property
-    def reached(self) -> Chip:
+    def effective_chip(self) -> Chip:
         """The specifications with the rates that the stack reaches."""
         chip, constants = self.chip, self.constants
         return replace(

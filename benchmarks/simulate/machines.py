@@ -84,7 +84,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _ranged(ranges: Mapping[str, Range]) -> type[msgspec.Struct]:
     """The schema of constants that lie in ranges."""
-    kinds = [(name, Annotated[float, Meta(ge=each.low, le=each.high)]) for name, each in ranges.items()]
+    kinds = [(name, Annotated[float, Meta(ge=range_.low, le=range_.high)]) for name, range_ in ranges.items()]
     return msgspec.defstruct("Constants", kinds, forbid_unknown_fields=True)
 
 
@@ -135,18 +135,18 @@ def machine(name: str, kind: str | None = None) -> Machine:
     return parsed(path.stem, read_json(path, "`meshmark calibrate` writes one"), kind, str(path))
 
 
-def parsed(name: str, told: Any, kind: str | None = None, where: str = "") -> Machine:
+def parsed(name: str, content: Any, kind: str | None = None, where: str = "") -> Machine:
     """The machine that the content of a file describes. Arguments and errors are as for `machine`."""
-    return made(name, read_file(told, where or f"machine {name}"), kind)
+    return made(name, read_file(content, where or f"machine {name}"), kind)
 
 
-def read_file(told: Any, where: str) -> MachineFile:
+def read_file(content: Any, where: str) -> MachineFile:
     """The content of a machine file.
 
     Raises:
         SchemaError: a field is missing, unknown, of another type, or out of range.
     """
-    file = checked(told, MachineFile, where)
+    file = checked(content, MachineFile, where)
     checked(file.constants, CALIBRATED_CONSTANTS if file.calibrated else PUBLISHED_CONSTANTS, f"{where}: constants")
     checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
     return file
@@ -212,11 +212,11 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
         if kind in file.devices:
             return machine(name, kind)
     platform = CHIPS[kind].platform if kind in CHIPS else ""
-    alike = {name: file for name, file in of_stack.items() if CHIPS[file.kind].platform == platform}
-    if not alike:
+    of_platform = {name: file for name, file in of_stack.items() if CHIPS[file.kind].platform == platform}
+    if not of_platform:
         raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
     # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts.
-    name, file = max(alike.items(), key=lambda each: (each[1].kind[0] == kind[0], each[1].hosts != ANY_HOSTS))
+    name, file = max(of_platform.items(), key=lambda item: (item[1].kind[0] == kind[0], item[1].hosts != ANY_HOSTS))
     source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
     carried = msgspec.structs.replace(file, chip=None, specifications={}, error=CARRIED_ERROR, source=source)
     return made(f"{name} on {kind}", carried, kind)
@@ -229,8 +229,8 @@ def _files() -> Mapping[str, MachineFile]:
     return {path.stem: read_file(read_json(path), str(path)) for path in paths}
 
 
-def as_file(told: Mapping[str, Any], constants: Constants, error: float, source: str) -> str:
+def as_file(content: Mapping[str, Any], constants: Constants, error: float, source: str) -> str:
     """The text of a machine file with other constants, to four digits."""
     figures = {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(constants).items()}
-    described = {**told, "constants": figures, "error": round(error, 4), "source": source}
+    described = {**content, "constants": figures, "error": round(error, 4), "source": source}
     return json.dumps(described, indent=2) + "\n"

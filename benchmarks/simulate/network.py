@@ -35,9 +35,9 @@ class Network:
 
     def seconds(self, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:
         """Seconds of collectives of a group. Arguments are those of `event`."""
-        chip = self.machine.reached
-        if self.machine.stack.shares_cards and where.alike > 1 and kind not in ("permute", "all_to_all"):
-            chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.alike)
+        chip = self.machine.effective_chip
+        if self.machine.stack.shares_cards and where.groups_sharing_hosts > 1 and kind not in ("permute", "all_to_all"):
+            chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.groups_sharing_hosts)
         return calls * self.latency_seconds(kind, where) + float(sent_bytes) / bandwidth(chip, kind, where)
 
     def group(self, axes: Axes) -> Group:

@@ -110,17 +110,19 @@ def run_of(row: Row) -> Run:
     Raises:
         Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
-    told = Published.of(row)
-    if told.stack not in STACK_OF:
-        raise Infeasible(f"the kernels of stack {told.stack!r} are not known; known are {', '.join(STACK_OF)}")
-    stack, sizes = STACK_OF[told.stack], sizes_of(told)
-    config = GPTConfig(told.layers, told.embed, told.heads, told.vocab, told.sequence, told.mlp)
-    cost = cost_of(told, sizes, config, training_of(told, stack))
-    require_batch(told, sizes["data"] * sizes["fsdp"])
-    return Run(cost, topology_of(told), stack, told.step_seconds)
+    published = Published.of(row)
+    if published.stack not in STACK_OF:
+        raise Infeasible(f"the kernels of stack {published.stack!r} are not known; known are {', '.join(STACK_OF)}")
+    stack, sizes = STACK_OF[published.stack], sizes_of(published)
+    config = GPTConfig(
+        published.layers, published.embed, published.heads, published.vocab, published.sequence, published.mlp
+    )
+    cost = cost_of(published, sizes, config, training_of(published, stack))
+    require_batch(published, sizes["data"] * sizes["fsdp"])
+    return Run(cost, topology_of(published), stack, published.step_seconds)
 
 
-def cost_of(told: Published, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> Cost:
+def cost_of(row: Published, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> Cost:
     """The step of a row by formulas.
 
     Weights whose optimizer is sharded over data are gathered in the compute dtype, and updated in float32.
@@ -129,7 +131,7 @@ def cost_of(told: Published, sizes: Mapping[str, int], config: GPTConfig, train:
         Infeasible: the formulas do not know such a step.
     """
     mesh = MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
-    strategy, sharded = strategy_of(told, sizes), told.optimizer_sharded
+    strategy, sharded = strategy_of(row, sizes), row.optimizer_sharded
     if mesh.sizes.get("data", 1) == 1 or sharded not in ("zero1", "zero2"):
         return predict(strategy, config, mesh, train, "cuda")
     train = replace(train, master="float32")
@@ -142,67 +144,67 @@ def cost_of(told: Published, sizes: Mapping[str, int], config: GPTConfig, train:
     return predict_axes((data, *others), config, mesh, train, "cuda")
 
 
-def topology_of(told: Published) -> Topology:
+def topology_of(row: Published) -> Topology:
     """The devices of a row. The last host may not be full.
 
     Raises:
         Infeasible: such devices are not known.
     """
-    hosts = math.ceil(told.devices / told.devices_per_host)
+    hosts = math.ceil(row.devices / row.devices_per_host)
     try:
-        return Topology(CLOUD_NAMES.get(told.kind, told.kind), (hosts, min(told.devices, told.devices_per_host)))
+        return Topology(CLOUD_NAMES.get(row.kind, row.kind), (hosts, min(row.devices, row.devices_per_host)))
     except ValueError as error:
         raise Infeasible(str(error)) from error
 
 
-def sizes_of(told: Published) -> dict[str, int]:
+def sizes_of(row: Published) -> dict[str, int]:
     """Sizes of the mesh axes. What shards parameters is called fsdp here, and what shards less is called data.
 
     Raises:
         Infeasible: their product is not the number of devices.
     """
-    sizes: dict[str, int] = {axis: getattr(told, axis) for axis in AXES}
-    if (size := math.prod(sizes.values())) != told.devices:
-        raise Infeasible(f"{sizes} are {size} devices, and the row has {told.devices}")
-    if told.optimizer_sharded != "zero3":
-        return {**sizes, "data": told.data * told.fsdp, "fsdp": 1}
-    return {**sizes, "data": 1, "fsdp": told.data} if told.fsdp == 1 else sizes
+    sizes: dict[str, int] = {axis: getattr(row, axis) for axis in AXES}
+    if (size := math.prod(sizes.values())) != row.devices:
+        raise Infeasible(f"{sizes} are {size} devices, and the row has {row.devices}")
+    if row.optimizer_sharded != "zero3":
+        return {**sizes, "data": row.data * row.fsdp, "fsdp": 1}
+    return {**sizes, "data": 1, "fsdp": row.data} if row.fsdp == 1 else sizes
 
 
-def require_batch(told: Published, replicas: int) -> None:
+def require_batch(row: Published, replicas: int) -> None:
     """Refuse a row whose batch is not its microbatches on all replicas: a column means something else there.
 
     Raises:
         Infeasible: it is not.
     """
-    each = told.microbatch_size or max(1, told.batch_size // (told.microbatches * replicas))
-    if (batch := each * told.microbatches * replicas) != told.batch_size:
-        problem = f"{told.microbatches} microbatches of {each} on {replicas} replicas are {batch} sequences"
-        raise Infeasible(f"{problem}, and batch_size is {told.batch_size}")
+    size = row.microbatch_size or max(1, row.batch_size // (row.microbatches * replicas))
+    if (batch := size * row.microbatches * replicas) != row.batch_size:
+        problem = f"{row.microbatches} microbatches of {size} on {replicas} replicas are {batch} sequences"
+        raise Infeasible(f"{problem}, and batch_size is {row.batch_size}")
 
 
-def strategy_of(told: Published, sizes: Mapping[str, int]) -> str:
+def strategy_of(row: Published, sizes: Mapping[str, int]) -> str:
     """The strategy that spreads a step as the row says, but for an optimizer that is sharded beside other axes."""
     axes = {axis for axis, size in sizes.items() if size > 1}
     if not axes:
         return "single"
-    if axes == {"data"} and told.optimizer_sharded in ("zero1", "zero2"):
-        return told.optimizer_sharded
+    if axes == {"data"} and row.optimizer_sharded in ("zero1", "zero2"):
+        return row.optimizer_sharded
     if len(axes) == 1:
         return axes.pop()
     return "hsdp" if axes == {"data", "fsdp"} else "three_d"
 
 
-def training_of(told: Published, stack: Stack) -> TrainConfig:
+def training_of(row: Published, stack: Stack) -> TrainConfig:
     """The training options of a row. Its stack decides what overlaps."""
     return TrainConfig(
-        told.batch_size,
-        told.microbatches,
-        dtype=told.dtype,
-        remat=REMAT[told.recompute],  # pyright: ignore[reportArgumentType]: a value of the option
-        schedule=told.schedule,
-        chunks=max(2, told.chunks),
-        sequence_parallel=told.sequence_parallel,
+        row.batch_size,
+        row.microbatches,
+        dtype=row.dtype,
+        remat=REMAT[row.recompute],  # pyright: ignore[reportArgumentType]: a value of the option
+        schedule=row.schedule,
+        chunks=max(2, row.chunks),
+        sequence_parallel=row.sequence_parallel,
         reduce_dtype=stack.reduce_dtype,
         reduce="step",
         prefetch="off",

@@ -1,7 +1,7 @@
 """The predicted step: a pass through a layer is simulated, and the passes run on the stages of the pipeline.
 
-its = machine("a100_megatron_cluster")
-timeline = predict_seconds(predict("tensor", config, "tensor=8", train), its, Topology.parse("a100_80gb:1x8"))
+a100s = machine("a100_megatron_cluster")
+timeline = predict_seconds(predict("tensor", config, "tensor=8", train), a100s, Topology.parse("a100_80gb:1x8"))
 timeline.step_seconds, timeline.parts
 """
 
@@ -10,7 +10,7 @@ from functools import cached_property
 
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Kernel
-from benchmarks.simulate.layer import GATHERED, HOST, OF_ENDS, OF_LAYERS, LayerEvents, Way
+from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, LayerEvents, Way
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.memory import first_stage_elements
@@ -35,7 +35,7 @@ from strategies.core.traffic import SENT
 from strategies.costs.predict import Cost
 from strategies.pipelining.schedules import Kind
 
-OF_PARAMETERS = "gradients", "weights"
+PARAMETER_TRAFFIC = "gradients", "weights"
 """What is sent once a step for each parameter that a device has."""
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
@@ -135,7 +135,11 @@ class Step:
         if not plan.staged:
             return 0.0
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
-        elements = plan.residual / plan.tensors if self.machine.stack.ends == FIRST_AND_LAST else plan.own_residual
+        elements = (
+            plan.residual / plan.tensors
+            if self.machine.stack.embedding_and_head == FIRST_AND_LAST
+            else plan.own_residual
+        )
         sent = elements / plan.train.microbatches * BYTES[plan.train.dtype]
         return self.network.event("sends", "permute", plan.over(plan.axes_of("layers")), sent).seconds
 
@@ -161,9 +165,9 @@ class Step:
         hides = self.machine.stack.overlaps_gradients or plan.train.reduce == "layer"
         beside: list[Event] = []
         for each in self.traffic:
-            if each.what in (*OF_LAYERS, *OF_ENDS, BETWEEN_STAGES) or self.layer.is_sharded(each):
+            if each.what in (*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES) or self.layer.is_sharded(each):
                 continue
-            sent = each.sent_bytes * (held if each.what in OF_PARAMETERS else 1)
+            sent = each.sent_bytes * (held if each.what in PARAMETER_TRAFFIC else 1)
             event = self.network.event("gradients", each.kind, each.axes, sent, calls=0)
             if each.what == "gradients" and hides:
                 beside.append(event._replace(seconds=event.seconds / plan.layers))
@@ -177,7 +181,7 @@ class Step:
     @property
     def elements(self) -> float:
         """Parameters of a device. Of the first stage, the last to end, if only the ends have the table of tokens."""
-        alone = self.plan.staged and self.machine.stack.ends == FIRST_AND_LAST
+        alone = self.plan.staged and self.machine.stack.embedding_and_head == FIRST_AND_LAST
         return first_stage_elements(self.plan) if alone else self.plan.elements
 
     @property
@@ -187,7 +191,7 @@ class Step:
         Megatron-LM does so after it has summed them over replicas, in the group of embeddings (megatron/training.py).
         """
         plan = self.plan
-        if not (plan.staged and plan.config.tied and self.machine.stack.ends == FIRST_AND_LAST):
+        if not (plan.staged and plan.config.tied and self.machine.stack.embedding_and_head == FIRST_AND_LAST):
             return 0.0
         table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
         where = self.network.first_and_last(plan.over(plan.axes_of("layers")))

@@ -69,18 +69,18 @@ def predicted_rows(rows: Iterable[Row], machine: Machine | None = None) -> list[
 def _predicted(row: Row, machine: Machine | None) -> Predicted:
     try:
         run = run_of(row)
-        its = machine or machine_for(Published.of(row).kind, run.stack.name, run.topology.hosts)
-        if its.stack != run.stack:
-            raise UnknownMachine(f"machine {its.name} is of {its.stack.name}, and the row of {run.stack.name}")
+        chosen = machine or machine_for(Published.of(row).kind, run.stack.name, run.topology.hosts)
+        if chosen.stack != run.stack:
+            raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack.name}")
     except (Infeasible, UnknownMachine, ValueError) as error:
         return Predicted(row, problem=str(error))
-    timeline, least = predict_seconds(run.cost, its, run.topology), bound_seconds(run.cost, its, run.topology)
-    return Predicted(row, run, timeline, least, its)
+    timeline, least = predict_seconds(run.cost, chosen, run.topology), bound_seconds(run.cost, chosen, run.topology)
+    return Predicted(row, run, timeline, least, chosen)
 
 
 def as_csv(predictions: Sequence[Predicted]) -> str:
     """The rows with predicted and least seconds, the parts of the step, memory, machine, and why a row has none."""
-    columns = dict.fromkeys(name for each in predictions for name in each.row)
+    columns = dict.fromkeys(name for prediction in predictions for name in prediction.row)
     added = (
         *("predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "predicted_memory_gb"),
         *(*map(_of_machine, OF_MACHINE), "problem"),
@@ -89,15 +89,16 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, names, lineterminator="\n")
     writer.writeheader()
-    for each in predictions:
-        parts = each.timeline.parts if each.timeline else {}
-        figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if each.timeline}
-        memory = each.run and held_bytes(each.run.cost, each.run.stack) / GB
-        numbers = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
+    for prediction in predictions:
+        parts = prediction.timeline.parts if prediction.timeline else {}
+        figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if prediction.timeline}
+        memory = prediction.run and held_bytes(prediction.run.cost, prediction.run.stack) / GB
+        numbers = {"predicted_seconds": prediction.step_seconds, "bound_seconds": prediction.bound_seconds}
         numbers["predicted_memory_gb"] = memory
-        told = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
-        its = {_of_machine(name): getattr(each.machine, name) for name in OF_MACHINE if each.machine}
-        writer.writerow({**each.row, **dict.fromkeys(added), **told, **figures, **its, "problem": each.problem})
+        formatted = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
+        facts = {_of_machine(name): getattr(prediction.machine, name) for name in OF_MACHINE if prediction.machine}
+        row = {**prediction.row, **dict.fromkeys(added), **formatted, **figures, **facts}
+        writer.writerow({**row, "problem": prediction.problem})
     return stream.getvalue()
 
 
@@ -135,7 +136,7 @@ def cluster_of(row: Row) -> str:
 
 def report(predictions: Sequence[Predicted]) -> list[str]:
     """Lines of the errors by source, by model and by cluster, and of the rows that could not be predicted."""
-    judged = [each for each in predictions if each.step_seconds and each.run and each.run.step_seconds]
+    judged = [one for one in predictions if one.step_seconds and one.run and one.run.step_seconds]
     lines: list[str] = []
     for title, key in (
         ("source", lambda row: row.get("source", "")),
@@ -144,29 +145,29 @@ def report(predictions: Sequence[Predicted]) -> list[str]:
         ("work", work_of),
     ):
         groups: dict[str, list[Predicted]] = defaultdict(list)
-        for each in judged:
-            groups[key(each.row)].append(each)
+        for prediction in judged:
+            groups[key(prediction.row)].append(prediction)
         table = [(title, "runs", "mean error", "median", "bias", "rank", "regret")]
-        table += [(name, *_cells(errors(each))) for name, each in sorted(groups.items())]
+        table += [(name, *_cells(errors(group))) for name, group in sorted(groups.items())]
         lines += [*aligned(table, ["<", *">" * 6]), ""]
-    used = Counter(each.machine for each in predictions if each.machine)
-    lines += [f"{count} rows by machine {its.name}: {its.source}" for its, count in used.most_common()]
+    used = Counter(prediction.machine for prediction in predictions if prediction.machine)
+    lines += [f"{count} rows by machine {chosen.name}: {chosen.source}" for chosen, count in used.most_common()]
     return [*lines, *_without(predictions), f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
 
 
 def _without(predictions: Sequence[Predicted]) -> list[str]:
     """Lines of the rows that cannot be predicted, by the reason. Rows are numbered from 1, all tables together."""
     rows: dict[str, list[str]] = defaultdict(list)
-    for number, each in enumerate(predictions, 1):
-        if each.problem:
-            rows[each.problem].append(f"    row {number}: {model_of(each.row)}, {mesh_of(each.row)}")
+    for number, prediction in enumerate(predictions, 1):
+        if prediction.problem:
+            rows[prediction.problem].append(f"    row {number}: {model_of(prediction.row)}, {mesh_of(prediction.row)}")
     frequent = sorted(rows.items(), key=lambda item: -len(item[1]))
     return [line for problem, of in frequent for line in (f"{len(of)} rows cannot be predicted: {problem}", *of)]
 
 
 def errors(predictions: Sequence[Predicted]) -> Errors:
     """Errors of predictions of measured rows."""
-    pairs = [(each.step_seconds, each.run.step_seconds) for each in predictions if each.run and each.timeline]
+    pairs = [(one.step_seconds, one.run.step_seconds) for one in predictions if one.run and one.timeline]
     guesses, truths = zip(*pairs, strict=True)
     return errors_of(guesses, truths)
 

@@ -38,10 +38,10 @@ def others():
 def test_rates_are_recovered():
     """Timings of planted rates give these rates, and what nothing shows is named."""
     found, missing = machine_of("host", [*matmuls(), *collectives(), *others()], "cpu", 2**30, "a test")
-    assert found.reached.flops_per_second == pytest.approx(FLOPS)
+    assert found.effective_chip.flops_per_second == pytest.approx(FLOPS)
     assert found.best_rate(4) == pytest.approx(FLOAT32_FLOPS)
-    assert found.reached.memory_bytes_per_second == pytest.approx(STREAMING)
-    assert found.reached.link_bytes_per_second == pytest.approx(BANDWIDTH)
+    assert found.effective_chip.memory_bytes_per_second == pytest.approx(STREAMING)
+    assert found.effective_chip.link_bytes_per_second == pytest.approx(BANDWIDTH)
     constants = found.constants
     assert (constants.matmul_dim, constants.link_seconds) == pytest.approx((DIM, LATENCY))
     assert (constants.kernel_seconds, constants.step_seconds) == pytest.approx((2e-6, 1e-4))

@@ -172,10 +172,12 @@ def test_the_first_and_the_last_stage_have_the_ends_alone():
     It sends what a tensor axis without stages sends.
     """
     staged, alone = step("three_d", "pipeline=4,tensor=2", microbatches=4), step("tensor", "tensor=2", microbatches=4)
-    shared = seconds(staged, COMPUTING, ends="all", lockstep=False)["head"]
-    assert seconds(staged, COMPUTING, ends=FIRST_AND_LAST, lockstep=False)["head"] == pytest.approx(4 * shared)
+    shared = seconds(staged, COMPUTING, embedding_and_head="all", lockstep=False)["head"]
+    assert seconds(staged, COMPUTING, embedding_and_head=FIRST_AND_LAST, lockstep=False)["head"] == pytest.approx(
+        4 * shared
+    )
     wanted = seconds(alone, SENDING)["sums of ends"]
-    found = seconds(staged, SENDING, ends=FIRST_AND_LAST, lockstep=False)["sums of ends"]
+    found = seconds(staged, SENDING, embedding_and_head=FIRST_AND_LAST, lockstep=False)["sums of ends"]
     assert found == pytest.approx(wanted)
 
 

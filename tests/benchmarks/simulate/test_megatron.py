@@ -36,7 +36,7 @@ def test_the_first_stage_sums_the_gradients_of_the_whole_table(hosts, tied):
     cost = step("three_d", "data=2,pipeline=4,tensor=2", model, reduce_dtype="bfloat16", sequence_parallel=False)
     topology = Topology("h100", (hosts, 16 // hosts))
     found, shared = (
-        seconds(cost, SENDING, topology, ends=ends, lockstep=False, outermost=("pipeline",))["gradients"]
+        seconds(cost, SENDING, topology, embedding_and_head=ends, lockstep=False, outermost=("pipeline",))["gradients"]
         for ends in (FIRST_AND_LAST, "all")
     )
     of_table = 2 * EMBED * VOCAB / TENSORS / (50e9 if hosts == 2 else 450e9)

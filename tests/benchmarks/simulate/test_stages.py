@@ -31,19 +31,19 @@ PASSES = {
     # Stage 0: F0 F1 B0 B1; stage 1: F0 B0 F1 B1. Stage 1 begins at f and does not wait; B1 of stage 0 follows its last
     # pass: f + 2 (f' + b') + b.
     "1f1b": ("1f1b", False, {}, 0.5, 9.75),
-    "1f1b, head on the last stage": ("1f1b", True, {"ends": FIRST_AND_LAST}, 0.5, 12.75),
-    "1f1b, head on all stages": ("1f1b", True, {"ends": "all"}, 0.5, 14.25),
+    "1f1b, head on the last stage": ("1f1b", True, {"embedding_and_head": FIRST_AND_LAST}, 0.5, 12.75),
+    "1f1b, head on all stages": ("1f1b", True, {"embedding_and_head": "all"}, 0.5, 14.25),
     # Chunks 0 and 1 on each stage, F=1 and B=2 of a chunk. Stage 0: F0 F1 F0' F1' B0' B1' B0 B1, stage 1: F0 F1 F0' B0'
     # F1' B1' B0 B1. F0' ends on stage 0 at 3f; then stage 1 runs F0' B0' F1' B1'; B1' of stage 0, B1 of stage 1 and B1
     # of stage 0 follow one another: 3f + 2 (f' + b') + 2 (b + 1/4) + b.
     "interleaved": ("interleaved", False, {}, 1.5, 16.75),
-    "interleaved, head on the last stage": ("interleaved", True, {"ends": FIRST_AND_LAST}, 1.5, 19.75),
+    "interleaved, head on the last stage": ("interleaved", True, {"embedding_and_head": FIRST_AND_LAST}, 1.5, 19.75),
     # The backward pass is split, b=5/4, b'=3/2 and w=3/4, which sends nothing. Stage 0: F0 F1 B0 W0 B1 W1; stage 1: F0
     # B0 F1 B1 W0 W1. B1 of stage 0 follows that of stage 1, which ends at f + 2 (f' + b'): 25/4 + b + w.
     "zb-h1": ("zb-h1", False, {}, 0.5, 8.25),
     # All stages exchange at the end of a tick. Ticks: F0; F1 F0; F1; B1; B1 B0; B0. After the first two and after the
     # fourth and the fifth something is sent. Each microbatch has the head's 1/2 + 1 on all stages.
-    "lockstep": ("gpipe", True, {"lockstep": True, "ends": "all"}, 1.0, 3 * 1 + 3 * 2 + 4 / 4 + 2 * 1.5),
+    "lockstep": ("gpipe", True, {"lockstep": True, "embedding_and_head": "all"}, 1.0, 3 * 1 + 3 * 2 + 4 / 4 + 2 * 1.5),
 }
 
 

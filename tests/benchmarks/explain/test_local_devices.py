@@ -8,7 +8,7 @@ import pytest
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.at_hand import predicting_machine, topology_of
+from benchmarks.explain.local_devices import predicting_machine, topology_of
 from benchmarks.simulate.machines import parsed
 from tests.benchmarks.simulate.host import FILE
 from tests.benchmarks.test_compile import TAKES_LIBTPU
