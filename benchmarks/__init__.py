@@ -11,6 +11,6 @@ def __getattr__(name: str) -> str:
     """
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from benchmarks.commandline.main import installed_version
+    from benchmarks.cli.main import installed_version
 
     return installed_version()

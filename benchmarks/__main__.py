@@ -1,6 +1,6 @@
 """`python -m benchmarks COMMAND ...` is `meshmark COMMAND ...`."""
 
-from benchmarks.commandline.main import main
+from benchmarks.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 meshmark calibrate --out FILE
 """
 
+import argparse
 import dataclasses
 import json
 import platform
@@ -17,11 +18,9 @@ import jax
 
 from benchmarks.calibration.probes import Probe, probes
 from benchmarks.calibration.rates import Timing, machine_of
-from benchmarks.cli import parsers
-from benchmarks.cli.options import available_devices
-from benchmarks.cli.refusing import refusing
-from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import require_file, save_text, short
+from benchmarks.cases.selection import available_devices
+from benchmarks.commandline.ending import refusing
+from benchmarks.commandline.outputs import require_file, save_text
 from benchmarks.commandline.tables import aligned
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.interleaved import BlockTimes, time_interleaved
@@ -91,15 +90,13 @@ def processor() -> str:
     return get_cpu_info().get("brand_raw") or platform.machine()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(args: argparse.Namespace) -> int:
     """Measure the devices of this machine, and write and print what was measured.
 
     Returns:
         The exit status: 0. It is 2 for invalid options, and 5 for a file that cannot be written.
     """
-    command = parsers.calibrate()
-    args = command.parse_args(arguments)
-    with refusing(command):
+    with refusing():
         require_file(args.out)
         available_devices()
     disable_compilation_cache()
@@ -109,13 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join([*timings_table(timings), ""]), flush=True)
     source = f"meshmark calibrate, {datetime.now(UTC):%Y-%m-%d}, on {processor()}, {jax.device_count()} devices"
     memory_bytes = 2 * (states_budget_bytes() or 0)
-    with refusing(command):
+    with refusing():
         machine, missing = machine_of(args.out.stem, timings, platform_of(jax.devices()[0]), memory_bytes, source)
     save_text(args.out, json.dumps(document(machine, timings, missing), indent=1) + "\n")
     lines = [*rates_table(machine), "", *(f"not measured: {fact}" for fact in missing)]
-    print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {short(args.out)}"]))
+    print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {args.out}"]))
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

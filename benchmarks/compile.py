@@ -3,6 +3,7 @@
 meshmark compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
 """
 
+import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,10 +12,8 @@ from typing import Any
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.row import Row
-from benchmarks.cli.options import selected
-from benchmarks.cli.parsers import compile_cases
-from benchmarks.cli.refusing import refusing
-from benchmarks.commandline.ending import run as run_command
+from benchmarks.cases.selection import selected
+from benchmarks.commandline.ending import refusing
 from benchmarks.commandline.outputs import require_file, save_text
 from benchmarks.commandline.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
@@ -120,16 +119,14 @@ def in_unit(unit_bytes: int, count: float | None) -> str:
     return f"{'' if count is None else f'{count / unit_bytes:.3f}':>12}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(option: argparse.Namespace) -> int:
     """Print the report of each case.
 
     Returns:
         The exit status: 1 if any case fails to compile. It is 2 for invalid options, and 5 for a trace that cannot be
         written.
     """
-    parser = compile_cases()
-    option = parser.parse_args(arguments)
-    with refusing(parser):
+    with refusing():
         cases = selected(option).cases()
         if option.trace:
             require_one(cases, "--trace")
@@ -147,8 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if option.trials:
             print("\n".join(_trial_lines(entry, [name for name, _ in option.option])), end="\n\n", flush=True)
         if option.trace:
-            with refusing(parser):
-                write_trace(option.trace, record)
+            write_trace(option.trace, record)
     return int(any(status not in ("ok", "oom", "infeasible") for status in statuses))
 
 
@@ -215,8 +211,4 @@ def write_trace(path: Path, record: Record) -> None:
     case = str(record.case)
     processes = {f"{case} on {where}, simulated": list(replayed.all_spans())}
     save_text(path, json.dumps(trace("replay", case, where, processes)))
-    print(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark lanes {path}")
-
-
-if __name__ == "__main__":
-    run_command(main)
+    print(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark plot {path}")

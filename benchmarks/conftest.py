@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli.arguments import add_options
+from benchmarks.cli.options import add_options
 from benchmarks.cluster.joining import several_processes_requested
 from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.importing import collection_paused

@@ -14,10 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.cli import parsers
-from benchmarks.cli.options import available_devices
-from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import installed_version
+from benchmarks.cases.selection import available_devices
+from benchmarks.cli.main import installed_version
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.attached import SET_BY_JAX
 from benchmarks.devices.topology import COMPILERS, REQUIRED, installed
@@ -33,16 +31,12 @@ UNUSABLE = 1
 """Exit code if the devices cannot be used, or do not sum correctly."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(_: object = None) -> int:
     """Print the description.
-
-    Args:
-        arguments: options of the command; by default those of the process. There are none but `--help`.
 
     Returns:
         0, or `UNUSABLE` if JAX cannot start or a sum over all devices is wrong.
     """
-    parsers.doctor().parse_args(arguments)
     lines = [*software(), *host()]
     use_virtual_devices()
     try:
@@ -136,7 +130,3 @@ def checked_sum() -> str:
     if total != numbers.sum():
         raise ValueError(f"the sum over all devices is {total}, not {numbers.sum()}")
     return f"a sum over {len(numbers)} devices is right"
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -7,10 +7,8 @@ import argparse
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from benchmarks.cli.parsers import fit_runs
-from benchmarks.cli.refusing import refusing
-from benchmarks.commandline.ending import run
-from benchmarks.commandline.outputs import require_apart, require_file, save_text, short
+from benchmarks.commandline.ending import refusing
+from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.commandline.tables import aligned
 from benchmarks.simulate.fitting import Fit, fit, left_out, predicted
 from benchmarks.simulate.judging import Errors, errors_of
@@ -22,16 +20,14 @@ from strategies.files import read_json
 from strategies.infeasible import Infeasible
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(args: argparse.Namespace) -> None:
     """Fit a machine's constants to the runs of tables, and report the errors of runs that a fit has not seen.
 
     Raises:
         SystemExit: a table cannot be read, the machine is not known, there are too few measured runs, or the output
             cannot be written.
     """
-    parser = fit_runs()
-    args: argparse.Namespace = parser.parse_args(arguments)
-    with refusing(parser):
+    with refusing():
         path = machine_path(args.machine)
         if args.out:
             require_apart({"--out": args.out}, (*args.runs, path))
@@ -49,9 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
         source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in args.runs)}"
         source += "" if held_out else f"; {IN_SAMPLE}"
         error = [fitted, *held_out.values()][-1].mean
-        with refusing(parser):
-            save_text(args.out, as_file(read_json(path), found.constants, error, source))
-        print(f"\nwrote {short(args.out)}")
+        save_text(args.out, as_file(read_json(path), found.constants, error, source))
+        print(f"\nwrote {args.out}")
 
 
 def expressed(rows: Sequence[Row], start: Machine) -> tuple[list[Row], list[Run]]:
@@ -103,7 +98,3 @@ def errors_table(errors: Mapping[str, Errors]) -> list[str]:
         rank = "" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
         lines.append((name, str(found.runs), f"{found.mean:.1%}", f"{found.median:.1%}", f"{found.bias:+.1%}", rank))
     return aligned(lines, ["<", *">" * 5])
-
-
-if __name__ == "__main__":
-    run(main)

@@ -22,12 +22,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
-from benchmarks.commandline.ending import INTERRUPTED
-from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.ending import INTERRUPTED, Refused
 from benchmarks.commandline.parent import bound
-from benchmarks.commandline.parser import Parser
 from benchmarks.commandline.statuses import NORMAL_EXITS
-from benchmarks.commandline.values import count
 
 MOST_PROCESSES = max(64, 4 * (os.cpu_count() or 1))
 """Each process loads JAX, which takes seconds of a core and 300 MiB."""
@@ -37,37 +34,25 @@ GRACE_SECONDS = 30.0
 """Time for the other processes to write their results after one has failed."""
 
 
-def make_parser() -> Parser:
-    """Return the parser of `meshmark launch`."""
-    parser = Parser(
-        prog="meshmark launch",
-        description="Run `pytest benchmarks` in several processes on this machine.",
-    )
-    most = "at most 64, or 4 for each core if that is more"
-    parser.add_argument("--processes", type=count, required=True, metavar="N", help=most)
-    parser.add_argument("--devices-per-process", type=count, default=1, metavar="D", help="default: %(default)s")
-    parser.add_argument("--pin", action="store_true", help="give each process an equal number of cores of its own")
-    parser.add_argument("pytest", nargs="*", metavar="-- OPTION", help="options of `pytest benchmarks`")
-    return parser
+def main(options: argparse.Namespace) -> int:
+    """Run the command and return its exit status.
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
+    Raises:
+        Refused: there are too few devices or cores, or too many processes.
+    """
     gpus = visible_gpus()
     needed = options.processes * options.devices_per_process
     if gpus and len(gpus) < needed:
         wanted = f"{options.processes} processes of {options.devices_per_process} GPUs"
-        parser.error(f"{wanted} need {needed}, and there are {len(gpus)}")
+        raise Refused(f"{wanted} need {needed}, and there are {len(gpus)}")
     if options.pin and not hasattr(os, "sched_getaffinity"):
-        parser.error("--pin needs Linux: this system does not give processes cores of their own; leave it out")
+        raise Refused("--pin needs Linux: this system does not give processes cores of their own; leave it out")
     cores = sorted(os.sched_getaffinity(0)) if options.pin else []
     if options.pin and len(cores) < options.processes:
-        parser.error(f"--pin gives {options.processes} processes a core each, and there are {len(cores)}; start fewer")
+        raise Refused(f"--pin gives {options.processes} processes a core each, and there are {len(cores)}; start fewer")
     if options.processes > MOST_PROCESSES or options.devices_per_process > MOST_DEVICES:
         problem = f"{options.processes} processes of {options.devices_per_process} devices are too many"
-        parser.error(f"{problem} for this machine; give at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
+        raise Refused(f"{problem} for this machine; give at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
     return launch(options, gpus, cores)
 
 
@@ -190,7 +175,3 @@ def send_signal(running: Sequence[subprocess.Popen[str]], number: int) -> None:
     for process in running:
         if process.poll() is None:
             os.killpg(process.pid, number)
-
-
-if __name__ == "__main__":
-    run_command(main)

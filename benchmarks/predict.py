@@ -5,23 +5,19 @@ meshmark predict RUNS.csv --out PREDICTED.csv
 
 import argparse
 
-from benchmarks.cli.parsers import predict_runs
-from benchmarks.cli.refusing import refusing
-from benchmarks.commandline.ending import run
-from benchmarks.commandline.outputs import require_apart, require_file, save_text, short
+from benchmarks.commandline.ending import refusing
+from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.tables import as_csv, predicted_rows, read_rows, report
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(args: argparse.Namespace) -> None:
     """Predict the runs of a table and print the errors.
 
     Raises:
         SystemExit: the table cannot be read, a machine is not known, or the output cannot be written.
     """
-    parser = predict_runs()
-    args: argparse.Namespace = parser.parse_args(arguments)
-    with refusing(parser):
+    with refusing():
         if args.out:
             require_apart({"--out": args.out}, args.runs)
             require_file(args.out)
@@ -29,11 +25,6 @@ def main(arguments: list[str] | None = None) -> None:
         rows = [row for path in args.runs for row in read_rows(path)]
     predictions = predicted_rows(rows, chosen)
     if args.out:
-        with refusing(parser):
-            save_text(args.out, as_csv(predictions))
-        print(f"wrote {short(args.out)}")
+        save_text(args.out, as_csv(predictions))
+        print(f"wrote {args.out}")
     print("\n".join(report(predictions)))
-
-
-if __name__ == "__main__":
-    run(main)

@@ -6,7 +6,6 @@ meshmark train --strategy fsdp --devices 8 --preset nano --steps 300 --out runs/
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,10 +13,8 @@ from functools import partial
 import jax
 
 from benchmarks.cases.failures import CompileError, reason_of
-from benchmarks.cli.parsers import train as train_parser
 from benchmarks.cluster import processes
-from benchmarks.commandline.ending import BROKEN_INPUT, INTERRUPTED
-from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.ending import BROKEN_INPUT, INTERRUPTED, Refused
 from benchmarks.commandline.outputs import Unwritable, require_folder
 from benchmarks.run.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.run.measure import compile_step
@@ -37,7 +34,7 @@ UNPRINTABLE = "\ufffd"
 """Takes the place of what would control a terminal."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(option: argparse.Namespace) -> int:
     """Train, and print what is logged.
 
     Returns:
@@ -45,12 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         written, 130 if the run was told to stop. It is 2 for invalid options.
     """
     with ExitStack() as holding:
-        return train(train_parser(), arguments, holding)
+        return train(option, holding)
 
 
-def train(parser: argparse.ArgumentParser, arguments: Sequence[str] | None, holding: ExitStack) -> int:
+def train(option: argparse.Namespace, holding: ExitStack) -> int:
     """Train, while the folder of the run is held. See `main`."""
-    option = parser.parse_args(arguments)
     use_virtual_devices()
     try:
         processes.join(option)
@@ -60,8 +56,8 @@ def train(parser: argparse.ArgumentParser, arguments: Sequence[str] | None, hold
     except (ValueError, CheckpointError, processes.FailedElsewhere) as error:
         processes.end(in_order=True)
         if isinstance(error, Unwritable | CheckpointError):
-            parser.exit(BROKEN_INPUT, f"{error}\n")
-        parser.error(str(error))
+            raise Unwritable(str(error)) from error
+        raise Refused(str(error)) from error
     try:
         code = run(option, plan, step, position)
     except (CheckpointError, LogError) as error:
@@ -154,7 +150,3 @@ def sample(plan: Plan, count: int, temperature: float) -> str:
     tokens = sampled(plan.case.config, single.train, state.params, prompt, count, *how)
     text = plan.text.decode(tokens)
     return "".join(each if each.isprintable() or each in "\n\t" else UNPRINTABLE for each in text)
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,22 +1,19 @@
-"""Writes the committed baseline of the exact gate, one file per JAX version: `meshmark baseline RUN.json`."""
+"""Writes the committed baseline of the exact gate, one file per JAX version: `meshmark regress baseline RUN.json`."""
 
+import argparse
 import json
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_file, require_folder, save_text
-from benchmarks.commandline.parser import Parser
-from results.cli.ending import refusing
 from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.gates.metrics import other_axes
 from results.records.reading import SCHEMA_VERSION, Case, RecordError
 from strategies.files import shown
 
-BASELINES = Path("baselines")
 # Statuses that a baseline may store. Other failures need not recur, and a baseline would make them the expected result.
 LASTING = (PASSED, "infeasible")
 
@@ -88,25 +85,6 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
     return path
 
 
-def make_parser() -> Parser:
-    """Return the parser of `meshmark baseline`."""
-    parser = Parser(
-        prog="meshmark baseline",
-        description="Write the baseline to commit, with which `meshmark regress exact` compares later runs.",
-    )
-    parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")
-    written = "folder to write to, created if it is missing; default: %(default)s"
-    parser.add_argument("--out", type=Path, metavar="DIR", default=BASELINES, help=written)
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(options: argparse.Namespace) -> None:
     """Run the command."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    with refusing(parser):
-        print(write_baseline(read_snapshot(options.run), options.out))
-
-
-if __name__ == "__main__":
-    run_command(main)
+    print(write_baseline(read_snapshot(options.run), options.out))

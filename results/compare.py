@@ -5,21 +5,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.parser import Parser
-from results.cli.ending import refusing
-from results.cli.tables import FORMS
 from results.gates.report import changed_lines, counted_words, own_words, ratio, shared_words
 from results.gates.stored import compare_runs
 from results.gates.verdict import Finding, Report
+from results.reports.tables import FORMS
 from strategies.files import shown
 
 SIDES = "<>>><<"
-EPILOG = """exit codes:
-  0  the runs were compared, whatever the difference; `meshmark regress` judges it
-  2  not comparable: the runs differ in machine, versions or configuration
-  5  a file cannot be read
-"""
 
 
 def rows_of(report: Report, names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -68,32 +60,11 @@ def text(times: Report, counters: Report, names: Sequence[str], form: str) -> It
         yield "the exact counters of the compiled programs are equal"
 
 
-def make_parser() -> Parser:
-    """Return the parser of `meshmark compare`."""
-    parser = Parser(
-        prog="meshmark compare",
-        description="Compare stored runs case by case: each of the other runs with the first.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("base", type=Path, metavar="A.json", help="the run to compare with, measured or merged")
-    parser.add_argument("others", nargs="+", type=Path, metavar="B.json", help="a run to compare with A.json")
-    parser.add_argument("--format", choices=tuple(FORMS), default="text", help="output format; default: %(default)s")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(options: argparse.Namespace) -> None:
     """Run the command."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    with refusing(parser):
-        for number, other in enumerate(options.others):
-            times, counters = compare_runs(options.base, other)
-            paths = options.base, other
-            stems = tuple(shown(Path(path.stem)) for path in paths)
-            names = stems if len(set(stems)) == 2 else tuple(map(shown, paths))
-            print(*[""] * (number > 0), *text(times, counters, names, options.format), sep="\n")
-
-
-if __name__ == "__main__":
-    run_command(main)
+    for number, other in enumerate(options.others):
+        times, counters = compare_runs(options.base, other)
+        paths = options.base, other
+        stems = tuple(shown(Path(path.stem)) for path in paths)
+        names = stems if len(set(stems)) == 2 else tuple(map(shown, paths))
+        print(*[""] * (number > 0), *text(times, counters, names, options.format), sep="\n")

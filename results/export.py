@@ -1,19 +1,17 @@
 """Writes a run as CSV or Markdown: `meshmark export RUN.json --format markdown`."""
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.ending import refusing
 from benchmarks.commandline.outputs import require_apart, require_file, save_text
-from benchmarks.commandline.parser import Parser
-from results.cli.ending import refusing
-from results.cli.tables import FORMS
 from results.compare import milliseconds
 from results.gates.counters import KEPT
 from results.records.reading import read_run, records_of
+from results.reports.tables import FORMS
 
 Record = Mapping[str, Any]
 
@@ -83,43 +81,15 @@ def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
     return FORMS[form](rows, "<" * len(rows[0]))
 
 
-def make_parser() -> Parser:
-    """Return the parser of `meshmark export`."""
-    parser = Parser(prog="meshmark export", description="Write a run as CSV or Markdown, a row for each case.")
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN.json", help="a run, measured or merged")
-    add(
-        "--format",
-        choices=("csv", "markdown"),
-        required=True,
-        help="without --columns, Markdown is a short table and CSV has all columns",
-    )
-    add(
-        "--columns",
-        type=lambda text: text.split(","),
-        default=[],
-        metavar="NAME,...",
-        help="columns of the record, as docs/reference/columns.md lists them",
-    )
-    add("--out", type=Path, metavar="FILE", help="file to write; default: stdout")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(options: argparse.Namespace) -> None:
     """Run the command."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    try:
-        with refusing(parser):
-            if options.out:
-                require_apart({"--out": options.out}, [options.run])
-                require_file(options.out)
-            records = records_of(options.run, read_run(options.run), NEEDED)
-            written = f"{table(records, options.format, options.columns)}\n"
-            save_text(options.out, written) if options.out else sys.stdout.write(written)
-    except ValueError as error:
-        parser.error(str(error))
-
-
-if __name__ == "__main__":
-    run_command(main)
+    if options.out:
+        require_apart({"--out": options.out}, [options.run])
+        require_file(options.out)
+    with refusing():
+        records = records_of(options.run, read_run(options.run), NEEDED)
+        written = f"{table(records, options.format, options.columns)}\n"
+    if options.out:
+        save_text(options.out, written)
+    else:
+        sys.stdout.write(written)

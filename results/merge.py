@@ -3,15 +3,14 @@
 meshmark merge A.json B.json --out M.json
 """
 
+import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.ending import Refused
 from benchmarks.commandline.outputs import require_apart, require_file, save_text
-from benchmarks.commandline.parser import Parser
-from results.cli.ending import refusing
 from results.gates.counters import KEPT
 from results.records.machine import other_machine
 from results.records.reading import LAUNCH, UNTIMED, Case, NotComparable, facts_of, read_run, records_of, rows_of
@@ -115,36 +114,19 @@ def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> Non
     samples |= {json.dumps(row.get("stats")): path for row in run["benchmarks"]}
 
 
-def make_parser() -> Parser:
-    """Return the parser of `meshmark merge`."""
-    parser = Parser(
-        prog="meshmark merge",
-        description="Merge runs of the same programs on one machine. Each run becomes a launch, "
-        "and intervals are computed over launches.",
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="a run, measured or merged")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
-    only = "merge the cases that all runs have, and leave out the others; default: refuse runs of different cases"
-    parser.add_argument("--only-shared-cases", action="store_true", help=only)
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(options: argparse.Namespace) -> None:
     """Run the command."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
     if len(set(options.runs)) < max(2, len(options.runs)):
-        parser.error("give two or more different runs")
-    with refusing(parser):
-        require_apart({"--out": options.out}, options.runs)
-        require_file(options.out)
-        runs = {path: meshmark_rows(path, read_run(path)) for path in options.runs}
-        unshared = unshared_cases(runs) if options.only_shared_cases else {}
-        merged = merge({path: without(run, unshared) for path, run in runs.items()})
-        cases = {row["group"] for row in rows_of(merged)}
-        if not cases:
-            raise NotComparable(f"{name_unshared(unshared)}; no case is in all runs")
-        save_text(options.out, json.dumps(merged) + "\n")
+        raise Refused("give two or more different runs")
+    require_apart({"--out": options.out}, options.runs)
+    require_file(options.out)
+    runs = {path: meshmark_rows(path, read_run(path)) for path in options.runs}
+    unshared = unshared_cases(runs) if options.only_shared_cases else {}
+    merged = merge({path: without(run, unshared) for path, run in runs.items()})
+    cases = {row["group"] for row in rows_of(merged)}
+    if not cases:
+        raise NotComparable(f"{name_unshared(unshared)}; no case is in all runs")
+    save_text(options.out, json.dumps(merged) + "\n")
     if unshared:
         print(f"left out: {name_unshared(unshared)}")
     print(f"{shown(options.out)}: {len(merged['launches'])} launches of {len(cases)} cases")
@@ -162,7 +144,3 @@ def meshmark_rows(path: Path, run: Run) -> Run:
         for name in ("benchmarks", UNTIMED)
     }
     return {**run, **kept}
-
-
-if __name__ == "__main__":
-    run_command(main)

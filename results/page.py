@@ -1,11 +1,10 @@
 """Writes an HTML page about runs and searches: `meshmark page RUN.json [MORE.json] --out page.html`."""
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.commandline.ending import run as run_command
-from results.cli import parsers
-from results.cli.ending import write_output
+from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from results.figures.curves import workloads
 from results.figures.palette import in_order
 from results.records.documents import read_search
@@ -52,14 +51,10 @@ def is_search(path: Path) -> bool:
     return isinstance(document, dict) and document.get("kind") in SEARCHES
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(options: argparse.Namespace) -> None:
     """Run the command."""
-    parser = parsers.page()
-    options = parser.parse_args(arguments)
     out = options.out or options.files[0].with_suffix(".html")
-    name = "--out" if options.out else "the page"
-    write_output(parser, lambda: page_of(options.files), out, options.files, name=name)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    require_apart({"--out" if options.out else "the page": out}, options.files)
+    require_file(out)
+    save_text(out, page_of(options.files))
+    print(out)

@@ -1,131 +1,201 @@
-"""Draws the figures of runs: `meshmark plot runs/NAME.json [--out DIR]`.
+"""Draws what other commands write: runs, training logs, searches, scalings, traces, predictions, overviews, schedules.
 
-Logs of `meshmark train`, whose names end with .jsonl, are drawn over one another as loss curves.
+meshmark plot runs/NAME.json [--out DIR]
+meshmark show fsdp --json | meshmark plot - --out fsdp.png
 """
 
-from collections.abc import Callable, Sequence
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
-import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import apart, require_folder, safe_name, save
-from results.cli import parsers
-from results.cli.ending import refusing
-from results.figures import windows
-from results.figures.canvas import Look, look_of
-from results.figures.curves import is_counted, left_out, widest_batch, workloads
-from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
-from results.figures.losses import loss_curves
-from results.figures.pictures import METADATA, draw, themed
-from results.records.rows import RecordError, load
-from results.records.training import SUFFIX, TrainingRun, read_training
-from strategies.files import shown
+from benchmarks.commandline.ending import Refused
+from benchmarks.commandline.outputs import (
+    require_apart,
+    require_folder,
+    require_picture,
+    safe_name,
+    save,
+    save_text,
+)
+from results.figures.communication import communication
+from results.figures.lanes import lanes
+from results.figures.pictures import FORMATS, draw, themed
+from results.figures.runs import plot, plot_training
+from results.figures.scaling import figure_of as scaling_figure
+from results.figures.search import figure_of as search_figure
+from results.figures.shards import MOST_DEVICES, shards
+from results.figures.timeline import timeline
+from results.records import overviews, schedules, traces
+from results.records.documents import read_scaling, read_search
+from results.records.reading import RecordError, read_json
+from results.records.rows import load
+from results.records.training import SUFFIX, read_training
+from results.reports.predictions import write_page
+from strategies.files import decode_json, read_text, shown
+
+STDIN = Path("-")
+PRINTED_BY = "print one with `meshmark schedule NAME ... --json` or `meshmark show STRATEGY --json`"
+OF_SEVERAL_FILES = "run", "training"
+"""Kinds of which several files are drawn together."""
+IN_A_FOLDER = "run", "training", "predictions"
+"""Kinds of which there are several pictures."""
+BY_KEY = {"otherData": "trace", "schedule": "schedule"}
+"""Keys of JSON objects that tell their kind."""
+BY_NAME = {"search": "search", "scaling": "scaling"}
+"""Names by which JSON objects tell their kind."""
+DPI = {"scaling": 110, "schedule": 144}
+"""Resolution in dots per inch, where it is not 150."""
 
 
-def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
-    """Write the figures of the rows as PNG and SVG; if there are several workloads, each gets its own folder.
-
-    Workloads that differ only in the attention window also get a figure together.
-
-    Args:
-        rows: a table from `results.records.rows.load`.
-        out: the folder to write to; it is created if it does not exist.
-        batch: the global batch, in sequences, of the figures that show one batch; by default the batch that most
-            counted rows have.
-
-    Returns:
-        The paths written.
+def plot_overviews(text: str, where: str, folder: Path) -> list[Path]:
+    """Draw what each device of some strategies holds and sends, and return the paths written.
 
     Raises:
-        RecordError: no row can be drawn, or none with this batch.
+        RecordError: the text has no overviews.
     """
-    if not is_counted(rows).any():
-        why = ", ".join(f"{count} {reason}" for reason, count in left_out(rows).items())
-        raise RecordError(f"nothing to draw, no row counts ({why}); each row's `reason` says more")
-    look = look_of(rows["strategy"].unique())
-    drawable = {label: part for label, part in workloads(rows) if is_counted(part).any()}
-    folders = [out / name for name in apart(map(safe_name, drawable))] if len(drawable) > 1 else [out]
-    paths = []
-    with themed():
-        for folder, part in zip(folders, drawable.values(), strict=True):
-            paths += plot_workload(part, look, folder, batch or widest_batch(part))
-        found = dict(windows.sweeps(rows))
-        names = (
-            [f"{windows.NAME}-{label}" for label in apart(map(safe_name, found))] if len(found) > 1 else [windows.NAME]
-        )
-        for name, part in zip(names, found.values(), strict=False):
-            at_batch = part[part["global_batch_sequences"] == (batch or widest_batch(part))]
-            paths += draw_all(windows.time_and_memory_vs_window(at_batch, look), out / name)
+    found = overviews.read(text, where)
+    paths = [folder / f"{safe_name(overview.strategy)}.svg" for overview in found]
+    for overview, path in zip(found, paths, strict=True):
+        save_text(path, communication(overview))
     return paths
 
 
-def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> list[Path]:
-    """Write the figures of one workload, and return the paths written.
+def read_stdin() -> str:
+    """Return the text on stdin.
 
     Raises:
-        RecordError: no row with this batch can be drawn.
+        RecordError: stdin is closed, a terminal, or no text.
     """
-    batches = sorted(rows.loc[is_counted(rows), "global_batch_sequences"].unique())
-    if batch not in batches:
-        raise RecordError(
-            f"no row counts at a global batch of {batch}; it can be {', '.join(f'{b:.0f}' for b in batches)}"
-        )
-    at_batch = rows[rows["global_batch_sequences"] == batch]
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name in figures_of(rows, at_batch):
-        figure = FIGURES[name](rows if name in OF_ALL_BATCHES else at_batch, look)
-        paths += draw_all(figure, folder / name)
-    return paths
+    if sys.stdin is None:
+        raise RecordError("stdin is closed")
+    if sys.stdin.isatty():
+        raise RecordError("stdin is the terminal, not the output of a command")
+    try:
+        return sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"stdin is not text ({error})") from error
 
 
-def plot_training(runs: Sequence[TrainingRun], folder: Path) -> list[Path]:
-    """Write the loss curves of training runs, and return the paths written."""
-    with themed():
-        return draw_all(loss_curves(runs), folder / loss_curves.__name__)
-
-
-def draw_all(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure in all formats, and return the paths written."""
-    paths = [path.with_suffix(f".{suffix}") for suffix in METADATA]
-    for each in paths:
-        draw(figure, each)
-    return paths
-
-
-def plot_of(files: Sequence[Path], batch: int | None) -> Callable[[Path], list[Path]]:
-    """Read files, and return a function that draws them into a folder.
+def kind_of(path: Path, text: str) -> str:
+    """What a file is: a run, unless its name or its content says otherwise. `text` is what stdin has.
 
     Raises:
-        RecordError: a file cannot be read, or the files are not all of one kind.
+        RecordError: it cannot be read.
     """
-    logs = [file for file in files if file.suffix == SUFFIX]
-    if not logs:
-        rows = load(files)
-        return lambda folder: plot(rows, folder, batch)
-    if others := [file for file in files if file.suffix != SUFFIX]:
-        raise RecordError(f"{shown(logs[0])} is a log of training, and {shown(others[0])} is not; plot them apart")
-    if batch:
-        raise RecordError("--batch-size chooses among measured cases, and the log of a training run has none")
-    runs = read_training(files)
-    return lambda folder: plot_training(runs, folder)
+    if path.suffix in (SUFFIX, ".csv"):
+        return "training" if path.suffix == SUFFIX else "predictions"
+    if path == STDIN:
+        return kind_of_output(text)
+    content = read_json(path)
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        return "overviews"
+    if not isinstance(content, dict):
+        return "run"
+    named = (BY_NAME[content["kind"]] for _ in [0] if content.get("kind") in BY_NAME)
+    return next((kind for key, kind in BY_KEY.items() if key in content), next(named, "run"))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    parser = parsers.plot()
-    options = parser.parse_args(arguments)
-    first = options.files[0]
-    out = options.out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
-    paths: list[Path] = []
-    with refusing(parser):
-        draw_into = plot_of(options.files, options.batch_size)
+def kind_of_output(text: str) -> str:
+    """Whether a command has printed overviews or a schedule.
+
+    Raises:
+        RecordError: it has printed neither.
+    """
+    content = decode_json(text, "stdin")
+    if isinstance(content, list) or (isinstance(content, dict) and "schedule" in content):
+        return "overviews" if isinstance(content, list) else "schedule"
+    raise RecordError("stdin is no schedule and no overview")
+
+
+def plot_into(kind: str, options: argparse.Namespace, text: str, folder: Path) -> list[Path]:
+    """Draw files of which there are several pictures into a folder, and return the paths written.
+
+    Raises:
+        RecordError: a file cannot be read, or has nothing to draw.
+    """
+    if kind == "run":
+        return plot(load(options.files), folder, options.batch_size)
+    if kind == "training":
+        return plot_training(read_training(options.files), folder)
+    if kind == "predictions":
+        return write_page(options.files[0], folder)
+    return plot_overviews(text, shown(options.files[0]), folder)
+
+
+def picture_of(kind: str, path: Path, text: str, between_ms: tuple[float, float] | None) -> Figure:
+    """Draw a file of which there is one picture.
+
+    Raises:
+        RecordError: the file cannot be read, or has overviews of several strategies.
+    """
+    where = "stdin" if path == STDIN else shown(path)
+    if kind == "trace":
+        return lanes(traces.read(path), between_ms)
+    if kind == "schedule":
+        return timeline(schedules.read(text, where))
+    if kind == "overviews":
+        found = overviews.read(text, where, MOST_DEVICES)
+        if len(found) > 1:
+            raise RecordError(f"{where} has {len(found)} overviews, and a picture is of one; give a folder as --out")
+        return shards(found[0])
+    return scaling_figure(*read_scaling(path)) if kind == "scaling" else search_figure(*read_search(path))
+
+
+def require_effect(options: argparse.Namespace, kinds: Sequence[str]) -> None:
+    """Check that files are of one kind, of which several can be drawn together, and that all options have an effect.
+
+    Raises:
+        Refused: they are not.
+    """
+    if len({*kinds}) > 1:
+        first, other = options.files[0], options.files[[kind != kinds[0] for kind in kinds].index(True)]
+        problem = f"{shown(first)} is of the kind {kinds[0]}, and {shown(other)} is not"
+        raise Refused(f"{problem}; plot them apart")
+    if len(kinds) > 1 and kinds[0] not in OF_SEVERAL_FILES:
+        raise Refused(f"a picture is of one {kinds[0]}; plot the {len(kinds)} files apart")
+    if options.batch_size and kinds[0] != "run":
+        raise Refused(f"--batch-size chooses among measured cases, and this is of the kind {kinds[0]}; leave it out")
+    if options.between and kinds[0] != "trace":
+        raise Refused(f"--between is a part of a trace, and this is of the kind {kinds[0]}; leave it out")
+    if options.files[0] == STDIN and not options.out:
+        raise Refused("what is on stdin has no name; give --out, which names the picture")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Draw files of one kind, and print the paths of the pictures.
+
+    Raises:
+        RecordError: a file cannot be read, or has nothing to draw.
+        Refused: the files are of several kinds, or an option has no effect.
+    """
+    try:
+        print(*drawn(options), sep="\n")
+    except RecordError as error:
+        raise RecordError(f"{error}; {PRINTED_BY}" if options.files[0] == STDIN else str(error)) from error
+
+
+def drawn(options: argparse.Namespace) -> list[Path]:
+    """Draw files of one kind, and return the paths written. Errors are those of `main`."""
+    first, inputs = options.files[0], [path for path in options.files if path != STDIN]
+    text = "" if inputs else read_stdin()
+    kinds = [kind_of(path, text) for path in options.files]
+    require_effect(options, kinds)
+    kind, paths = kinds[0], list[Path]()
+    if (inputs and kind in BY_KEY.values()) or kind == "overviews":
+        text = text or read_text(first)
+    if kind in IN_A_FOLDER or (kind == "overviews" and options.out and not options.out.suffix):
+        out = options.out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
         require_folder(out)
-        save(out, lambda folder: paths.extend(draw_into(folder)))
-    print(*paths, sep="\n")
-
-
-if __name__ == "__main__":
-    run_command(main)
+        save(out, lambda folder: paths.extend(plot_into(kind, options, text, folder)))
+    else:
+        paths = [options.out or first.with_suffix(".png")]
+        require_apart({"--out" if options.out else "the picture": paths[0]}, inputs)
+        require_picture(paths[0], FORMATS)
+        with themed() if kind in BY_NAME.values() else nullcontext():
+            figure = picture_of(kind, first, text, options.between)
+            save(paths[0], lambda to: draw(figure, to, DPI.get(kind, 150)))
+    return paths

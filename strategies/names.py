@@ -7,7 +7,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-class UnknownName(KeyError):
+class UnknownName(KeyError, ValueError):
     """A name is not in a mapping. The message lists the names that are."""
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.cases.row import Row
 from benchmarks.run import terminal
-from benchmarks.search import command
+from tests.commands import command
 from tests.examples import examples
 from tests.processes import ROOT
 
@@ -27,7 +27,7 @@ def test_there_is_an_example_for_each_situation():
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_examples_are_what_search_prints(example, capsys):
     """The whole table of the best of each strategy. Later versions of JAX keep less memory, as the page says."""
-    assert command.main(example.arguments) == 0
+    assert command("search")(example.arguments) == 0
     printed = capsys.readouterr().out
     assert f"\n\n{MEMORY.sub('GiB', example.shown)}\n\n" in MEMORY.sub("GiB", printed)
     mine, theirs = (list(map(float, MEMORY.findall(text))) for text in (printed, example.shown))
@@ -50,7 +50,7 @@ def test_readme_shows_what_search_prints(capsys, monkeypatch):
     """The report on a terminal of 100 columns, from its table on."""
     monkeypatch.setenv("COLUMNS", "100")
     (example,) = examples(README, "search")
-    assert command.main(example.arguments) == 0
+    assert command("search")(example.arguments) == 0
     assert f"\n{example.shown}\n\n" in capsys.readouterr().out
 
 

@@ -5,10 +5,8 @@ examples each time; `tox -e factorisations` tries many more, and others each nig
 """
 
 import contextlib
-import importlib
 import io
 import json
-import re
 import sys
 import time
 import warnings
@@ -19,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.cli.commands import COMMANDS as KNOWN
+from benchmarks.cli.main import prepared, resolved
 from benchmarks.simulate.machines import FOLDER
 from strategies.costs.overview import overview
 from tests.mutations import TEXTS, mutated
@@ -47,44 +47,44 @@ class Reader(NamedTuple):
 
 
 READERS = [
-    Reader("results.plot FILE --out=figures", "run.json", 6),
-    Reader("results.page FILE --out=page.html", "run.json", 20),
-    Reader("results.page FILE --out=page.html", "found.json", 10),
-    Reader("results.export FILE --format=csv", "run.json"),
-    Reader("results.compare run.json FILE", "run.json"),
-    Reader("results.regress exact run.json FILE", "run.json"),
-    Reader("results.baseline FILE --out=baselines", "run.json"),
-    Reader("results.regress exact run.json FILE --across-versions=5% --markdown=x.md", "run.json", 15),
-    Reader("results.merge FILE other.json --out=merged.json", "run.json"),
-    Reader("results.merge FILE other.json --only-shared-cases --out=merged.json", "run.json", 15),
-    Reader("results.frontier FILE --out=x.svg", "found.json", 10),
-    Reader("results.scaling FILE --out=x.svg", "scaling.json", 10),
-    Reader("results.lanes FILE --out=x.svg", "trace.json", 15),
-    Reader("results.plot FILE --out=figures", "log.jsonl", 10),
-    Reader("results.timeline x.svg", "schedule.json", 15),
-    Reader("results.shards x.svg", "overview.json", 10),
-    Reader("results.diagram --out=diagrams", "overviews.json", 10),
-    Reader("results.predictions FILE --out=pages", "predicted.csv", 6),
-    Reader("benchmarks.predict FILE --out=out.csv", "runs.csv"),
-    Reader("benchmarks.predict runs.csv --machine=FILE", "machine.json"),
+    Reader("plot FILE --out=figures", "run.json", 6),
+    Reader("page FILE --out=page.html", "run.json", 20),
+    Reader("page FILE --out=page.html", "found.json", 10),
+    Reader("export FILE --format=csv", "run.json"),
+    Reader("compare run.json FILE", "run.json"),
+    Reader("regress exact run.json FILE", "run.json"),
+    Reader("baseline FILE --out=baselines", "run.json"),
+    Reader("regress exact run.json FILE --across-versions=5% --markdown=x.md", "run.json", 15),
+    Reader("merge FILE other.json --out=merged.json", "run.json"),
+    Reader("merge FILE other.json --only-shared-cases --out=merged.json", "run.json", 15),
+    Reader("frontier FILE --out=x.svg", "found.json", 10),
+    Reader("scaling FILE --out=x.svg", "scaling.json", 10),
+    Reader("lanes FILE --out=x.svg", "trace.json", 15),
+    Reader("plot FILE --out=figures", "log.jsonl", 10),
+    Reader("timeline x.svg", "schedule.json", 15),
+    Reader("shards x.svg", "overview.json", 10),
+    Reader("diagram --out=diagrams", "overviews.json", 10),
+    Reader("predictions FILE --out=pages", "predicted.csv", 6),
+    Reader("predict FILE --out=out.csv", "runs.csv"),
+    Reader("predict runs.csv --machine=FILE", "machine.json"),
     Reader(
-        "benchmarks.search.command --preset=nano --topology=h100:1x2 --batch-size=8 --strategy=data --machine=FILE",
+        "search --preset=nano --topology=h100:1x2 --batch-size=8 --strategy=data --machine=FILE",
         "machine.json",
         15,
     ),
 ]
 TINY = "--layers=2 --embed=16 --heads=2 --vocab=256 --sequence=16"
 COMMANDS = [
-    f"benchmarks.search.command --topology=h100:1x2 --batch-size=8 --strategy=data {TINY}",
-    "benchmarks.predict runs.csv",
-    "results.export run.json --format=csv",
-    "results.merge run.json other.json --out=merged.json",
-    "results.regress exact run.json other.json",
-    "benchmarks.show data --mesh=data=2",
-    "benchmarks.schedule 1f1b --stages=2 --microbatches=4",
+    f"search --topology=h100:1x2 --batch-size=8 --strategy=data {TINY}",
+    "predict runs.csv",
+    "export run.json --format=csv",
+    "merge run.json other.json --out=merged.json",
+    "regress exact run.json other.json",
+    "show data --mesh=data=2",
+    "schedule 1f1b --stages=2 --microbatches=4",
 ]
 """Commands whose arguments are mutated."""
-UNTRIED = {"--compile", "--measure", "--again", "--workers", "--cache", "--help", "--devices", "--png"}
+UNTRIED = {"--compile", "--measure", "--again", "--workers", "--cache", "--devices", "--png", "--json"}
 """Options that are not tried: they compile and time steps, or draw in another process, which takes too long."""
 
 
@@ -112,20 +112,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "machine.json").write_text(json.dumps(json.loads((FOLDER / "meshmark_gpus.json").read_text())))
     table = (ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv").read_text().splitlines()
     (folder / "runs.csv").write_text("\n".join(table[:5]) + "\n")
-    code, said, _ = ended(f"benchmarks.predict {folder / 'runs.csv'} --out={folder / 'predicted.csv'}".split())
+    code, said, _ = ended(f"predict {folder / 'runs.csv'} --out={folder / 'predicted.csv'}".split())
     assert code == 0, said
     return folder
 
 
 def ended(command: list[str], stdin: bytes = b"") -> tuple[Any, str, str]:
     """Run a command in this process; return its exit code, and what it wrote to stderr and to stdout."""
-    module = importlib.import_module(command[0])
+    name, arguments = resolved(command)
     output, errors, before = io.StringIO(), io.StringIO(), sys.stdin
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of figures whose fonts lack a letter
-            code = module.main(command[1:]) or 0
+            code = prepared(name, arguments)() or 0
     except SystemExit as end:
         code = end.code or 0  # a text is no documented code
     finally:
@@ -146,7 +146,7 @@ def require_clear_end(command: list[str], stdin: bytes = b"") -> None:
     if code == 1:
         assert len(said.splitlines()) < 10, said
     if code in (2, 4, 5):
-        reported = command[0] == "results.regress" and not said
+        reported = command[0] == "regress" and not said
         assert len((printed if reported else said).strip().splitlines()) in (range(1, 10) if reported else (1,)), said
         assert 10 < len(said or printed) < LONGEST, said
 
@@ -179,12 +179,8 @@ def try_file(reader: Reader, files: Path, folder: Path, tried: settings) -> None
 def try_arguments(command: str, files: Path, tried: settings) -> None:
     """Give one option of a command another value, as often as said."""
     parts = [str(files / part) if part in ("run.json", "other.json", "runs.csv") else part for part in command.split()]
-    stream = io.StringIO()
-    module = importlib.import_module(parts[0])
-    verbs = [part for part in parts[1:3] if part.isalnum() and not part.startswith("-")][:1]
-    with contextlib.redirect_stdout(stream), contextlib.suppress(SystemExit):
-        module.main([*(verbs if parts[0] == "results.regress" else []), "--help"])
-    options = sorted({*re.findall(r"--[a-z][a-z-]+", stream.getvalue())} - UNTRIED)
+    known = KNOWN[resolved(parts)[0]].all_options()
+    options = sorted({each.name for each in known if each.name.startswith("--")} - UNTRIED)
 
     @tried
     @given(st.sampled_from(options), st.sampled_from(TEXTS))

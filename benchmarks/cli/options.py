@@ -1,240 +1,196 @@
-"""Parsing of the options of `pytest benchmarks` that need the strategy registry, and the resulting selection."""
+"""The table of options: name, meaning, parser and default of each, in groups. An option means the same in all commands.
+
+The table is declared to argparse and to pytest. It needs no JAX.
+"""
 
 import argparse
-import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
-import jax
+from benchmarks.cli.values import (
+    assignment,
+    count,
+    devices,
+    index,
+    renamed,
+    rounds,
+    seconds,
+    topology,
+    whole,
+    window,
+    workers,
+)
+from benchmarks.commandline.parser import Group, one_of, option
+from strategies.config import AttentionPattern, Dtype, PipelineSchedule, Remat
+from strategies.presets import PRESETS
 
-from benchmarks.cases.case import COMMON_OPTIONS, Case, Selection
-from benchmarks.cases.failures import reason_of
-from benchmarks.cli.defaults import BATCH_SIZES, DEVICES, SIZES, SPARSE
-from benchmarks.cluster import processes
-from benchmarks.commandline.values import amount, commas, count
-from benchmarks.devices.placement import device_count
-from benchmarks.devices.topology import Topology
-from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.config import Dtype, Remat
-from strategies.infeasible import Infeasible
-from strategies.names import unknown
+if TYPE_CHECKING:  # it takes longer to load than a help may
+    import pytest
 
-OPTIONS = tuple(dict.fromkeys([*COMMON_OPTIONS, *(name for each in STRATEGIES.values() for name in each.options)]))
-"""Fields of `TrainConfig` that can be varied, for the strategies that have them."""
-
-T = TypeVar("T")
-
-
-def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
-    """The model that the options describe.
-
-    Returns:
-        Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows it
-        has the first.
-
-    Raises:
-        ValueError: no model has these sizes, or this attention.
-    """
-    sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
-    sizes |= {"tied": False} if option.untied else {}
-    sparse = {name: getattr(option, name) for name in SPARSE if getattr(option, name) is not None}
-    try:
-        window, *others = option.attention_window or [None]
-        config = dataclasses.replace(PRESETS[option.preset], **sizes, **sparse, attention_window=window)
-        for other in others:
-            dataclasses.replace(config, attention_window=other)
-    except Infeasible as error:
-        raise ValueError(f"--preset {option.preset} with {sizes | sparse}: {error}") from error
-    return ",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]), config
-
-
-def selected(option: argparse.Namespace) -> Selection:
-    """The selection that the options describe. Starts JAX's backend to count devices.
-
-    Raises:
-        ValueError: the options contradict each other, no model has these sizes, no case is selected, or neither the
-            devices nor a compiler for them are available.
-    """
-    absent = getattr(option, "topology", None)
-    if absent:
-        require_all_devices(absent, option.mesh, option.devices)
-        absent.prepare()
-    available = len(absent.devices()) if absent else available_devices()
-    default_counts = (
-        (available,) if absent else tuple(n for n in DEVICES if n <= available and divides_among_processes(n))
-    )
-    if option.mesh and option.devices:
-        raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
-    preset, config = model(option)
-    chosen = Selection(
-        strategies=unique(option.strategy),
-        meshes=unique(option.mesh),
-        devices=unique(option.devices) or default_counts,
-        batch_sizes=unique(option.batch_size) or (default_counts if absent else BATCH_SIZES),
-        microbatches=unique(option.microbatches),
-        preset=preset,
-        config=config,
-        dtype=option.dtype,
-        remat=option.remat,
-        sparse=not (option.batch_size or option.devices or option.mesh),
-        options=values_of(option.option),
-        topology=absent,
-        compiler_options=tuple(dict(option.compiler_option).items()),
-        windows=unique(option.attention_window),
-    )
-    if not (cases := chosen.cases()):
-        raise ValueError(_nothing_selected(chosen))
-    require_options(chosen.options, cases)
-    return chosen
+DEVICES = (1, 2, 8)
+BATCH_SIZES = (16, 8)
+"""The largest first: its rows are the curve over numbers of devices."""
+ROUNDS = 20
+EXTRA_SECONDS = 40.0
+"""Comparable steps whose `ROUNDS` took less time are timed until then, where their intervals are wide."""
+CASE_TIMEOUT = 600.0
+LOST_AFTER = 30.0
+"""Default seconds without heartbeat after which a process counts as lost."""
+JOIN_TIMEOUT = 300.0
+BUDGET_SECONDS = 600.0
+SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
+"""Sizes of the model, which are options and fields of `GPTConfig`."""
+SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
+"""Options of sparse attention besides the window, which are fields of `GPTConfig`, too."""
+DTYPES, REMATS, PATTERNS, SCHEDULES = map(get_args, (Dtype, Remat, AttentionPattern, PipelineSchedule))
+DTYPE, REMAT = one_of("dtype", DTYPES), one_of("rematerialisation policy", REMATS)
+LISTED = "`meshmark strategies` lists them"
+OF_STRATEGIES = f"of strategies, such as schedule=1f1b; {LISTED}; repeatable"
+XLA_OPTION = "an XLA option, such as xla_tpu_enable_latency_hiding_scheduler=true; repeatable"
+WINDOW = "tokens that a token attends to, itself included, or `dense`"
+DEVICES_OF = "the devices of a pod or a cluster, which need not be present:"
+TRACE = "in Chrome's trace format for ui.perfetto.dev and `meshmark plot`"
+PICTURE = "its suffix selects the format"
 
 
-def available_devices() -> int:
-    """Number of devices that JAX finds.
-
-    Raises:
-        ValueError: it finds none, for example because the platform is not installed.
-    """
-    try:
-        return jax.device_count()
-    except (RuntimeError, AssertionError) as error:
-        platforms = os.environ.get("JAX_PLATFORMS")
-        where = f" where JAX_PLATFORMS is {platforms}" if platforms else ""
-        why = reason_of(error) if str(error) else "no plugin for it is installed"  # JAX only asserts that there is one
-        raise ValueError(f"JAX finds no devices{where}: {why}") from error
+def joined(names: Iterable[object]) -> str:
+    """Names in a sentence."""
+    return ", ".join(map(str, names))
 
 
-def values_of(given: Iterable[tuple[str, list[Any]]]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """Merge repeated options: each with all values that it was given.
-
-    >>> values_of([("chunks", [2, 4]), ("gather", ["step"]), ("chunks", [1, 2])])
-    (('chunks', (2, 4, 1)), ('gather', ('step',)))
-    """
-    varied: dict[str, list[Any]] = {}
-    for name, values in given:
-        varied.setdefault(name, []).extend(values)
-    return tuple((name, unique(values)) for name, values in varied.items())
+def default_cache() -> Path:
+    """Return the default cache folder of compilation results (XDG Base Directory Specification)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshmark", "compiled")
 
 
-def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Iterable[Case]) -> None:
-    """Check that every given option affects a case.
+CASES = Group(
+    "cases",
+    option("--strategy NAME,...", f"such as fsdp,tensor; default: all; {LISTED}", str),
+    option(
+        "--devices N,...",
+        f"numbers of devices; default: {joined(DEVICES)}; all with --topology",
+        devices,
+    ),
+    option("--mesh MESH", "such as data=2,tensor=4; repeatable", str),
+    option(
+        "--batch-size N,...",
+        f"in sequences; default: {joined(BATCH_SIZES)}; one per device with --topology",
+        count,
+    ),
+    option("--microbatches N,...", "per batch; default: 2 per pipeline stage, or 1", count),
+    option("--dtype DTYPE", f"of the computation: {joined(DTYPES)}; default: %(default)s", DTYPE, "float32"),
+    option(
+        "--remat REMAT", f"what the backward pass recomputes: {joined(REMATS)}; default: %(default)s", REMAT, "dots"
+    ),
+    option("--option NAME=VALUE,...", f"{OF_STRATEGIES}; several values are a case each", assignment),
+    option("--compiler-option NAME=VALUE", XLA_OPTION, assignment),
+)
+MODEL = Group(
+    "model",
+    option("--preset PRESET", f"{joined(PRESETS)}; default: %(default)s", one_of("preset", PRESETS), "nano"),
+    *(option(f"--{size} N", f"{size} of the model; default: the preset's", count) for size in SIZES),
+    option("--untied", "give the head its own weights instead of the embedding's"),
+    option("--attention-window W,...", f"{WINDOW}; a list sweeps; default: dense", window),
+    option("--attention-stride L", "sparse attention with far keys at this distance, or blocks of this size", count),
+    option(f"--attention-pattern {'|'.join(PATTERNS)}", "with a stride; default: strided"),
+    option("--attention-summary C", "fixed: tokens at a block's end that later blocks attend to; default: 1", count),
+)
+TEXT = Group("text", option("--corpus FILE", "the text to train on; default: the prose of pydoc_data.topics", Path))
+MEASURING = Group(
+    "measuring",
+    option("--attribution", "attribute each step's time to causes; also times variants of it"),
+    option("--checkpoint", "also time saving and restoring each state, under TMPDIR"),
+    option("--case-timeout S", "seconds without progress; default: %(default)s", seconds, CASE_TIMEOUT),
+    option("--memory-profile DIR", "write device memory profiles for pprof, and count the bytes of live arrays", Path),
+    option("--compile-only", "compile and analyse each step, and run nothing"),
+    option("--topology TOPOLOGY", "compile for all devices of v5p:4x4x4, for example, and run nothing", topology),
+    option("--machine FILE", "also predict the time of each step by this machine file, a name or a path", str),
+    option("--rounds N", f"timed blocks per case; default: {ROUNDS}, more within {EXTRA_SECONDS:g} seconds", rounds),
+    option("--resume", "continue the interrupted run with the same --benchmark-json"),
+    option("--trace-dir DIR", "write a profiler trace of each case, apart from timed blocks", Path),
+)
+PROCESSES = Group(
+    "multi-process runs; start each process with the same options",
+    option("--distributed", "find the other processes through SLURM, Open MPI, Kubernetes or a TPU host"),
+    option("--coordinator HOST:PORT", "find them here instead: the host of process 0, and a free port", str),
+    option("--processes N", "number of processes, with --coordinator", count),
+    option("--process-id I", "number of this process, with --coordinator; 0 writes the report", index),
+    option("--join-timeout S", "to find each other; default: %(default)s seconds", seconds, JOIN_TIMEOUT),
+    option(
+        "--lost-after S", "without heartbeat until a process is lost; default: %(default)s seconds", seconds, LOST_AFTER
+    ),
+)
+STEPS = (CASES, MODEL, TEXT)
+"""Options that select steps to run."""
+MEASURE = (*STEPS, MEASURING, PROCESSES)
+TRAIN = Group(
+    "run",
+    CASES["--strategy"].one(help=f"default: %(default)s; {LISTED}", default="single"),
+    CASES["--devices"].one(help="number of devices; default: all, or 1 for single"),
+    CASES["--mesh"].one(help="such as data=2,tensor=4, instead of --devices"),
+    CASES["--batch-size"].one(help="sequences in a global batch; default: %(default)s", default=16),
+    CASES["--microbatches"].one(),
+    CASES["--dtype"],
+    CASES["--remat"],
+    CASES["--option"]._replace(help=OF_STRATEGIES, value="NAME=VALUE"),
+    CASES["--compiler-option"],
+)
+TRAINING = Group(
+    "training; the defaults are nanoGPT's for CPUs",
+    option("--steps N", "train until step N; default: %(default)s", count, 300),
+    option("--seed N", "of weights and batches; default: %(default)s", whole, 0),
+    option("--learning-rate X", "the highest; default: %(default)s", float, 1e-3),
+    option("--warmup-steps N", "of linear warmup; default: a twentieth of --steps", whole),
+    option("--decay-steps N", "where the cosine decay ends; default: --steps", count),
+    option("--final-learning-rate X", "after the decay; default: a tenth of the highest", float),
+    option("--beta1 X", "of AdamW; default: %(default)s", float, 0.9),
+    option("--beta2 X", "of AdamW; default: %(default)s", float, 0.99),
+    option("--weight-decay X", "of AdamW; default: %(default)s", float, 0.1),
+    option("--clip-norm X", "clip gradients to this norm; default: %(default)s", float, 1.0),
+)
+LOGGING = Group(
+    "text, log and checkpoints",
+    *TEXT.options,
+    option("--tokenizer bytes|chars", "what a token is; default: %(default)s", default="bytes"),
+    option("--tokens N", argparse.SUPPRESS, renamed("--tokenizer bytes or --tokenizer chars")),
+    option("--out DIR", "folder of log and checkpoints; default: runs/STRATEGY-MESH", Path),
+    option("--log-every N", "log each N-th step; default: %(default)s", count, 10),
+    option("--evaluate-every N", "evaluate on held-out text each N steps; default: %(default)s", count, 250),
+    option("--evaluation-batches N", "batches of an evaluation; default: %(default)s", count, 20),
+    option("--checkpoint-every N", "save each N steps; default: at the end", count),
+    option("--keep K", "keep the K latest checkpoints; default: all", count),
+    option("--resume", "continue the run in --out from its latest checkpoint"),
+    option("--sample N", "write N tokens of text at the end", count),
+    option("--temperature X", "of the sample; 0 is greedy; default: %(default)s", float, 0.8),
+)
+SPACE = Group(
+    "search space",
+    CASES["--batch-size"].one(help="sequences in a global batch", required=True),
+    CASES["--strategy"]._replace(help=f"default: all hand-written ones; {LISTED}"),
+    CASES["--mesh"]._replace(help="such as data=2,tensor=4; repeatable; default: all meshes"),
+    CASES["--microbatches"]._replace(
+        help="per batch; default: 1, 2, 4, ... per pipeline stage, until steps get slower"
+    ),
+    CASES["--dtype"]._replace(default="bfloat16"),
+    CASES["--remat"]._replace(help=f"{joined(REMATS)}: what is recomputed; default: all", default=None, many="list"),
+    CASES["--option"]._replace(help=f"{OF_STRATEGIES}; default: every schedule and gather"),
+    CASES["--compiler-option"],
+)
+CANDIDATES = Group(
+    "compiling",
+    option("--time-budget S", "for compiling, in seconds; default: %(default)s", seconds, BUDGET_SECONDS),
+    option("--workers N", "compiling processes; default: as many as memory and cores allow", workers),
+    option("--cache DIR", "of compilation results; default: %(default)s", Path, default_cache()),
+    option("--again", "ignore cached results, compile again and replace them"),
+)
 
-    Raises:
-        ValueError: an option affects none.
-    """
-    unused = dict(options)
-    for case in cases:
-        for name, _ in case.options:
-            unused.pop(name, None)
-        if not unused:
-            return
-    for name in unused:
-        having = ", ".join(each.name for each in STRATEGIES.values() if name in each.options)
-        raise ValueError(f"--option {name} changes none of the selected steps; it is one of {having}")
 
-
-def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices: Sequence[int] = ()) -> None:
-    """Check that the options use all devices of a topology.
-
-    Raises:
-        ValueError: --devices is given, or a mesh has another number of devices.
-    """
-    available = device_count(topology)
-    if devices:
-        raise ValueError(f"--topology {topology} always uses all of its {available} devices; leave --devices out")
-    for mesh in meshes:
-        if mesh.size != available:
-            raise ValueError(f"--mesh {mesh} takes {mesh.size} devices, and must take all {available} of {topology}")
-
-
-def divides_among_processes(devices: int) -> bool:
-    """Whether every process can have an equal number of these devices, or there is only one device."""
-    return devices == 1 or devices % processes.count() == 0
-
-
-def unique(values: list[T]) -> tuple[T, ...]:
-    """The values in order, without duplicates, because case ids must be unique."""
-    return tuple(dict.fromkeys(values))
-
-
-def choice_parser(noun: str, legal: Iterable[str]) -> Callable[[str], str]:
-    """A parser of one of several names."""
-
-    def parse(text: str) -> str:
-        if text not in legal:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}; there are {', '.join(legal)}")
-        return text
-
-    return parse
-
-
-preset = choice_parser("preset", PRESETS)
-dtype, remat = choice_parser("dtype", get_args(Dtype)), choice_parser("rematerialisation policy", get_args(Remat))
-
-
-def strategy(text: str) -> str:
-    """Parse the name of a strategy."""
-    if text not in STRATEGIES:
-        raise argparse.ArgumentTypeError(unknown(text, "strategy", STRATEGIES, KNOWN_AS))
-    return text
-
-
-def option(text: str) -> list[tuple[str, list[Any]]]:
-    """Parse an option of strategies with its values, each of the type that `TrainConfig` has.
-
-    >>> option("sequence_parallel=true,false")
-    [('sequence_parallel', [True, False])]
-    """
-    name, _, values = text.partition("=")
-    if name not in OPTIONS:
-        raise argparse.ArgumentTypeError(f"{name!r} is no option of a strategy; there are {', '.join(OPTIONS)}")
-    parse = PARSERS.get(get_type_hints(TrainConfig)[name], str)
-    try:
-        found = commas(parse)(values)
-        for value in found:
-            TrainConfig(batch_size=1, **{name: value})
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"--option {text}: {error}") from error
-    return [(name, found)]
-
-
-def flag(text: str) -> bool:
-    """Parse true or false."""
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text == "true"
-
-
-def topology(text: str) -> Topology:
-    """Parse a topology."""
-    try:
-        return Topology.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def mesh(text: str) -> MeshSpec:
-    """Parse a mesh."""
-    try:
-        return MeshSpec.parse(text)
-    except Infeasible as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def count_or_auto(text: str) -> int | str:
-    """Parse a whole number of at least 1, or auto."""
-    return text if text == "auto" else count(text)
-
-
-PARSERS: dict[Any, Callable[[str], Any]] = {
-    **{int: count, int | None: count, float: amount, bool: flag},
-    get_type_hints(TrainConfig)["unroll"]: count_or_auto,
-}
-"""Parsers by the type of a `TrainConfig` field; fields of other types are texts."""
-
-
-def _nothing_selected(chosen: Selection) -> str:
-    names = chosen.strategies or tuple(STRATEGIES)
-    axes = "; ".join(f"{name} uses {', '.join(STRATEGIES[name].axis_names)}" for name in names)
-    where = f"--mesh {' or '.join(map(str, chosen.meshes))}" if chosen.meshes else f"--devices {chosen.devices}"
-    return f"no case: none of {', '.join(names)} has a mesh of its own for {where} ({axes}); single has data=1"
+def add_options(parser: "pytest.Parser") -> None:
+    """Declare the options of `pytest benchmarks`, once."""
+    for declared in MEASURE:
+        group = parser.getgroup(f"meshmark-{declared.title}", f"meshmark: {declared.title}")
+        if not getattr(group, "options", None):  # otherwise the conftest.py of a checkout has declared them
+            for each in declared.options:
+                each.declare(group.addoption)

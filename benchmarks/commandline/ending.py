@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.importing import pause_collection, resume_collection
 from benchmarks.commandline.outputs import Unwritable
+from strategies.schema import SchemaError
 
 WRONG_USAGE = 2
 """Exit code when options, arguments or the environment cannot be used."""
@@ -23,6 +24,31 @@ BROKEN_PIPE = 141
 """Exit code when the reader of the output has closed the pipe, as `| head` does: 128 plus the number of SIGPIPE."""
 BROKEN_INPUT = 5
 """Exit code when an input file cannot be read or a result cannot be written."""
+
+
+class Refused(ValueError):
+    """What the options ask for is not possible. It ends a command with `WRONG_USAGE`, and the message in a line.
+
+    Attributes:
+        kind: what the message begins with.
+    """
+
+    kind = ""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Refuse what a ValueError in the body says is not possible, except files that cannot be read or written.
+
+    Raises:
+        Refused: with the message of the error.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, Refused | Unwritable | SchemaError):
+            raise
+        raise Refused(str(error)) from error
 
 
 def quiet_while_importing() -> None:

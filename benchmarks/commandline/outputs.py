@@ -1,12 +1,16 @@
 """Output files of commands: checked before the work begins, and saved elsewhere if writing them fails afterwards."""
 
+import argparse
 import itertools
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+STDOUT = Path("-")
 
 
 class Unwritable(ValueError):
@@ -152,6 +156,28 @@ def save_text(path: Path, text: str) -> None:
             raise
         sys.stdout.write(text)
         raise Unwritable(f"{error}; it is printed instead") from error
+
+
+def present(option: argparse.Namespace, document: str, text: str) -> None:
+    """Print a text, or the JSON document of the same with `--json`; draw the document with `--png`.
+
+    Args:
+        option: `json` is a file to write, `STDOUT`, or None; `png` is the picture, or None.
+        document: what `meshmark plot` draws.
+        text: for a reader.
+
+    Raises:
+        Unwritable: the document cannot be written.
+        SystemExit: it cannot be drawn.
+    """
+    if option.json not in (None, STDOUT):
+        save_text(option.json, document)
+    print(document if option.json == STDOUT else text)
+    if option.png:  # by another process: the package that draws needs no JAX, and this one no matplotlib
+        command = [sys.executable, "-m", "benchmarks", "plot", "-", "--out", os.fspath(option.png)]
+        sys.stdout.flush()
+        if code := subprocess.run(command, input=document, text=True, check=False).returncode:
+            sys.exit(code)
 
 
 def safe_name(text: str) -> str:

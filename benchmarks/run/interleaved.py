@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.cli.defaults import MIN_ROUNDS
+from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.run.measure import Timeable, no_compilation
 

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CaseFailure, ProcessDied, TimedOut, reason_of, status_of
 from benchmarks.cases.row import Row
-from benchmarks.cli.defaults import MIN_ROUNDS
+from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.commandline.outputs import safe_name
 from benchmarks.commandline.statuses import TIMEOUT_CAUSE

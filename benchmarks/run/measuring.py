@@ -19,9 +19,8 @@ import pytest
 
 from benchmarks.cases.case import Case, Selection
 from benchmarks.cases.row import Row
-from benchmarks.cli.arguments import parse_deferred
-from benchmarks.cli.defaults import EXTRA_SECONDS, ROUNDS
-from benchmarks.cli.options import selected
+from benchmarks.cases.selection import selected
+from benchmarks.cli.options import EXTRA_SECONDS, ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.cluster.heartbeat import HeartbeatSender
 from benchmarks.commandline.ending import INTERRUPTED
@@ -62,7 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
     option, clock = config.option, Clock()
     use_virtual_devices()
     try:
-        parse_deferred(option)
         option.compile_only |= option.topology is not None
         if supervised():
             processes.join(option)

@@ -31,10 +31,10 @@ import jax
 import strategies
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of, status_of
-from benchmarks.cli.arguments import declare, declare_text
-from benchmarks.cli.options import selected
+from benchmarks.cases.selection import selected
+from benchmarks.cli.options import STEPS
 from benchmarks.commandline.importing import resume_collection
-from benchmarks.commandline.parser import Parser
+from benchmarks.commandline.parser import Command
 from benchmarks.commandline.server import CONNECTION, PROTOCOL, SERVER
 from benchmarks.run.attribution import attribute
 from benchmarks.run.clock import Clock
@@ -152,9 +152,7 @@ def serve(server: TimingServer, connection: Connection) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     resume_collection()
-    parser = Parser(prog=f"python -m {SERVER}", description="Time blocks of steps on request.")
-    declare(parser.add_argument)
-    declare_text(parser.add_argument)
+    parser = Command("time blocks of steps on request", SERVER, *STEPS).parser(f"python -m {SERVER}")
     options = parser.parse_args(arguments)
     use_virtual_devices()
     try:

@@ -6,14 +6,12 @@ meshmark search --preset gpt2-xl --topology h100:1x8 --batch-size 64
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.cases.case import Case
-from benchmarks.cli import parsers
-from benchmarks.cli.refusing import refusing
-from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import save_text, short
+from benchmarks.commandline.ending import refusing
+from benchmarks.commandline.outputs import save_text
 from benchmarks.explain.trace import trace
 from benchmarks.search import scaled
 from benchmarks.search.candidates import Doublings, SearchSpace
@@ -70,34 +68,26 @@ def write_trace(path: Path, best: Candidate) -> None:
     """Write when each pipeline stage does what in a predicted step."""
     spans = Step(best.cost, best.machine, best.topology).spans()
     save_text(path, json.dumps(trace("prediction", str(best.case), str(best.topology), spans)))
-    log(f"{short(path)}: open it at ui.perfetto.dev, or draw it: meshmark lanes {short(path)}")
+    log(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark plot {path}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(args: argparse.Namespace) -> int:
     """Search and print the report.
 
     Returns:
         The exit status: 1 if nothing fits. It is 2 for invalid options, and 5 for files that cannot be written.
     """
-    command = parsers.search()
-    args = command.parse_args(arguments)
-    with refusing(command):
+    with refusing():
         space, machine = prepared(args)
     if args.scaling:
-        with refusing(command):
-            return scaling(space, machine, args)
+        return scaling(space, machine, args)
     result = search(space, machine, args)
     fitting = result.ranking.fitting
     print("\n".join(report(result, args.all, args.tokens, args.price)), flush=True)
-    with refusing(command):
-        if args.json:
-            save_text(args.json, json.dumps(document(result)))
-        if args.trace and fitting:
-            write_trace(args.trace, fitting[0])
-        elif args.trace:
-            log(f"{short(args.trace)} is not written: no candidate fits")
+    if args.json:
+        save_text(args.json, json.dumps(document(result)))
+    if args.trace and fitting:
+        write_trace(args.trace, fitting[0])
+    elif args.trace:
+        log(f"{args.trace} is not written: no candidate fits")
     return 0 if fitting else 1
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -7,8 +7,10 @@ from typing import get_args
 import jax
 
 from benchmarks.cases.case import attention_given, option_texts
-from benchmarks.cli.options import (
+from benchmarks.cases.selection import (
     available_devices,
+    known_meshes,
+    known_strategies,
     model,
     require_all_devices,
     require_options,
@@ -42,7 +44,7 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
         Unwritable: a file cannot be written.
     """
     require_together(args)
-    if args.devices:
+    if args.topology == "here":
         args.topology = topology_here()
     largest = sized(args.topology, powers_of_two(*args.scaling)[-1]) if args.scaling else args.topology
     chosen = chosen_machine(args, largest)
@@ -68,15 +70,16 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
         windows = " or ".join(str(window or "dense") for window in args.attention_window)
         raise ValueError(f"--attention-window {windows}: a search is for one model; give one window")
     name, config = model(args)
-    require_all_devices(args.topology, args.mesh)
+    meshes = known_meshes(args.mesh)
+    require_all_devices(args.topology, meshes)
     space = SearchSpace(
         args.topology,
         ",".join([name, *option_texts(attention_given(config))]),
         config,
         args.batch_size,
         args.dtype,
-        unique(args.strategy),
-        unique(args.mesh),
+        known_strategies(args.strategy),
+        meshes,
         unique(args.microbatches),
         unique(args.remat) or get_args(Remat),
         values_of(args.option),
@@ -110,8 +113,8 @@ def require_together(args: argparse.Namespace) -> None:
     Raises:
         ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.
     """
-    if args.measure and not args.devices:
-        raise ValueError("--measure times steps on the devices of this machine; give --devices here")
+    if args.measure and args.topology != "here":
+        raise ValueError("--measure times steps on the devices of this machine; give --topology here")
     if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
         raise ValueError(f"--{given[0]} is of one topology; leave --scaling out")
     for name, others in BELONGING.items():
@@ -179,7 +182,7 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
         ValueError: nothing is measured, or an option is about predictions.
     """
     if not args.measure:
-        raise ValueError(f"{topology}: {MEASURED_ONLY}; give --devices here --measure 8")
+        raise ValueError(f"{topology}: {MEASURED_ONLY}; give --topology here --measure 8")
     if given := [name for name in PREDICTIONS if getattr(args, name)]:
         raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; leave it out")
     memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)

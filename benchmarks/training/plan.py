@@ -12,7 +12,15 @@ from typing import Any
 import jax
 
 from benchmarks.cases.case import Case, Selection, options_of
-from benchmarks.cli.options import available_devices, model, require_options, unique, values_of
+from benchmarks.cases.selection import (
+    available_devices,
+    known_meshes,
+    known_strategies,
+    model,
+    require_options,
+    unique,
+    values_of,
+)
 from benchmarks.commandline.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
@@ -67,7 +75,7 @@ class Plan:
         Raises:
             ValueError: the options contradict each other, or the text cannot be used.
         """
-        text = Text.read(option.corpus, option.tokens)
+        text = Text.read(option.corpus, option.tokenizer)
         preset, config = _model_of(option, text)
         text.require_sequences(config.sequence)
         if not 0 <= option.temperature < math.inf:
@@ -166,10 +174,10 @@ def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig]:
     """The model, with the vocabulary of the text if tokens are its characters."""
-    if option.tokens == "chars":
+    if option.tokenizer == "chars":
         if option.vocab not in (None, text.vocab):
             problem = f"--vocab {option.vocab}, and the corpus {text.name} has {text.vocab} characters"
-            raise ValueError(f"{problem}; leave --vocab out, or use --tokens bytes")
+            raise ValueError(f"{problem}; leave --vocab out, or use --tokenizer bytes")
         option.vocab = text.vocab
     preset, config = model(option)
     if config.vocab < text.vocab:
@@ -183,8 +191,8 @@ def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
     available = available_devices()
     selection = Selection(
-        strategies=(option.strategy,),
-        meshes=(option.mesh,) if option.mesh else (),
+        strategies=known_strategies([option.strategy]),
+        meshes=known_meshes([option.mesh] if option.mesh else []),
         devices=(option.devices or (1 if option.strategy == "single" else available),),
         batch_sizes=(option.batch_size,),
         microbatches=(option.microbatches,) if option.microbatches else (),
@@ -193,7 +201,7 @@ def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case
         dtype=option.dtype,
         remat=option.remat,
         windows=unique(option.attention_window),
-        options=values_of(value for given in option.option for each in given for value in each),
+        options=values_of(option.option),
         compiler_options=tuple(dict(option.compiler_option).items()),
     )
     cases = selection.cases()

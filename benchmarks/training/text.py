@@ -61,7 +61,7 @@ class Text:
             text = bytes_N.tobytes().decode()
         except UnicodeDecodeError as error:
             problem = f"byte {error.start:,} of the corpus {name} is not UTF-8"
-            raise ValueError(f"{problem}, so it has no characters; use --tokens bytes") from error
+            raise ValueError(f"{problem}, so it has no characters; use --tokenizer bytes") from error
         points, tokens_N = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
         return cls(tokens_N.astype(np.int32), kind, "".join(map(chr, points)), name, digest)
 

@@ -29,7 +29,7 @@ Parts = Mapping[tuple[int, int], Sequence[int]]
 """Row and column of each part of an array -> the devices that hold it."""
 
 
-def figure_of(overview: Overview) -> Figure:
+def shards(overview: Overview) -> Figure:
     """Draw the mesh, and a panel for each distinct layout of the arrays of a step: which devices hold which part."""
     panels = [mesh_panel(overview), *layout_panels(overview)]
     lines = [panels[start : start + COLUMNS] for start in range(0, len(panels), COLUMNS)]

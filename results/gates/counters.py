@@ -35,7 +35,7 @@ FACTS: dict[str, Any] = {
     **dict.fromkeys((*COMPILER, *SETTINGS, "arch"), str | None),
     **dict.fromkeys(("device_count",), Count | None),
 }
-WRITTEN_BY = "`meshmark baseline RUN.json`"
+WRITTEN_BY = "`meshmark regress baseline RUN.json`"
 REFRESH = f"write it again with {WRITTEN_BY}"
 
 

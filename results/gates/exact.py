@@ -6,10 +6,9 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from results.cli.arguments import percent
+from benchmarks.commandline.ending import Refused
 from results.gates.counters import COMPILER, COUNTERS, PASSED, Snapshot, read_snapshot
 from results.gates.metrics import EXACT, Allowance, Metric, of_an_axis, other_axes
 from results.gates.report import counted_words
@@ -26,60 +25,35 @@ SEEN_BY_RUNNING = "a retrace in every step", "a loss that is NaN"
 """Regressions that only running a step shows. A test checks the names against the planted regressions of the proof."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this gate."""
-    parser.add_argument("base", type=Path, metavar="BASE.json", help="a run, or a baseline of results/baselines")
-    parser.add_argument("head", type=Path, metavar="HEAD.json", help="the run to judge")
-    parser.add_argument(
-        "--allow",
-        type=rule,
-        action="append",
-        default=[],
-        metavar="METRIC=AMOUNT",
-        help="allowance: how much worse still counts as the same, in the metric's unit or in percent such as 1.5%%; "
-        "default: 0. METRIC may contain *; repeatable, the last one applies",
-    )
-    parser.add_argument(
-        "--across-versions",
-        type=percent,
-        metavar="TOLERANCE",
-        help="compare runs of different versions: list the counters that differ, and judge which got worse by more "
-        "than TOLERANCE, such as 5%%",
-    )
-    parser.add_argument(
-        "--only-head-cases",
-        action="store_true",
-        help="judge only the cases that are in HEAD; the other cases of BASE are counted but do not count as vanished",
-    )
-
-
 def run(options: argparse.Namespace) -> Report:
     """Compare the two files.
 
     Raises:
         RecordError: a file is not a complete run or baseline.
     """
-    allowed = {name: allowance for part in options.allow for name, allowance in part.items()}
+    allowed = {name: allowance for part in options.allow for name, allowance in rule(*part).items()}
     base, head = read_snapshot(options.base), read_snapshot(options.head)
     tolerance = options.across_versions and Allowance(100 * options.across_versions, percent=True)
     return compare(base, head, allowed, only_head_cases=options.only_head_cases, tolerance=tolerance)
 
 
-def rule(text: str) -> dict[str, Allowance]:
-    """Parse METRIC=AMOUNT into the allowance of each matching metric.
+def rule(pattern: str, amount: str) -> dict[str, Allowance]:
+    """The allowance of each metric whose name matches.
 
-    >>> {name: str(allowance) for name, allowance in rule("memory.t*_bytes=1%").items()}
+    >>> {name: str(allowance) for name, allowance in rule("memory.t*_bytes", "1%").items()}
     {'memory.temp_bytes': '1%', 'memory.total_bytes': '1%'}
+
+    Raises:
+        Refused: no metric has such a name, or the amount is none.
     """
-    pattern, _, amount = text.rpartition("=")
     names = fnmatch.filter(COUNTERS, pattern) or ([pattern] if of_an_axis(pattern) else [])
     if not names:
         nearest = ", ".join(difflib.get_close_matches(pattern, COUNTERS, n=5, cutoff=0))
-        raise argparse.ArgumentTypeError(f"{text!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")
+        raise Refused(f"--allow: {pattern!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")
     try:
         return dict.fromkeys(names, Allowance.parse(amount))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        raise Refused(f"--allow {pattern}={amount}: {error}") from error
 
 
 def compare(

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.commandline.parser import one_line
 from benchmarks.commandline.tables import aligned, screen_width
-from results.cli.tables import escaped
 from results.gates.metrics import metric_of
 from results.gates.verdict import RED, Finding, Report
+from results.reports.tables import escaped
 
 # GitHub refuses a comment of more than 65,536 characters, and there may be two tables in it.
 TABLE_LETTERS = 30_000

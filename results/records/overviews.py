@@ -21,7 +21,6 @@ Array = Literal["batch", "weights", "gradients", "optimizer state", "activations
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 MOST_DEVICES = 16
 """Most devices that fit into a picture with a column for each."""
-WRITTEN_BY = "print one with `meshmark show STRATEGY --json`"
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -95,17 +94,18 @@ class Overview(msgspec.Struct, frozen=True):
         return [other for other in self.devices if all(other[axis] == device[axis] for axis in {*device} - {*axes})]
 
 
-def read(text: str, most_devices: int = MOST_DEVICES) -> list[Overview]:
+def read(text: str, where: str = "stdin", most_devices: int = MOST_DEVICES) -> list[Overview]:
     """Parse the printed overviews.
 
     Args:
         text: as it was printed.
+        where: its file, for messages.
         most_devices: most devices that fit into the picture.
 
     Raises:
         RecordError: the text is something else, or an overview has more devices than fit into a picture.
     """
-    overviews = checked(decode_json(text, "stdin"), Annotated[list[Overview], Meta(min_length=1)], "stdin")
+    overviews = checked(decode_json(text, where), Annotated[list[Overview], Meta(min_length=1)], where)
     for each in overviews:
         if (devices := math.prod(size for _, size in each.mesh)) > most_devices:
             raise RecordError(f"{each.strategy} has {devices} devices; a picture has room for {most_devices}")

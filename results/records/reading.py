@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from benchmarks.commandline.ending import Refused
 from results.records.columns import type_of
 from results.records.launches import INTERVALS, combine_launches
 from strategies import files
@@ -19,7 +20,9 @@ UNTIMED = "untimed"
 LAUNCH = "launch"
 """Key of the launch number in a row of merged runs."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
-WAY_OUT = "write it with `pytest benchmarks --benchmark-json=FILE`, or a baseline with `meshmark baseline RUN.json`"
+WAY_OUT = (
+    "write it with `pytest benchmarks --benchmark-json=FILE`, or a baseline with `meshmark regress baseline RUN.json`"
+)
 Rows = list[dict[str, Any]]
 RUN: dict[str, Any] = {"benchmarks": Rows, "machine_info": dict[str, Any]}
 """Keys of a run, with the types of their values."""
@@ -41,8 +44,10 @@ RecordError = SchemaError
 Document = TypeVar("Document")
 
 
-class NotComparable(ValueError):
+class NotComparable(Refused):
     """Two runs are complete, but a comparison would not be fair; the message names what differs."""
+
+    kind = "not comparable: "
 
 
 class Stats(msgspec.Struct, frozen=True):

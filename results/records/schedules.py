@@ -13,7 +13,6 @@ KINDS = {"F": "forward", "B": "backward", "W": "gradients of weights"}
 """Kinds of operations of a stage in a tick."""
 MOST = 1400
 """Most stages or ticks in a picture: matplotlib draws at most 2^16 pixels in each direction."""
-WRITTEN_BY = "print one with `meshmark schedule NAME --stages S --microbatches M --json`"
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -32,13 +31,13 @@ class Schedule(msgspec.Struct, frozen=True):
     stages: Annotated[list[Annotated[list[Operation | None], Meta(min_length=1)]], Meta(min_length=1)]
 
 
-def read(text: str) -> Schedule:
-    """Parse a printed schedule.
+def read(text: str, where: str = "stdin") -> Schedule:
+    """Parse a printed schedule; `where` is its file, for messages.
 
     Raises:
         RecordError: the text is not a complete schedule; the message says what is wrong.
     """
-    return complete(checked(decode_json(text, "stdin"), Schedule, "stdin"))
+    return complete(checked(decode_json(text, where), Schedule, where))
 
 
 def complete(schedule: Schedule) -> Schedule:

@@ -1,17 +1,21 @@
 """The page that compares predicted with published seconds: its tables in Markdown, and every row as CSV."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from results.cli.tables import as_csv, as_markdown
-from results.figures.predictions import WORST, worst_first
-from results.records.predictions import MEMORY, Errors, errors_by, errors_of, judged
+from benchmarks.commandline.outputs import require_apart, save, save_text
+from results.figures.pictures import draw, themed
+from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
+from results.records.predictions import MEMORY, Errors, errors_by, errors_of, judged, read
 from results.records.reading import RecordError
+from results.reports.tables import as_csv, as_markdown
+from strategies.files import read_text, shown
 
 PAGE, TABLE, PICTURE, PARTS_PICTURE = "published.md", "published.csv", "published.png", "published-parts.png"
-BEGIN, END = "<!-- written by `meshmark predictions` -->", "<!-- end of what is written -->"
+BEGIN, END = "<!-- written by `meshmark plot` -->", "<!-- end of what is written -->"
 """The command replaces what stands between these lines of a page, and keeps the rest, which is written by hand."""
 EMPTY = f"# Predicted against published\n\n{BEGIN}\n{END}\n"
 LEAST_SPREADS = 5
@@ -25,6 +29,29 @@ ROW = {
     **{"beside": "error_of_others", "problem": "problem"},
 }
 """Columns of a row -> their names in the CSV file."""
+
+
+def write_page(path: Path, folder: Path) -> list[Path]:
+    """Write the page that compares predicted with published seconds, its rows and its two pictures.
+
+    Of a page that is there, the tables are replaced. Returns the paths written.
+
+    Raises:
+        RecordError: the file cannot be read, or has no row that is both predicted and measured.
+    """
+    paths = [folder / name for name in (PAGE, TABLE, PICTURE, PARTS_PICTURE)]
+    require_apart({str(written): written for written in paths}, [path])
+    rows = read(path)
+    known = judged(rows)
+    if known.empty:
+        raise RecordError(f"{shown(path)} has no row that is both predicted and measured")
+    before = read_text(paths[0]) if paths[0].exists() else EMPTY
+    save_text(paths[0], page(rows, before))
+    save_text(paths[1], every_row(rows))
+    with themed():
+        for picture, figure in zip(paths[2:], (predicted_figure(known), parts_figure(known)), strict=True):
+            save(picture, lambda to, drawn=figure: draw(drawn, to, dpi=110))
+    return paths
 
 
 def page(rows: pd.DataFrame, before: str = EMPTY) -> str:

@@ -2,7 +2,7 @@
 
     print(overview("fsdp", "gpt2", "fsdp=4", batch_size=16))
 
-`meshmark show` prints it, and `meshmark diagram` draws it.
+`meshmark show` prints it, and `meshmark plot` draws it.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from benchmarks import compile as page
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
 from benchmarks.cases.row import Row
-from benchmarks.compile import main, report
+from benchmarks.compile import report
 from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.gpus import GPUS
@@ -27,6 +27,7 @@ from benchmarks.search.compiling import compile_and_replay, compile_entry
 from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
+from tests.commands import command
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
 TAKES_CUDA = pytest.mark.skipif(
@@ -174,16 +175,16 @@ TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", 
 def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit status is 0 for a step that fits or does not, 1 if compiling fails, and 2 for bad options."""
     monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
-    assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == 0
+    assert command("compile")(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == 0
     assert "fsdp-fsdp=4-b4" in capsys.readouterr().out
     rows = {"oom": 0, "infeasible": 0, "compile_error": 1, "error": 1}
     for status, code in rows.items():
         record = dataclasses.replace(compile_entry(case(strategy="tensor", mesh="tensor=4")).record, status=status)
         monkeypatch.setattr(page, "compile_entry", lambda case, record=record: Entry(case, record))
-        assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
+        assert command("compile")(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
     for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):
-            main(wrong)
+            command("compile")(wrong)
 
 
 @TAKES_LIBTPU

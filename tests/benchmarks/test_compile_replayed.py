@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from benchmarks import compile as page
-from benchmarks.compile import main
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.advice import Advice
 from tests.benchmarks.test_compile import TINY, pretended  # noqa: F401
+from tests.commands import command
+
+main = command("compile")
 
 
 def test_the_replayed_step_is_written_as_a_trace(
@@ -26,7 +28,7 @@ def test_the_replayed_step_is_written_as_a_trace(
     monkeypatch.setattr(Topology, "require_compiler", lambda self: None)
     path = tmp_path / "new" / "trace.json"
     assert main(["--topology=h100:1x4", "--strategy=fsdp", *TINY, f"--trace={path}"]) == 0
-    assert f"meshmark lanes {path}" in capsys.readouterr().out
+    assert f"meshmark plot {path}" in capsys.readouterr().out
     events = json.loads(path.read_text())["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert [*lanes.values()] == ["compute", "memory", "exposed", "idle", "inside a host"]

@@ -13,7 +13,7 @@ from tests.processes import ROOT, environment
 
 def test_it_names_what_an_issue_needs(capsys: pytest.CaptureFixture[str]) -> None:
     """Versions, compilers, devices, links, and that they work; each line has its name."""
-    assert doctor.main([]) == 0
+    assert doctor.main() == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if not line.startswith(" "))
     assert f"jax {jax.__version__}" in lines["libraries"]
     assert {"meshmark", "python", "tpu", "gpu", "environment", "host", "links"} < {*lines}
@@ -30,7 +30,7 @@ def test_it_names_variables_that_change_a_run(monkeypatch: pytest.MonkeyPatch) -
 def test_a_wrong_sum_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code says so, and the last line what was wrong."""
     monkeypatch.setattr(doctor.jnp, "sum", lambda x: jnp.max(x))
-    assert doctor.main([]) == doctor.UNUSABLE
+    assert doctor.main() == doctor.UNUSABLE
     assert capsys.readouterr().out.splitlines()[-1].split(maxsplit=1) == [
         "check",
         "failed: the sum over all devices is 7.0, not 28.0",

@@ -6,11 +6,13 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.fit import main
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.tables import cluster_of, errors, model_of, predicted_rows, read_rows
+from tests.commands import command
 from tests.processes import ROOT
+
+main = command("fit")
 
 FSDP = ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv"
 ONLY = "matmul_efficiency,matmul_dim,attention_efficiency"

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.launch import environment, launch, main, visible_gpus, wait
+from benchmarks.launch import environment, launch, visible_gpus, wait
+from tests.commands import command
+
+main = command("launch")
 
 
 def sleeper(seconds: float, status: int = 0) -> subprocess.Popen[str]:

@@ -8,9 +8,11 @@ from functools import cache
 
 import pytest
 
-from benchmarks.predict import main
 from benchmarks.simulate.tables import errors, mesh_of, model_of, predicted_rows, read_rows, work_of
+from tests.commands import command
 from tests.processes import ROOT
+
+main = command("predict")
 
 PUBLISHED = ROOT / "results" / "published"
 TABLES = sorted(PUBLISHED.glob("*.csv"))

@@ -16,7 +16,7 @@ from tests.strategies.sampling import nightly
 def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     """A bad option or environment ends the run before its first case, with one line that says what is wrong."""
     refused = {
-        "--strategy=ddp": "argument --strategy: 'ddp' is no strategy; there are single, data, ",
+        "--strategy=ddp": "--strategy 'ddp' is no strategy; there are single, data, ",
         "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
         f"--benchmark-json={tmp_path}": "cannot be written: Is a directory; name another",
         f"--benchmark-json={tmp_path}/{'x' * 245}.json": "cannot be written: File name too long; name another",
@@ -47,7 +47,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     ("folder", "option", "message"),
     [
         (ROOT, "--resume", "--resume continues a run that was stopped; give the --benchmark-json of that run"),
-        (None, "--strategy=ddp", "argument --strategy: 'ddp' is no strategy; there are single, data, "),
+        (None, "--strategy=ddp", "--strategy 'ddp' is no strategy; there are single, data, "),
     ],
     ids=["checkout", "elsewhere"],
 )

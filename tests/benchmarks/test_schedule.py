@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from benchmarks.schedule import main
+from tests.commands import command
 from tests.processes import ROOT
+
+main = command("schedule")
 
 
 def test_a_schedule_is_printed_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,10 +31,11 @@ def test_a_schedule_is_printed_as_text_and_as_json(capsys: pytest.CaptureFixture
     assert "pipeline=2 does not divide microbatches=3" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["gpipe", "--stages", "0", "--microbatches", "3"])
-    assert "must be at least 1" in capsys.readouterr().err
+    assert "give a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_a_schedule_needs_no_jax() -> None:
     """Loading JAX takes most of a second, and tables of numbers have no use for it."""
-    code = "import sys; from benchmarks.schedule import main; main(sys.argv[1:]); sys.exit('jax' in sys.modules)"
+    code = "import sys; from benchmarks.cli.main import prepared; prepared('schedule', sys.argv[1:])(); "
+    code += "sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code, *["gpipe", "--stages=2", "--microbatches=2"]], check=True, cwd=ROOT)

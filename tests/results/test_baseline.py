@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from results.baseline import main
 from results.gates.counters import COUNTERS, KEPT, read_snapshot
 from results.records.reading import RecordError
-from results.regress import main as regress
+from tests.commands import command
 from tests.results.synthetic import edited, failed, row, sweep, write_run
+
+main, regress = command("regress baseline"), command("regress exact")
 
 # A sweep, a case with an unknown counter, and an infeasible one.
 ROWS = [
@@ -55,14 +56,14 @@ def test_a_baseline_says_what_its_run_said(run: Path, baseline: Path) -> None:
     assert {case: {key: row[key] for key in KEPT} for case, row in there.rows.items()} == {
         case: {key: row[key] for key in KEPT} for case, row in back.rows.items()
     }
-    assert regress(["exact", str(baseline), str(run)]) == 0
-    assert regress(["exact", str(run), str(baseline)]) == 0
+    assert regress([str(baseline), str(run)]) == 0
+    assert regress([str(run), str(baseline)]) == 0
 
 
 def test_a_baseline_holds_a_later_run(baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A counter that rises above the baseline is red, also from a zero that the file leaves out."""
     worse = [edited(row(), {"compiled.collectives.permute.in_loops": 1}), *ROWS[1:]]
-    assert regress(["exact", str(baseline), str(write_run(tmp_path / "head.json", worse))]) == 1
+    assert regress([str(baseline), str(write_run(tmp_path / "head.json", worse))]) == 1
     assert "compiled.collectives.permute.in_loops  0 -> 1 collectives" in capsys.readouterr().out
 
 
@@ -140,7 +141,7 @@ def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest
         ({"schema_version": None}, "has schema_version None and this meshmark reads 4"),
         ({"better": None}, "does not say which way its metrics are `better`"),
         ({"better": {}}, "says of compiled.flops that better is 'unknown', and this meshmark that it is 'lower'"),
-        ({"cases": []}, r"has no case; write it again with `meshmark baseline RUN.json`"),
+        ({"cases": []}, r"has no case; write it again with `meshmark regress baseline RUN.json`"),
         ({"cases": {}}, "cases is {}; it must be a list"),
         (
             {"cases": [{"name": "test_step[x]", "status": "ok"}]},
@@ -158,8 +159,8 @@ def test_a_baseline_that_could_mislead_is_refused(baseline: Path, changes: dict[
 def test_directions_must_agree(baseline: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A baseline that disagrees on which way a metric is better exits with 5."""
     better = json.loads(baseline.read_text())["better"] | {"memory.temp_bytes": "higher"}
-    assert regress(["exact", str(rewritten(baseline, better=better)), str(run)]) == 5
+    assert regress([str(rewritten(baseline, better=better)), str(run)]) == 5
     assert "memory.temp_bytes that better is 'higher', and this meshmark that it is 'lower'" in capsys.readouterr().out
     better |= {"memory.temp_bytes": "lower", "compiled.kernels": "lower"}
-    assert regress(["exact", str(rewritten(baseline, better=better)), str(run)]) == 5
+    assert regress([str(rewritten(baseline, better=better)), str(run)]) == 5
     assert "compiled.kernels that better is 'lower', and this meshmark that it is 'unknown'" in capsys.readouterr().out

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from results import compare, export, merge
+from results import merge
 from results.gates.stored import compare_runs
 from results.records.launches import Change
 from results.records.reading import NotComparable, RecordError, read_run, records_of
 from results.records.rows import load
+from tests.commands import command
 from tests.results.synthetic import edited, failed, row, write_run
 
 
@@ -27,7 +28,7 @@ def timed(mesh: str, seconds: float, **facts: Any) -> dict[str, Any]:
 def merged(folder: Path, name: str, *seconds: float, **facts: Any) -> Path:
     """A file of so many launches."""
     runs = [write_run(folder / f"{name}{i}.json", [timed("fsdp=8", each, **facts)]) for i, each in enumerate(seconds)]
-    merge.main([*map(str, runs), "--out", str(folder / f"{name}.json")])
+    command("merge")([*map(str, runs), "--out", str(folder / f"{name}.json")])
     return folder / f"{name}.json"
 
 
@@ -70,7 +71,7 @@ def test_cases_that_are_not_in_both_are_named(tmp_path: Path, capsys: pytest.Cap
     """What vanished, what is new, what failed: the exit code is 0, for it is no gate."""
     base = write_run(tmp_path / "a.json", [timed("fsdp=2", 1.0), timed("fsdp=4", 1.0), timed("fsdp=8", 1.0)])
     head = [timed("fsdp=2", 1.0), failed("oom", "fsdp", "fsdp=4"), row("tensor", "tensor=8")]
-    compare.main([str(base), str(write_run(tmp_path / "b.json", head))])
+    command("compare")([str(base), str(write_run(tmp_path / "b.json", head))])
     lines = capsys.readouterr().out.splitlines()
     said = {line.split("-", 2)[1].split("-b")[0]: line for line in lines if line.startswith("test_step")}
     assert "inconclusive" in said["fsdp=2"]
@@ -84,9 +85,9 @@ def test_counters_that_differ_are_listed(tmp_path: Path, capsys: pytest.CaptureF
     """As the exact gate judges them."""
     base = write_run(tmp_path / "a.json", [timed("fsdp=8", 1.0)])
     head = write_run(tmp_path / "b.json", [timed("fsdp=8", 1.0, **{"compiled.flops": 3 * 10**9})])
-    compare.main([str(base), str(head)])
+    command("compare")([str(base), str(head)])
     assert "worse  compiled.flops  2,000,000,000 -> 3,000,000,000 flop  1.500x" in capsys.readouterr().out
-    compare.main([str(base), str(base)])
+    command("compare")([str(base), str(base)])
     assert "the exact counters of the compiled programs are equal" in capsys.readouterr().out
 
 
@@ -115,7 +116,7 @@ def test_what_does_not_compare_is_refused(
     a = write_run(tmp_path / "a.json", [timed("fsdp=8", 1.0)])
     b = write_run(tmp_path / "b.json", [timed("fsdp=8", 1.0, **facts)], **machine)
     with pytest.raises(SystemExit, match="2"):
-        compare.main([str(a), str(b)])
+        command("compare")([str(a), str(b)])
     assert words.format(a=a, b=b) in capsys.readouterr().err
 
 
@@ -123,7 +124,7 @@ def test_what_does_not_compare_is_refused(
 def test_a_comparison_has_other_forms(tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With the same row."""
     a, b = (write_run(tmp_path / f"{name}.json", [timed("fsdp=8", 1.0)]) for name in "ab")
-    compare.main([str(a), str(b), "--format", form])
+    command("compare")([str(a), str(b), "--format", form])
     said = capsys.readouterr().out
     assert ("| 1,000.00 ms | 1,000.00 ms |" if form == "markdown" else '"1,000.00 ms","1,000.00 ms",') in said
 
@@ -146,7 +147,7 @@ def test_launches_are_one_record_with_an_interval_over_them(tmp_path: Path) -> N
 def test_merged_runs_are_merged_again(tmp_path: Path) -> None:
     """Launches are counted on."""
     two, other = merged(tmp_path, "two", 1.0, 1.1), write_run(tmp_path / "three.json", [timed("fsdp=8", 1.2)])
-    merge.main([str(two), str(other), "--out", str(tmp_path / "all.json")])
+    command("merge")([str(two), str(other), "--out", str(tmp_path / "all.json")])
     document = json.loads((tmp_path / "all.json").read_text())
     assert [each["launch"] for each in document["benchmarks"]] == [1, 2, 3]
     assert [Path(each["file"]).name for each in document["launches"]] == ["two0.json", "two1.json", "three.json"]
@@ -156,7 +157,7 @@ def test_a_case_that_failed_in_a_launch_has_failed(tmp_path: Path) -> None:
     """A number of the others would hide it."""
     good = write_run(tmp_path / "good.json", [timed("fsdp=8", 1.0)])
     bad = write_run(tmp_path / "bad.json", [failed("oom", "fsdp", "fsdp=8")])
-    merge.main([str(good), str(bad), "--out", str(tmp_path / "both.json")])
+    command("merge")([str(good), str(bad), "--out", str(tmp_path / "both.json")])
     (record,) = records_of(tmp_path / "both.json", read_run(tmp_path / "both.json"), {})
     assert (record["status"], record["launches"], record["samples"]) == ("oom", 2, ())
 
@@ -184,7 +185,7 @@ def test_a_run_is_no_launch_of_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     """Its times would count twice."""
     a, b = (write_run(tmp_path / f"{name}.json", [timed("fsdp=8", 1.0)]) for name in "ab")
     with pytest.raises(SystemExit, match="2"):
-        merge.main([str(a), str(b), "--out", str(tmp_path / "m.json")])
+        command("merge")([str(a), str(b), "--out", str(tmp_path / "m.json")])
     assert "hold the same run" in capsys.readouterr().err
 
 
@@ -198,7 +199,7 @@ def test_a_flag_of_launches_is_that_of_all(tmp_path: Path) -> None:
         runs = [
             write_run(tmp_path / f"{i}.json", [timed("fsdp=8", 1 + i, **facts)]) for i, facts in enumerate(launches)
         ]
-        merge.main([*map(str, runs), "--out", str(tmp_path / "merged.json")])
+        command("merge")([*map(str, runs), "--out", str(tmp_path / "merged.json")])
         path = tmp_path / "merged.json"
         (record,) = records_of(path, read_run(path), [*each[0]])
         assert (record["matches_single"], record["noisy"], record["predicted.sent_bytes"]) == (False, True, None)
@@ -214,7 +215,7 @@ def test_a_launch_has_a_number(tmp_path: Path) -> None:
 def test_csv_has_every_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As stored, unrounded; what is not known is empty."""
     run = write_run(tmp_path / "run.json", [row("fsdp", "fsdp=8"), failed("oom", "tensor", "tensor=8")])
-    export.main([str(run), "--format", "csv"])
+    command("export")([str(run), "--format", "csv"])
     measured, oom = csv.DictReader(io.StringIO(capsys.readouterr().out))
     for name, value in row("fsdp", "fsdp=8")["extra_info"].items():
         assert measured[name] == ("" if value is None else str(value))
@@ -224,12 +225,12 @@ def test_csv_has_every_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_markdown_is_short_and_columns_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line a case; a column that is not there is refused with those like it."""
     run = write_run(tmp_path / "run.json", [timed("fsdp=8", 0.5), failed("oom", "tensor", "tensor=8")])
-    export.main([str(run), "--format", "markdown", "--out", str(tmp_path / "run.md")])
+    command("export")([str(run), "--format", "markdown", "--out", str(tmp_path / "run.md")])
     _, _, measured, oom = (tmp_path / "run.md").read_text().splitlines()
     assert measured.startswith("| fsdp | fsdp=8 | 16 | 500.00 ms | 485.00 to 515.00 | 4,096 |")
     assert oom.endswith("| oom: made up |")
-    export.main([str(run), "--format", "markdown", "--columns", "mesh,devices"])
+    command("export")([str(run), "--format", "markdown", "--columns", "mesh,devices"])
     assert capsys.readouterr().out == "| mesh | devices |\n|---|---|\n| fsdp=8 | 8 |\n| tensor=8 | 8 |\n"
     with pytest.raises(SystemExit, match="2"):
-        export.main([str(run), "--format", "csv", "--columns", "meshs"])
+        command("export")([str(run), "--format", "csv", "--columns", "meshs"])
     assert "no column is called 'meshs'; there are mesh" in capsys.readouterr().err

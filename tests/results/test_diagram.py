@@ -8,16 +8,16 @@ from xml.etree import ElementTree as Tree
 
 import pytest
 
-from results.diagram import main
 from results.figures.communication import communication
 from results.records.overviews import Overview, read
 from strategies import STRATEGIES
 from strategies.costs.overview import overview
+from tests.commands import command
 from tests.processes import ROOT
 
 PAGES = ROOT / "docs" / "strategies"
 SVG = "{http://www.w3.org/2000/svg}"
-ANEW = "meshmark show --json | meshmark diagram --out docs/strategies"
+ANEW = "meshmark show --json | meshmark plot - --out docs/strategies"
 MOST_BYTES = 60_000
 
 
@@ -92,7 +92,7 @@ def test_the_command_writes_a_picture_for_each(
 ) -> None:
     """Into a folder that it makes, and prints where they are."""
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([facts("data"), facts("auto")])))
-    main(["--out", str(tmp_path / "new")])
+    command("plot")(["-", "--out", str(tmp_path / "new")])
     assert capsys.readouterr().out.split() == [str(tmp_path / "new" / name) for name in ("data.svg", "auto.svg")]
     assert (tmp_path / "new" / "data.svg").read_text() == communication(read_one("data"))
 
@@ -121,7 +121,7 @@ def test_what_is_no_overview_is_refused(
     """In one line, which says how to make one."""
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([facts("data") | changed])))
     with pytest.raises(SystemExit, match="5"):
-        main(["--out", str(tmp_path)])
+        command("plot")(["-", "--out", str(tmp_path)])
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.options import selected
+from benchmarks.cases.selection import selected
 from benchmarks.run.record import SCHEMA_VERSION, Record
 from benchmarks.simulate.published import run_of
 from benchmarks.simulate.tables import read_rows

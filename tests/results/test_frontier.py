@@ -11,9 +11,11 @@ from matplotlib.patches import Rectangle
 
 from results.figures.palette import STRATEGY_COLOURS
 from results.figures.search import TIMES, drawn_candidates, figure_of
-from results.frontier import main
 from results.records.documents import read_search as read
 from results.records.reading import RecordError
+from tests.commands import command
+
+main = command("plot")
 
 GIB = 2**30
 

@@ -10,8 +10,10 @@ from matplotlib.colors import to_hex
 
 from results.figures.lanes import lanes
 from results.figures.palette import LANE_COLOURS
-from results.lanes import main
 from results.records.traces import read
+from tests.commands import command
+
+main = command("plot")
 
 SPANS = [
     ("compute", 0, 4),
@@ -123,7 +125,6 @@ SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1}
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        (None, "is no trace of a replayed or predicted step; write one with `meshmark compile"),
         ([], "is the trace of a step in which nothing happens"),
         ([SPAN], "traceEvents[0] is in the lane 'compute', which no event before it names"),
         ([LANE, SPAN | {"dur": -1}], "traceEvents[1]: dur is -1; it must be a number of at least 0"),
@@ -136,7 +137,7 @@ def test_what_is_no_trace_is_not_drawn(
 ) -> None:
     """What is no trace ends the command with 5 and a line that says so, before anything is drawn."""
     path = tmp_path / "step.json"
-    path.write_text(json.dumps([] if events is None else {"otherData": FACTS, "traceEvents": events}))
+    path.write_text(json.dumps({"otherData": FACTS, "traceEvents": events}))
     with pytest.raises(SystemExit, match="5"):
         main([str(path)])
     assert words in capsys.readouterr().err

@@ -12,16 +12,18 @@ import pytest
 
 from results.figures.curves import PARTS, TIMES
 from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS
-from results.page import main
 from results.webpage.assemble import SCRIPTS, embedded
+from tests.commands import command
 from tests.processes import ROOT
 from tests.results.synthetic import row, sweep, write_run
 
+main = command("page")
 WITHOUT_JAX = """
-import runpy, sys
+import sys
 for absent in ("jax", "jaxlib", "flax", "optax"):
     sys.modules[absent] = None
-runpy.run_module("results.page", run_name="__main__")
+from benchmarks.cli.main import main
+main(["page", *sys.argv[1:]])
 """
 
 

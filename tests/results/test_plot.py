@@ -15,16 +15,18 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from results.figures.canvas import look_of, what_was_run
 from results.figures.curves import TIMES, attributed, scaling, several_batches
 from results.figures.drawing import FIGURES, figures_of
-from results.plot import main
 from results.records.rows import load
+from tests.commands import command
 from tests.processes import ROOT
 from tests.results.synthetic import SHARES, STRATEGIES, edited, failed, row, sweep, write_run
 
+main = command("plot")
 WITHOUT_JAX = """
-import runpy, sys
+import sys
 for absent in ("jax", "jaxlib", "flax", "optax"):
     sys.modules[absent] = None
-runpy.run_module("results.plot", run_name="__main__")
+from benchmarks.cli.main import main
+main(["plot", *sys.argv[1:]])
 """
 TEMPORARIES = "temporaries (gradients, activations)"
 HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml"}

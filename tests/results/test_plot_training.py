@@ -12,11 +12,14 @@ from benchmarks.cases.case import Case
 from benchmarks.run.equality import rounding_bound as timing_bound
 from benchmarks.training.log import SCHEMA_VERSION as WRITTEN
 from results.figures.losses import labels_of, largest_difference, loss_curves, rounding_bound, what_was_trained
-from results.plot import main
 from results.records.reading import RecordError
 from results.records.training import SCHEMA_VERSION, read_training
 from strategies import PRESETS, MeshSpec
+from tests.commands import command
 from tests.processes import ROOT
+from tests.results.synthetic import sweep, write_run
+
+main = command("plot")
 
 EXAMPLES = ROOT / "docs" / "examples" / "training"
 SHAKESPEARE = ROOT / "docs" / "examples" / "shakespeare"
@@ -174,15 +177,22 @@ def test_runs_on_different_tokens_do_not_compare(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run.json"], "is a log of training, and run.json is not; plot them apart"),
-        (["--batch-size", "8"], "the log of a training run has none"),
+        (["run.json"], "is of the kind training, and run.json is not; plot them apart"),
+        (["--batch-size", "8"], "chooses among measured cases, and this is of the kind training; leave it out"),
     ],
 )
 def test_logs_are_drawn_by_themselves(
-    logs: list[Path], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    logs: list[Path],
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Benchmark runs among logs, and options for them, are refused."""
-    with pytest.raises(SystemExit, match="5"):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run.json", sweep())
+    with pytest.raises(SystemExit, match="2"):
         main([str(logs[0]), *arguments])
     assert message in capsys.readouterr().err
 

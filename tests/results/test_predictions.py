@@ -8,24 +8,23 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from benchmarks import predict
-from results import predictions
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.records.predictions import NUMBERS, PARTS, TEXTS, errors_by, errors_of, judged, read
 from results.records.reading import RecordError
 from results.reports import predictions as page
+from tests.commands import command
 from tests.processes import ROOT
 
 COMMITTED = ROOT / "docs" / "reference"
 TABLES = sorted((ROOT / "results" / "published").glob("*.csv"))
-WRITE = "meshmark predict results/published/*.csv --out P.csv && meshmark predictions P.csv --out docs/reference"
+WRITE = "meshmark predict results/published/*.csv --out P.csv && meshmark plot P.csv --out docs/reference"
 
 
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The table that the command writes of all published runs."""
     path = tmp_path_factory.mktemp("predicted") / "predicted.csv"
-    predict.main([*map(str, TABLES), f"--out={path}"])
+    command("predict")([*map(str, TABLES), f"--out={path}"])
     return path
 
 
@@ -41,7 +40,7 @@ def folder(predicted: Path) -> Path:
     folder = predicted.parent / "page"
     folder.mkdir()
     (folder / page.PAGE).write_text((COMMITTED / page.PAGE).read_text())
-    predictions.main([str(predicted), f"--out={folder}"])
+    command("plot")([str(predicted), f"--out={folder}"])
     return folder
 
 
@@ -59,7 +58,7 @@ def test_the_committed_page_is_what_the_command_writes(folder: Path) -> None:
 
 def test_a_page_written_twice_is_the_same(predicted: Path, folder: Path, tmp_path: Path) -> None:
     """The pictures, too; a folder without a page gets the tables alone."""
-    predictions.main([str(predicted), f"--out={tmp_path}"])
+    command("plot")([str(predicted), f"--out={tmp_path}"])
     new = (tmp_path / page.PAGE).read_text()
     assert new.partition(page.BEGIN)[2].partition(page.END)[0] in (folder / page.PAGE).read_text()
     for path in (each for each in folder.iterdir() if each.name != page.PAGE):
@@ -86,7 +85,7 @@ def test_a_page_that_is_not_utf8_is_refused(
     path = tmp_path / page.PAGE
     path.write_bytes(before := f"caf\u00e9\n{page.BEGIN}\n{page.END}\n".encode("latin-1"))
     with pytest.raises(SystemExit) as ended:
-        predictions.main([str(predicted), f"--out={tmp_path}"])
+        command("plot")([str(predicted), f"--out={tmp_path}"])
     assert ended.value.code == 5
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"{page.PAGE} is not UTF-8 at byte 3; save it as UTF-8")
@@ -197,7 +196,7 @@ def test_what_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.Capture
         (tmp_path / "none.csv", "none.csv does not exist; write it with"),
     ):
         with pytest.raises(SystemExit) as ended:
-            predictions.main([str(wrong), f"--out={tmp_path}"])
+            command("plot")([str(wrong), f"--out={tmp_path}"])
         assert ended.value.code == 5
         assert problem in capsys.readouterr().err
 

@@ -1,6 +1,5 @@
 """`results.regress exact`: its exit codes, its report files, and that it starts fast."""
 
-import argparse
 import json
 import os
 import re
@@ -14,20 +13,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.cli.arguments import declare
-from benchmarks.cli.options import selected
+from benchmarks.cases.selection import selected
 from benchmarks.run.record import COMPILED_KEYS, Record
-from results.regress import main
+from tests.commands import command, parsed
 from tests.processes import ROOT
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
 # Run the command where JAX, and everything else that is slow to import, cannot be imported.
 WITHOUT = """
-import runpy, sys
+import sys
 for absent in ("jax", "flax", "optax", "numpy", "scipy", "pandas", "matplotlib", "seaborn"):
     sys.modules[absent] = None
-runpy.run_module("results.regress", run_name="__main__")
+from benchmarks.cli.main import main
+main(["regress", *sys.argv[1:]])
 """
+main = command("regress exact")
 FORMS = ("markdown", "junit", "action-json", "bencher-json")
 
 
@@ -51,7 +51,7 @@ def head(tmp_path: Path) -> Path:
 
 def run(*arguments: str | Path) -> int:
     """Run the command, and return its exit code."""
-    return main(["exact", *map(str, arguments)])
+    return main([*map(str, arguments)])
 
 
 def test_equal_runs_are_green(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,14 +79,13 @@ def test_what_is_allowed_is_green(base: Path, head: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: GATE"),
-        (["fast"], "invalid choice: 'fast'"),
-        (["exact", "one.json"], "the following arguments are required: HEAD.json"),
-        (["exact", "a", "b", "--allow", "memory.temp=1%"], "'memory.temp=1%' names no exact metric; .* memory.temp_b"),
-        (["exact", "a", "b", "--allow", "compiled.flops"], "'compiled.flops' names no exact metric; METRIC=AMOUNT can"),
-        (["exact", "a", "b", "--allow", "compiled.flops=-1"], "'-1' is no allowance; give a number of at least 0"),
-        (["exact", "a", "b", "--allow", "compiled.flops=nan%"], "'nan%' is no allowance; .* a percentage such as"),
-        (["exact", "a", "b", "--allow", "tokens_per_second=1"], "'tokens_per_second=1' names no exact metric"),
+        ([], "the following arguments are required: BASE.json, HEAD.json"),
+        (["one.json"], "the following arguments are required: HEAD.json"),
+        (["a", "b", "--allow", "memory.temp=1%"], "'memory.temp' names no exact metric; .* memory.temp_b"),
+        (["a", "b", "--allow", "compiled.flops"], "'compiled.flops' is not an option with a value"),
+        (["a", "b", "--allow", "compiled.flops=-1"], "'-1' is no allowance; give a number of at least 0"),
+        (["a", "b", "--allow", "compiled.flops=nan%"], "'nan%' is no allowance; .* a percentage such as"),
+        (["a", "b", "--allow", "tokens_per_second=1"], "'tokens_per_second' names no exact metric"),
     ],
 )
 def test_a_command_that_cannot_be_understood(arguments: list, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,9 +121,7 @@ HERE, RENAMED = "test_step[data-data=2-b8]", "test_step[ddp-data=2-b8]"
 @pytest.fixture
 def recorded() -> list[dict[str, Any]]:
     """Rows of four compiled cases, made with the benchmarks' own record, each with a program of its own."""
-    parser = argparse.ArgumentParser()
-    declare(parser.add_argument)
-    cases = selected(parser.parse_args(["--strategy=data,fsdp", "--devices=2"])).cases()
+    cases = selected(parsed("measure", ["--strategy=data,fsdp", "--devices=2"])).cases()
     records = [Record(case, "cpu", "cpu", virtual_devices=True, status="ok", compile_only=True) for case in cases]
     records = [
         replace(
@@ -204,7 +201,7 @@ def test_a_missing_file_is_broken_input(base: Path, tmp_path: Path, capsys: pyte
     assert run(tmp_path / "jax-0.11.0.json", base) == 5
     shown = capsys.readouterr().out
     assert "jax-0.11.0.json does not exist; write it with `pytest benchmarks --benchmark-json=" in shown
-    assert "meshmark baseline RUN.json" in shown
+    assert "meshmark regress baseline RUN.json" in shown
 
 
 def test_every_form_is_written(base: Path, head: Path, tmp_path: Path) -> None:
@@ -231,9 +228,9 @@ def test_a_refusal_is_written_over_an_old_report(base: Path, tmp_path: Path) -> 
 
 def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     """--help of the command and of the gate lists the exit codes."""
-    for arguments in (["--help"], ["exact", "--help"]):
+    for name in ("regress exact", "regress paired"):
         with pytest.raises(SystemExit, match="0"):
-            main(arguments)
+            command(name)(["--help"])
         shown = capsys.readouterr().out
         assert all(f"\n  {code}  " in shown for code in range(6))
 

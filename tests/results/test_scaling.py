@@ -13,8 +13,10 @@ from results.figures.palette import LIMIT_COLOURS
 from results.figures.scaling import figure_of
 from results.records.documents import read_scaling as read
 from results.records.reading import RecordError
-from results.scaling import main
+from tests.commands import command
 from tests.processes import ROOT
+
+main = command("plot")
 
 EXAMPLE = ROOT / "docs" / "examples" / "scaling" / "gpt3-6.7b-h100.json"
 

@@ -14,19 +14,20 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from benchmarks.show import main as show
 from results.figures.grid import size
 from results.figures.palette import device_colours
-from results.figures.shards import MOST_DEVICES, draw_parts, figure_of, layout_panels, parts_of
+from results.figures.shards import MOST_DEVICES, draw_parts, layout_panels, parts_of, shards
 from results.records.overviews import Overview, read
-from results.shards import main
 from strategies import STRATEGIES
 from strategies.costs.overview import overview
+from tests.commands import command
+
+show = command("show")
 
 
 def read_one(name: str, **others: Any) -> Overview:
     """An overview as it is read."""
-    return read(json.dumps([overview(name, "nano", **others).as_dict()]), MOST_DEVICES)[0]
+    return read(json.dumps([overview(name, "nano", **others).as_dict()]), most_devices=MOST_DEVICES)[0]
 
 
 def stripes(axes: Axes) -> list[Rectangle]:
@@ -60,7 +61,7 @@ def test_devices_share_a_part_if_jax_gives_them_the_same_slice(mesh: str) -> Non
 def test_every_layout_has_a_panel(name: str) -> None:
     """One, beside the device grid: no two are alike, each array has the parts of one, and bytes are of all arrays."""
     shown = read_one(name)
-    grid, *panels = figure_of(shown).axes
+    grid, *panels = shards(shown).axes
     assert len(cells(grid)) == len(shown.devices)
     layouts = layout_panels(shown)
     assert [axes.get_title(loc="left") for axes in panels] == [title for title, _ in layouts]
@@ -83,7 +84,7 @@ def test_a_device_has_one_colour() -> None:
     shown = read_one("three_d", mesh="fsdp=4,tensor=2")
     colours = device_colours(8)
     assert len({*colours}) == 8
-    for axes, (_, parts) in zip(figure_of(shown).axes[1:], layout_panels(shown), strict=True):
+    for axes, (_, parts) in zip(shards(shown).axes[1:], layout_panels(shown), strict=True):
         expected = [colours[device] for devices in parts.values() for device in devices]
         assert [to_hex(stripe.get_facecolor()) for stripe in stripes(axes)] == expected
 
@@ -92,7 +93,7 @@ def test_a_cell_names_all_of_its_devices() -> None:
     """Replicas stand in one cell, consecutive ones as a range."""
     shown = read_one("hsdp", mesh="data=2,fsdp=4")
     (norm,) = [array for array in shown.arrays if (array.what, array.name) == ("weight", "head.norm.bias_D")]
-    axes = figure_of(shown).axes[0].figure.add_subplot()
+    axes = shards(shown).axes[0].figure.add_subplot()
     draw_parts(axes, parts_of(shown, norm), device_colours(8))
     assert [text.get_text() for text in axes.texts] == ["0, 4", "1, 5", "2, 6", "3, 7"]
 
@@ -106,7 +107,7 @@ def test_neighbours_have_different_colours(count: int) -> None:
 def test_many_parts_of_one_dim_are_in_lines() -> None:
     """Of 64 devices 16 in a line, so that all numbers are legible."""
     shown = read_one("fsdp", mesh="fsdp=64", batch_size=64)
-    for axes in figure_of(shown).axes:
+    for axes in shards(shown).axes:
         assert len(cells(axes)) in (1, 64)
         assert axes.get_xlim()[1] <= 16
 
@@ -114,7 +115,7 @@ def test_many_parts_of_one_dim_are_in_lines() -> None:
 def test_show_draws_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`show --png` writes the picture that `show --json | meshmark shards` writes, and prints the table."""
+    """`show --png` writes the picture that `show --json | meshmark plot -` writes, and prints the table."""
     asked = ["fsdp", "--mesh=fsdp=4,tensor=2", "--preset=nano"]
     show([*asked, f"--png={tmp_path / 'shown.png'}"])
     said = capsys.readouterr()
@@ -126,7 +127,7 @@ def test_show_draws_what_it_says(
     )
     show([*asked, "--json"])
     monkeypatch.setattr("sys.stdin", io.StringIO(capsys.readouterr().out))
-    main([str(tmp_path / "piped.png")])
+    command("plot")(["-", "--out", str(tmp_path / "piped.png")])
     assert (tmp_path / "piped.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
 
 
@@ -135,7 +136,7 @@ def test_show_draws_what_it_says(
     [
         ([overview("data").as_dict(), overview("fsdp").as_dict()], "stdin has 2 overviews, and a picture is of one"),
         ([overview("fsdp", "nano", "fsdp=128", 128).as_dict()], "has 128 devices; a picture has room for 64"),
-        ([overview("data").as_dict() | {"arrays": [{"name": "x"}]}], "stdin[0].arrays[0] lacks what; print one with"),
+        ([overview("data").as_dict() | {"arrays": [{"name": "x"}]}], "stdin[0].arrays[0] lacks what"),
     ],
 )
 def test_what_is_no_single_overview_is_refused(
@@ -148,7 +149,7 @@ def test_what_is_no_single_overview_is_refused(
     """In one line, which says how to make one."""
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(overviews)))
     with pytest.raises(SystemExit, match="5"):
-        main([str(tmp_path / "x.png")])
+        command("plot")(["-", "--out", str(tmp_path / "x.png")])
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1

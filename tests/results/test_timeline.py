@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from matplotlib.patches import Rectangle
 
-from benchmarks.schedule import main as print_schedule
 from results.figures.timeline import timeline
 from results.records.schedules import read
-from results.timeline import main
+from tests.commands import command
+
+print_schedule = command("schedule")
 
 
 def drawn(*arguments: str) -> dict:
@@ -43,8 +44,8 @@ def test_the_command_writes_a_picture(tmp_path: Path, monkeypatch: pytest.Monkey
     """The command draws the schedule from stdin into a PNG file, and exits with 5 if stdin has none."""
     schedule = drawn("interleaved", "--stages=2", "--microbatches=2")
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(schedule)))
-    main([str(tmp_path / "new" / "schedule.png")])
+    command("plot")(["-", "--out", str(tmp_path / "new" / "schedule.png")])
     assert (tmp_path / "new" / "schedule.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr("sys.stdin", io.StringIO("nothing"))
     with pytest.raises(SystemExit, match="5"):
-        main([str(tmp_path / "schedule.png")])
+        command("plot")(["-", "--out", str(tmp_path / "schedule.png")])

@@ -3,16 +3,13 @@
 import argparse
 import contextlib
 import functools
-import math
 import signal
 import sys
 import time
 from collections.abc import Iterator
 
-from benchmarks.commandline.ending import INTERRUPTED
+from benchmarks.commandline.ending import INTERRUPTED, Refused
 from benchmarks.commandline.server import ServerFailure
-from benchmarks.commandline.values import count, positive
-from results.cli.arguments import add_selection, percent, program
 from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
 from results.gates.paired.comparison import Comparison, Design
 from results.gates.paired.conclusions import conclude
@@ -24,30 +21,16 @@ from results.records.launches import MIN_LAUNCHES
 from results.records.reading import NotComparable
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this gate."""
-    add = parser.add_argument
-    add("--base", required=True, metavar="REF", help="what to compare with: a git ref, or the directory of a checkout")
-    add("--head", required=True, metavar="REF", help="what to judge, likewise; '.' is the working tree as it stands")
-    for side in ("base", "head"):
-        add(f"--{side}-python", type=program, default=sys.executable, metavar="FILE", help="default: this interpreter")
-    add("--launches", type=launch_count, default=7, metavar="N", help="of fresh processes; default: %(default)s")
-    add("--blocks", type=count, default=60, metavar="N", help="timed a side in a launch; default: %(default)s")
-    add("--minimum-effect", type=percent, default="5%", metavar="P", help="that matters; default: %(default)s")
-    add("--time-budget", type=positive, default=math.inf, metavar="S", help="seconds; makes as many launches as fit")
-    add("--case-timeout", type=positive, default=600, metavar="S", help="without an answer; default: %(default)s")
-    add("--seed", type=int, default=0, metavar="N", help="of the order of turns; default: %(default)s")
-    add_selection(parser.add_argument_group("which cases, as for `pytest benchmarks`"))
-    parser.set_defaults(refuse=parser.error)
-
-
 def run(options: argparse.Namespace) -> Report:
     """Compare two checkouts.
 
     Raises:
         NotComparable: a checkout is too old, the checkouts run on different devices, or they have no case in common.
-        SystemExit: both checkouts refuse the selection; or Ctrl-C was pressed, after the report so far is printed.
+        Refused: there are too few launches, or both checkouts refuse the selection.
+        SystemExit: Ctrl-C was pressed, after the report so far is printed.
     """
+    if options.launches < MIN_LAUNCHES:
+        raise Refused(f"{options.launches} launches settle nothing; give {MIN_LAUNCHES} or more")
     started = time.monotonic()
     try:
         with (
@@ -90,7 +73,7 @@ def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> l
     Raises:
         CheckoutError: a worker does not start.
         NotComparable: one checkout refuses the selection, or the two run on different devices.
-        SystemExit: both refuse the selection.
+        Refused: both refuse the selection.
     """
     introductions, refusals = [], []
     for checkout in (base, head):
@@ -101,7 +84,7 @@ def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> l
                 raise CheckoutError(f"{checkout.name} does not start: {failure}") from failure
             refusals.append(f"{checkout.name} refuses the selection: {failure.reason}")
     if len(refusals) == 2:
-        options.refuse(refusals[1])
+        raise Refused(refusals[1])
     if refusals:
         raise NotComparable(refusals[0])
     here, there = (introduction.devices for introduction in introductions)
@@ -120,14 +103,3 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
-
-
-def launch_count(text: str) -> int:
-    """Parse a number of launches.
-
-    Raises:
-        argparse.ArgumentTypeError: it is too small for a decision.
-    """
-    if (number := count(text)) < MIN_LAUNCHES:
-        raise argparse.ArgumentTypeError(f"{number} launches settle nothing; give {MIN_LAUNCHES} or more")
-    return number

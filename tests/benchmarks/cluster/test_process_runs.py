@@ -38,7 +38,7 @@ def test_waiting_for_other_processes_ends_with_an_error(index: int, awaited: str
 def test_devices_that_processes_cannot_share_are_rows(tmp_path: Path) -> None:
     """Device counts that the processes cannot share equally are infeasible rows, launched from any folder."""
     report = tmp_path / "run.json"
-    launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=1", "--"
+    launch = "-m", "benchmarks", "launch", "--processes=2", "--devices-per-process=1", "--"
     selected = "--strategy=data", "--devices=2,3", f"--benchmark-json={report}"
     (ended,) = finish_together(start_together(1, 1, *launch, *PLUGINS, *TINY, *selected, folder=tmp_path, **TOYS))
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -129,7 +129,7 @@ def test_launched_processes_measure_together(tmp_path: Path) -> None:
     It alone starts a process of one device, in which `single` is timed while the others wait.
     """
     report = tmp_path / "run.json"
-    launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=2", "--"
+    launch = "-m", "benchmarks", "launch", "--processes=2", "--devices-per-process=2", "--"
     selected = "--strategy=three_d", "--mesh=data=2,tensor=2", f"--benchmark-json={report}"
     (ended,) = finish_together(start_together(1, 2, *launch, *PLUGINS, *TINY, *selected, SINGLE=""))
     assert ended.returncode == 0, ended.stdout + ended.stderr

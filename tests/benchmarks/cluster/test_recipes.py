@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.cli.arguments import add_options
+from benchmarks.cli.options import add_options
 from benchmarks.cluster.joining import several_processes_requested
 from tests.processes import ROOT
 

@@ -17,7 +17,7 @@ from tests.strategies.sampling import nightly
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
 SOON_SECONDS = 2.0
-LAUNCH = (sys.executable, "-m", "benchmarks.launch", "--processes=2", "--", *TINY)
+LAUNCH = (sys.executable, "-m", "benchmarks", "launch", "--processes=2", "--", *TINY)
 LONG = "--strategy=single,data", "--devices=2", "--rounds=1000000"
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.defaults import MIN_ROUNDS
+from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.corpus import read_corpus
 from benchmarks.run.lifecycle import RunSettings
 from benchmarks.run.session import Session

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cases import case as cases
-from benchmarks.cli.defaults import MIN_ROUNDS
+from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.run.clock import Clock
 from benchmarks.run.interleaved import Interval

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.cli.defaults import MIN_ROUNDS
+from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.clock import Clock
 from benchmarks.run.interleaved import BlockTimes
 from benchmarks.run.prepare import Entry

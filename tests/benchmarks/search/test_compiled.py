@@ -12,7 +12,6 @@ from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.run.pool import Outcome
 from benchmarks.search import compiling
-from benchmarks.search.command import main
 from benchmarks.search.compiled import SENDING, compile_best, compiled, table
 from benchmarks.search.compiling import EXPOSED, Compiler, compile_entry, exposed_seconds
 from benchmarks.simulate.machine import Machine
@@ -20,6 +19,9 @@ from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec
 from tests.benchmarks.search.test_ranking import ranking
 from tests.benchmarks.simulate.host import FILE
+from tests.commands import command
+
+main = command("search")
 
 H100S = machine("meshmark_gpus", "h100")
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)

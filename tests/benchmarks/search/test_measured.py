@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from benchmarks.search import measured as module
-from benchmarks.search.command import main
 from benchmarks.search.measured import MeasuredCandidate, in_order, measure_best, table, to_measure
 from results.figures.search import figure_of
 from results.records.documents import read_search
 from tests.benchmarks.search.test_ranking import ranking
+from tests.commands import command
+
+main = command("search")
 
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=8", "--dtype=float32")
 
@@ -91,7 +93,7 @@ def test_real_steps_are_timed(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(module, "ROUNDS", 1)
     monkeypatch.setattr(module, "FINAL_ROUNDS", 1)
     path = tmp_path / "found.json"
-    assert main(("--devices=here", *TINY, "--measure=2", "--strategy=data", f"--json={path}")) == 0
+    assert main(("--topology=here", *TINY, "--measure=2", "--strategy=data", f"--json={path}")) == 0
     said = capsys.readouterr().out
     assert "measured, not predicted" in said
     told = json.loads(path.read_text())
@@ -110,4 +112,4 @@ def test_steps_of_other_devices_are_not_timed(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--topology=h100:1x8", *TINY, "--measure=2"])
     assert ended.value.code == 2
-    assert "--measure times steps on the devices of this machine; give --devices here" in capsys.readouterr().err
+    assert "--measure times steps on the devices of this machine; give --topology here" in capsys.readouterr().err

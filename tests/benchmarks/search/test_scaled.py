@@ -7,12 +7,14 @@ import pytest
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.command import main
 from benchmarks.search.ranking import ranked
 from benchmarks.search.scaled import points, powers_of_two, sized, usual
 from benchmarks.simulate.machines import machine
 from results.figures.palette import LIMIT_COLOURS
 from strategies import PRESETS
+from tests.commands import command
+
+main = command("search")
 
 H100S = machine("meshmark_gpus", "h100")
 ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--strategy=fsdp,tensor", "--remat=dots")

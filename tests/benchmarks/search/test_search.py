@@ -8,9 +8,11 @@ import pytest
 from benchmarks.commandline import tables
 from benchmarks.devices.chips import CHIPS
 from benchmarks.search.candidates import MEMORY_FRACTION
-from benchmarks.search.command import main
 from benchmarks.simulate.machines import machine
 from tests.benchmarks.simulate.host import FILE
+from tests.commands import command
+
+main = command("search")
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +125,7 @@ def test_another_machine_may_be_named(tmp_path):
     assert (other["machine"], other["error"]) == ("a100_fsdp", machine("a100_fsdp").error)
 
 
-HERE = ("--devices=here", "--preset=nano", "--batch-size=16")
+HERE = ("--topology=here", "--preset=nano", "--batch-size=16")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_the_best_is_drawn(tmp_path, capsys):
     ends = {pid: max(each["ts"] + each["dur"] for each in events if each["pid"] == pid) for pid, _ in passes}
     assert list(ends.values()) == pytest.approx([1e6 * best["predicted_seconds"]] * 8)
     assert told["otherData"]["case"].startswith("pipeline-pipeline=8-b64")
-    assert f"meshmark lanes {path}" in capsys.readouterr().err
+    assert f"meshmark plot {path}" in capsys.readouterr().err
 
 
 def test_nothing_fits(capsys):
@@ -248,8 +250,8 @@ def test_nothing_fits(capsys):
         (["--machine=abacus"], "machine 'abacus' is not known; known are a100_40gb_fsdp, a100"),
         (["--topology=cpu:4x1"], "measure yours: meshmark calibrate --out mine.json"),
         (["--topology=cpu:4x1", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and cpu:4x1 is not"),
-        (["--topology=cpu:8"], "give --devices here --measure 8"),
-        (["--devices=here"], "not allowed with argument --topology"),
+        (["--topology=cpu:8"], "give --topology here --measure 8"),
+        (["--topology=here"], "not allowed with argument --topology"),
         (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; leave --scaling out"),
         (["--compile=2", "--scaling=8..16"], "--compile is of one topology; leave --scaling out"),
         (["--price=2"], "--price is of --tokens; give --tokens, too"),

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.train import main
 from benchmarks.training.loop import NotFinite, require_finite
 from benchmarks.training.plan import CHECKPOINTS
 from benchmarks.training.stopping import Stopping
 from strategies.checkpoints.info import positions
 from tests.benchmarks.training.small_run import OFTEN, SMALL, lines, losses
+from tests.commands import command
 from tests.processes import ROOT, environment
 from tests.strategies.sampling import nightly
+
+main = command("train")
 
 pytestmark = pytest.mark.usefixtures("_built_once")
 

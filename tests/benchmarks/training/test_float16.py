@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.train import main
 from benchmarks.training.plan import CHECKPOINTS, LOG
 from strategies.checkpoints.info import INFO
 from tests.benchmarks.training.small_run import RECIPE, SMALL, lines
+from tests.commands import command
+
+main = command("train")
 
 pytestmark = pytest.mark.usefixtures("_built_once")
 RUN = (

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from benchmarks.commandline.outputs import Unwritable
-from benchmarks.train import main
 from benchmarks.training.folder import held
 from benchmarks.training.log import Log
 from benchmarks.training.plan import CHECKPOINTS, LOG
 from strategies.checkpoints import zarr_arrays
 from strategies.checkpoints.info import positions
 from tests.benchmarks.training.small_run import OFTEN, SMALL
+from tests.commands import command
 from tests.strategies.sampling import nightly
+
+main = command("train")
 
 pytestmark = pytest.mark.usefixtures("_built_once")
 SHORT = (*SMALL, *OFTEN, "--steps=6", "--decay-steps=6", "--warmup-steps=1")

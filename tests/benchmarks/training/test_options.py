@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.train import main
 from benchmarks.training.plan import LOG
 from tests.benchmarks.training.small_run import SMALL
+from tests.commands import command
+
+main = command("train")
 
 pytestmark = pytest.mark.usefixtures("_built_once")
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("_built_once")
         ("--strategy=fsdp --devices=2 --option=schedule=gpipe", "--option schedule changes none of the selected steps"),
         ("--attention-window=4,8", r"--attention-window \(4, 8\) has several values, and a run trains with one"),
         ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
-        ("--tokens=chars --vocab=7", r"--vocab 7, and the corpus pydoc_data.topics has \d+ characters"),
+        ("--tokenizer=chars --vocab=7", r"--vocab 7, and the corpus pydoc_data.topics has \d+ characters"),
         ("--decay-steps=5 --warmup-steps=9", "decay_steps=5 ends before warmup_steps=9"),
         ("--temperature=-1", "--temperature -1.0; it must be at least 0"),
         ("--temperature=nan", "--temperature nan; it must be at least 0"),

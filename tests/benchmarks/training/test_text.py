@@ -86,7 +86,7 @@ def test_evaluation_is_spread_over_what_is_held_out() -> None:
     ("content", "kind", "message"),
     [
         (b"", "bytes", "words.txt is empty; name a text file"),
-        (b"ab\xff", "chars", "byte 2 of the corpus .*words.txt is not UTF-8, .* use --tokens bytes"),
+        (b"ab\xff", "chars", "byte 2 of the corpus .*words.txt is not UTF-8, .* use --tokenizer bytes"),
         (b"a" * 100, "bytes", "holds out 10 of 100 tokens; sequence=16 needs 17 or more"),
     ],
 )

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.train import main
 from benchmarks.training.plan import CHECKPOINTS, LOG
 from strategies.checkpoints.info import CHECKSUM, INFO, checksum, positions
 from tests.benchmarks.training.small_run import DATA, FSDP, RUN, SMALL, STEPS, lines, losses
+from tests.commands import command
 from tests.processes import LIMIT_SECONDS, ROOT, environment, finish_together, free_port, start_together
 from tests.strategies.equality import ROUNDING
+
+main = command("train")
 
 pytestmark = pytest.mark.usefixtures("_built_once")
 
@@ -81,7 +83,7 @@ def test_resumed_under_another_strategy_it_is_the_same_run_to_rounding(whole: Pa
 def test_ctrl_c_saves_first(whole: Path, tmp_path: Path) -> None:
     """Ctrl-C saves the state after the step that runs and ends with 130; resumed, the run ends as the whole one did."""
     out = tmp_path / "stopped"
-    command = [sys.executable, "-m", "benchmarks.train", *FSDP, *RUN, f"--out={out}", "--checkpoint-every=1000"]
+    command = [sys.executable, "-m", "benchmarks", "train", *FSDP, *RUN, f"--out={out}", "--checkpoint-every=1000"]
     with subprocess.Popen(
         [*command, "--steps=100000"], cwd=ROOT, env=environment(), stdout=-1, stderr=-1, text=True
     ) as process:
@@ -109,7 +111,7 @@ def test_a_signal_to_any_process_stops_all(whole: Path, tmp_path: Path) -> None:
     """
     out = tmp_path / "run"
     join = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2", "--process-id={}")
-    command = ("-m", "benchmarks.train", *FSDP, *RUN, *join, f"--out={out}", "--checkpoint-every=100000")
+    command = ("-m", "benchmarks", "train", *FSDP, *RUN, *join, f"--out={out}", "--checkpoint-every=100000")
     started = start_together(2, 1, *command, "--steps=100000")
     assert started[0].stdout
     while not (line := started[0].stdout.readline()).startswith(f"step {STEPS}/"):
@@ -130,7 +132,7 @@ def test_a_signal_to_any_process_stops_all(whole: Path, tmp_path: Path) -> None:
 def test_two_processes_are_one_run(whole: Path, tmp_path: Path) -> None:
     """Two processes with a device each have the losses of one process with two, and draw a sample."""
     join = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2", "--process-id={}")
-    command = ("-m", "benchmarks.train", *FSDP, *RUN, *join, f"--steps={STEPS}", f"--out={tmp_path / 'run'}")
+    command = ("-m", "benchmarks", "train", *FSDP, *RUN, *join, f"--steps={STEPS}", f"--out={tmp_path / 'run'}")
     first, second = finish_together(start_together(2, 1, *command, "--sample=5"))
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert "step 12/12: validation loss" in first.stdout
@@ -222,7 +224,7 @@ def test_characters_are_learnt_and_written(tmp_path: Path, capsys: pytest.Captur
     """
     corpus, out = tmp_path / "corpus.txt", tmp_path / "run"
     corpus.write_text("abcdefg\n" * 500)
-    text = (f"--corpus={corpus}", "--tokens=chars", "--sample=24", "--temperature=0")
+    text = (f"--corpus={corpus}", "--tokenizer=chars", "--sample=24", "--temperature=0")
     often = ("--log-every=60", "--evaluate-every=60", "--evaluation-batches=2")
     compressed = ("--strategy=data", "--mesh=data=2", "--option=compression=int8")
     assert main([*SMALL, *compressed, *often, *text, "--steps=60", "--learning-rate=1e-2", f"--out={out}"]) == 0

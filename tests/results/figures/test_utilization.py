@@ -10,9 +10,11 @@ import pytest
 from results.figures.canvas import look_of
 from results.figures.curves import utilization
 from results.figures.drawing import figures_of, utilization_vs_microbatches
-from results.plot import main
 from results.records.rows import load
+from tests.commands import command
 from tests.results.synthetic import row, write_run
+
+main = command("plot")
 
 STAGES = 2
 

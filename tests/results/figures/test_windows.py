@@ -9,9 +9,11 @@ import pytest
 from results.figures.canvas import look_of, what_was_run
 from results.figures.curves import workloads
 from results.figures.windows import NAME, sweeps, time_and_memory_vs_window, window_points
-from results.plot import main
 from results.records.rows import load
+from tests.commands import command
 from tests.results.synthetic import row, write_run
+
+main = command("plot")
 
 PLACES = (("single", "data=1"), ("fsdp", "fsdp=2"), ("fsdp", "fsdp=8"))
 

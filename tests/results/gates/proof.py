@@ -22,18 +22,18 @@ from typing import Any
 
 from scipy.stats import binomtest
 
+from benchmarks.cli.values import count, positive
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, save_text
 from benchmarks.commandline.tables import aligned
-from benchmarks.commandline.values import count, positive
 from results.gates import exact
 from results.gates.counters import Snapshot, read_snapshot
 from results.gates.paired import gate as paired
-from results.gates.paired.gate import launch_count
 from results.gates.report import counted_words
 from results.gates.verdict import Report
 from results.records.reading import RecordError
+from tests.commands import parsed
 from tests.results.gates.plants import (
     EXACT,
     SIZES,
@@ -138,13 +138,11 @@ def plant(checkout: Path, folder: Path, slowdowns: Mapping[str, float]) -> Path:
 def paired_trial(number: int, checkout: Path, changes: Sequence[Slowdown], options: argparse.Namespace) -> list[Found]:
     """Make one paired comparison, in which the plants rotate over the cases."""
     turns = {case: changes[(number + place) % len(changes)] for place, case in enumerate(CASES)}
-    parser = argparse.ArgumentParser()
-    paired.add_arguments(parser)
     with tempfile.TemporaryDirectory(prefix="meshmark-gate-") as folder:
         base = plant(checkout, Path(folder, "base"), {})
         head = plant(checkout, Path(folder, "head"), {case: change.slowdown for case, change in turns.items()})
         numbers = f"--launches={options.launches}", f"--blocks={options.blocks}", f"--seed={number}"
-        report = paired.run(parser.parse_args([f"--base={base}", f"--head={head}", *numbers, *SELECTION]))
+        report = paired.run(parsed("regress paired", [f"--base={base}", f"--head={head}", *numbers, *SELECTION]))
     if report.refusal:
         sys.exit(f"{report.refusal}: {report.reason}")
     return [
@@ -241,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--plant", choices=names, action="append", metavar="NAME", help="repeatable; default: all")
     add("--trials", type=count, default=10, metavar="N", help="default: %(default)s")
     add("--time-budget", type=positive, default=math.inf, metavar="S", help="seconds; makes fewer trials")
-    add("--launches", type=launch_count, default=7, metavar="N", help="of a paired trial; default: %(default)s")
+    add("--launches", type=count, default=7, metavar="N", help="of a paired trial; default: %(default)s")
     add("--blocks", type=count, default=60, metavar="N", help="of a launch; default: %(default)s")
     add("--checkout", type=Path, default=Path(), metavar="DIR", help="to plant in copies of; default: this directory")
     add("--out", type=Path, metavar="FILE", help="counts and findings as JSON, written after each trial")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from results.regress import main
+from tests.commands import command
 from tests.results.synthetic import MACHINE, edited, row, write_run
 
 NEWER = {
@@ -24,7 +24,7 @@ def compared(folder: Path, change: float, *options: str, facts: dict[str, Any] =
     temporaries = int(base[0]["extra_info"][TEMP] * change)
     head = [edited(base[0], {TEMP: temporaries}), base[1]]
     paths = [write_run(folder / "base.json", base), write_run(folder / "head.json", head, **facts)]
-    return main(["exact", *map(str, paths), *options])
+    return command("regress exact")([*map(str, paths), *options])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_values_along_an_axis_of_ones_own_are_reported(tmp_path: Path, capsys: p
     head = write_run(tmp_path / "head.json", [edited(row("fsdp", "fsdp=8"), {OWN: 200})])
     paths = {form: tmp_path / form for form in ("markdown", "junit", "action-json", "bencher-json")}
     options = [f"--{form}={path}" for form, path in paths.items()]
-    assert main(["exact", str(base), str(head), *options]) == 1
+    assert command("regress exact")([str(base), str(head), *options]) == 1
     assert f"{OWN}  100 -> 200 bytes  2.000x" in capsys.readouterr().out
     assert "100 -> 200 bytes" in paths["markdown"].read_text()
     assert f"{OWN} 100 -> 200 bytes" in paths["junit"].read_text().replace("&gt;", ">")

@@ -1,6 +1,5 @@
 """The proof of the gates: it plants what it says, counts correctly, and fails if a claim is refuted."""
 
-import argparse
 import ast
 import json
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cli.arguments import declare
-from benchmarks.cli.options import selected
+from benchmarks.cases.selection import selected
+from benchmarks.cli.commands import COMMANDS
 from results.gates.counters import read_snapshot
 from results.gates.verdict import Finding, Report, Word
 from tests.processes import ROOT
@@ -53,9 +52,8 @@ EXTRA = {"compiled.collectives.all_reduce.outside_loops": 1}
 )
 def test_the_cases_are_those_that_are_selected(options: tuple[str, ...], cases: tuple[str, ...]) -> None:
     """The case ids of the plants are those that their options select."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    declare(parser.add_argument)
-    assert tuple(map(str, selected(parser.parse_known_args(options)[0]).cases())) == cases
+    option, _ = COMMANDS["measure"].parser("measure").parse_known_args(options)
+    assert tuple(map(str, selected(option).cases())) == cases
 
 
 @pytest.mark.parametrize("edit", [edit for edit in EXACT if edit.changes], ids=lambda edit: edit.name)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from results.page import main
+from tests.commands import command
 from tests.results.synthetic import edited, failed, row, sweep, write_run
 from tests.results.test_frontier import GIB, document
 from tests.results.test_frontier import candidate as searched
 from tests.results.webpage.browser import TAKES_BROWSER, Opened, browser
 from tests.strategies.sampling import nightly
+
+main = command("page")
 
 pytestmark = TAKES_BROWSER
 EVIL = "</script><script>window.broken = true</script><img src=x onerror='window.broken = true'>"

@@ -1,6 +1,5 @@
 """The paired gate on made-up checkouts, whose stub workers run nothing, and on real ones."""
 
-import argparse
 import json
 import os
 import signal
@@ -11,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cli.arguments import declare, declare_text
-from results.cli.arguments import SELECTING
+from benchmarks.cli.commands import COMMANDS
+from benchmarks.cli.options import STEPS
+from benchmarks.commandline.ending import Refused
 from results.gates.paired import gate as paired
 from results.gates.paired.launches import WARM_UP_ROUNDS
 from results.gates.verdict import Finding, Report
 from results.records.reading import NotComparable
-from results.regress import main
+from tests.commands import command, parsed
 from tests.processes import ROOT
 from tests.results.gates.proof import plant
 
@@ -39,9 +39,7 @@ def stub(folder: Path, **behaviour: Any) -> Path:
 
 def compare(base: Path | str, head: Path | str, *options: str) -> Report:
     """The gate's report on two checkouts."""
-    parser = argparse.ArgumentParser()
-    paired.add_arguments(parser)
-    return paired.run(parser.parse_args([f"--base={base}", f"--head={head}", *QUICK, *options]))
+    return paired.run(parsed("regress paired", [f"--base={base}", f"--head={head}", *QUICK, *options]))
 
 
 def findings(report: Report) -> dict[str, Finding]:
@@ -189,24 +187,24 @@ def test_a_selection_that_nobody_knows_is_a_usage_error(tmp_path: Path, capsys: 
     """The selection is passed on to the workers, and their message about it is a usage error of the command."""
     checkout = stub(tmp_path, refuse="'ddp' is no strategy")
     with pytest.raises(SystemExit, match="2"):
-        main(["paired", f"--base={checkout}", f"--head={checkout}", "--strategy", "ddp", "--untied", "--devices=8"])
+        command("regress paired")(
+            [f"--base={checkout}", f"--head={checkout}", "--strategy", "ddp", "--untied", "--devices=8"]
+        )
     assert "'ddp' is no strategy in ['--strategy=ddp', '--untied', '--devices=8']" in capsys.readouterr().err
 
 
 def test_the_selection_is_that_of_the_benchmarks() -> None:
     """The gate passes on exactly the options with which `pytest benchmarks` selects cases."""
-    valued = {}
-    for each in (declare, declare_text):
-        each(lambda option, **about: valued.setdefault(option, about.get("action") != "store_true"))
-    assert valued == {f"--{name}": True for name in SELECTING.split()} | {"--untied": False}
+    selecting = {each.name for group in STEPS for each in group.options}
+    passed = {each.name for each in COMMANDS["regress paired"].all_options() if each.many == "pass"}
+    assert passed == selecting
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--launches=2", "2 launches settle nothing; give 3 or more"),
         ("--minimum-effect=0.05", "'0.05' is not a percentage; write 5%"),
-        ("--time-budget=0", "'0' is not a positive number"),
+        ("--time-budget=0", "'0' is not a time"),
         ("--head-python=no-such-python", "'no-such-python' is not a program"),
     ],
 )
@@ -215,6 +213,12 @@ def test_bad_options_are_refused_at_once(option: str, message: str, capsys: pyte
     with pytest.raises(SystemExit, match="2"):
         compare(".", ".", option)
     assert message in capsys.readouterr().err
+
+
+def test_too_few_launches_are_refused() -> None:
+    """Two launches have no interval, whatever they measure."""
+    with pytest.raises(Refused, match="2 launches settle nothing; give 3 or more"):
+        compare(".", ".", "--launches=2")
 
 
 def test_too_little_time_is_never_green(tmp_path: Path) -> None:
@@ -247,7 +251,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
     git(repository, "init", "--quiet")
     git(repository, "add", ".")
     git(repository, "commit", "--quiet", "--message=stub")
-    command = [sys.executable, "-P", "-m", "results.regress", "paired", "--base=HEAD", "--head=HEAD", *QUICK]
+    command = [sys.executable, "-P", "-m", "benchmarks", "regress", "paired", "--base=HEAD", "--head=HEAD", *QUICK]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=repository, env=environment, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.cases.case import Selection
-from benchmarks.cli import arguments, options
+from benchmarks.cases.selection import selected
+from benchmarks.cli import values
+from benchmarks.commandline.parser import commas
 from benchmarks.devices.topology import Topology
-from strategies import STRATEGIES, MeshSpec
+from strategies import STRATEGIES
 
 Select = Callable[..., Selection]
 
@@ -22,7 +24,7 @@ def select(pytestconfig: pytest.Config) -> Select:
     def select(**given: Any) -> Selection:
         option = copy.copy(pytestconfig.option)
         vars(option).update(given)
-        return options.selected(option)
+        return selected(option)
 
     return select
 
@@ -69,13 +71,13 @@ def test_repeated_values_count_once(select: Select) -> None:
 
 def test_option_values_are_parsed_by_type(select: Select) -> None:
     """Values of --option are parsed as text, flag or count, and repeated options add their values."""
-    given = [*options.option("sequence_parallel=false"), *options.option("unroll=2,4"), *options.option("unroll=1,2")]
+    given = [("sequence_parallel", "false"), ("unroll", "2,4"), ("unroll", "1,2")]
     assert select(option=given).options == (("sequence_parallel", (False,)), ("unroll", (2, 4, 1)))
 
 
 def test_compiler_options_apply_to_every_case(select: Select) -> None:
     """Compiler options apply to every case and its reference; of a repeated one the last value counts."""
-    given = [arguments.compiler_option(text) for text in ("xla_a=1", "xla_b=x,y", "xla_a=2")]
+    given = [values.assignment(text) for text in ("xla_a=1", "xla_b=x,y", "xla_a=2")]
     cases = select(compiler_option=given, strategy=["fsdp", "data"]).cases()
     assert {case.compiler_options for case in cases} == {(("xla_a", "2"), ("xla_b", "x,y"))}
     assert {case.single.compiler_options for case in cases} == {(("xla_a", "2"), ("xla_b", "x,y"))}
@@ -85,7 +87,7 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
     ("given", "message"),
     [
         (
-            {"strategy": ["data"], "option": [("schedule", ["gpipe"])]},
+            {"strategy": ["data"], "option": [("schedule", "gpipe")]},
             "--option schedule changes none of the selected steps; it is one of pipeline, three_d",
         ),
         (
@@ -93,17 +95,27 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
             "--topology v5p:4x4x4 always uses all of its 64 devices; leave --devices out",
         ),
         (
-            {"topology": Topology.parse("tpu7x:2x2x1"), "mesh": [*map(MeshSpec.parse, ("fsdp=8", "fsdp=4"))]},
+            {"topology": Topology.parse("tpu7x:2x2x1"), "mesh": ["fsdp=8", "fsdp=4"]},
             "--mesh fsdp=4 takes 4 devices, and must take all 8 of tpu7x:2x2x1",
         ),
+        ({"strategy": ["ddp"]}, "--strategy 'ddp' is no strategy; there are single, data, .* did you mean data"),
+        ({"mesh": ["data:2"]}, "mesh 'data:2' cannot be read; write it as data=2,tensor=4"),
+        ({"option": [("order", "1f1b")]}, "'order' is no option of a strategy; there are attention, unroll, "),
+        ({"option": [("schedule", "2f2b")]}, "schedule='2f2b'; it can be gpipe, 1f1b"),
+        ({"option": [("unroll", "0")]}, "--option unroll=0: '0' is not a count"),
+        ({"option": [("sequence_parallel", "1")]}, "'1' is neither true nor false"),
+        (
+            {"option": [("schedule", "gpipe,unroll=2")]},
+            "commas separate values of one option; give --option schedule=gpipe --option unroll=2",
+        ),
         ({"heads": 3}, r"--preset nano with {'heads': 3}: heads=3 does not divide embed=128; it can be 1, 2, 4"),
-        ({"mesh": [MeshSpec.parse("data=2")], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
+        ({"mesh": ["data=2"], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
         (
             {"strategy": ["single"], "devices": [8]},
             r"no case: .*--devices \(8,\) .*single uses data.*has data=1",
         ),
         (
-            {"mesh": [MeshSpec.parse("data=2,context=1")]},
+            {"mesh": ["data=2,context=1"]},
             r"no case: .*--mesh data=2,context=1 \(single uses data;",
         ),
     ],
@@ -117,20 +129,14 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (options.strategy, "ddp", r"'ddp' is no strategy; there are single, data, "),
-        (options.mesh, "data:2", r"mesh 'data:2' cannot be read; write it as data=2,tensor=4"),
-        (options.count, "0", r"'0' is not a count; give a whole number of at least 1"),
-        (options.count, "two", r"'two' is not a count"),
-        (options.commas(options.count), "8,", r"'' is not a count"),
-        (arguments.rounds, "5", r"5 rounds are too few for a 95% interval of a median; give 6 or more"),
-        (arguments.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
-        (arguments.seconds, "soon", r"'soon' is not a time"),
-        (arguments.seconds, "nan", r"'nan' is not a time"),
-        (options.option, "order=1f1b", r"'order' is no option of a strategy; there are attention, unroll, "),
-        (options.option, "schedule=2f2b", r"schedule='2f2b'; it can be gpipe, 1f1b"),
-        (options.option, "unroll=0", r"'0' is not a count"),
-        (arguments.compiler_option, "xla_a", r"'xla_a' is not an option with a value; write it as xla_name=value"),
-        (options.option, "sequence_parallel=1", r"'1' is neither true nor false"),
+        (values.count, "0", r"'0' is not a count; give a whole number of at least 1"),
+        (values.count, "two", r"'two' is not a count"),
+        (commas(values.count), "8,", r"'' is not a count"),
+        (values.rounds, "5", r"'5' rounds are too few for a 95% interval of a median; give 6 or more"),
+        (values.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
+        (values.seconds, "soon", r"'soon' is not a time"),
+        (values.seconds, "nan", r"'nan' is not a time"),
+        (values.assignment, "xla_a", r"'xla_a' is not an option with a value; write it as NAME=VALUE"),
     ],
 )
 def test_bad_values_are_refused(read: Callable[[str], Any], text: str, message: str) -> None:

@@ -1,5 +1,6 @@
 """`meshmark`, the one entrance to all commands."""
 
+import argparse
 import importlib.util
 import signal
 import subprocess
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import benchmarks
-from benchmarks.cli import parsers
-from benchmarks.cli.arguments import add_options
-from benchmarks.commandline.main import ALIASES, COMMANDS, WRONG_USAGE, contents, main
+from benchmarks.cli.commands import COMMANDS, OLD
+from benchmarks.cli.main import contents, main, resolved
+from benchmarks.cli.options import add_options
+from benchmarks.commandline.ending import WRONG_USAGE
 from strategies import STRATEGIES
 from tests.processes import ROOT, environment
 
@@ -31,12 +33,12 @@ def test_every_command_is_there() -> None:
         assert command.summary in contents()
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("name", ["", "regress", *COMMANDS])
 def test_help_needs_no_library(name: str) -> None:
     """So it is printed at once: of what takes long to import, nothing is imported."""
-    code = "import atexit, sys; from benchmarks.commandline.main import main; "
+    code = "import atexit, sys; from benchmarks.cli.main import main; "
     code += "atexit.register(lambda: print('modules', *sys.modules)); main()"
-    command = [sys.executable, "-c", code, *filter(None, [name]), "--help"]
+    command = [sys.executable, "-c", code, *name.split(), "--help"]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
     said, _, modules = done.stdout.rpartition("modules ")
     assert said.startswith("usage: ")
@@ -44,21 +46,12 @@ def test_help_needs_no_library(name: str) -> None:
     assert not heavy & {*modules.split()}
 
 
-def test_gates_show_their_help_without_scipy() -> None:
-    """Help of the paired gate, whose bounds are Student's."""
-    code = "import sys; from results.regress import main\ntry: main(['paired', '--help'])\n"
-    code += "except SystemExit: print('scipy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert "--minimum-effect" in done.stdout
-    assert done.stdout.endswith("False\n")
-
-
 def test_help_of_measure_has_the_options_that_pytest_reads() -> None:
     """One table declares them to both."""
     known = pytest.Parser(_ispytest=True)
     add_options(known)
     declared = {name for group in known._groups for option in group.options for name in option.names()}
-    assert {name for name in parsers.measure()._option_string_actions if name not in ("-h", "--help")} == declared
+    assert {option.name for option in COMMANDS["measure"].all_options()} == declared
 
 
 def test_version() -> None:
@@ -102,7 +95,7 @@ def test_a_command_may_start_processes(tmp_path: Path) -> None:
 def test_ctrl_c_while_a_command_is_imported_is_quiet() -> None:
     """The installed `meshmark` ends by the signal, and prints nothing."""
     code = "import sys; sys.argv = ['/usr/bin/meshmark', 'plot', 'none.json']; "
-    code += "from benchmarks.commandline.main import main; main()"
+    code += "from benchmarks.cli.main import main; main()"
     command = [sys.executable, "-X", "importtime", "-c", code]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr
@@ -113,20 +106,57 @@ def test_ctrl_c_while_a_command_is_imported_is_quiet() -> None:
         assert process.wait() == -signal.SIGINT
 
 
-@pytest.mark.parametrize(("name", "meant"), [("plott", " Did you mean plot?"), ("x", "")])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("plott", " Did you mean plot?"),
+        ("regress fast", " Did you mean regress exact or regress paired or regress baseline?"),
+        ("x", ""),
+    ],
+)
 def test_what_is_not_there_is_refused(name: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In a line, with what may be meant."""
     with pytest.raises(SystemExit, match=str(WRONG_USAGE)):
-        main([name])
+        main(name.split())
     said = capsys.readouterr().err
     assert said == f"meshmark: unknown command {name!r}.{meant} `meshmark --help` lists all commands.\n"
 
 
-def test_other_names_of_commands_work() -> None:
-    """A command has the same parser under each of its names, and none of them is listed."""
-    for name, other in ALIASES.items():
-        assert meshmark(name, "--help").stdout == meshmark(other, "--help").stdout != ""
-        assert name not in COMMANDS
+@pytest.mark.parametrize("old", OLD)
+def test_old_names_still_work(old: str) -> None:
+    """An old name stands for a command of today, and no command of today has it."""
+    name, arguments = resolved([old, "x"])
+    assert old not in COMMANDS
+    assert COMMANDS[name].module
+    assert arguments[-1] == "x"
+
+
+def test_an_option_means_the_same_in_all_commands() -> None:
+    """Wherever an option of a name occurs, it reads values of the same kind; those that were renamed say so."""
+    kinds: dict[str, set[str]] = {}
+    for command in COMMANDS.values():
+        for option in command.all_options():
+            if option.name.startswith("--") and option.many != "pass" and option.help != argparse.SUPPRESS:
+                kinds.setdefault(option.name, set()).add(getattr(option.read, "__name__", "switch"))
+    assert {name: found for name, found in kinds.items() if len(found) > 1} == {
+        "--topology": {"topology", "topology_or_here"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "way_out"),
+    [
+        ("train --tokens bytes", "give --tokenizer bytes or --tokenizer chars"),
+        ("search --topology=h100:1x8 --batch-size=8 --devices here", "give --topology here"),
+        ("measure --devices here", "give --topology here"),
+    ],
+)
+def test_an_old_use_of_an_option_names_the_new(command: str, way_out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line."""
+    name, *arguments = command.split()
+    with pytest.raises(SystemExit, match="2"):
+        COMMANDS[name].parser(name).parse_args(arguments)
+    assert way_out in capsys.readouterr().err
 
 
 def test_arguments_are_passed_on() -> None:
@@ -135,7 +165,7 @@ def test_arguments_are_passed_on() -> None:
     assert (done.returncode, done.stdout.splitlines()[0].split()) == (0, ["F0", "..", "..", "B0"])
     refused = meshmark("regress", "exact", "none.json", "none.json")
     assert refused.returncode == 5
-    assert meshmark("baseline", "--help").stdout.startswith("usage: meshmark baseline ")
+    assert meshmark("baseline", "--help").stdout.startswith("usage: meshmark regress baseline ")
 
 
 def test_measure_is_pytest_on_the_benchmarks() -> None:

@@ -1,0 +1,211 @@
+"""The cases that options select: their texts are checked against the registry of strategies, and the devices."""
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, get_type_hints
+
+import jax
+
+from benchmarks.cases.case import COMMON_OPTIONS, Case, Selection
+from benchmarks.cases.failures import reason_of
+from benchmarks.cli.options import BATCH_SIZES, DEVICES, SIZES, SPARSE
+from benchmarks.cli.values import amount, count, switch
+from benchmarks.commandline.parser import commas
+from benchmarks.devices.placement import device_count
+from benchmarks.devices.topology import Topology
+from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.infeasible import Infeasible
+from strategies.names import unknown
+
+OPTIONS = tuple(dict.fromkeys([*COMMON_OPTIONS, *(name for each in STRATEGIES.values() for name in each.options)]))
+"""Fields of `TrainConfig` that can be varied, for the strategies that have them."""
+
+T = TypeVar("T")
+
+
+def count_or_auto(text: str) -> int | str:
+    """Parse a whole number of at least 1, or auto."""
+    return text if text == "auto" else count(text)
+
+
+PARSERS: dict[Any, Callable[[str], Any]] = {
+    **{int: count, int | None: count, float: amount, bool: switch},
+    get_type_hints(TrainConfig)["unroll"]: count_or_auto,
+}
+"""Parsers by the type of a `TrainConfig` field; fields of other types are texts."""
+
+
+def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
+    """The model that the options describe.
+
+    Returns:
+        Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows it
+        has the first.
+
+    Raises:
+        ValueError: no model has these sizes, or this attention.
+    """
+    sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
+    sizes |= {"tied": False} if option.untied else {}
+    sparse = {name: getattr(option, name) for name in SPARSE if getattr(option, name) is not None}
+    try:
+        window, *others = option.attention_window or [None]
+        config = dataclasses.replace(PRESETS[option.preset], **sizes, **sparse, attention_window=window)
+        for other in others:
+            dataclasses.replace(config, attention_window=other)
+    except Infeasible as error:
+        raise ValueError(f"--preset {option.preset} with {sizes | sparse}: {error}") from error
+    return ",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]), config
+
+
+def selected(option: argparse.Namespace) -> Selection:
+    """The selection that the options describe. Starts JAX's backend to count devices.
+
+    Raises:
+        ValueError: the options contradict each other, no model has these sizes, no case is selected, or neither the
+            devices nor a compiler for them are available.
+    """
+    absent, meshes = getattr(option, "topology", None), known_meshes(option.mesh)
+    if absent:
+        require_all_devices(absent, meshes, option.devices)
+        absent.prepare()
+    available = len(absent.devices()) if absent else available_devices()
+    default_counts = (
+        (available,) if absent else tuple(n for n in DEVICES if n <= available and divides_among_processes(n))
+    )
+    if meshes and option.devices:
+        raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
+    preset, config = model(option)
+    chosen = Selection(
+        strategies=known_strategies(option.strategy),
+        meshes=meshes,
+        devices=unique(option.devices) or default_counts,
+        batch_sizes=unique(option.batch_size) or (default_counts if absent else BATCH_SIZES),
+        microbatches=unique(option.microbatches),
+        preset=preset,
+        config=config,
+        dtype=option.dtype,
+        remat=option.remat,
+        sparse=not (option.batch_size or option.devices or meshes),
+        options=values_of(option.option),
+        topology=absent,
+        compiler_options=tuple(dict(option.compiler_option).items()),
+        windows=unique(option.attention_window),
+    )
+    if not (cases := chosen.cases()):
+        raise ValueError(_nothing_selected(chosen))
+    require_options(chosen.options, cases)
+    return chosen
+
+
+def available_devices() -> int:
+    """Number of devices that JAX finds.
+
+    Raises:
+        ValueError: it finds none, for example because the platform is not installed.
+    """
+    try:
+        return jax.device_count()
+    except (RuntimeError, AssertionError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        where = f" where JAX_PLATFORMS is {platforms}" if platforms else ""
+        why = reason_of(error) if str(error) else "no plugin for it is installed"  # JAX only asserts that there is one
+        raise ValueError(f"JAX finds no devices{where}: {why}") from error
+
+
+def values_of(given: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """The options of strategies with all values that they are given, each of the type that `TrainConfig` has.
+
+    >>> values_of([("unroll", "2,4"), ("sequence_parallel", "true"), ("unroll", "1,2")])
+    (('unroll', (2, 4, 1)), ('sequence_parallel', (True,)))
+
+    Raises:
+        ValueError: there is no such option, or a value is not possible.
+    """
+    varied: dict[str, list[Any]] = {}
+    for name, text in given:
+        if name not in OPTIONS:
+            raise ValueError(f"--option: {name!r} is no option of a strategy; there are {', '.join(OPTIONS)}")
+        if "=" in text:
+            each = " ".join(f"--option {part}" for part in f"{name}={text}".split(","))
+            raise ValueError(f"--option {name}={text}: commas separate values of one option; give {each}")
+        read = PARSERS.get(get_type_hints(TrainConfig)[name], str)
+        try:
+            values = commas(read)(text)
+            for value in values:
+                TrainConfig(batch_size=1, **{name: value})
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise ValueError(f"--option {name}={text}: {error}") from error
+        varied.setdefault(name, []).extend(values)
+    return tuple((name, unique(values)) for name, values in varied.items())
+
+
+def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Iterable[Case]) -> None:
+    """Check that every given option affects a case.
+
+    Raises:
+        ValueError: an option affects none.
+    """
+    unused = dict(options)
+    for case in cases:
+        for name, _ in case.options:
+            unused.pop(name, None)
+        if not unused:
+            return
+    for name in unused:
+        having = ", ".join(each.name for each in STRATEGIES.values() if name in each.options)
+        raise ValueError(f"--option {name} changes none of the selected steps; it is one of {having}")
+
+
+def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices: Sequence[int] = ()) -> None:
+    """Check that the options use all devices of a topology.
+
+    Raises:
+        ValueError: --devices is given, or a mesh has another number of devices.
+    """
+    available = device_count(topology)
+    if devices:
+        raise ValueError(f"--topology {topology} always uses all of its {available} devices; leave --devices out")
+    for mesh in meshes:
+        if mesh.size != available:
+            raise ValueError(f"--mesh {mesh} takes {mesh.size} devices, and must take all {available} of {topology}")
+
+
+def divides_among_processes(devices: int) -> bool:
+    """Whether every process can have an equal number of these devices, or there is only one device."""
+    return devices == 1 or devices % jax.process_count() == 0
+
+
+def unique(values: Iterable[T]) -> tuple[T, ...]:
+    """The values in order, without duplicates, because case ids must be unique."""
+    return tuple(dict.fromkeys(values))
+
+
+def known_strategies(names: Iterable[str]) -> tuple[str, ...]:
+    """The names of strategies that the options give, without duplicates.
+
+    Raises:
+        ValueError: there is no such strategy; the message names those that there are.
+    """
+    for name in names:
+        if name not in STRATEGIES:
+            raise ValueError(f"--strategy {unknown(name, 'strategy', STRATEGIES, KNOWN_AS)}")
+    return unique(names)
+
+
+def known_meshes(texts: Iterable[str]) -> tuple[MeshSpec, ...]:
+    """The meshes that the options give, without duplicates.
+
+    Raises:
+        Infeasible: it is no mesh, or has an axis that no strategy has.
+    """
+    return unique(map(MeshSpec.parse, texts))
+
+
+def _nothing_selected(chosen: Selection) -> str:
+    names = chosen.strategies or tuple(STRATEGIES)
+    axes = "; ".join(f"{name} uses {', '.join(STRATEGIES[name].axis_names)}" for name in names)
+    where = f"--mesh {' or '.join(map(str, chosen.meshes))}" if chosen.meshes else f"--devices {chosen.devices}"
+    return f"no case: none of {', '.join(names)} has a mesh of its own for {where} ({axes}); single has data=1"

@@ -1,0 +1,261 @@
+"""The table of commands: the purpose of each, the module that runs it, and its options."""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+from benchmarks.cli.options import (
+    CANDIDATES,
+    CASES,
+    DEVICES_OF,
+    LOGGING,
+    MEASURE,
+    MODEL,
+    PICTURE,
+    PROCESSES,
+    SCHEDULES,
+    SPACE,
+    STEPS,
+    TRACE,
+    TRAIN,
+    TRAINING,
+    joined,
+)
+from benchmarks.cli.options import CASE_TIMEOUT as TIMEOUT
+from benchmarks.cli.values import (
+    amount,
+    assignment,
+    count,
+    interval,
+    percent,
+    positive,
+    program,
+    renamed,
+    seconds,
+    sizes,
+    topology,
+    topology_or_here,
+    whole,
+)
+from benchmarks.commandline.parser import Command, Group, one_of, option, passed_on
+
+PYTEST = """Options of pytest and pytest-benchmark also work, such as -k EXPRESSION, and --benchmark-json FILE, which
+writes the results. `pytest --pyargs benchmarks --help` describes them."""
+GATES = """exit codes:
+  0  green: nothing is worse
+  1  red: a case is worse, slower, or vanished
+  2  the command cannot be understood
+  3  inconclusive: too noisy to tell (paired only)
+  4  not comparable: other versions (without --across-versions), flags or devices, or no case in common
+  5  broken input: a file is missing, cut short, foreign, empty, or of another schema; or a report cannot be written
+"""
+COMPARED = """exit codes:
+  0  the runs were compared, whatever the difference; `meshmark regress` judges it
+  2  not comparable: the runs differ in machine, versions or configuration
+  5  a file cannot be read
+"""
+
+RUN = option("run RUN.json", "a run, measured or merged", Path)
+REPORTS = Group(
+    "reports",
+    option("--markdown FILE", "write the report as Markdown, for a pull request", Path),
+    option("--junit FILE", "write the report as JUnit XML", Path),
+    option("--action-json FILE", "write HEAD's values for github-action-benchmark's customSmallerIsBetter", Path),
+    option("--bencher-json FILE", "write HEAD's values in Bencher Metric Format", Path),
+)
+JSON = option("--json FILE", "write it as JSON to FILE, or to stdout", Path, many="?")
+MACHINE = option("--machine FILE", "machine file, by name or path", str)
+TABLES = option("runs RUNS.csv", "tables with the columns of results/published", Path, many="+")
+
+MEASURED = {
+    "measure": Command("time strategies on the devices of this machine", "pytest", *MEASURE, epilog=PYTEST),
+    "launch": Command(
+        "measure in several processes on this machine",
+        "benchmarks.launch",
+        option("--processes N", "at most 64, or 4 for each core if that is more", count, required=True),
+        option("--devices-per-process N", "default: %(default)s", count, 1),
+        option("--pin", "give each process an equal number of cores of its own"),
+        option("pytest -- OPTION", "options of `pytest benchmarks`", str, many="*"),
+    ),
+    "train": Command(
+        "train on text, with checkpoints, and log the loss",
+        "benchmarks.train",
+        TRAIN,
+        MODEL,
+        TRAINING,
+        LOGGING,
+        PROCESSES,
+        case_timeout=TIMEOUT,  # how long processes wait for each other
+    ),
+    "doctor": Command("describe this installation and machine, to paste into an issue", "benchmarks.doctor"),
+}
+PLANNED = {
+    "search": Command(
+        "rank ways to spread a model by predicted seconds; compile and measure the best",
+        "benchmarks.search.command",
+        option("--topology TOPOLOGY", f"{DEVICES_OF} h100:1x8 or here", topology_or_here, required=True),
+        option("--devices here", argparse.SUPPRESS, renamed("--topology here")),
+        MACHINE._replace(help="machine file, by name or path; default: meshmark's for these devices"),
+        option("--set NAME=VALUE", "a specification, such as hbm=141GiB; repeatable", assignment),
+        option("--compile N", "compile the N best, and take exposed communication from their schedules", whole, 0),
+        option("--measure N", "with --topology here: time N candidates, and what the first by rank loses", whole, 0),
+        option("--tokens N", "also print days and device-hours to train on N tokens", positive),
+        option("--price X", "of a device-hour; with --tokens, also print the money", amount),
+        option("--scaling N..N", "the best on each power of two of devices instead, such as 8..16384", sizes),
+        option("--sequences-per-device N", "of weak scaling; default: the batch over the fewest devices", count),
+        option("--all", "print every candidate that fits, and why others are infeasible"),
+        option("--json FILE", "write every candidate to this file, which `plot` and `page` draw", Path),
+        option("--trace FILE", f"write the predicted step of the best, {TRACE}", Path),
+        SPACE,
+        MODEL,
+        CANDIDATES,
+    ),
+    "compile": Command(
+        "compile a step for devices that need not be present, and report FLOPs, bytes and memory",
+        "benchmarks.compile",
+        option("--topology TOPOLOGY", f"{DEVICES_OF} v5p:4x4x4, h100:2x8 or cpu:64", topology, required=True),
+        option("--trace FILE", f"write the replayed step, {TRACE}", Path),
+        option("--trials", "also compile other values of reduce_dtype and unroll, and what is advised"),
+        CASES,
+        MODEL,
+    ),
+    "predict": Command(
+        "predict the seconds of published training runs, and say how far the predictions are off",
+        "benchmarks.predict",
+        TABLES,
+        option("--out FILE", "write the rows with their predictions to this CSV file", Path),
+        MACHINE._replace(help="of all rows; default: by the columns device and stack of each row"),
+    ),
+    "fit": Command(
+        "fit the constants of a machine to measured training runs, with cross-validation by model and by size",
+        "benchmarks.fit",
+        TABLES,
+        MACHINE._replace(help="machine file to start from, by name or path", required=True),
+        option("--only NAME,...", "fit these constants; default: all on which the runs depend", str),
+        option("--out FILE", "write the machine file with the fitted constants", Path),
+    ),
+    "calibrate": Command(
+        "measure this machine, to predict times of steps on it",
+        "benchmarks.calibrate",
+        option("--out FILE", "the machine file, such as mine.json", Path, required=True),
+    ),
+}
+SHOWN = {
+    "strategies": Command("list the strategies, with their mesh axes and options", "benchmarks.listing"),
+    "show": Command(
+        "print what each device holds and sends in a step",
+        "benchmarks.show",
+        option("names STRATEGY", "default: all of them", str, many="*"),
+        CASES["--mesh"].one(help="such as fsdp=4; default: four devices, or two along each of several axes"),
+        option("--topology TOPOLOGY", "all devices of a topology such as v5p:4x4x4", topology),
+        MODEL["--preset"]._replace(default="gpt2"),
+        CASES["--batch-size"].one(help="sequences in a global batch; default: 16; with --topology one per device"),
+        JSON,
+        option("--png PICTURE", f"draw which device holds which part of each array; {PICTURE}", Path),
+    ),
+    "schedule": Command(
+        "print a pipeline schedule, tick by tick",
+        "benchmarks.schedule",
+        option("name SCHEDULE", joined(SCHEDULES), one_of("schedule", SCHEDULES)),
+        option("--stages N", "number of pipeline stages", count, required=True),
+        CASES["--microbatches"].one(help="number of microbatches", required=True),
+        option("--chunks N", "chunks of layers per stage; default: 2 of interleaved, else 1", count),
+        JSON,
+        option("--png PICTURE", f"draw the table; {PICTURE}", Path),
+    ),
+}
+JUDGED = {
+    "plot": Command(
+        "draw a run, training logs, a search, a scaling, a trace or predictions",
+        "results.plot",
+        option("files FILE", "what to draw, of one kind; - is the output of `show` or `schedule`", Path, many="+"),
+        option("--out PATH", "the picture to write, or a folder for several; default: beside FILE", Path),
+        option("--batch-size N", "of a run: draw this global batch; default: that of most cases", count),
+        option("--between MS,MS", "of a trace: draw this part of the step", interval),
+    ),
+    "page": Command(
+        "write an HTML page about runs and searches",
+        "results.page",
+        option("files FILE", "written by `pytest benchmarks --benchmark-json` or `search --json`", Path, many="+"),
+        option("--out PAGE", "default: NAME.html, in the folder of the first FILE", Path),
+    ),
+    "compare": Command(
+        "compare stored runs case by case: each of the other runs with the first",
+        "results.compare",
+        option("base A.json", "the run to compare with, measured or merged", Path),
+        option("others B.json", "a run to compare with A.json", Path, many="+"),
+        option("--format text|markdown|csv", "default: %(default)s", default="text"),
+        epilog=COMPARED,
+    ),
+    "merge": Command(
+        "merge runs of the same programs on one machine into one, in which each is a launch",
+        "results.merge",
+        option("runs RUN.json", "a run, measured or merged", Path, many="+"),
+        option("--out FILE", "the file to write", Path, required=True),
+        option("--only-shared-cases", "leave out cases that only some runs have; default: refuse such runs"),
+    ),
+    "export": Command(
+        "write a run as CSV or Markdown, a row for each case",
+        "results.export",
+        RUN,
+        option("--format csv|markdown", "Markdown is a short table, and CSV has all columns", required=True),
+        option("--columns NAME,...", "of the record, as docs/reference/columns.md lists them", str),
+        option("--out FILE", "file to write; default: stdout", Path),
+    ),
+    "regress exact": Command(
+        "judge FLOPs, memory and collectives of compiled steps; equal programs have equal numbers",
+        "results.regress",
+        option("base BASE.json", "a run, or a baseline of results/baselines", Path),
+        option("head HEAD.json", "the run to judge", Path),
+        option(
+            "--allow METRIC=AMOUNT",
+            "how much worse still counts as the same, in the metric's unit or in percent such as 1.5%%; "
+            "default: 0. METRIC may contain *; repeatable, the last one applies",
+            assignment,
+        ),
+        option(
+            "--across-versions TOLERANCE",
+            "list the counters that differ across versions, and judge which got worse by more, such as 5%%",
+            percent,
+        ),
+        option("--only-head-cases", "judge only the cases of HEAD; others of BASE do not count as vanished"),
+        REPORTS,
+        epilog=GATES,
+        gate="exact",
+    ),
+    "regress paired": Command(
+        "judge step times of two checkouts, timed interleaved on this machine",
+        "results.regress",
+        option("--base REF", "a git ref, or the directory of a checkout", str, required=True),
+        option("--head REF", "what to judge, likewise; '.' is the working tree as it stands", str, required=True),
+        option("--base-python FILE", "default: this interpreter", program, sys.executable),
+        option("--head-python FILE", "default: this interpreter", program, sys.executable),
+        option("--launches N", "of fresh processes; default: %(default)s", count, 7),
+        option("--blocks N", "timed a side in a launch; default: %(default)s", count, 60),
+        option("--minimum-effect P", "that matters; default: 5%%", percent, 0.05),
+        option("--time-budget S", "seconds; makes as many launches as fit", seconds, math.inf),
+        option("--case-timeout S", "seconds without an answer; default: %(default)s", seconds, TIMEOUT),
+        option("--seed N", "of the order of turns; default: %(default)s", whole, 0),
+        Group("cases, as for `pytest benchmarks`", *passed_on(STEPS)),
+        REPORTS,
+        epilog=GATES,
+        gate="paired",
+    ),
+    "regress baseline": Command(
+        "write the baseline to commit, with which `regress exact` compares later runs",
+        "results.baseline",
+        RUN,
+        option("--out DIR", "folder to write to; default: %(default)s", Path, Path("baselines")),
+    ),
+}
+SECTIONS = {"measure and train": MEASURED, "plan": PLANNED, "look up": SHOWN, "draw and judge results": JUDGED}
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
+OLD = {
+    "advise": ("search",),
+    **dict.fromkeys(("frontier", "scaling", "lanes", "predictions"), ("plot",)),
+    **dict.fromkeys(("timeline", "shards"), ("plot", "-", "--out")),
+    "diagram": ("plot", "-"),
+    "baseline": ("regress", "baseline"),
+}
+"""Old names of commands -> how the command begins today."""

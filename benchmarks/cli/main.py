@@ -1,0 +1,109 @@
+"""The entry point of all commands: `meshmark COMMAND ...`, or `python -m benchmarks COMMAND ...`."""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.cli.commands import COMMANDS, OLD, SECTIONS
+from benchmarks.commandline.ending import BROKEN_INPUT, WRONG_USAGE, Refused, run
+from benchmarks.commandline.outputs import Unwritable
+from strategies.schema import SchemaError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command that the first argument names; without arguments, list all commands.
+
+    Args:
+        arguments: the command and its arguments; by default those of the process.
+
+    Raises:
+        SystemExit: with the exit code of the command, or 2 if there is no such command.
+    """
+    given = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    name, others = resolved(given)
+    helped = {"--help", "-h"} & {*given}
+    if name == "measure" and not helped:
+        # pytest rewrites assertions only in modules that it imports first.
+        # -P: the current folder may be a project with a package `benchmarks` of its own.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "pytest", str(Path(__file__).parents[1]), *others])
+    elif name:
+        run(prepared(name, others))
+    elif given[0] == "--version":
+        print(f"meshmark {installed_version()}")
+    elif helped and (given[0] in helped or verbs_of(given[0])):
+        print(contents("" if given[0] in helped else given[0]))
+    else:
+        near = verbs_of(given[0]) or difflib.get_close_matches(given[0], COMMANDS, n=1)
+        meant = f" Did you mean {' or '.join(near)}?" if near else ""
+        unknown = f"unknown command {' '.join(given[: 2 if verbs_of(given[0]) else 1])!r}"
+        print(f"meshmark: {unknown}.{meant} `meshmark --help` lists all commands.", file=sys.stderr)
+        sys.exit(WRONG_USAGE)
+
+
+def resolved(given: Sequence[str]) -> tuple[str, list[str]]:
+    """The name of the command that some words begin with, empty if there is none, and the words after it.
+
+    >>> resolved(["diagram", "--out", "x"]), resolved(["regress", "exact", "a.json", "b.json"])
+    (('plot', ['-', '--out', 'x']), ('regress exact', ['a.json', 'b.json']))
+    """
+    words = [*OLD.get(given[0], given[:1]), *given[1:]]
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
+    return name, words[len(name.split()) :]
+
+
+def verbs_of(word: str) -> list[str]:
+    """The commands of two words that begin with a word."""
+    return [name for name in COMMANDS if name.startswith(f"{word} ")]
+
+
+def prepared(name: str, arguments: Sequence[str]) -> Callable[[], int | None]:
+    """Parse the arguments of a command and import it; the result runs it, and returns its exit code.
+
+    Raises:
+        SystemExit: arguments cannot be parsed, or ask for help.
+    """
+    command = COMMANDS[name]
+    parser = command.parser(f"meshmark {name}")
+    options = parser.parse_args(arguments)
+    # Not by runpy as `__main__`: processes that a command spawns must find its functions under the module's name.
+    main_of_command = importlib.import_module(command.module).main
+
+    def work() -> int | None:
+        """Run it; what it refuses ends it in one line, with 2, and files that cannot be read or written with 5."""
+        try:
+            return main_of_command(options)
+        except (SchemaError, Unwritable) as error:
+            parser.exit(BROKEN_INPUT, f"{parser.prog}: {error}")
+        except Refused as error:
+            parser.exit(WRONG_USAGE, f"{parser.prog}: {error.kind}{error}")
+
+    return work
+
+
+def contents(word: str = "") -> str:
+    """Return the help text that lists all commands with their purposes, or those of two words that begin with one."""
+    width = max(map(len, COMMANDS))
+    lines = ["usage: meshmark COMMAND ...   (meshmark COMMAND --help describes its options)", ""]
+    lines += ["Parallelism strategies for training GPTs in JAX, measured."]
+    for title, commands in SECTIONS.items():
+        listed = [name for name in commands if not word or name in verbs_of(word)]
+        if listed:
+            lines += ["", f"{title}:", *(f"  {name:{width}}  {commands[name].summary}" for name in listed)]
+    return "\n".join(lines)
+
+
+def installed_version() -> str:
+    """Return the installed version of meshmark, or say that this checkout is not installed.
+
+    >>> installed_version() != ""
+    True
+    """
+    from importlib.metadata import PackageNotFoundError, version  # importing it takes as long as printing a help
+
+    try:
+        return version("meshmark")
+    except PackageNotFoundError:
+        return "(a checkout that is not installed)"

@@ -1,0 +1,63 @@
+"""docs/reference/commands.md, made from the parsers of all commands.
+
+python -m benchmarks.cli.reference
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from benchmarks.cli.commands import OLD, SECTIONS
+from benchmarks.commandline.parser import Option, sentence
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "commands.md"
+INTRODUCTION = """# Commands
+
+All commands of `meshmark`, with their options. `meshmark COMMAND --help` prints the same. In a checkout that is not
+installed, `python -m benchmarks COMMAND` is `meshmark COMMAND`. `meshmark measure` is `pytest benchmarks`, and takes
+the options of pytest and pytest-benchmark, too.
+
+This page is made by `python -m benchmarks.cli.reference`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [INTRODUCTION]
+    for title, commands in SECTIONS.items():
+        lines.append(f"## {sentence(title).rstrip('.')}")
+        for name, command in commands.items():
+            lines += [f"### {name}", sentence(command.summary), *table(command.all_options())]
+    lines += ["## Old names", *(f"`meshmark {old}` is `meshmark {' '.join(new)}`." for old, new in OLD.items())]
+    return "\n\n".join(lines).replace("|\n\n|", "|\n|") + "\n"
+
+
+def table(options: Iterable[Option]) -> Iterator[str]:
+    """A row for each argument and option; nothing if there is none."""
+    shown = [each for each in options if each.help != argparse.SUPPRESS]
+    if shown:
+        yield from ("| option | meaning |", "|---|---|")
+    for each in shown:
+        yield "| `{}` | {} |".format(*(text.replace("|", r"\|") for text in (spelled(each), meaning(each))))
+
+
+def spelled(option: Option) -> str:
+    """An option with its value, as one writes it.
+
+    >>> from benchmarks.commandline.parser import option
+    >>> spelled(option("--devices N,...", "how many", int)), spelled(option("runs RUN", "a run", str, many="+"))
+    ('--devices N,...', 'RUN ...')
+    """
+    several = {"list": ",...", "+": " ...", "*": " ..."}.get(option.many, "")
+    return " ".join(filter(None, (option.name if option.name.startswith("-") else "", option.value + several)))
+
+
+def meaning(option: Option) -> str:
+    """What the help says of an option, without paths of this machine; some are passed on to `measure`."""
+    text = option.help % {"default": option.default} if option.help else "as of [measure](#measure)"
+    return text.replace(f"{ROOT}/", "").replace(str(Path.home()), "~")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
