@@ -9,6 +9,7 @@ from benchmarks import calibrate
 from benchmarks.calibration.probes import Probe, probes
 from benchmarks.calibration.rates import NotMeasurableError, Timing, link_rate, machine_of, matmul_rate
 from benchmarks.simulate.machines import machine
+from tests.commands import command
 
 FLOPS, FLOAT32_FLOPS, DIM, BANDWIDTH, LATENCY, STREAMING = 2e11, 1e11, 20.0, 1e10, 3e-6, 3e10
 
@@ -65,7 +66,7 @@ def test_the_command_writes_a_machine(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(calibrate, "probes", lambda: iter(()))
     monkeypatch.setattr(calibrate, "timed", lambda some: timings)
     path = tmp_path / "host.json"
-    assert calibrate.main([f"--out={path}"]) == 0
+    assert command("calibrate")([f"--out={path}"]) == 0
     said = capsys.readouterr().out
     read = machine(str(path))
     assert (read.chip.platform, read.assumed) == ("cpu", True)
@@ -76,7 +77,7 @@ def test_the_command_writes_a_machine(tmp_path, capsys, monkeypatch):
         calibrate, "timed", lambda some: [each._replace(seconds=1 / (each.work + 1)) for each in timings]
     )
     with pytest.raises(SystemExit) as ended:
-        calibrate.main([f"--out={tmp_path / 'none.json'}"])
+        command("calibrate")([f"--out={tmp_path / 'none.json'}"])
     assert ended.value.code == 2
     assert "is not measurable" in capsys.readouterr().err
     assert not (tmp_path / "none.json").exists()

@@ -246,12 +246,11 @@ def test_nothing_fits(capsys):
     [
         (["--set=luck=2x"], "luck cannot be set; what can be is flops, hbm"),
         (["--set=hbm=many"], "'many' cannot be read; write a multiple such as 2x, or an amount such as 100GB"),
-        (["--set=hbm"], "'hbm' is not NAME=VALUE"),
+        (["--set=hbm"], "'hbm' is not an option with a value; write it as NAME=VALUE"),
         (["--machine=abacus"], "machine 'abacus' is not known; known are a100_40gb_fsdp, a100"),
         (["--topology=cpu:4x1"], "measure yours: meshmark calibrate --out mine.json"),
         (["--topology=cpu:4x1", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and cpu:4x1 is not"),
         (["--topology=cpu:8"], "give --topology here --measure 8"),
-        (["--topology=here"], "not allowed with argument --topology"),
         (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; leave --scaling out"),
         (["--compile=2", "--scaling=8..16"], "--compile is of one topology; leave --scaling out"),
         (["--price=2"], "--price is of --tokens; give --tokens, too"),
