@@ -117,35 +117,35 @@ def test_what_they_send_and_hold_is_known(folder: Path) -> None:
 
 
 def test_its_curves_are_drawn(folder: Path) -> None:
-    """`results.plot` draws their curves."""
-    drawn = python(folder, "results.plot", str(folder / "run.json"), "--out", str(folder / "figures"))
+    """`meshmark plot` draws their curves."""
+    drawn = python(folder, "benchmarks", "plot", str(folder / "run.json"), "--out", str(folder / "figures"))
     assert drawn.returncode == 0, drawn.stderr
     assert list((folder / "figures").glob("*.png"))
 
 
 def test_they_are_compiled_for_devices_that_are_not_there(folder: Path) -> None:
-    """`benchmarks.compile` compiles one for absent devices and lists what it sends over its own axis."""
+    """`meshmark compile` compiles one for absent devices and lists what it sends over its own axis."""
     chosen = "--topology=cpu:16", "--strategy=shard", "--mesh=shard=16", "--batch-size=16"
-    page = python(folder, "benchmarks.compile", *chosen, *TINY[:4])
+    page = python(folder, "benchmarks", "compile", *chosen, *TINY[:4])
     assert page.returncode == 0, page.stdout + page.stderr
     assert re.search(r"reduce_scatter .* over shard", page.stdout)
 
 
 def test_its_baseline_is_held(folder: Path) -> None:
     """The exact gate compares the bytes over their own axes, with an allowance by name if asked."""
-    written = python(folder, "results.baseline", str(folder / "run.json"), "--out", str(folder))
+    written = python(folder, "benchmarks", "regress", "baseline", str(folder / "run.json"), "--out", str(folder))
     assert written.returncode == 0, written.stderr
     base, worse = Path(written.stdout.strip()), folder / "worse.json"
-    judged = python(folder, "results.regress", "exact", str(base), str(folder / "run.json"))
+    judged = python(folder, "benchmarks", "regress", "exact", str(base), str(folder / "run.json"))
     assert judged.returncode == 0, judged.stdout
     run = json.loads((folder / "run.json").read_text())
     run["benchmarks"][0]["extra_info"]["compiled.sent_bytes.all_reduce.toy"] += 1
     worse.write_text(json.dumps(run))
-    judged = python(folder, "results.regress", "exact", str(base), str(worse))
+    judged = python(folder, "benchmarks", "regress", "exact", str(base), str(worse))
     assert judged.returncode == 1
     assert "compiled.sent_bytes.all_reduce.toy" in judged.stdout
     allowed = "--allow=compiled.sent_bytes.all_reduce.toy=1%"
-    assert python(folder, "results.regress", "exact", str(base), str(worse), allowed).returncode == 0
+    assert python(folder, "benchmarks", "regress", "exact", str(base), str(worse), allowed).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ BROKEN = {
 @pytest.mark.parametrize(
     ("name", "command", "status"),
     [
-        ("raises", "benchmarks.train", 2),
+        ("raises", "benchmarks train", 2),
         ("syntax", "benchmarks compile --topology cpu:2", 2),
         ("nowhere", "pytest benchmarks --collect-only", 4),  # pytest's status of wrong usage
         *nightly(
             ("exits", "benchmarks strategies", 2),
-            ("exits", "benchmarks advise", 2),
+            ("exits", "benchmarks search --topology=h100:1x8 --batch-size=8", 2),
             ("exits", "pytest benchmarks --compile-only", 4),
         ),
     ],

@@ -63,13 +63,16 @@ def prepared(name: str, arguments: Sequence[str]) -> Callable[[], int | None]:
     """Parse the arguments of a command and import it; the result runs it, and returns its exit code.
 
     Raises:
-        SystemExit: arguments cannot be parsed, or ask for help.
+        SystemExit: arguments cannot be parsed or ask for help, or a user's strategies cannot be imported.
     """
     command = COMMANDS[name]
     parser = command.parser(f"meshmark {name}")
     options = parser.parse_args(arguments)
     # Not by runpy as `__main__`: processes that a command spawns must find its functions under the module's name.
-    main_of_command = importlib.import_module(command.module).main
+    try:
+        main_of_command = importlib.import_module(command.module).main
+    except ValueError as error:  # of a module that MESHMARK_STRATEGIES names
+        parser.exit(WRONG_USAGE, f"{parser.prog}: {error}")
 
     def work() -> int | None:
         """Run it; what it refuses ends it in one line, with 2, and files that cannot be read or written with 5."""

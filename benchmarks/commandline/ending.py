@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.importing import pause_collection, resume_collection
@@ -66,22 +66,8 @@ def quiet_while_importing() -> None:
         open_closed_streams()
         pause_collection()
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if ours:
-        sys.excepthook = _refuse_unknown_strategies
     if ours and in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _refuse_unknown_strategies(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Print an error of a module that `MESHMARK_STRATEGIES` names in one line, and exit; other errors as Python does.
-
-    Commands import the registry before their `main` can catch its errors. The class cannot be imported here: it needs
-    JAX.
-    """
-    if kind.__name__ != "NotImportable":
-        return sys.__excepthook__(kind, error, trace)
-    print(error, file=sys.stderr, flush=True)
-    os._exit(WRONG_USAGE)  # a hook cannot set the exit code otherwise
 
 
 def open_closed_streams() -> None:

@@ -1,1 +1,1 @@
-"""The figures that `results.plot`, `results.frontier`, `results.timeline` and `results.diagram` draw."""
+"""The figures that `meshmark plot` draws."""

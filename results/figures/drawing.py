@@ -1,4 +1,4 @@
-"""The figures of `results.plot`: each function draws one from the rows of one workload."""
+"""The figures of runs that `meshmark plot` draws: each function draws one from the rows of one workload."""
 
 from collections.abc import Callable
 from typing import Any

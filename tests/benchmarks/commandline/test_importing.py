@@ -28,7 +28,7 @@ def test_collection_is_paused_until_a_command_runs(program: str, paused: bool) -
     assert done.stdout == f"{paused}\nTrue {paused}\n"
 
 
-@pytest.mark.parametrize("command", ["benchmarks show fsdp", "benchmarks.listing", "benchmarks.schedule"])
+@pytest.mark.parametrize("command", ["benchmarks show fsdp", "benchmarks strategies", "benchmarks schedule"])
 def test_a_wrong_number_of_virtual_devices_is_refused_in_a_line(command: str) -> None:
     """JAX would refuse it with a traceback."""
     given = {**os.environ, "JAX_NUM_CPU_DEVICES": "zero"}
