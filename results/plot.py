@@ -13,14 +13,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.commandline.ending import Refused
-from benchmarks.commandline.outputs import (
-    require_apart,
-    require_folder,
-    require_picture,
-    safe_name,
-    save,
-    save_text,
-)
+from benchmarks.commandline.outputs import require_apart, require_folder, require_picture, safe_name, save, save_text
 from results.figures.communication import communication
 from results.figures.lanes import lanes
 from results.figures.pictures import FORMATS, draw, themed
@@ -43,10 +36,12 @@ OF_SEVERAL_FILES = "run", "training"
 """Kinds of which several files are drawn together."""
 IN_A_FOLDER = "run", "training", "predictions"
 """Kinds of which there are several pictures."""
+OF_TEXT = "schedule", "overviews"
+"""Kinds that commands print, too."""
 BY_KEY = {"otherData": "trace", "schedule": "schedule"}
 """Keys of JSON objects that tell their kind."""
-BY_NAME = {"search": "search", "scaling": "scaling"}
-"""Names by which JSON objects tell their kind."""
+BY_NAME = {"search": "search", "feasibility": "search", "scaling": "scaling"}
+"""Names by which JSON objects tell their kind, one of them of older versions."""
 DPI = {"scaling": 110, "schedule": 144}
 """Resolution in dots per inch, where it is not 150."""
 
@@ -95,8 +90,8 @@ def kind_of(path: Path, text: str) -> str:
         return "overviews"
     if not isinstance(content, dict):
         return "run"
-    named = (BY_NAME[content["kind"]] for _ in [0] if content.get("kind") in BY_NAME)
-    return next((kind for key, kind in BY_KEY.items() if key in content), next(named, "run"))
+    by_key = next((kind for key, kind in BY_KEY.items() if key in content), "")
+    return by_key or BY_NAME.get(str(content.get("kind")), "run")
 
 
 def kind_of_output(text: str) -> str:
@@ -181,12 +176,12 @@ def main(options: argparse.Namespace) -> None:
 def drawn(options: argparse.Namespace) -> list[Path]:
     """Draw files of one kind, and return the paths written. Errors are those of `main`."""
     first, inputs = options.files[0], [path for path in options.files if path != STDIN]
-    text = "" if inputs else read_stdin()
+    text = read_stdin() if STDIN in options.files else ""
     kinds = [kind_of(path, text) for path in options.files]
     require_effect(options, kinds)
     kind, paths = kinds[0], list[Path]()
-    if (inputs and kind in BY_KEY.values()) or kind == "overviews":
-        text = text or read_text(first)
+    if inputs and kind in OF_TEXT:
+        text = read_text(first)
     if kind in IN_A_FOLDER or (kind == "overviews" and options.out and not options.out.suffix):
         out = options.out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
         require_folder(out)
