@@ -29,7 +29,7 @@ from benchmarks.program.compiled import read_program
 from benchmarks.run.alive import Alive
 from benchmarks.run.prepare import Entry
 from benchmarks.run.record import Record
-from benchmarks.run.terminal import MIB, progress
+from benchmarks.run.summary import MIB, progress
 from benchmarks.search.compiling import compile_entry
 from strategies.mesh import all_axes
 

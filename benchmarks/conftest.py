@@ -1,27 +1,29 @@
-"""Start of `pytest benchmarks`: rejects invalid usage and leaves the measuring to a child process (`measuring.py`).
+"""`pytest benchmarks`: a test for each case of a run, which a process of its own measures (`benchmarks/run`).
 
-JAX is not imported here. The supervisor does not need it, and importing it takes most of the start-up time.
+JAX is not imported here. Importing it takes most of the start-up time, and the process that reports outlives whatever
+ends the process that measures.
 """
 
+import os
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.cli.options import add_options
 from benchmarks.cluster.joining import several_processes_requested
+from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.environment import environment_problem
-from benchmarks.commandline.importing import collection_paused
+from benchmarks.commandline.statuses import REFUSED, UNWRITTEN
+from benchmarks.run import publish
 from benchmarks.run.journal import journal_path
-from benchmarks.run.publish import (
-    hide_timing_table,
-    require_pytest_benchmark,
-    require_storage,
-    require_writable,
-)
-from benchmarks.run.supervise import supervise, supervised
+from benchmarks.run.supervise import Ended, Supervisor
 
 HERE = Path(__file__).resolve().parent
 STARTED = pytest.StashKey[bool]()
+RUN = pytest.StashKey[Supervisor]()
 NOT_ALONE = f"the benchmarks run alone: pytest {HERE.name}; leave them out with --ignore={HERE}"
 
 
@@ -31,49 +33,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Run in a supervised child process, so that a case that kills it does not end the sweep."""
+    """Reject what cannot work, and start the measuring process."""
     option = config.option
     config.stash[STARTED] = True
-    if supervised() or option.help or option.version:
+    if option.help or option.version:
         return None
     require_alone(config)
-    if option.collectonly:
-        return None
-    if getattr(option, "numprocesses", None):
-        raise pytest.UsageError("cases are timed one at a time, because they would slow each other down; leave out -n")
-    require_pytest_benchmark()
-    report = option.benchmark_json
+    if not option.collectonly:
+        require_measurable(option)
     try:
         alone = not several_processes_requested(option)
         if problem := environment_problem():
             raise ValueError(problem)
+        # In a multi-process run only the first process has the journal, and checks for it later.
+        if alone and option.resume and not (option.benchmark_json and journal_path(option.benchmark_json).exists()):
+            raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
-    require_writable(report)
-    require_storage(option)
-    # In a multi-process run only the first process has the journal, and checks for it later.
-    if alone and option.resume and not (report and journal_path(report).exists()):
-        raise pytest.UsageError("--resume continues a run that was stopped; give the --benchmark-json of that run")
-    arguments, journal = config.invocation_params.args, report and journal_path(report)
-    return supervise(arguments, journal, alone=alone, timeout_seconds=option.case_timeout)
+    added = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    run = config.stash[RUN] = Supervisor(
+        [*added, *config.invocation_params.args],
+        option.benchmark_json and journal_path(option.benchmark_json),
+        alone=alone,
+        timeout_seconds=option.case_timeout,
+        listing=option.collectonly,
+    )
+    config.add_cleanup(run.close)
+    try:
+        run.begin()
+    except Ended as end:
+        if end.status == REFUSED and end.reason:
+            raise pytest.UsageError(end.reason) from end
+        return end.status
+    if not run.first:
+        publish.disable_output(config)
+    return None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the measuring plugin in the process that measures or lists cases. JAX is imported there."""
-    if STARTED not in config.stash:
-        return
-    # Warnings are errors in the tests, but a newer library's warning must not fail a measurement.
-    config.addinivalue_line("filterwarnings", "default")
-    hide_timing_table(config)
-    if not (supervised() or config.option.collectonly):
-        return
-    try:
-        with collection_paused():
-            from benchmarks.run import measuring
-    except (ValueError, RuntimeError) as error:  # such as an invalid JAX setting, or a strategy that is no module
-        what = "" if "MESHMARK_STRATEGIES" in str(error) else "JAX cannot be loaded: "
-        raise pytest.UsageError(f"{what}{error}") from error
-    config.pluginmanager.register(measuring, "meshmark-measuring")
+    """Register what only a run of the benchmarks needs."""
+    if STARTED in config.stash:
+        publish.hide_timing_table(config)
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
@@ -94,6 +94,78 @@ def pytest_collect_file(parent: pytest.Collector) -> None:
     """
     if STARTED not in parent.config.stash and hasattr(parent.config, "workerinput"):
         raise parent.CollectError(NOT_ALONE)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Create a test for every case."""
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", metafunc.config.stash[RUN].cases, ids=str)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Measure the cases that are left after -k."""
+    if run := session.config.stash.get(RUN, None):
+        run.select([item.callspec.id for item in session.items if isinstance(item, pytest.Function)])
+        reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.showfspath = False
+
+
+@pytest.fixture
+def run(pytestconfig: pytest.Config) -> Supervisor:
+    """The run, which all cases share."""
+    return pytestconfig.stash[RUN]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Count a test as pytest does, but print no dot: the measuring process prints a line."""
+    return (report.outcome, "", "") if report.when == "call" else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Publish the rows before pytest-benchmark writes its report. Remove the journal once that is written."""
+    run = session.config.stash.get(RUN, None)
+    if run is None or session.config.option.collectonly:
+        return (yield)
+    run.finish()
+    rows = [*run.rows.values(), *run.interrupted]
+    publish.publish(session.config, sorted(rows, key=lambda row: run.cases.index(row.case)))
+    try:
+        with publish.atomic_report(session.config):
+            result = yield
+    except (OSError, KeyboardInterrupt) as error:
+        why, status = ("Ctrl-C", INTERRUPTED) if isinstance(error, KeyboardInterrupt) else (str(error), UNWRITTEN)
+        advice = f"the rows in {run.journal} are not lost: continue with --resume"
+        pytest.exit(f"the report was not written ({why}); {advice}", returncode=status)
+    if session.exitstatus == pytest.ExitCode.OK and {row.extra_info["status"] for row in rows} == {"infeasible"}:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED  # a run without any number is not a success
+    run.remove_journal()
+    return result
+
+
+def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+    """Move rows without samples to where programs that read pytest-benchmark's files do not look."""
+    publish.move_untimed_rows(output_json)
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """Describe the machine in the report."""
+    publish.describe_machine(machine_info, config.stash[RUN].machine)
+
+
+def require_measurable(option: Any) -> None:
+    """Check what is needed to measure and to write a report.
+
+    Raises:
+        pytest.UsageError: something is missing, or cannot work.
+    """
+    if getattr(option, "numprocesses", None):
+        raise pytest.UsageError("cases are timed one at a time, because they would slow each other down; leave out -n")
+    publish.require_pytest_benchmark()
+    publish.require_writable(option.benchmark_json)
+    publish.require_storage(option)
 
 
 def require_alone(config: pytest.Config) -> None:

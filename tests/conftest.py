@@ -30,7 +30,7 @@ FIRST = (
     "benchmarks/test_interrupted_run.py",
     "benchmarks/test_run.py",
     "test_own_strategy.py",
-    "benchmarks/run/test_session.py",
+    "benchmarks/run/test_engine.py",
     "benchmarks/cluster/test_process_runs.py",
     "benchmarks/training/test_train.py",
     "benchmarks/run/test_supervise.py",

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from benchmarks.cases.row import Row
-from benchmarks.run import terminal
+from benchmarks.run import summary as terminal
 from tests.commands import command
 from tests.examples import examples
 from tests.processes import ROOT

@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,8 +27,7 @@ STOPPED = b'{"stopped": true}\n'
 UNKNOWN_CAUSE = "unknown cause"
 END_COLUMNS = ("status", "reason", "chip.fits")
 """The columns that tell how a case ended."""
-
-
+SUFFIX = ".journal.jsonl"
 DIGEST = b', "sha256": "'
 """What separates a row from its digest."""
 
@@ -68,14 +67,25 @@ def journal_path(report: Path) -> Path:
     >>> str(journal_path(Path("runs/first.json")))
     'runs/first.journal.jsonl'
     """
-    return report.with_name(f"{report.stem}.journal.jsonl")
+    return report.with_name(f"{report.stem}{SUFFIX}")
+
+
+def report_path(journal: Path) -> Path | None:
+    """Path of the report of a journal; None if the journal is not beside a report.
+
+    >>> str(report_path(Path("runs/first.journal.jsonl"))), report_path(Path("rows.jsonl"))
+    ('runs/first.json', None)
+    """
+    name = journal.name.removesuffix(SUFFIX)
+    return journal.with_name(f"{name}.json") if name != journal.name else None
 
 
 class Journal:
     """An open journal.
 
     Attributes:
-        path: the file.
+        path: the file; None for a journal in memory.
+        tell: called with every line, for a supervisor that listens.
         rows: finished cases by id, in the order in which they finished.
         deaths: by case, the causes of death of processes that died while the case ran.
         error: set when the journal cannot be written any more.
@@ -106,8 +116,10 @@ class Journal:
                 the line.
             OSError: it cannot be opened.
         """
-        self.path, self.rows, self.deaths = path, dict[str, Row](), defaultdict[str, list[str]](list)
+        self.path: Path | None = path
+        self.rows, self.deaths = dict[str, Row](), defaultdict[str, list[str]](list)
         self.error: JournalError | None = None
+        self.tell: Callable[[Mapping[str, Any]], None] = lambda entry: None
         self._cases = cases
         if path.exists() and not resume:
             with path.open("r+b") as earlier:
@@ -136,13 +148,13 @@ class Journal:
         self.rows[row.case] = row
         self._write({"row": asdict(row)}, signed=True)
 
+    def explain(self, case: str, traceback: str) -> None:
+        """Tell the supervisor where a case has failed. It is not written."""
+        self.tell({"failed": case, "traceback": traceback})
+
     def stop(self) -> None:
         """Record an orderly end: no case is held responsible. The file stays locked until `close`."""
         self._write({"stopped": True})
-
-    def remove(self) -> None:
-        """Delete the journal, once the report contains everything."""
-        self.path.unlink()
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -155,6 +167,7 @@ class Journal:
             JournalError: it cannot be written. Raised only once; later writes are ignored, because the run is then
                 ending.
         """
+        self.tell(entry)
         line = json.dumps(entry, allow_nan=False).encode()
         line = (line if not signed else line[:-1] + DIGEST + digest(line[:-1]) + b'"}') + b"\n"
         if self.error:
@@ -199,7 +212,7 @@ class Journal:
             if found != digest(text) + b'"}':
                 raise SchemaError(f"{where}: the row of {entry.row.case} was changed since it was written")
             row = Row(**msgspec.structs.asdict(entry.row))
-            if self.rows.get(row.case, row) != row:
+            if self.rows.get(row.case, row).samples != row.samples:  # a later row may add the attribution
                 raise SchemaError(f"{where} is a second row of {entry.row.case}, and differs from the first")
             if self._cases is not None and entry.row.case not in self._cases:
                 raise SchemaError(f"{where}: this run has no case {entry.row.case}")
@@ -228,16 +241,23 @@ class MirroredJournal(Journal):
 
     def __init__(self, snapshot: Mapping[str, Any]) -> None:
         self.rows = {case: Row(case, end, (), None) for case, end in snapshot["ends"].items()}
-        self.deaths, self.error = defaultdict(list, snapshot["deaths"]), None
-
-    def remove(self) -> None:
-        """Do nothing: there is no file."""
+        self.deaths, self.error, self.path = defaultdict(list, snapshot["deaths"]), None, None
+        self.tell = lambda entry: None
 
     def close(self) -> None:
         """Do nothing: there is no file."""
 
     def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
-        pass
+        self.tell(entry)
+
+
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """Sixteen hexadecimal digits that are equal for equal facts in any order.
+
+    >>> fingerprint({"jax": "0.10", "cpu": "EPYC"}) == fingerprint({"cpu": "EPYC", "jax": "0.10"})
+    True
+    """
+    return digest(json.dumps(facts, sort_keys=True).encode()).decode()
 
 
 def digest(text: bytes) -> bytes:

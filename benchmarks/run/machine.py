@@ -1,7 +1,5 @@
-"""The machine of a run: versions, flags, devices, matmul throughput, and a fingerprint of what identifies it."""
+"""The machine of a run: versions, flags, devices and matmul throughput."""
 
-import hashlib
-import json
 import math
 import os
 import platform
@@ -15,6 +13,7 @@ from jax.extend.backend import get_backend
 from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.topology import Topology
 from benchmarks.run.interleaved import BlockTimes, time_interleaved
+from benchmarks.run.journal import fingerprint
 from benchmarks.run.measure import Training, steps_per_block
 from strategies.backends.backend import are_virtual
 
@@ -59,32 +58,26 @@ def disable_compilation_cache() -> None:
         jax.config.update("jax_enable_compilation_cache", False)
 
 
-def update_machine_info(
-    info: dict[str, Any], matmul_flops_per_second: Mapping[str, float | None], topology: Topology | None = None
-) -> None:
-    """Replace pytest-benchmark's machine information by one that runs can be compared by.
+def machine_facts(
+    matmul_flops_per_second: Mapping[str, float | None], topology: Topology | None = None
+) -> dict[str, Any]:
+    """What runs can be compared by, for the report: versions, flags, devices and measured throughput.
 
-    The processor keeps its name and core count, without the long list of flags and without its clock rate, which varies
-    from second to second. `fingerprint` identifies everything that decides what is compiled and how fast it can be:
-    processor, devices, versions, flags and memory allocation settings, but not the measured speed.
-    `counters_fingerprint` identifies only what compiled programs depend on, so runs with the same one can be compared
+    `counters_fingerprint` identifies what compiled programs depend on, so runs with the same one can be compared
     exactly.
 
     Args:
-        info: pytest-benchmark's machine information, changed in place.
         matmul_flops_per_second: measured throughput by dtype.
         topology: the topology compiled for, if any.
     """
-    info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
-    info["versions"] = {"python": info["python_version"]} | {package: version(package) for package in PACKAGES}
     facts = compiler_facts(topology)
-    info |= facts
-    info["virtual_devices"] = info["platform"] == "cpu"
-    info["glibc_tunables"] = glibc_tunables()
-    decisive = {name: info[name] for name in ("cpu", "versions", "glibc_tunables")}
-    info["fingerprint"] = fingerprint(decisive | facts)
-    info["counters_fingerprint"] = fingerprint(facts)
-    info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
+    return facts | {
+        "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
+        "virtual_devices": facts["platform"] == "cpu",
+        "glibc_tunables": glibc_tunables(),
+        "counters_fingerprint": fingerprint(facts),
+        "matmul_flops_per_second": dict(matmul_flops_per_second),
+    }
 
 
 def glibc_tunables() -> str:
@@ -109,15 +102,6 @@ def compiler_facts(topology: Topology | None = None) -> dict[str, Any]:
         **({"process_count": jax.process_count()} if jax.process_count() > 1 else {}),
     }
     return facts | ({"topology": str(topology), "platform_version": topology.compiler_version} if topology else {})
-
-
-def fingerprint(facts: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits that are equal for equal facts in any order.
-
-    >>> fingerprint({"jax": "0.10", "cpu": "EPYC"}) == fingerprint({"cpu": "EPYC", "jax": "0.10"})
-    True
-    """
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def matmul_flops_per_second(dtype: str) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from benchmarks.cases.failures import reason_of
 from benchmarks.commandline.parent import binding, ignoring_signals
-from benchmarks.run.supervise import cause_of_death
+from benchmarks.commandline.statuses import cause_of_death
 
 Task = TypeVar("Task")
 

@@ -3,7 +3,7 @@
 import shutil
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,23 +40,37 @@ READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_auto
 neither the HLO nor the planned memory. GPU kernels cannot be autotuned without a GPU."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Entry:
-    """A case in progress, on its way to a row.
+    """A case in progress, on its way to a row. Every stage makes a new one.
 
     Attributes:
-        case: the case.
-        record: what is known about it so far.
+        record: what is known about the case so far.
         step: its step, once built.
         program: its compiled step.
-        error: what ended it, if anything did.
     """
 
-    case: Case
     record: Record
     step: Step | None = None
     program: Any = None
-    error: Exception | None = None
+
+    @classmethod
+    def begin(cls, case: Case, *, compile_only: bool = False) -> "Entry":
+        """A case of which nothing is known."""
+        return cls(Record.begin(case, compile_only=compile_only))
+
+    @property
+    def case(self) -> Case:
+        """The case."""
+        return self.record.case
+
+    def with_facts(self, **facts: Any) -> "Entry":
+        """The entry with further fields of its record."""
+        return replace(self, record=replace(self.record, **facts))
+
+
+Stages = Generator[Entry, None, Entry]
+"""Yields the entry after every stage, and returns the last one."""
 
 
 class Preparation:
@@ -81,30 +95,33 @@ class Preparation:
         self._references: dict[Case, Entry | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
 
-    def stages(self, entry: Entry, *, compile_only: bool) -> Generator[dict[str, Any]]:
-        """Prepare a case in stages, and yield new fields of its record after each stage.
+    def stages(self, case: Case, *, compile_only: bool) -> Generator[Entry]:
+        """Prepare a case in stages, and yield its entry after every stage.
 
         Args:
-            entry: the case; its step and program are filled in.
+            case: the case.
             compile_only: compile and analyse the step, but run nothing.
 
         Raises:
             Infeasible, CaseFailure: the case cannot be built, compiled, fitted into memory or trained correctly.
         """
-        step = entry.step = entry.case.build()
+        step = case.build()
+        entry = replace(Entry.begin(case, compile_only=compile_only), step=step)
         flops = flops_per_token(step.config) * step.tokens_per_step
-        resolved = {name: getattr(step.train, name) for name in RESOLVED if name in options_of(entry.case.strategy)}
-        if self.machine:
-            yield {"predicted_seconds": case_seconds(entry.case, self.machine)}
-        yield {"model_flops_per_step": flops, **{name: each for name, each in resolved.items() if each != "auto"}}
-        read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
-        yield from self._compile(entry, step, read_only)
+        resolved = {name: getattr(step.train, name) for name in RESOLVED if name in options_of(case.strategy)}
+        known = {name: value for name, value in resolved.items() if value != "auto"}
+        predicted = case_seconds(case, self.machine) if self.machine else None
+        entry = entry.with_facts(predicted_seconds=predicted, model_flops_per_step=flops, **known)
+        yield entry
+        read_only = READ_ONLY.get(case.devices[0].platform, {}) if compile_only else {}
+        entry = yield from self._compile(entry, step, read_only)
         if not compile_only:
-            yield from self._train(entry)
+            entry = yield from self._train(entry)
             if self.memory_profile:
-                yield from self._profile_memory(entry, self.memory_profile / str(entry.case))
+                entry = yield from self._profile_memory(entry, self.memory_profile / str(case))
+        yield entry
 
-    def _compile(self, entry: Entry, step: Step, read_only: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _compile(self, entry: Entry, step: Step, read_only: Mapping[str, Any]) -> Stages:
         """Stages up to the analysis of the compiled program; `read_only` are compiler options that rows do not list."""
         topology = entry.case.topology
         try:
@@ -112,66 +129,74 @@ class Preparation:
                 compilation = compile_step(step, {**read_only, **dict(entry.case.compiler_options)})
         except CompileError as error:
             if topology and (chip_estimate := estimate_from_error(error)):
-                yield {"estimate": chip_estimate}
+                yield entry.with_facts(estimate=chip_estimate)
                 raise DoesNotFit(f"{chip_estimate}: {error}") from error
             raise
-        entry.program = compilation.program
-        memory = planned_memory(step, entry.program)
+        entry = replace(entry, program=compilation.program)
+        memory = planned_memory(step, compilation.program)
         options = tuple(option for option in compilation.options.items() if option not in read_only.items())
-        yield {"compile_seconds": compilation.seconds, "memory": memory, "compiler_options": options}
+        entry = entry.with_facts(compile_seconds=compilation.seconds, memory=memory, compiler_options=options)
+        yield entry
         program = self._read_program(entry)
-        yield {
-            "compiled": {
-                "compiled.compilations": compilation.programs,
-                "compiled.bytes_accessed": bytes_accessed(entry.program),
-                **(self._program_columns(entry.case, step, program) if program else {}),
-            }
+        compiled = {
+            "compiled.compilations": compilation.programs,
+            "compiled.bytes_accessed": bytes_accessed(compilation.program),
+            **(self._program_columns(entry.case, step, program) if program else {}),
         }
+        entry = entry.with_facts(compiled=compiled)
+        yield entry
         if program:
             require_no_deadlock(step.mesh, program.concurrent)
         if topology and topology.chip and program:
             cost = cost_of(entry.case)
             chip_estimate = estimate(topology.chip, step, program, memory, cost.bubble if cost else 0.0)
-            yield {"estimate": chip_estimate}
+            entry = entry.with_facts(estimate=chip_estimate)
+            yield entry
             if not chip_estimate.fits:
                 raise DoesNotFit(str(chip_estimate))
+        return entry
 
-    def _train(self, entry: Entry) -> Iterator[dict[str, Any]]:
+    def _train(self, entry: Entry) -> Stages:
         """Stages of the first steps and of their comparison with one device."""
         training = self.start(entry)
         # All processes must have memory for the state: one that fails in a step leaves the others in a collective.
-        yield {}
+        yield entry
         with self.clock.phase("checked"):
             trajectory = training.trajectory(CHECKED_STEPS)
         if self.checkpoints:
             folder = self.checkpoints / str(entry.case)
-            yield self._checkpoint(entry, training, folder)
+            entry = self._checkpoint(entry, training, folder)
+            yield entry
             shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
         del training  # free its memory
-        yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
+        entry = entry.with_facts(loss_first=trajectory.losses[0], loss_last=trajectory.losses[-1])
+        yield entry
         trajectory.require_finite("in the first steps")
-        yield from self._check(entry, trajectory)
+        return (yield from self._check(entry, trajectory))
 
-    def _checkpoint(self, entry: Entry, training: Training, folder: Path) -> dict[str, Any]:
-        """Times of a checkpoint of the state. A failure is only a warning, because the row is complete without."""
+    def _checkpoint(self, entry: Entry, training: Training, folder: Path) -> Entry:
+        """Time checkpoints of the state. A failure is only a warning, because the row is complete without."""
         assert entry.step
         try:
             with self.clock.phase("checkpoint"):
-                return {"checkpoint": checkpoint_times(entry.step, training.state, entry.case.single.build, folder)}
+                times = checkpoint_times(entry.step, training.state, entry.case.single.build, folder)
+            return entry.with_facts(checkpoint=times)
         except Exception as error:
             warnings.warn(f"{entry.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
-            return {}
+            return entry
 
-    def _profile_memory(self, entry: Entry, folder: Path) -> Iterator[dict[str, Any]]:
+    def _profile_memory(self, entry: Entry, folder: Path) -> Stages:
         """Stages of the memory profile. A failure is only a warning, because the row is complete without."""
         training = self.start(entry, batches=1)
-        yield {}  # as in `_train`: all processes must have memory for the state
+        yield entry  # as in `_train`: all processes must have memory for the state
         try:
             live = profile_memory(training, folder)
         except OSError as error:
             warnings.warn(f"{entry.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
             live = {}
-        yield {"memory": replace(entry.record.memory, **live)}  # in any case, as many stages in all processes
+        entry = entry.with_facts(memory=replace(entry.record.memory, **live))
+        yield entry  # in any case, as many stages in all processes
+        return entry
 
     def _read_program(self, entry: Entry) -> Program | None:
         """What the compiled program does; None, with a warning, if its text cannot be parsed."""
@@ -196,21 +221,19 @@ class Preparation:
         init = partial(self._initial_states.begin, entry.case, entry.step)
         return begin_training(entry.step, entry.program, init, self.corpus_N, batches)
 
-    def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
+    def _check(self, entry: Entry, trajectory: Trajectory) -> Stages:
         """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""
         case = entry.case
         if entry.step and entry.step.inexact:
-            yield {"reason": f"not exact by design: {entry.step.inexact}"}
-            return
+            return entry.with_facts(reason=f"not exact by design: {entry.step.inexact}")
         if case == case.single:
             self._references[case], self._trajectories[case] = entry, trajectory
         reference = self.reference(case.single)
         if isinstance(reference, str):
-            yield {"reason": reference}
-        else:
-            yield {"matches_single": False}
-            self.require_equal(trajectory, case)
-            yield {"matches_single": True}
+            return entry.with_facts(reason=reference)
+        yield entry.with_facts(matches_single=False)
+        self.require_equal(trajectory, case)
+        return entry.with_facts(matches_single=True)
 
     def require_equal(self, trajectory: Trajectory, case: Case) -> None:
         """Check that first steps equal those of the reference.
@@ -231,24 +254,21 @@ class Preparation:
         A model may be too large for one device.
         """
         if single not in self._references:
-            entry = Entry(single, Record.begin(single))
             try:
-                self._trajectories[single] = processes.run_in_all(partial(self._first_steps, entry))
+                entry, self._trajectories[single] = processes.run_in_all(partial(self._first_steps, single))
                 self._references[single] = entry
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)
                 self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
         return self._references[single]
 
-    def _first_steps(self, entry: Entry) -> Trajectory:
-        """Train the first steps of the reference.
-
-        Each process has a reference of its own, so no other process is needed.
-        """
-        entry.step = entry.case.build()
+    def _first_steps(self, single: Case) -> tuple[Entry, Trajectory]:
+        """Compile a reference and train its first steps. Each process has one of its own, so it needs no other."""
+        step = single.build()
         with self.clock.phase("compile"):
-            entry.program = compile_step(entry.step, entry.case.compiler_options).program
-        return first_steps(self.start(entry))
+            program = compile_step(step, single.compiler_options).program
+        entry = Entry(Record.begin(single), step, program)
+        return entry, first_steps(self.start(entry))
 
 
 def begin_training(

@@ -23,6 +23,7 @@ from pytest_benchmark.stats import Metadata, Stats
 
 from benchmarks.cases.row import Row
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, special
+from benchmarks.run.journal import fingerprint
 
 UNTIMED = "untimed"
 """Key of the report under which rows without samples are stored."""
@@ -73,19 +74,22 @@ def move_untimed_rows(report: dict[str, Any]) -> None:
     report["benchmarks"] = [row for row in rows if row["stats"].get("mean") is not None]
 
 
-class IncrementalReport:
-    """A plugin that rewrites the report whenever cases have ended, for runs that may be ended at any time."""
+def describe_machine(info: dict[str, Any], facts: Mapping[str, Any]) -> None:
+    """Replace pytest-benchmark's machine information by one that runs can be compared by.
 
-    def __init__(self, config: pytest.Config, rows: Mapping[str, Row]) -> None:
-        self.config, self.rows, self.written = config, rows, 0
+    The processor keeps its name and core count, without the long list of flags and without its clock rate, which varies
+    from second to second. `fingerprint` identifies everything that decides what is compiled and how fast it can be:
+    processor, devices, versions, flags and memory allocation settings, but not the measured speed.
 
-    def pytest_runtest_logfinish(self) -> None:
-        """Rewrite the report if cases have ended with this test. Cases that were timed interleaved end together."""
-        if len(self.rows) > self.written:
-            self.written = len(self.rows)
-            publish(self.config, [*self.rows.values()])
-            with atomic_report(self.config):
-                benchmark_session(self.config).handle_saving()
+    Args:
+        info: pytest-benchmark's machine information, changed in place.
+        facts: of the measuring process (`machine.machine_facts`).
+    """
+    info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
+    info |= facts
+    measured = "matmul_flops_per_second", "counters_fingerprint", "virtual_devices"
+    decisive = {name: value for name, value in facts.items() if name not in measured}
+    info["fingerprint"] = fingerprint({"cpu": info["cpu"]} | decisive)
 
 
 def disable_output(config: pytest.Config) -> None:

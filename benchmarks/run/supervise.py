@@ -1,228 +1,300 @@
-"""Supervisor: runs `pytest benchmarks` in a child process, and restarts it without the case that killed it.
+"""Supervisor: runs the measuring process, and restarts it without the case that killed it.
 
 Aborts of a backend, the system's out-of-memory killer and hanging collectives all end the process that they happen in.
-The journal holds the rows that were finished before.
+The measuring process (`program.py`) sends every line of its journal through a pipe as well. If the journal does not
+grow for too long, the process hangs, and is killed.
 """
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from benchmarks.cluster.heartbeat import HEARTBEAT, HeartbeatListener
+from benchmarks.cases.row import Row
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.parent import bound
-from benchmarks.commandline.statuses import PEER_LOST, TIMED_OUT, TIMEOUT_CAUSE, UNWRITTEN
-from benchmarks.run.journal import STOPPED
-from benchmarks.run.stopping import FORWARDED
+from benchmarks.commandline.statuses import REFUSED, TIMED_OUT, UNWRITTEN, cause_of_death
 
+PROGRAM = "benchmarks.run"
+"""The module that measures."""
+EVENTS = "MESHMARK_EVENTS"
+"""Environment variable with the file descriptor to which the measuring process writes."""
 JOURNAL = "MESHMARK_JOURNAL"
-"""Environment variable with the journal's path, for the supervised process."""
+"""Environment variable with the journal's path; without it, cases are only listed."""
 RESUMED = "MESHMARK_RESUMED"
 """Environment variable with a cause of death, for a process that continues the journal of one that died."""
+STOP = signal.SIGUSR1
+"""The signal that stops the measuring process; before it handles signals, it ends it silently."""
 PATIENCE_SECONDS = 2.0
-"""Time for the supervised process to react to a stop. After that, a message says what it is doing, or it is killed."""
-GRACE_SECONDS = 10.0
-"""Additional timeout of the supervisor. The process's own watchdog, which reports more, comes first even on a busy
-machine."""
+"""Time for the measuring process to react to a stop. After that, a message says what it is doing, or it is killed."""
 TICK_SECONDS = 0.25
-"""Longest wait for a heartbeat before other checks."""
+"""Longest wait for a line before other checks."""
 
 
-def supervised() -> bool:
-    """Whether this process runs under a supervisor."""
-    return JOURNAL in os.environ
+class Ended(Exception):
+    """The run ended before a case did: `status` is its exit status, `reason` says why in one line."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
 
 
-def supervise(
-    arguments: Sequence[str], journal: Path | None, *, alone: bool = True, timeout_seconds: float = 600.0
-) -> int:
-    """Run pytest in child processes until one of them ends in order, and return its exit status.
+class Supervisor:
+    """A run in a process of its own.
 
-    Args:
-        arguments: of pytest.
-        journal: path of the journal; None for a temporary file.
-        alone: whether this is a single-process run. In a multi-process run, one death ends all.
-        timeout_seconds: time without a heartbeat after which the child is killed.
+    Attributes:
+        cases: ids of the cases that the options select, in the order in which they are measured.
+        first: whether this is the first of several processes, which prints and writes.
+        machine: facts of the machine, for the report.
+        rows: of the cases that have ended, by id.
+        interrupted: rows of the cases that had begun when the run was stopped.
+        tracebacks: of cases that failed, by id.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = journal or Path(folder, "journal.jsonl")
-        environment = os.environ | {JOURNAL: str(path)}
-        while True:
-            before = journal_content(path)
-            command = [sys.executable, "-m", "pytest", *arguments]
-            status, told_to_stop = run(command, environment, timeout_seconds=timeout_seconds)
-            written = journal_content(path).removeprefix(before)
-            if told_to_stop:
-                content = journal_content(path)
-                status = stop_status(status, content)
-                if status == INTERRUPTED and journal and b'"began"' in content and not content.endswith(STOPPED):
-                    print(f"\nstopped; {journal} has the finished cases: continue with --resume", file=sys.stderr)
-                return status
-            if ended_normally(status, written):
-                return 128 - status if status < 0 else status
-            death = cause_of_death(status)
-            if not alone:
-                advice = f"; {journal} has the finished rows, for --resume" if journal else ""
-                print(
-                    f"\nthe benchmarks were ended by {death}, and so were all other processes{advice}", file=sys.stderr
-                )
-                return 128 - status if status < 0 else status
-            print(f"\nthe benchmarks were ended by {death}; continuing with the remaining cases", file=sys.stderr)
-            environment |= {RESUMED: death}
 
+    def __init__(
+        self, arguments: Sequence[str], journal: Path | None, *, alone: bool, timeout_seconds: float, listing: bool
+    ) -> None:
+        """Supervise a run.
 
-def stop_status(status: int, written: bytes) -> int:
-    """Exit status of a run that was told to stop.
+        Args:
+            arguments: options of the benchmarks. Others among them are ignored.
+            journal: path of the journal; None for a temporary file.
+            alone: whether this is a single-process run. In a multi-process run, one death ends all.
+            timeout_seconds: time without a line of the journal after which the process is killed.
+            listing: only list the cases.
+        """
+        self.cases, self.first, self.machine = list[str](), True, dict[str, Any]()
+        self.rows, self.interrupted, self.tracebacks = dict[str, Row](), list[Row](), dict[str, str]()
+        self.journal = journal
+        self._alone, self._timeout_seconds = alone, timeout_seconds
+        self._folder = tempfile.TemporaryDirectory(prefix="meshmark-")
+        self._command = [sys.executable, "-P", "-m", PROGRAM, *arguments]
+        path = journal or Path(self._folder.name, "journal.jsonl")
+        # It imports the code that this process imports, whatever lies in the current folder.
+        code = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        self._environment = {**os.environ, **code} | ({} if listing else {JOURNAL: str(path)})
+        # Those of the terminal: pytest replaces them while tests run.
+        self._output, self._errors = os.dup(1), os.dup(2)
+        self._stops, self._announced = list[float](), False
+        self._selected: list[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: Ended | None = None
 
-    Success, rejected options and an unwritable report keep their status. Everything else gets the status of Ctrl-C,
-    because a process that was killed, or interrupted while it shut down, ends with a meaningless status.
+    def begin(self) -> None:
+        """Start the run, until it has said which cases it has. SIGINT and SIGTERM stop it from now on.
 
-    Args:
-        status: of the child.
-        written: its journal.
-    """
-    if status in (pytest.ExitCode.OK, pytest.ExitCode.USAGE_ERROR, UNWRITTEN):
-        return status
-    if b'"began"' not in written:
-        print("\nstopped before a case had begun", file=sys.stderr)
-    return INTERRUPTED
+        Raises:
+            Ended: something cannot work, or it was stopped.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        self._restart()
+        self._until(lambda: bool(self.cases))
 
+    def select(self, cases: Sequence[str]) -> None:
+        """Let it measure these cases."""
+        self._selected = list(cases)
+        self._send_selected()
 
-def journal_content(journal: Path) -> bytes:
-    """Content of a journal; empty if it does not exist."""
-    return journal.read_bytes() if journal.exists() else b""
+    def row(self, case: str) -> Row:
+        """Wait for a case to end.
 
+        Raises:
+            Ended: the run ended before.
+        """
+        self._until(lambda: case in self.rows)
+        return self.rows[case]
 
-def ended_normally(status: int, written: bytes) -> bool:
-    """Whether a child ended on purpose; otherwise it died, and another one continues.
+    def finish(self) -> int:
+        """Wait for the process to end, and return its exit status. It is stopped if cases are left."""
+        if self._end is None:
+            if not self._measured_all():
+                self._stop(STOP, None)
+            try:
+                self._until(lambda: False)
+            except Ended as end:
+                self._end = end
+        for number in (signal.SIGINT, signal.SIGTERM):  # they stop what is left to do here
+            signal.signal(number, signal.default_int_handler)
+        return self._end.status if self._end else 0
 
-    Args:
-        status: its exit status.
-        written: what it wrote into its journal.
+    def remove_journal(self) -> None:
+        """Delete the journal of a run in which every case has a row, once the report has been written."""
+        if self.journal and self.first and self._measured_all():
+            self.journal.unlink(missing_ok=True)
 
-    >>> ended_normally(1, b'{"began": "single"}\\n{"stopped": true}\\n'), ended_normally(1, b'{"began": "single"}\\n')
-    (True, False)
-    """
-    intended = pytest.ExitCode.USAGE_ERROR, UNWRITTEN, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP
-    # If the options were rejected, the journal's content is from another run.
-    return status in intended or b'"began"' not in written or written.endswith(STOPPED)
+    def close(self) -> None:
+        """Kill the process if it still runs, and delete the temporary journal."""
+        if self._process and self._process.poll() is None:
+            self._kill()
+        self._close_input()
+        for descriptor in (self._output, self._errors):
+            os.close(descriptor)
+        self._folder.cleanup()
 
+    def _measured_all(self) -> bool:
+        return self._selected is not None and {*self._selected} <= self.rows.keys()
 
-def cause_of_death(status: int) -> str:
-    """Describe what a process died of.
-
-    Args:
-        status: its exit status, negative for a signal as in `subprocess`.
-
-    >>> cause_of_death(-signal.SIGABRT), cause_of_death(3)
-    ('SIGABRT', 'exit status 3')
-    """
-    if status == TIMED_OUT:
-        return TIMEOUT_CAUSE
-    if status == PEER_LOST:
-        return "the loss of another process"
-    if status == -signal.SIGKILL:
-        return "SIGKILL, usually sent when memory runs out"
-    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
-
-
-def run(command: Sequence[str], environment: dict[str, str], *, timeout_seconds: float = 600.0) -> tuple[int, bool]:
-    """Run a command until it exits, and forward stop signals to it.
-
-    A command that was told to stop twice and does not exit is killed. So is one without heartbeat for
-    `timeout_seconds`; its status is then `TIMED_OUT`, or the one it had reported.
-
-    Returns:
-        Its exit status, and whether it was told to stop.
-    """
-    stop_times: list[float] = []
-    with closing(HeartbeatListener()) as listener, forwarding_signals(stop_times) as started:
-        child_environment = environment | bound() | {HEARTBEAT: str(listener.descriptor)}
-        # While a process loads its libraries, Ctrl-C prints a traceback from every thread. So the child ignores SIGINT
-        # until it installs handlers, and reacts only to the forwarded signal, whose default action ends it silently.
-        handler_before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
+    def _restart(self) -> None:
+        """Start the process."""
+        self._read, write = os.pipe()
+        self._rest, self._silent_seconds = b"", 0.0
+        self._running: str | None = None
+        self._began = self._stopped = False
+        self._last: dict[str, Any] | None = None
+        self._refusal = ""
+        # While a process loads its libraries, Ctrl-C prints a traceback from every thread. So it ignores SIGINT.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
         try:
-            process = subprocess.Popen(command, env=child_environment, pass_fds=[listener.descriptor])
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment | bound() | {EVENTS: str(write)},
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=self._errors,
+                pass_fds=[write],
+            )
         finally:
-            signal.signal(signal.SIGINT, handler_before)
-        listener.started()
-        started(process)
-        announced = False
-        while process.poll() is None:
-            listener.listen(TICK_SECONDS)
-            waited = time.monotonic() - stop_times[min(len(stop_times), 2) - 1] if stop_times else 0.0
-            if len(stop_times) > 2 or (len(stop_times) == 2 and waited > PATIENCE_SECONDS):
-                process.kill()
-            elif stop_times and waited > PATIENCE_SECONDS and not announced:
-                announced = True
-                print(f"\nstopping: {waiting_message(environment, timeout_seconds)}", file=sys.stderr)
-            if listener.silent_seconds > timeout_seconds + GRACE_SECONDS:
-                process.kill()
-                process.wait()
-                return last_status(listener), bool(stop_times)
-        return process.returncode, bool(stop_times)
+            signal.signal(signal.SIGINT, before)
+            os.close(write)
 
+    def _send_selected(self) -> None:
+        """Tell the process which cases to measure."""
+        assert self._process
+        assert self._process.stdin
+        with suppress(BrokenPipeError):  # it has died, which `_until` finds out
+            self._process.stdin.write(json.dumps(self._selected).encode() + b"\n")
+            self._process.stdin.flush()
 
-def last_status(listener: HeartbeatListener) -> int:
-    """Exit status of a process that was killed for lack of heartbeats."""
-    if listener.status is None:
-        return TIMED_OUT
-    print("\nthe benchmarks were done, but their process hung during shutdown and was killed", file=sys.stderr)
-    return listener.status
+    def _stop(self, number: int, _: object) -> None:
+        """Stop the process in order, and at the second stop at once."""
+        self._stops.append(time.monotonic())
+        if self._process and self._process.poll() is None:
+            self._process.send_signal(STOP)
 
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Listen until something is done.
 
-@contextmanager
-def forwarding_signals(stop_times: list[float]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Record the times at which this process is told to stop, and forward each stop to the child.
+        Raises:
+            Ended: the process ended before.
+        """
+        while not done():
+            if self._end:
+                raise self._end
+            if not self._listen():
+                assert self._process
+                self._ended(TIMED_OUT if self._silent_seconds > self._timeout_seconds else self._process.wait())
+            self._press()
+            if self._silent_seconds > self._timeout_seconds:
+                self._kill()
 
-    Yields a function to call with the child once it has started. Handlers are used instead of SIG_IGN, which the child
-    would inherit. SIGINT is handled even if it was ignored before, as in the background of a shell script, because
-    nobody sends it to a run that should go on.
+    def _listen(self) -> bool:
+        """Wait at most `TICK_SECONDS` for lines; whether there may be more."""
+        start = time.monotonic()
+        if select.select([self._read], [], [], TICK_SECONDS)[0]:
+            text = os.read(self._read, 2**20)
+            self._silent_seconds *= not text
+            *lines, self._rest = (self._rest + text).split(b"\n")
+            for line in lines:
+                self._hear(json.loads(line))
+            return bool(text)
+        if self._running or self._last:
+            # Time in which this process was suspended (Ctrl-Z) does not count: the other one may have been, too.
+            self._silent_seconds += min(time.monotonic() - start, 2 * TICK_SECONDS)
+        return True
 
-    Args:
-        stop_times: filled with `time.monotonic()` of each stop.
-    """
-    processes: list[subprocess.Popen[bytes]] = []
+    def _hear(self, entry: dict[str, Any]) -> None:
+        """Process a line."""
+        self._running = entry.get("began")
+        self._began |= "began" in entry
+        self._stopped |= "stopped" in entry
+        if "row" in entry:
+            row = Row(**entry["row"])
+            self.rows[row.case] = row
+        elif "failed" in entry:
+            self.tracebacks[entry["failed"]] = entry["traceback"]
+        elif "refused" in entry:
+            self._refusal = entry["refused"]
+        elif "ended" in entry:
+            self._last = entry
+            self.interrupted = [Row(**each["row"]) for each in entry["interrupted"]]
+        elif "cases" in entry:
+            self.cases, self.first = entry["cases"], entry["first"]
+            if self._selected is not None:
+                self._send_selected()
+        self.machine = entry.get("machine", self.machine)
 
-    def forward(number: int, _: object) -> None:
-        stop_times.append(time.monotonic())
-        for process in processes:
-            process.send_signal(FORWARDED)
+    def _press(self) -> None:
+        """Kill a process that was stopped twice and does not exit, and say what one does that was stopped once."""
+        waited = time.monotonic() - self._stops[min(len(self._stops), 2) - 1] if self._stops else 0.0
+        if len(self._stops) > 2 or (len(self._stops) == 2 and waited > PATIENCE_SECONDS):
+            self._kill()
+        elif self._stops and waited > PATIENCE_SECONDS and not self._announced and not self._last:
+            self._announced = True
+            doing = f"{self._running or 'it'} cannot be interrupted right now"
+            limit = f"waiting {self._timeout_seconds:g} seconds at most"
+            self._say(f"stopping: {doing}; {limit}; press Ctrl-C again to end it at once")
 
-    def started(process: subprocess.Popen[bytes]) -> None:
-        processes.append(process)
-        if stop_times:  # told to stop before the child had started
-            process.send_signal(FORWARDED)
+    def _ended(self, status: int) -> None:
+        """Judge how the process has ended: the run has ended, or a process that died is replaced.
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield started
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        Raises:
+            Ended: the run has ended.
+        """
+        os.close(self._read)
+        self._close_input()
+        shell_status = 128 - status if status < 0 else status
+        if self._last:  # in order
+            if status == TIMED_OUT:
+                self._say("the benchmarks were done, but their process hung during shutdown and was killed")
+            reason = self._last["why"] or ("stopped" if self._last["ended"] else "")
+            advice = "; continue with --resume" if self.journal and reason == "stopped" else ""
+            self._finally(self._last["ended"], reason + advice)
+        if self._refusal:
+            self._finally(REFUSED, self._refusal)
+        if self._stops:
+            self._finally(INTERRUPTED, self._stopped_hard())
+        if not self._began or self._stopped or status == UNWRITTEN:
+            self._finally(shell_status, f"the benchmarks were ended by {cause_of_death(status)}" if self._began else "")
+        death = cause_of_death(status)
+        if not self._alone:
+            advice = f"; {self.journal} has the finished rows, for --resume" if self.journal else ""
+            self._say(f"the benchmarks were ended by {death}, and so were all other processes{advice}")
+            self._finally(shell_status, f"ended by {death}")
+        self._say(f"the benchmarks were ended by {death}; continuing with the remaining cases")
+        self._environment |= {RESUMED: death}
+        self._restart()
 
+    def _finally(self, status: int, reason: str) -> None:
+        self._end = Ended(status, reason)
+        raise self._end
 
-def waiting_message(environment: Mapping[str, str], timeout_seconds: float) -> str:
-    """Say what a process that was told to stop is still doing."""
-    case = running(journal_content(Path(environment[JOURNAL])))
-    doing = f"{case} cannot be interrupted right now" if case else "it cannot be interrupted right now"
-    return f"{doing}; waiting {timeout_seconds:g} seconds at most; press Ctrl-C again to end it at once"
+    def _stopped_hard(self) -> str:
+        """Say how a run goes on that was stopped before it could end in order."""
+        if not (self._began or self.rows):
+            self._say("stopped before a case had begun")
+        elif self.journal:
+            self._say(f"stopped; {self.journal} has the finished cases: continue with --resume")
+        return "stopped"
 
+    def _close_input(self) -> None:
+        if self._process and self._process.stdin:
+            with suppress(OSError):  # it has died before it read all
+                self._process.stdin.close()
 
-def running(journal: bytes) -> str | None:
-    """The case that is running, according to the last complete line of a journal.
+    def _kill(self) -> None:
+        assert self._process
+        self._process.kill()
+        self._process.wait()
 
-    >>> running(b'{"began": "single"}\\n{"beg'), running(b'{"began": "single"}\\n{"stopped": true}\\n')
-    ('single', None)
-    """
-    lines = journal[: journal.rfind(b"\n") + 1].splitlines()
-    return json.loads(lines[-1]).get("began") if lines else None
+    def _say(self, text: str) -> None:
+        """Write a line to stderr, also while pytest captures it."""
+        os.write(self._errors, f"\n{text}\n".encode())

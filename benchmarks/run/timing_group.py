@@ -14,7 +14,7 @@ from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes
 from benchmarks.run.attribution import Attribution, attribute
 from benchmarks.run.clock import Clock
 from benchmarks.run.interleaved import MIN_ROUNDS, WIDE, BlockTimes, Interval, time_interleaved
-from benchmarks.run.lifecycle import Lifecycle, RunSettings
+from benchmarks.run.ledger import Ledger, RunSettings
 from benchmarks.run.measure import Training, steps_per_block, trace
 from benchmarks.run.prepare import Entry, Preparation
 from benchmarks.run.single_device import RemoteTraining, has_single_device_server, train
@@ -32,7 +32,7 @@ class TimingGroup:
     Attributes:
         settings: of the run.
         clock: of the run.
-        lifecycle: of the run's cases.
+        ledger: the state of the cases.
         preparation: starts training runs.
         entries: the prepared cases.
         reference: `single` on the same work, or why there is none.
@@ -44,7 +44,7 @@ class TimingGroup:
 
     settings: RunSettings
     clock: Clock
-    lifecycle: Lifecycle
+    ledger: Ledger
     preparation: Preparation
     entries: Sequence[Entry]
     reference: Entry | str
@@ -59,7 +59,7 @@ class TimingGroup:
         participants = {str(self.baseline.case): self.baseline} | {str(entry.case): entry for entry in self.entries}
         participants |= {CANARY: self.baseline}
         for name, entry in participants.items():
-            self.lifecycle.begin(str(entry.case))
+            self.ledger.begin(entry.case)
             try:
                 training = processes.run_in_all(partial(self._start, entry))
                 self.times[name], self.trainings[name] = BlockTimes(steps_per_block(training)), training
@@ -69,7 +69,7 @@ class TimingGroup:
         self.say(f"timing {len(self.entries)} comparable steps, interleaved")
         try:
             with self.clock.phase("timed"):
-                self._time(lambda name: self.lifecycle.begin(str(participants[name].case)))
+                self._time(lambda name: self.ledger.begin(participants[name].case))
         except BaseException:
             # Finish the cases with enough blocks even after Ctrl-C, unless other processes would have to agree.
             if processes.count() == 1:
@@ -77,8 +77,9 @@ class TimingGroup:
             raise
         self._compare()
         for entry in self.entries:
-            if not entry.error:
-                self._trace_and_attribute(entry, self.trainings[str(entry.case)])
+            timed = self.ledger.entries[str(entry.case)]
+            if timed.record.status == "ok":
+                self._trace_and_attribute(timed, self.trainings[str(entry.case)])
         for name, training in self.trainings.items():
             if isinstance(training, RemoteTraining) and not self.times[name].error:
                 training.drop()
@@ -119,12 +120,12 @@ class TimingGroup:
 
     def _drop(self, entry: Entry, error: Exception) -> None:
         """End a case that cannot be started. A reference without a row is explained in the rows of the others."""
-        if entry in self.entries:
-            self.lifecycle.fail(entry, error)
+        if any(entry.case == other.case for other in self.entries):
+            self.ledger.fail(entry.case, error)
             return
         why = f"not compared with single, which could not be timed: {reason_of(error)}"
-        for each in self.entries:
-            each.record = replace(each.record, reason=each.record.reason or why)
+        for other in self.entries:
+            self.ledger.add(other.case, reason=other.record.reason or why)
 
     def _compare(self) -> None:
         """Compare the timed cases with the baseline, and end them."""
@@ -137,8 +138,8 @@ class TimingGroup:
             relative = None if isinstance(self.reference, str) else paired(self.times, name, baseline)
             by_hand = paired(self.times, name, str(entry.case.twin))
             ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
-            entry.record = replace(entry.record, **ratios, **facts)
             if name in self.trainings:
+                self.ledger.add(entry.case, **ratios, **facts)
                 self._finish(entry, self.trainings[name], self.times[name])
 
     def _finish(self, entry: Entry, training: Training | RemoteTraining, times: BlockTimes) -> None:
@@ -148,11 +149,11 @@ class TimingGroup:
                 raise times.error
             processes.run_in_all(partial(training.require_finite, "after the timed blocks"))
         except Exception as error:
-            self.lifecycle.fail(entry, error)
+            self.ledger.fail(entry.case, error)
             return
         if len(times.seconds) >= MIN_ROUNDS:
             peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
-            self.lifecycle.end(entry, status="ok", timed=times, memory=replace(entry.record.memory, **peaks))
+            self.ledger.end(entry.case, status="ok", timed=times, memory=replace(entry.record.memory, **peaks))
 
     def _trace_and_attribute(self, entry: Entry, training: Training | RemoteTraining) -> None:
         """Trace a timed step and attribute its time, if requested.
@@ -170,11 +171,9 @@ class TimingGroup:
             try:
                 with self.clock.phase("attribution"):
                     parts = self._attribute(entry, training)
-                self.lifecycle.end(entry, attribution=parts)
+                self.ledger.end(entry.case, attribution=parts)
             except Exception as error:
                 warnings.warn(f"{case}: its time could not be attributed: {reason_of(error)}", stacklevel=2)
-            finally:
-                self.lifecycle.watchdog.pause()
 
     def _trace(self, entry: Entry, training: Training | RemoteTraining, folder: Path) -> None:
         """Record a profiler trace of one more block, in the process in which the step was timed."""
@@ -191,7 +190,7 @@ class TimingGroup:
         In a multi-process run with a single-device process, only the first process gets the result for `single`.
         """
         seconds, rounds = entry.record.step_seconds_median, self.settings.rounds
-        begin = partial(self.lifecycle.begin, str(entry.case))
+        begin = partial(self.ledger.begin, entry.case)
         assert entry.step
         assert seconds
         if is_remote(training):

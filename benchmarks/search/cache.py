@@ -17,7 +17,8 @@ import benchmarks
 import strategies
 from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
-from benchmarks.run.machine import COMPILER, SETTINGS, fingerprint
+from benchmarks.run.journal import fingerprint
+from benchmarks.run.machine import COMPILER, SETTINGS
 from strategies.files import read_json
 from strategies.registry import OTHERS
 from strategies.schema import SchemaError, checked

@@ -16,11 +16,10 @@ from benchmarks.program.compiled import HLOError, read_program
 from benchmarks.run.alive import Alive
 from benchmarks.run.clock import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS
-from benchmarks.run.machine import fingerprint
+from benchmarks.run.journal import fingerprint
 from benchmarks.run.pool import Outcome, run_in_processes
 from benchmarks.run.prepare import Entry, Preparation
-from benchmarks.run.record import Record
-from benchmarks.run.terminal import progress
+from benchmarks.run.summary import progress
 from benchmarks.search.cache import Cache
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay
@@ -37,15 +36,14 @@ EXPOSED = "machine.exposed_seconds"
 
 def compile_entry(case: Case) -> Entry:
     """A case that is compiled and not run, with its program if it has one. Failures are recorded in its record."""
-    entry = Entry(case, Record.begin(case, compile_only=True))
+    entry = Entry.begin(case, compile_only=True)
     try:
-        for facts in Preparation(EMPTY_CORPUS, Clock()).stages(entry, compile_only=True):
-            entry.record = replace(entry.record, **facts)
+        for stage in Preparation(EMPTY_CORPUS, Clock()).stages(case, compile_only=True):
+            entry = stage
         memory = replace(entry.record.memory, host_peak_rss_bytes=host_peak_rss_bytes())
-        entry.record = replace(entry.record, status="ok", memory=memory)
+        return entry.with_facts(status="ok", memory=memory)
     except Exception as error:
-        entry.record = replace(entry.record, status=status_of(error), reason=reason_of(error))
-    return entry
+        return entry.with_facts(status=status_of(error), reason=reason_of(error))
 
 
 def compile_and_replay(case: Case, machine: Machine) -> dict[str, Any]:

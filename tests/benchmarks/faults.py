@@ -52,12 +52,12 @@ def huge(step: Step) -> Step:
 
 def stopped(step: Step) -> Step:
     """Ctrl-C is pressed while the step is compiled."""
-    return changed(step, lambda metrics: signal.raise_signal(signal.SIGINT))
+    return changed(step, lambda metrics: press())
 
 
 def stopped_once(step: Step) -> Step:
     """Ctrl-C is pressed while batch size 8 is compiled, and SIGTERM ends the job at batch size 16, once each."""
-    return happening_once(step, {8: lambda: signal.raise_signal(signal.SIGINT), 16: stop_job})
+    return happening_once(step, {8: press, 16: stop_job})
 
 
 def full_once(step: Step) -> Step:
@@ -165,9 +165,17 @@ def stopped_elsewhere_once(step: Step) -> Step:
         mark = Path(os.environ["ONCE"], "stopped")
         if jax.process_index() and step.train.batch_size == 8 and not mark.exists():
             mark.touch()
-            signal.raise_signal(signal.SIGINT)
+            press()
 
     return in_turn(step, stop)
+
+
+def press() -> None:
+    """Press Ctrl-C, which stops the supervisor, and this process where it has none."""
+    if "MESHMARK_JOURNAL" in os.environ:
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+    signal.raise_signal(signal.SIGINT)
 
 
 def stop_job() -> None:
@@ -184,7 +192,8 @@ def fill_disk() -> None:
                 file.write(bytes(2**16))
         return
     journal_bytes = Path(os.environ["MESHMARK_JOURNAL"]).stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (journal_bytes, resource.RLIM_INFINITY))
+    for process in (os.getpid(), os.getppid()):
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (journal_bytes, resource.RLIM_INFINITY))
 
 
 FAULTS = (

@@ -1,18 +1,15 @@
-"""The strategies with a planted fault, and the hooks that offer them to a run: `-p tests.benchmarks.planting`.
+"""The strategies with a planted fault, and the program that measures them: `-p tests.benchmarks.planting`.
 
 Environment variables choose what happens:
 
 - SINGLE=NAME: the planted strategy NAME takes the place of `single`, `data` is a toy, too, and the rate of matmuls is a
   constant.
 - ONCE=FOLDER: faults that happen once leave a mark in this folder.
-- TWICE: Ctrl-C is pressed when the report is about to be written.
-- ROOM: the limit of the file size is lifted when the report is about to be written.
 """
 
 import functools
 import os
-import resource
-import signal
+import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -45,8 +42,7 @@ PLANTED = {fault.__name__: plant(fault.__name__, fault) for fault in FAULTS}
 TOYS = PLANTED | {name: plant(name, lambda step: step) for name in ("single", "data")}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests() -> None:
+def plant_all() -> None:
     """Register the planted strategies beside the real ones, before anything reads the registry."""
     offered = {**STRATEGIES, **PLANTED}
     name = os.environ.get("SINGLE")
@@ -60,9 +56,8 @@ def pytest_load_initial_conftests() -> None:
         machine.matmul_flops_per_second = lambda dtype: 1e11
 
 
-def pytest_benchmark_update_json() -> None:
-    """Press Ctrl-C or lift the limit of the file size, if the environment says so."""
-    if "TWICE" in os.environ:
-        signal.raise_signal(signal.SIGINT)
-    if "ROOM" in os.environ:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+if __name__ == "__main__":
+    from benchmarks.run.__main__ import main
+
+    plant_all()
+    sys.exit(main())

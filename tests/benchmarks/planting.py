@@ -1,14 +1,21 @@
-"""Plugin `-p tests.benchmarks.planting`: register the planted strategies in the process that measures.
+"""Plugin `-p tests.benchmarks.planting`: the process that measures registers the planted strategies (`planted.py`).
 
-The supervisor must not load JAX, so the plugin does nothing there.
+Environment variables choose what happens when the report is about to be written: with TWICE, Ctrl-C is pressed; with
+ROOM, the limit of the file size is lifted.
 """
 
-from benchmarks.commandline.importing import collection_paused
-from benchmarks.run.supervise import supervised
+import os
+import resource
+import signal
 
-if supervised():
-    with collection_paused():
-        from tests.benchmarks.planted import (  # noqa: F401
-            pytest_benchmark_update_json,
-            pytest_load_initial_conftests,
-        )
+from benchmarks.run import supervise
+
+supervise.PROGRAM = "tests.benchmarks.planted"
+
+
+def pytest_benchmark_update_json() -> None:
+    """Press Ctrl-C or lift the limit of the file size, if the environment says so."""
+    if "TWICE" in os.environ:
+        signal.raise_signal(signal.SIGINT)
+    if "ROOM" in os.environ:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

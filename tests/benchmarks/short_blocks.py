@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.run.supervise import supervised
+from benchmarks.run import supervise
 
 SHORT_BLOCK_SECONDS = 0.005
 COMMAND = [sys.executable, "-m", "tests.benchmarks.short_server"]
@@ -20,8 +20,13 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("benchmarks.run.single_device.server._command", COMMAND)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_configure() -> None:
-    """Shorten blocks in the process that measures. The supervisor must not load JAX."""
-    if supervised():
-        shorten(pytest.MonkeyPatch())
+def pytest_load_initial_conftests() -> None:
+    """Let the process that measures be this program."""
+    supervise.PROGRAM = "tests.benchmarks.short_blocks"
+
+
+if __name__ == "__main__":
+    from benchmarks.run.__main__ import main
+
+    shorten(pytest.MonkeyPatch())
+    sys.exit(main())

@@ -180,7 +180,7 @@ def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     rows = {"oom": 0, "infeasible": 0, "compile_error": 1, "error": 1}
     for status, code in rows.items():
         record = dataclasses.replace(compile_entry(case(strategy="tensor", mesh="tensor=4")).record, status=status)
-        monkeypatch.setattr(page, "compile_entry", lambda case, record=record: Entry(case, record))
+        monkeypatch.setattr(page, "compile_entry", lambda case, record=record: Entry(record))
         assert command("compile")(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
     for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):

@@ -15,8 +15,7 @@ from benchmarks.cases.failures import MayDeadlock
 from benchmarks.program.compiled import read_program
 from benchmarks.run.attribution import require_safe
 from benchmarks.run.clock import Clock
-from benchmarks.run.prepare import Entry, Preparation
-from benchmarks.run.record import Record
+from benchmarks.run.prepare import Preparation
 from strategies import STRATEGIES, GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, fsdp
 from strategies.backends.backend import CPU, GPU
 from strategies.core.plan import Plan
@@ -73,9 +72,8 @@ def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
     case = Case("data", MeshSpec.parse("data=8"), "small", SMALL, 8, 1, "float32", "dots")
     read = lambda text, axes: dataclasses.replace(read_program(text, axes), concurrent=(("while.1", "psum.2"),))  # noqa: E731
     monkeypatch.setattr("benchmarks.run.prepare.read_program", read)
-    entry = Entry(case, Record.begin(case))
     with pytest.raises(MayDeadlock, match=r"%psum.2 may communicate at the same time as %while.1"):
-        list(Preparation(np.zeros(2000, np.uint8), Clock()).stages(entry, compile_only=False))
+        list(Preparation(np.zeros(2000, np.uint8), Clock()).stages(case, compile_only=False))
 
 
 def test_gradients_of_the_last_norm_are_scattered_before_a_loop_over_long_sequences():

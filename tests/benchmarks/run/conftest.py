@@ -1,4 +1,4 @@
-"""Fixtures for tests of a session."""
+"""Fixtures for tests of the engine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,36 +6,29 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cases import case as cases
-from benchmarks.run.clock import Clock
+from benchmarks.run.engine import Engine
 from benchmarks.run.journal import Journal
-from benchmarks.run.lifecycle import RunSettings
-from benchmarks.run.session import Session
+from benchmarks.run.ledger import RunSettings
 from tests.benchmarks.planted import TOYS
-from tests.benchmarks.run.sessions import PLAN, Begin
+from tests.benchmarks.run.engines import PLAN, Begin
 
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Begin a session, or resume the one before it as if its process had died."""
-    sessions: list[Session] = []
+    """Begin a run, or resume the one before it as if its process had died."""
+    journals: list[Journal] = []
 
-    def begin(settings: RunSettings = PLAN, resume: bool = False, after: str | None = None) -> Session:
-        for earlier in sessions:
-            end(earlier)
-        session = Session(settings, Clock(), Journal(tmp_path / "run.journal.jsonl", {}, resume=resume, after=after))
-        session.matmul_rates["float32"] = 1e11
-        sessions.append(session)
-        return session
+    def begin(settings: RunSettings = PLAN, resume: bool = False, after: str | None = None) -> Engine:
+        for earlier in journals:
+            earlier.close()
+        journals.append(Journal(tmp_path / "run.journal.jsonl", {}, resume=resume, after=after))
+        engine = Engine(settings, journals[-1])
+        engine.matmul_rates["float32"] = 1e11
+        return engine
 
     yield begin
-    for session in sessions:
-        end(session)
-
-
-def end(session: Session) -> None:
-    """End a session as the death of its process would: nothing more is written."""
-    session._lifecycle.watchdog.stop()
-    session.journal.close()
+    for journal in journals:
+        journal.close()
 
 
 @pytest.fixture

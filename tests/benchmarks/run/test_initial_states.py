@@ -12,7 +12,7 @@ from benchmarks.run.clock import Clock
 from benchmarks.run.initial_states import InitialStates
 from benchmarks.run.measure import compilations
 from strategies import MeshSpec
-from tests.benchmarks.run.sessions import CONFIG, SINGLE
+from tests.benchmarks.run.engines import CONFIG, SINGLE
 from tests.strategies.sampling import nightly
 
 KEY = jax.random.key(0)

@@ -15,10 +15,9 @@ from benchmarks.run.clock import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, read_corpus
 from benchmarks.run.live import live_bytes, profile_memory
 from benchmarks.run.prepare import Entry, Preparation, begin_training
-from benchmarks.run.record import Record
 from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 from strategies.costs.predict import predict
-from tests.benchmarks.run.sessions import SINGLE
+from tests.benchmarks.run.engines import SINGLE
 from tests.benchmarks.running import rows, run
 from tests.strategies import quick
 from tests.strategies.sampling import nightly, unless_sampled
@@ -146,7 +145,7 @@ def test_a_profile_that_cannot_be_written_is_a_stage_too(monkeypatch: pytest.Mon
     """A process that cannot write its profile warns, and takes as many stages as those that can."""
     preparation = Preparation(EMPTY_CORPUS, Clock())
     monkeypatch.setattr(preparation, "start", lambda *_, **__: None)
-    entry = Entry(SINGLE, Record.begin(SINGLE))
+    entry = Entry.begin(SINGLE)
 
     def stages(failure: OSError | None) -> int:
         profile = Mock(return_value={"live_rest_bytes": 8}, side_effect=failure)

@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.run.machine import compiler_facts, fingerprint, matmul_flops_per_second, update_machine_info
+from benchmarks.run.journal import fingerprint
+from benchmarks.run.machine import compiler_facts, machine_facts, matmul_flops_per_second
+from benchmarks.run.publish import describe_machine
 
 FINGERPRINTS = ("fingerprint", "counters_fingerprint")
 
@@ -14,7 +16,7 @@ def info(**changes: Any) -> dict[str, Any]:
     """The machine as described by pytest-benchmark and then by this suite."""
     cpu = {"brand_raw": "EPYC", "arch": "X86_64", "count": 2, "flags": ["avx", "sse"], "hz_actual": [2596118000, 0]}
     described = {"cpu": cpu | changes, "python_version": "3.11.7", "node": "somewhere"}
-    update_machine_info(described, {"float32": 2e11})
+    describe_machine(described, machine_facts({"float32": 2e11}))
     return described
 
 

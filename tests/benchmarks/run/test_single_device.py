@@ -14,14 +14,13 @@ import pytest
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import ProcessDied, Recompiled
 from benchmarks.cluster.processes import FailedElsewhere
-from benchmarks.run.clock import Clock
 from benchmarks.run.corpus import corpus_source, read_corpus
+from benchmarks.run.engine import Engine
 from benchmarks.run.interleaved import MIN_ROUNDS
 from benchmarks.run.journal import Journal
-from benchmarks.run.lifecycle import RunSettings
+from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import Training, compilations
 from benchmarks.run.server import TimingServer
-from benchmarks.run.session import Session
 from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
 from strategies import GPTConfig, MeshSpec
 
@@ -33,16 +32,13 @@ pytestmark = pytest.mark.usefixtures("_short_blocks", "_built_once")
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    """A session of two cases, with a known rate of matmuls."""
-    begun = Session(
-        RunSettings(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False)
-    )
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """A run with a known rate of matmuls."""
+    journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
+    begun = Engine(RunSettings(CORPUS, rounds=MIN_ROUNDS), journal)
     begun.matmul_rates["float32"] = 1e11
-    begun.cases = [SINGLE, DATA]
     yield begun
-    begun.close()
-    begun.journal.close()
+    journal.close()
 
 
 def kill() -> None:
@@ -53,11 +49,11 @@ def kill() -> None:
 
 
 @pytest.mark.factorisations
-def test_single_in_its_own_process_matches_this_one(session: Session) -> None:
+def test_single_in_its_own_process_matches_this_one(engine: Engine) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = train(SINGLE, CORPUS)
-    session.prepare(SINGLE)
-    session._preparation.require_equal(training.first_steps, SINGLE)
+    engine.prepare(SINGLE)
+    engine._preparation.require_equal(training.first_steps, SINGLE)
     assert training.block(3) > 0
     assert training.dispatch_seconds > 0
     training.require_finite("after three steps")
@@ -97,16 +93,12 @@ def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:
 
 
 def test_it_is_traced_and_attributed_where_it_is_timed(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`single` is traced and attributed in its own process, and a heartbeat here keeps the watchdog away."""
-    session._lifecycle.settings = session.settings = replace(
-        session.settings, attribution=True, trace=tmp_path / "traces"
-    )
-    session.cases = [SINGLE]
-    session.prepare(SINGLE)
-    begin, begun = session._lifecycle.begin, list[str]()
-    monkeypatch.setattr(session._lifecycle, "begin", lambda case: (begun.append(case), begin(case)))
+    """`single` is traced and attributed in its own process, and the journal grows meanwhile."""
+    engine.settings = replace(engine.settings, attribution=True, trace=tmp_path / "traces")
+    begin, begun = engine.ledger.begin, list[Case]()
+    monkeypatch.setattr(engine.ledger, "begin", lambda case: (begun.append(case), begin(case)))
     monkeypatch.setattr("benchmarks.run.timing_group.attribute", lambda *_: 1 / 0)
     monkeypatch.setattr("benchmarks.run.timing_group.trace", lambda *_: 1 / 0)
     heard: list[int] = []
@@ -119,8 +111,8 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
         return parts
 
     monkeypatch.setattr(RemoteTraining, "attribute", attribute)
-    session.time(SINGLE)
-    row = session.rows[str(SINGLE)].extra_info
+    engine.run([SINGLE])
+    row = engine.rows[str(SINGLE)].extra_info
     assert row["status"] == "ok"
     assert row["attribution.total_over_step"]
     assert list((tmp_path / "traces" / str(SINGLE)).rglob("*.xplane.pb"))
@@ -161,64 +153,62 @@ def test_a_dead_process_raises_died_and_is_replaced() -> None:
     assert server.process_id not in (None, first)
 
 
-def statuses(session: Session) -> list[object]:
+def statuses(engine: Engine) -> list[object]:
     """The statuses of both cases."""
-    return [session.rows[str(case)].extra_info["status"] for case in (SINGLE, DATA)]
+    return [engine.rows[str(case)].extra_info["status"] for case in (SINGLE, DATA)]
 
 
-def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None:
+def test_rows_say_that_single_had_a_process_of_its_own(engine: Engine) -> None:
     """On virtual devices `single` is timed in its own process, rows say so, and relative times refer to it."""
     assert (jax.devices()[0].platform, jax.device_count(), has_single_device_server()) == ("cpu", 8, True)
-    session.time(DATA)
-    row = session.rows[str(DATA)].extra_info
-    assert statuses(session) == ["ok", "ok"]
+    engine.run([SINGLE, DATA])
+    row = engine.rows[str(DATA)].extra_info
+    assert statuses(engine) == ["ok", "ok"]
     assert row["single_in_own_process"] is True
     assert isinstance(row["relative_to_single"], float)
 
 
-def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process dies while it measures the matmul rate, the utilization is null and a new one times `single`."""
-    session.matmul_rates.clear()
+    engine.matmul_rates.clear()
     for case in (SINGLE, DATA):
-        session.prepare(case)
+        engine.prepare(case)
 
     def die(do: str, **arguments: Any) -> Any:
         server.tell("hello")
         kill()
         return ask(do, **arguments)
 
-    monkeypatch.setattr("benchmarks.run.session.ask", die)
+    monkeypatch.setattr("benchmarks.run.engine.ask", die)
     with pytest.warns(UserWarning, match="no matmul throughput: the single-device process was ended by SIGABRT"):
-        session.time(DATA)
-    assert statuses(session) == ["ok", "ok"]
-    assert session.rows[str(DATA)].extra_info["model_flops_utilization"] is None
+        engine.run([SINGLE, DATA])
+    assert statuses(engine) == ["ok", "ok"]
+    assert engine.rows[str(DATA)].extra_info["model_flops_utilization"] is None
 
 
-def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_nothing_is_compared_is_said(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If `single` has no row and cannot be timed, the rows that would be compared with it give the reason."""
-    session.cases = [DATA]
-    session.prepare(DATA)
     monkeypatch.setattr("benchmarks.run.timing_group.train", lambda *_: 1 / 0)
-    session.time(DATA)
-    row = session.rows[str(DATA)].extra_info
+    engine.run([DATA])
+    row = engine.rows[str(DATA)].extra_info
     assert (row["status"], row["relative_to_single"]) == ("ok", None)
     assert row["reason"] == "not compared with single, which could not be timed: ZeroDivisionError: division by zero"
 
 
-def test_if_the_process_dies_only_single_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_the_process_dies_only_single_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process dies while steps are timed, only `single` fails; the others are timed to the end."""
-    begin, turns = session._lifecycle.begin, list[str]()
+    block, blocks = RemoteTraining.block, list[int]()
 
-    def begin_or_kill(case: str) -> None:
-        begin(case)
-        turns.append(case)
-        if case == str(DATA) and turns.count(case) == MIN_ROUNDS:
+    def killed(training: RemoteTraining, steps: int) -> float:
+        blocks.append(steps)
+        if len(blocks) == 2 * MIN_ROUNDS:
             kill()
+        return block(training, steps)
 
-    monkeypatch.setattr(session._lifecycle, "begin", begin_or_kill)
-    session.time(DATA)
-    assert statuses(session) == ["error", "ok"], session.rows[str(DATA)].extra_info["reason"]
-    assert "SIGABRT" in str(session.rows[str(SINGLE)].extra_info["reason"])
+    monkeypatch.setattr(RemoteTraining, "block", killed)
+    engine.run([SINGLE, DATA])
+    assert statuses(engine) == ["error", "ok"]
+    assert "SIGABRT" in str(engine.rows[str(SINGLE)].extra_info["reason"])
 
 
 def test_a_step_that_is_compiled_while_it_is_timed_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The supervisor passes on stop signals, ends a process that does not answer them, and does not load JAX."""
+"""The supervisor passes on stop signals, replaces a process that died or hangs, and does not load JAX."""
 
 import os
 import re
@@ -6,29 +6,50 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster.heartbeat import HEARTBEAT, HeartbeatListener, HeartbeatSender
 from benchmarks.commandline.ending import INTERRUPTED
-from benchmarks.commandline.statuses import TIMED_OUT
+from benchmarks.commandline.statuses import PEER_LOST, REFUSED, UNWRITTEN
 from benchmarks.run import supervise
 from benchmarks.run.journal import journal_path
-from benchmarks.run.supervise import JOURNAL, run, running, stop_status
+from benchmarks.run.supervise import Ended, Supervisor
 from tests.benchmarks.running import finish, rows, start, statuses
 from tests.processes import ROOT, environment
 
-BEGAN = b'{"began": "single"}\n'
+TELL = """
+import json, os, signal, sys, time
+def tell(**entry): os.write(int(os.environ["MESHMARK_EVENTS"]), json.dumps(entry).encode() + b"\\n")
+def begin(): tell(cases=["a"], first=True, machine={}); sys.stdin.readline(); tell(began="a")
+def end(status=0, why=""): tell(stopped=True); tell(ended=status, why=why, interrupted=[])
+row = {"row": {"case": "a", "extra_info": {"status": "ok"}, "samples": [], "steps_per_block": None}}
+"""
+DEAF = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+Start = Callable[..., Supervisor]
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    """The journal of a run in its first case."""
-    path = tmp_path / "run.journal.jsonl"
-    path.write_bytes(BEGAN)
-    return path
+def supervised(tmp_path: Path) -> Iterator[Start]:
+    """A function that supervises a Python program, and lets it measure the case "a"."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    begun: list[Supervisor] = []
+
+    def start(program: str, *, alone: bool = True, timeout_seconds: float = 600.0) -> Supervisor:
+        journal = tmp_path / "run.journal.jsonl"
+        run = Supervisor([], journal, alone=alone, timeout_seconds=timeout_seconds, listing=False)
+        run._command = [sys.executable, "-c", TELL + program]
+        begun.append(run)
+        run.begin()
+        run.select(["a"])
+        return run
+
+    yield start
+    for run in begun:
+        run.close()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(params=[signal.SIG_IGN, signal.default_int_handler], ids=["ignored", "heard"])
@@ -39,121 +60,128 @@ def _interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def supervised(program: str, journal: Path, timeout_seconds: float = 600) -> tuple[int, bool]:
-    """Supervise a Python program; its exit status, and whether it was told to stop."""
-    imports = "import os, signal, sys, threading, time\n"
-    return run(
-        [sys.executable, "-c", imports + program], environment(**{JOURNAL: journal}), timeout_seconds=timeout_seconds
-    )
+def ended(run: Supervisor) -> Ended:
+    """How a run ends before its case does."""
+    with pytest.raises(Ended) as end:
+        run.row("a")
+    assert run.finish() == end.value.status
+    return end.value
 
 
 @pytest.mark.usefixtures("_interrupts")
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_signals_to_the_supervisor_are_passed_on(journal: Path, number: str) -> None:
+def test_signals_to_the_supervisor_are_passed_on(supervised: Start, number: str) -> None:
     """SIGINT and SIGTERM to the supervisor stop the measuring process, even if the parent ignores Ctrl-C."""
-    hears = f"signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))\nos.kill(os.getppid(), signal.{number})\n"
-    assert supervised(f"{hears}time.sleep(600)", journal) == (3, True)
+    hears = "signal.signal(signal.SIGUSR1, lambda *_: (end(130), os._exit(130)))\nbegin()\n"
+    end = ended(supervised(f"{hears}os.kill(os.getppid(), signal.{number})\ntime.sleep(600)"))
+    assert (end.status, end.reason) == (INTERRUPTED, "stopped; continue with --resume")
 
 
 @pytest.mark.usefixtures("_interrupts")
-def test_ctrl_c_while_libraries_are_loaded_prints_nothing(journal: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_while_libraries_are_loaded_prints_nothing(supervised: Start, capfd: pytest.CaptureFixture[str]) -> None:
     """A process that is stopped before it can handle signals ends without a traceback."""
     presses = "for pid in (os.getpid(), os.getppid()): os.kill(pid, signal.SIGINT)\ntime.sleep(600)"
-    status, told = supervised(presses, journal)
-    assert (status, told) == (-signal.SIGUSR1, True)
-    assert stop_status(status, b"") == INTERRUPTED
+    with pytest.raises(Ended) as end:
+        supervised(presses)
+    assert end.value.status == INTERRUPTED
     assert capfd.readouterr().err == "\nstopped before a case had begun\n"
 
 
 def test_a_hang_is_named_and_ends_at_the_second_press(
-    journal: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    supervised: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that ignores a stop is named with the time it may take, and a second Ctrl-C kills it."""
     monkeypatch.setattr(supervise, "PATIENCE_SECONDS", 0.0)
-    deaf = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nos.kill(os.getppid(), signal.SIGINT)\n"
+    press = "os.kill(os.getppid(), signal.SIGINT)\n"
     # Press again when the parent's message is in the file that its stderr is redirected to.
     waits = "while b'stopping' not in open(f'/proc/{os.getppid()}/fd/2', 'rb').read(): time.sleep(0.1)\n"
-    again = "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
-    status, told = supervised(deaf + waits + again, journal)
-    assert (status, told) == (-signal.SIGKILL, True)
-    assert stop_status(status, BEGAN) == INTERRUPTED
+    end = ended(supervised(f"{DEAF}begin()\n{press}{waits}{press}time.sleep(600)"))
+    assert end.status == INTERRUPTED
     said = capfd.readouterr().err
-    assert said.startswith("\nstopping: single cannot be interrupted right now; waiting 600 seconds at most")
-    assert said.endswith("press Ctrl-C again to end it at once\n")
+    assert said.startswith("\nstopping: a cannot be interrupted right now; waiting 600 seconds at most")
+    assert "press Ctrl-C again to end it at once\n" in said
+    assert said.endswith("run.journal.jsonl has the finished cases: continue with --resume\n")
 
 
-def test_many_presses_end_at_once(journal: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_many_presses_end_at_once(supervised: Start, capfd: pytest.CaptureFixture[str]) -> None:
     """However often Ctrl-C is pressed, the process is killed and no traceback is printed."""
-    deaf = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
     presses = "while True:\n    os.kill(os.getppid(), signal.SIGINT)\n    time.sleep(0.1)"
-    assert supervised(deaf + presses, journal) == (-signal.SIGKILL, True)
+    assert ended(supervised(f"{DEAF}begin()\n{presses}")).status == INTERRUPTED
     assert "Traceback" not in capfd.readouterr().err
 
 
+DIES_ONCE = "'MESHMARK_RESUMED' in os.environ or {}\ntell(**row)\nend()"
+
+
 @pytest.mark.parametrize(
-    ("beats", "sleep", "status", "said"),
+    ("death", "said"),
     [
-        ("b'.'", 600, TIMED_OUT, ""),
-        ("b'.!' + bytes([3])", 600, 3, "done, but their process hung during shutdown and was killed"),
-        ("b''", 2, 5, ""),  # starting may take any time
+        ("os.abort()", "SIGABRT"),
+        ("os._exit(7)", "exit status 7"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, usually sent when memory runs out"),
+        ("time.sleep(600)", "a case that timed out"),
+        ("tell(began='a') or time.sleep(600)", "a case that timed out"),
     ],
-    ids=["hangs", "done", "starting"],
 )
-def test_a_heart_that_stops_beating_is_noticed(
-    beats: str,
-    sleep: int,
-    status: int,
-    said: str,
-    journal: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_a_process_that_dies_or_hangs_is_replaced(
+    supervised: Start, death: str, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A process whose heartbeat stops is ended as timed out, or with the status it sent; one yet to start is not."""
-    monkeypatch.setattr(supervise, "GRACE_SECONDS", 0.0)
-    program = f"os.write(int(os.environ['{HEARTBEAT}']), {beats})\ntime.sleep({sleep})\nos._exit(5)"
-    assert supervised(program, journal, timeout_seconds=0.5) == (status, False)
-    assert said in capfd.readouterr().err
+    """A process that dies in a case, or whose journal does not grow, is replaced; the next one knows why."""
+    run = supervised(f"begin()\n{DIES_ONCE.format(death)}", timeout_seconds=2)
+    assert run.row("a").extra_info == {"status": "ok"}
+    assert run._environment[supervise.RESUMED] == said
+    assert run.finish() == 0
+    assert capfd.readouterr().err == f"\nthe benchmarks were ended by {said}; continuing with the remaining cases\n"
 
 
-def test_seconds_in_which_the_listener_was_stopped_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("program", "status", "reason"),
+    [
+        ("begin(); tell(stopped=True); os.abort()", 134, "ended by SIGABRT"),  # after all cases were measured
+        (f"begin(); end({UNWRITTEN}, 'no room')", UNWRITTEN, "no room"),
+        (f"begin(); end({PEER_LOST}, 'process 1 is gone')", PEER_LOST, "process 1 is gone"),
+        ("begin(); tell(refused='no sense')", REFUSED, "no sense"),  # the journal is another run's
+        ("begin(); end(3); time.sleep(600)", 3, ""),  # it hangs while Python or JAX shuts down
+    ],
+)
+def test_a_process_that_ends_on_purpose_is_not_replaced(
+    supervised: Start, program: str, status: int, reason: str
+) -> None:
+    """A run that has ended in order, or cannot go on, ends with its status and its reason."""
+    end = ended(supervised(program, timeout_seconds=2))
+    assert (end.status, reason in end.reason) == (status, True)
+    assert supervise.RESUMED not in os.environ
+
+
+def test_a_process_that_dies_before_its_cases_ends_the_run(supervised: Start) -> None:
+    """A process that dies before it has cases is not tried again; however long it takes to start, it is waited for."""
+    with pytest.raises(Ended) as end:
+        supervised("time.sleep(2); os.abort()", timeout_seconds=0.5)
+    assert end.value.status == 134
+
+
+def test_one_of_several_processes_is_not_replaced(supervised: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where several processes measure together, a death ends the run, and says where the finished rows are."""
+    assert ended(supervised("begin(); os.kill(os.getpid(), 9)", alone=False)).status == 137
+    assert "and so were all other processes; " in capfd.readouterr().err
+
+
+def test_seconds_in_which_the_supervisor_was_stopped_do_not_count(
+    supervised: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Time in which the supervisor itself was stopped, as by Ctrl-Z, does not count as silence of the other process."""
-    listener, now = HeartbeatListener(), [0.0]
-    monkeypatch.setattr("benchmarks.cluster.heartbeat.time.monotonic", lambda: now[0])
-    os.write(listener.descriptor, b".")
-    listener.listen(1)
+    run, now = supervised("begin(); time.sleep(600)"), [0.0]
+    while not run._running:
+        run._listen()
 
     def stop(*_: object) -> tuple[list[int], ...]:
         now[0] += 1000
         return [], [], []
 
-    monkeypatch.setattr("benchmarks.cluster.heartbeat.select.select", stop)
-    listener.listen(1)
-    assert listener.silent_seconds == 2
-    listener.started()
-    listener.close()
-
-
-def test_a_heart_beats_until_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The listener hears the heartbeat and in the end the exit status; without a listener there is no heartbeat."""
-    HeartbeatSender().stop(0)
-    listener = HeartbeatListener()
-    monkeypatch.setenv(HEARTBEAT, str(listener.descriptor))
-    heart = HeartbeatSender()
-    assert HEARTBEAT not in os.environ
-    listener.listen(60)
-    assert (listener._heard, listener.status) == (True, None)
-    heart.stop(1)
-    while listener.status is None:
-        listener.listen(60)
-    assert (listener.status, listener.silent_seconds) == (1, 0)
-    listener.started()
-    listener.close()
-
-
-def test_the_running_case_is_the_one_that_began_last() -> None:
-    """The running case is the last one that began in the journal's whole lines."""
-    assert running(BEGAN + b'{"began": "da') == "single"
-    assert running(b"") is running(BEGAN + b'{"row": {}}\n') is None
+    monkeypatch.setattr("benchmarks.run.supervise.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("benchmarks.run.supervise.select.select", stop)
+    run._listen()
+    assert run._silent_seconds == 2 * supervise.TICK_SECONDS
 
 
 def test_the_supervisor_loads_no_jax() -> None:

@@ -12,9 +12,8 @@ from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.clock import Clock
 from benchmarks.run.interleaved import BlockTimes
 from benchmarks.run.prepare import Entry
-from benchmarks.run.record import Record
 from benchmarks.run.timing_group import CANARY, TimingGroup
-from tests.benchmarks.run.sessions import DATA, PLAN, SINGLE
+from tests.benchmarks.run.engines import DATA, PLAN, SINGLE
 
 QUIET, NOISY = "quiet", str(DATA)
 
@@ -34,7 +33,7 @@ class Planned:
 
 def timed(extra_seconds: float) -> dict[str, int]:
     """Blocks of each step of a group in which one step is noisy."""
-    entry = Entry(SINGLE, Record.begin(SINGLE))
+    entry = Entry.begin(SINGLE)
     plan, absent = replace(PLAN, extra_seconds=extra_seconds), cast(Any, SimpleNamespace())
     group = TimingGroup(plan, Clock(), absent, absent, [entry], entry, None, print)
     group.trainings = cast(

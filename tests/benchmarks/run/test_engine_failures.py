@@ -1,9 +1,8 @@
-"""Cases that fail in a session become rows with a status and a reason, and the others are measured."""
+"""Cases that fail become rows with a status and a reason, and the others are measured."""
 
 import gc
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,16 +13,14 @@ import jax
 import pytest
 
 from benchmarks.cases import case as cases
-from benchmarks.cases.failures import status_of
 from benchmarks.cluster.processes import FailedElsewhere
-from benchmarks.run.clock import Clock
 from benchmarks.run.interleaved import time_interleaved
 from benchmarks.run.journal import JournalError
 from benchmarks.run.measure import trace
-from benchmarks.run.session import Session
-from strategies import Infeasible, MeshSpec
+from benchmarks.run.prepare import Entry
+from strategies import MeshSpec
 from tests.benchmarks.planted import TOYS, plant
-from tests.benchmarks.run.sessions import DATA, PLAN, SINGLE, Begin, measure
+from tests.benchmarks.run.engines import DATA, PLAN, SINGLE, Begin, measure
 from tests.benchmarks.toy_steps import changed, raiser
 
 pytestmark = pytest.mark.usefixtures("_short_blocks")
@@ -46,16 +43,13 @@ def test_failing_case_is_a_row_without_times(
     begin: Begin, fault: str, status: str, reason: str, compiled: bool, matches: bool | None
 ) -> None:
     """A failing case has its status, its reason, what was learnt before, and no time; other cases are unaffected."""
-    session, case = begin(), replace(SINGLE, strategy=fault)
-    failed, good = measure(session, case, SINGLE)
+    engine, case = begin(), replace(SINGLE, strategy=fault)
+    failed, good = measure(engine, case, SINGLE)
     assert failed["status"] == status
     assert re.match(reason, failed["reason"])
     assert (failed["compile_seconds"] is not None, failed["matches_single"]) == (compiled, matches)
     assert failed["step_seconds_median"] is None
     assert good["status"] == "ok"
-    with pytest.raises(Exception, match=r".") as raised:
-        session.require_good(case)
-    assert status_of(raised.value) == status
 
 
 def test_a_long_reason_is_saved_beside_the_report(
@@ -66,9 +60,6 @@ def test_a_long_reason_is_saved_beside_the_report(
     monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"long": long})
     case, kept = replace(SINGLE, strategy="long"), tmp_path / "run.long-data=1-b4.txt"
     (row,) = measure(begin(), case)
-    assert row["reason"].endswith("x... (3,000,012 characters)")
-    assert not kept.exists()
-    (row,) = measure(begin(replace(PLAN, report=tmp_path / "run.json")), case)
     assert row["reason"].endswith(f"x... (3,000,012 characters; all of them are in {kept})")
     assert len(kept.read_text()) == 3_000_012
 
@@ -78,21 +69,23 @@ def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pyt
     """A case that ran out of memory in another process fails here, too, and its state here is freed."""
 
     def run_in_all(function: Callable[[], Any]) -> Any:
-        if (value := function()) == {}:  # the state has been made
+        value = function()
+        if isinstance(value, Entry) and value.record.case == DATA and value.record.compiled:
+            made.append(value)
+        if len(made) == 2:  # the state has been made
             raise FailedElsewhere("oom", "process 1 of 2: no room")
         return value
 
-    session = begin()
-    session.prepare(SINGLE)
+    made: list[Entry] = []
+    engine = begin()
+    engine.prepare(SINGLE)
     gc.collect()  # frees arrays that earlier tests left in cycles
     before = len(jax.live_arrays())
     monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
-    session.prepare(DATA)
+    engine.prepare(DATA)
     assert len(jax.live_arrays()) == before
-    row = session.rows[str(DATA)].extra_info
+    row = engine.rows[str(DATA)].extra_info
     assert (row["status"], row["reason"]) == ("oom", "process 1 of 2: no room")
-    with pytest.raises(FailedElsewhere):
-        session.require_good(DATA)
 
 
 @pytest.mark.usefixtures("toys")
@@ -100,34 +93,33 @@ def test_timeout_of_other_processes_starts_when_this_one_is_ready(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other processes' timeout starts when this process has finished the stage."""
-    session = begin()
+    engine = begin()
     heard: list[float] = []
-    monkeypatch.setattr(session._lifecycle.watchdog, "beat", lambda case: heard.append(time.monotonic()))
+    monkeypatch.setattr(engine.ledger, "begin", lambda case: heard.append(time.monotonic()))
 
-    def stages(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+    def stages(*_: Any, **__: Any) -> Iterator[Entry]:
         time.sleep(0.2)
-        yield {}
+        yield Entry.begin(DATA)
 
     def run_in_all(function: Callable[[], Any]) -> Any:
         value = function()
         assert time.monotonic() - heard[-1] < 0.1
         return value
 
-    monkeypatch.setattr(session._preparation, "stages", stages)
+    monkeypatch.setattr(engine._preparation, "stages", stages)
     monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
-    session._preparation.abandon_reference(SINGLE, "it is not needed")
-    session.prepare(DATA)
-    assert str(DATA) not in session.rows
+    engine._preparation.abandon_reference(SINGLE, "it is not needed")
+    engine.prepare(DATA)
+    assert str(DATA) not in engine.rows
 
 
 @pytest.mark.usefixtures("toys")
 def test_infeasible_case_says_why(begin: Begin) -> None:
-    """An infeasible case is a row with the numbers, and its test ends in Infeasible."""
-    session, case = begin(), replace(SINGLE, mesh=MeshSpec.parse("data=3"))
-    (row,) = measure(session, case)
+    """An infeasible case is a row with the numbers."""
+    engine, case = begin(), replace(SINGLE, mesh=MeshSpec.parse("data=3"))
+    (row,) = measure(engine, case)
     assert row["status"] == "infeasible"
-    with pytest.raises(Infeasible, match=r"data=3 .*does not divide batch_size=4"):
-        session.require_good(case)
+    assert re.search(r"data=3 .*does not divide batch_size=4", row["reason"])
 
 
 @pytest.mark.parametrize(("fault", "status"), [("huge", "oom"), ("nan", "nan_loss")])
@@ -135,11 +127,11 @@ def test_without_a_reference_nothing_is_said_of_equality(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, fault: str, status: str
 ) -> None:
     """If `single` fails, other cases are timed unchecked; their rows say why, and `single` is not tried again."""
-    session, other = begin(), replace(DATA, mesh=MeshSpec.parse("data=4"))
+    engine, other = begin(), replace(DATA, mesh=MeshSpec.parse("data=4"))
     monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"single": TOYS[fault]})
-    session.prepare(DATA)
+    engine.prepare(DATA)
     monkeypatch.setattr(cases, "STRATEGIES", TOYS)
-    first, second = measure(session, DATA, other)
+    first, second = measure(engine, DATA, other)
     assert (first["status"], first["matches_single"], first["relative_to_single"]) == ("ok", None, None)
     assert first["canary_ratio"] is not None
     assert first["reason"].startswith(f"not checked, for single ended in {status}: ")
@@ -149,20 +141,21 @@ def test_without_a_reference_nothing_is_said_of_equality(
 @pytest.mark.usefixtures("toys")
 def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal that cannot be written ends the run, blames no case, and loses no sample."""
-    session = begin()
+    engine = begin()
 
     def filling(*arguments: Any) -> None:
         time_interleaved(*arguments)
         unread, pipe = os.pipe()
-        os.dup2(pipe, session.journal._file.fileno())  # nobody reads it: each write fails, as on a full disk
+        os.dup2(pipe, engine.ledger.journal._file.fileno())  # nobody reads it: each write fails, as on a full disk
         os.close(unread)
         os.close(pipe)
-        session.journal.begin(str(SINGLE))
+        engine.ledger.begin(SINGLE)
 
     monkeypatch.setattr("benchmarks.run.timing_group.time_interleaved", filling)
     with pytest.raises(JournalError, match=r"run\.journal\.jsonl cannot be written: Broken pipe"):
-        measure(session, SINGLE, DATA)
-    assert [row.extra_info["status"] for row in session.close()] == ["ok", "ok"]
+        measure(engine, SINGLE, DATA)
+    assert [row.extra_info["status"] for row in engine.rows.values()] == ["ok", "ok"]
+    assert engine.ledger.close() == []
 
 
 @pytest.mark.usefixtures("toys")
@@ -171,34 +164,6 @@ def test_row_is_whole_without_attribution(begin: Begin) -> None:
     with pytest.warns(UserWarning, match="data-data=2-b4: its time could not be attributed: "):
         (row,) = measure(begin(replace(PLAN, attribution=True)), DATA)
     assert (row["status"], row["attribution.compute_seconds"]) == ("ok", None)
-
-
-@pytest.mark.parametrize("way", ["closed", "dropped"])
-def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """A session that was closed, or dropped in the middle of a case, stops its watchdog thread and ends no process."""
-    ends: list[int] = []
-    monkeypatch.setattr("os._exit", ends.append)
-    before = set(threading.enumerate())
-    journal = begin().journal
-    session = Session(replace(PLAN, case_timeout=0.1), Clock(), journal)
-    (watching,) = [thread for thread in threading.enumerate() if thread not in before][1:]
-    session._lifecycle.begin(str(DATA))
-    if way == "closed":
-        session.close()
-    del session
-    gc.collect()
-    watching.join(60)
-    assert not watching.is_alive()
-    assert ends == []
-
-
-@pytest.mark.usefixtures("toys")
-def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When attribution fails, the watchdog stops waiting for the case."""
-    session = begin(replace(PLAN, attribution=True))
-    with pytest.warns(UserWarning, match="its time could not be attributed: "):
-        measure(session, DATA)
-    assert session._lifecycle.watchdog._last_beat is None
 
 
 @pytest.mark.usefixtures("toys")

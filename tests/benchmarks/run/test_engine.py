@@ -1,5 +1,6 @@
-"""What a session measures: the rows of good cases, and how cases are grouped for timing."""
+"""What the engine measures: the rows of good cases, and how cases are grouped for timing."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,29 +11,27 @@ import pytest
 from benchmarks.cases import case as cases
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
-from benchmarks.run.clock import Clock
+from benchmarks.run.engine import Engine, in_order, run
 from benchmarks.run.interleaved import Interval
 from benchmarks.run.journal import Journal
-from benchmarks.run.session import Session
 from strategies import MeshSpec
 from strategies.model.gpt import param_count
 from tests.benchmarks.planted import TOYS
-from tests.benchmarks.run.sessions import CONFIG, DATA, PLAN, SINGLE, TWIN, Begin, Info, measure
+from tests.benchmarks.run.engines import CONFIG, DATA, PLAN, SINGLE, TWIN, Begin, Info, measure
 
 pytestmark = pytest.mark.usefixtures("_short_blocks")
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
-    """The rows of single and data, two real strategies, measured in one session."""
+    """The rows of single and data, two real strategies, measured in one run."""
     folder = tmp_path_factory.mktemp("session")
     journal = Journal(folder / "run.journal.jsonl", {}, resume=False)
     folders = {"checkpoints": folder / "checkpoints", "memory_profile": folder / "memory"}
-    session = Session(replace(PLAN, attribution=True, **folders), Clock(), journal)
+    engine = Engine(replace(PLAN, attribution=True, **folders), journal)
     try:
-        return measure(session, SINGLE, DATA)
+        return measure(engine, SINGLE, DATA)
     finally:
-        session.close()
         journal.close()
 
 
@@ -156,14 +155,14 @@ def test_auto_is_compared_with_its_twin(begin: Begin, monkeypatch: pytest.Monkey
     auto = replace(TOYS["data"], name="auto", twins={("data",): "data"})
     monkeypatch.setattr(cases, "STRATEGIES", {**TOYS, "auto": auto})
     case = replace(DATA, strategy="auto")
-    session = begin()
-    *by_hand, row = measure(session, SINGLE, DATA, case)
-    ratio = Interval.of_ratios(*(list(session.rows[str(each)].samples) for each in (case, DATA)))
+    engine = begin()
+    *by_hand, row = measure(engine, SINGLE, DATA, case)
+    ratio = Interval.of_ratios(*(list(engine.rows[str(each)].samples) for each in (case, DATA)))
     assert ratio
     assert tuple(row[key] for key in TWIN) == (ratio.median, ratio.low, ratio.high)
     assert all(other[key] is None for other in by_hand for key in TWIN)
     alone = replace(case, batch_size=2)
-    _, row = measure(session, alone.single, alone)
+    _, row = measure(engine, alone.single, alone)
     assert row["relative_to_single"] > 0
     assert {row[key] for key in TWIN} == {None}
 
@@ -171,11 +170,11 @@ def test_auto_is_compared_with_its_twin(begin: Begin, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("toys")
 def test_single_is_timed_when_it_was_not_selected(begin: Begin) -> None:
     """A strategy that runs alone is checked against and compared with `single`, which gets no row."""
-    session = begin()
-    (row,) = measure(session, DATA)
+    engine = begin()
+    (row,) = measure(engine, DATA)
     assert row["matches_single"] is True
     assert row["relative_to_single"] > 0
-    assert list(session.rows) == ["data-data=2-b4"]
+    assert list(engine.rows) == ["data-data=2-b4"]
 
 
 @pytest.mark.usefixtures("toys")
@@ -188,22 +187,24 @@ def test_compile_only_runs_nothing(begin: Begin) -> None:
 
 
 @pytest.mark.usefixtures("toys")
-def test_timing_one_prepares_all_of_its_group(begin: Begin) -> None:
-    """Timing one case times all selected cases of the same work with it."""
-    session = begin()
-    session.cases = [SINGLE, DATA, replace(SINGLE, batch_size=8)]
-    session.time(DATA)
-    assert set(session.rows) == {str(SINGLE), str(DATA)}
+def test_comparable_cases_are_measured_together(begin: Begin) -> None:
+    """Cases of the same work are timed together, whatever the order in which they are given."""
+    said, larger, engine = list[str](), replace(SINGLE, batch_size=8), begin()
+    engine.say = said.append
+    measure(engine, SINGLE, larger, DATA)
+    assert list(engine.rows) == [str(SINGLE), str(DATA), str(larger)]
+    assert said == [f"timing {count} comparable steps, interleaved" for count in (2, 1)]
+    assert in_order([SINGLE, larger, DATA]) == [SINGLE, DATA, larger]
 
 
 @pytest.mark.usefixtures("toys")
 def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that exceeds the memory budget is timed in heats, each with its own `single` and canary."""
-    monkeypatch.setattr("benchmarks.run.session.states_budget_bytes", lambda: 1)
+    monkeypatch.setattr("benchmarks.run.engine.states_budget_bytes", lambda: 1)
     said = []
-    session = begin()
-    session.say = said.append
-    first, second = measure(session, DATA, replace(DATA, mesh=MeshSpec.parse("data=4")))
+    engine = begin()
+    engine.say = said.append
+    first, second = measure(engine, DATA, replace(DATA, mesh=MeshSpec.parse("data=4")))
     assert said == ["timing 1 comparable steps, interleaved"] * 2
     assert first["canary_ratio"] != second["canary_ratio"]
     assert None not in (first["relative_to_single"], second["relative_to_single"])
@@ -214,3 +215,14 @@ def test_trace_is_taken(begin: Begin, tmp_path: Path) -> None:
     """With a trace folder, each case leaves a profile of one more block there."""
     measure(begin(replace(PLAN, trace=tmp_path / "traces")), DATA)
     assert list((tmp_path / "traces" / str(DATA)).rglob("*.xplane.pb"))
+
+
+@pytest.mark.usefixtures("toys")
+def test_the_engine_needs_no_pytest(tmp_path: Path) -> None:
+    """Cases go in and rows come out, which the file has, too: with the same columns as a failed case has."""
+    out, failing = tmp_path / "rows.jsonl", replace(SINGLE, strategy="nan")
+    rows = run([SINGLE, failing], PLAN, out)
+    assert [(row.case, row.extra_info["status"]) for row in rows] == [(str(failing), "nan_loss"), (str(SINGLE), "ok")]
+    written = [entry["row"] for line in out.read_text().splitlines() if "row" in (entry := json.loads(line))]
+    assert [row["extra_info"] for row in written] == [row.extra_info for row in rows]
+    assert rows[0].extra_info.keys() == rows[1].extra_info.keys()

@@ -1,8 +1,8 @@
-"""Progress lines of a run, and the tables of its summary."""
+"""The tables and lines of the summary of a run."""
 
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases.row import Row
@@ -22,6 +22,7 @@ PARTS = {
     "dispatch": "dispatch",
 }
 """Parts of the step time: header in the summary -> name in the `attribution` columns."""
+LAUNCH = "95% intervals cover this launch alone, and launches differ by more: `meshmark merge` the reports of several"
 MIB = 2**20
 MARK = "!"
 """Stands before a number that is not as predicted."""
@@ -43,6 +44,24 @@ def outcome(row: Row) -> str:
     if info["kind"] == "compiled":
         return f"{row.case}: compiled in {info['compile_seconds']:.1f} s"
     return f"{row.case}: {info['tokens_per_second']:,.0f} tokens/s"
+
+
+def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = False) -> dict[str, list[str]]:
+    """Return the lines of the summary of a run by title: the table of steps, where their time goes, and checkpoints.
+
+    Args:
+        rows: the rows of the run.
+        width: width of the screen in characters; by default that of the terminal.
+        absent: whether the cases were compiled for devices that are absent.
+    """
+    told_noise = noise(rows)
+    measured = [*resolution(rows), *table(rows, width), *unpredicted(rows), *told_noise, *([LAUNCH] * bool(told_noise))]
+    tables = {
+        "steps": absent_devices(rows, width) if absent else measured,
+        "where the time of a step goes": where_time_goes(rows, width),
+        "checkpoints": checkpoints(rows, width),
+    }
+    return {title: lines for title, lines in tables.items() if lines} if rows else {}
 
 
 def table(rows: Iterable[Row], width: int | None = None) -> list[str]:
@@ -68,7 +87,7 @@ def table(rows: Iterable[Row], width: int | None = None) -> list[str]:
     return aligned([header, *(cells(row, times, several) for row in rows)], align, width=width)
 
 
-def absent(rows: Iterable[Row], width: int | None = None) -> list[str]:
+def absent_devices(rows: Iterable[Row], width: int | None = None) -> list[str]:
     """Return the lines of the summary of cases that were compiled for a topology; `width` is in characters."""
     header = (
         *("strategy", "mesh", "batch", "GiB/device", "predicted", "fits", "GiB sent", "predicted"),

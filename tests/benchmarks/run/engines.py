@@ -1,4 +1,4 @@
-"""The cases and the run plan that tests of a session share."""
+"""The cases and the run plan that tests of the engine share."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks.cases.case import Case
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.corpus import read_corpus
-from benchmarks.run.lifecycle import RunSettings
-from benchmarks.run.session import Session
+from benchmarks.run.engine import Engine
+from benchmarks.run.ledger import RunSettings
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
@@ -16,14 +16,11 @@ SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
 TWIN = "relative_to_twin", "relative_to_twin_low", "relative_to_twin_high"
 PLAN = RunSettings(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
-Begin = Callable[..., Session]
+Begin = Callable[..., Engine]
 Info = dict[str, Any]
 
 
-def measure(session: Session, *measured: Case) -> list[Info]:
-    """Prepare all cases, time each, and return their rows."""
-    for case in measured:
-        session.prepare(case)
-    for case in measured:
-        session.time(case)
-    return [dict(session.rows[str(case)].extra_info) for case in measured]
+def measure(engine: Engine, *measured: Case) -> list[Info]:
+    """Measure cases, and return their rows."""
+    engine.run(measured)
+    return [dict(engine.rows[str(case)].extra_info) for case in measured]

@@ -1,15 +1,13 @@
-"""A session that is interrupted or dies, and the one that resumes it from the journal."""
+"""A run that is interrupted or dies, and the one that resumes it from the journal."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.cases.failures import CaseFailure
 from benchmarks.commandline.statuses import TIMEOUT_CAUSE
 from benchmarks.run.interleaved import time_interleaved
-from strategies import Infeasible, MeshSpec
-from tests.benchmarks.run.sessions import DATA, SINGLE, Begin, measure
+from tests.benchmarks.run.engines import DATA, SINGLE, Begin, measure
 
 pytestmark = pytest.mark.usefixtures("_short_blocks")
 
@@ -17,66 +15,52 @@ pytestmark = pytest.mark.usefixtures("_short_blocks")
 @pytest.mark.usefixtures("toys", "_interruptible")
 def test_interrupt_keeps_what_was_measured(begin: Begin) -> None:
     """Ctrl-C while a case compiles keeps earlier rows in the journal, and gives this case an `interrupted` row."""
-    session, stopped = begin(), replace(SINGLE, strategy="stopped", batch_size=8)
-    measure(session, SINGLE)
+    engine, stopped = begin(), replace(SINGLE, strategy="stopped", batch_size=8)
+    measure(engine, SINGLE)
     with pytest.raises(KeyboardInterrupt):
-        session.prepare(stopped)
-    assert [row.extra_info["status"] for row in session.close()] == ["ok", "interrupted"]
+        engine.prepare(stopped)
+    assert [row.extra_info["status"] for row in engine.ledger.close()] == ["interrupted"]
     resumed = begin(resume=True)
     assert list(resumed.rows) == [str(SINGLE)]
-    assert not resumed.journal.deaths
+    assert not resumed.ledger.journal.deaths
 
 
 @pytest.mark.usefixtures("toys")
 def test_row_of_an_earlier_process_is_not_measured_again(begin: Begin) -> None:
-    """A resumed session keeps earlier rows, measures nothing again, and ends their tests as before."""
+    """A resumed run keeps earlier rows, and measures nothing again."""
     wrong = replace(SINGLE, strategy="wrong")
-    session = begin()
-    first = measure(session, SINGLE, wrong)
-    session.close()
+    engine = begin()
+    first = measure(engine, SINGLE, wrong)
+    engine.ledger.close()
     resumed = begin(resume=True)
     assert measure(resumed, SINGLE, wrong) == first
-    assert resumed.prepared == 0
-    resumed.require_good(SINGLE)
-    with pytest.raises(CaseFailure, match="mismatch: step 1: gradient norm"):
-        resumed.require_good(wrong)
+    assert not resumed.ledger.entries
 
 
 @pytest.mark.usefixtures("toys")
 def test_case_that_killed_two_processes_is_given_up(begin: Begin) -> None:
     """A case is tried again after one death of its process, and becomes an error row after two."""
     for deaths, status in ((1, "ok"), (2, "error")):
-        session = begin()
+        engine = begin()
         for _ in range(deaths):
-            session.journal.begin(str(DATA))
-            session = begin(resume=True, after="SIGABRT")
-        (row,) = measure(session, DATA)
+            engine.ledger.begin(DATA)
+            engine = begin(resume=True, after="SIGABRT")
+        (row,) = measure(engine, DATA)
         assert row["status"] == status
-        session.close()
+        engine.ledger.close()
     assert row["reason"] == "2 processes died while it ran, the last of SIGABRT"
 
 
 @pytest.mark.usefixtures("toys")
 def test_cases_are_timed_without_a_reference_that_killed_two_processes(begin: Begin) -> None:
     """If `single` killed two processes, the other cases are timed without a check and a relative time, and say so."""
-    session = begin()
+    engine = begin()
     for _ in range(2):
-        session.journal.begin(str(SINGLE))
-        session = begin(resume=True)
-    (row,) = measure(session, DATA)
+        engine.ledger.begin(SINGLE)
+        engine = begin(resume=True)
+    (row,) = measure(engine, DATA)
     assert (row["status"], row["matches_single"], row["relative_to_single"]) == ("ok", None, None)
     assert row["reason"].startswith("not checked, for single was given up: 2 processes died while it ran")
-
-
-@pytest.mark.usefixtures("toys")
-def test_infeasible_row_of_an_earlier_process_is_infeasible_again(begin: Begin) -> None:
-    """An infeasible row of an earlier process is skipped again by the run that resumes."""
-    case = replace(SINGLE, mesh=MeshSpec.parse("data=3"))
-    session = begin()
-    measure(session, case)
-    session.close()
-    with pytest.raises(Infeasible, match="data=3"):
-        begin(resume=True).require_good(case)
 
 
 @pytest.mark.usefixtures("toys")
@@ -88,20 +72,20 @@ def test_interrupt_in_the_timing_keeps_its_samples(begin: Begin, monkeypatch: py
         raise KeyboardInterrupt
 
     monkeypatch.setattr("benchmarks.run.timing_group.time_interleaved", interrupted)
-    session = begin()
+    engine = begin()
     with pytest.raises(KeyboardInterrupt):
-        measure(session, SINGLE, DATA)
-    assert [row.extra_info["status"] for row in session.close()] == ["ok", "ok"]
+        measure(engine, SINGLE, DATA)
+    assert [row.extra_info["status"] for row in engine.rows.values()] == ["ok", "ok"]
 
 
 @pytest.mark.usefixtures("toys")
 def test_case_that_hung_is_not_tried_again(begin: Begin) -> None:
     """A case that timed out is not tried again; if it is `single`, the others are timed unchecked."""
     for hung in (DATA, SINGLE):
-        session = begin()
-        session.journal.begin(str(hung))
-        session = begin(resume=True, after=TIMEOUT_CAUSE)
-        (row,) = measure(session, DATA)
+        engine = begin()
+        engine.ledger.begin(hung)
+        engine = begin(resume=True, after=TIMEOUT_CAUSE)
+        (row,) = measure(engine, DATA)
         assert row["status"] == ("timeout" if hung == DATA else "ok")
         assert "it made no progress for 600 seconds; --case-timeout sets how long to wait" in row["reason"]
-        session.close()
+        engine.ledger.close()

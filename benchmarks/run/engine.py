@@ -1,0 +1,191 @@
+"""Measure cases: check every case against one device, time comparable ones interleaved, and keep a row for each.
+
+    rows = run(selection.cases(), RunSettings(corpus_N), Path("rows.jsonl"))
+
+`python -m benchmarks.run` is this as a program, and `pytest benchmarks` is pytest around that program.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import CaseFailure
+from benchmarks.cases.row import Row
+from benchmarks.cluster import processes
+from benchmarks.explain.memory import states_budget_bytes
+from benchmarks.run.clock import Clock
+from benchmarks.run.journal import Journal
+from benchmarks.run.ledger import Ledger, RunSettings
+from benchmarks.run.machine import matmul_flops_per_second
+from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.single_device import ask, has_single_device_server, server
+from benchmarks.run.timing_group import TimingGroup
+
+
+def run(cases: Sequence[Case], settings: RunSettings, out: Path) -> list[Row]:
+    """Measure cases and return their rows.
+
+    Args:
+        cases: the cases.
+        settings: how they are measured.
+        out: file of the rows: a journal of JSON lines (`journal.py`). An existing one is kept as `NAME~`.
+    """
+    journal = Journal(out, {}, resume=False)
+    try:
+        engine = Engine(settings, journal)
+        engine.run(cases)
+        return [*engine.rows.values(), *engine.ledger.close()]
+    finally:
+        journal.close()
+
+
+def in_order(cases: Sequence[Case]) -> list[Case]:
+    """Cases in the order in which they are measured: comparable ones, those with equal `Case.single`, together."""
+    groups = list(dict.fromkeys(case.single for case in cases))
+    return sorted(cases, key=lambda case: groups.index(case.single))
+
+
+class Engine:
+    """A run of cases.
+
+    Attributes:
+        settings: of the run.
+        clock: of the run.
+        say: prints a line about progress.
+        ledger: the state of the cases.
+        matmul_rates: FLOPs per second of a matmul on its own, by dtype.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        journal: Journal,
+        clock: Clock | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.settings, self.clock, self.say = settings, clock or Clock(), say
+        self.ledger = Ledger(settings, journal)
+        self.matmul_rates: dict[str, float | None] = {}
+        self._compiled_ahead: set[Case] = set()
+        self._preparation = Preparation(
+            settings.corpus_N,
+            self.clock,
+            settings.memory_profile,
+            checkpoints=settings.checkpoints,
+            machine=settings.machine,
+        )
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """Rows of the cases that have ended, by id."""
+        return self.ledger.rows
+
+    def run(self, cases: Sequence[Case]) -> None:
+        """Check all cases of a comparison group, then time them interleaved; one group after another."""
+        for single in dict.fromkeys(case.single for case in cases):
+            group = [case for case in cases if case.single == single]
+            for case in group:
+                self.prepare(case)
+            if not self.settings.compile_only:
+                self.time(group)
+
+    def prepare(self, case: Case) -> None:
+        """Compile a case and check it against one device. An early end is recorded in its row."""
+        ledger, name = self.ledger, str(case)
+        if name in self.rows or name in ledger.entries:
+            return
+        ledger.entries[name] = Entry.begin(case, compile_only=self.settings.compile_only)
+        with ledger.failures_end([case]):
+            self._compile_single_ahead(case.single)
+            if case != case.single and not self.settings.compile_only:
+                self._reference(case.single)  # first, so that a failure of the reference is not attributed to this case
+            ledger.begin(case)
+            if given_up := ledger.given_up(case):
+                raise given_up
+            # Closed, to free the state of a case that has failed in another process.
+            with closing(self._preparation.stages(case, compile_only=self.settings.compile_only)) as stages:
+                while entry := processes.run_in_all(partial(self._stage, case, stages)):
+                    ledger.entries[name] = entry
+        if self.settings.compile_only and name not in self.rows:
+            ledger.end(case, status="ok")
+
+    def time(self, cases: Sequence[Case]) -> None:
+        """Time prepared cases of a comparison group interleaved. Those that have ended are left out."""
+        entries = [self.ledger.entries[str(case)] for case in cases if str(case) not in self.rows]
+        if not entries:
+            return
+        with self.ledger.failures_end([entry.case for entry in entries]):
+            for timing_group in self._timing_groups(entries):
+                self._time_group(timing_group)
+
+    def _stage(self, case: Case, stages: Iterator[Entry]) -> Entry | None:
+        """Run the next stage of a case; None after the last.
+
+        The timeout restarts then, as other processes may take longer.
+        """
+        entry = next(stages, None)
+        self.ledger.begin(case)
+        return entry
+
+    def _compile_single_ahead(self, single: Case) -> None:
+        """Let the single-device server, if there is one, compile a reference at once: nothing is timed now."""
+        if single in self._compiled_ahead or self.settings.compile_only or self.ledger.given_up(single):
+            return
+        self._compiled_ahead.add(single)
+        if has_single_device_server():
+            server.tell("compile", case=single)
+
+    def _reference(self, single: Case) -> Entry | str:
+        """The reference of a workload, or why there is none. A reference that hung before is not tried again."""
+        row = self.rows.get(str(single))
+        hung = row.extra_info["reason"] if row and row.extra_info["status"] == "timeout" else None
+        if why := hung or self.ledger.given_up(single):
+            return self._preparation.abandon_reference(single, str(why))
+        self.ledger.begin(single)
+        return self._preparation.reference(single)
+
+    def _timing_groups(self, group: Sequence[Entry]) -> Iterator[list[Entry]]:
+        """Split a comparison group into groups whose states fit into memory together."""
+        budget, timing_group = processes.broadcast_first(states_budget_bytes), list[Entry]()
+        for entry in group:
+            if timing_group and budget is not None and sum(map(state_bytes, [*timing_group, entry])) > budget:
+                yield timing_group
+                timing_group = []
+            timing_group.append(entry)
+        yield timing_group
+
+    def _time_group(self, entries: Sequence[Entry]) -> None:
+        """Time cases interleaved."""
+        first = entries[0].case
+        self.ledger.begin(first)
+        rate, reference = self._matmul_rate(first.dtype), self._reference(first.single)
+        TimingGroup(self.settings, self.clock, self.ledger, self._preparation, entries, reference, rate, self.say).run()
+
+    def _matmul_rate(self, dtype: str) -> float | None:
+        """FLOPs per second of a matmul on its own, measured once per run and dtype; None if that failed."""
+        if dtype not in self.matmul_rates:
+            if processes.broadcast_first(has_single_device_server):  # only the first process measures
+                self.matmul_rates[dtype] = processes.broadcast_first(partial(_single_device_matmul_rate, dtype))
+            else:
+                self.matmul_rates[dtype] = matmul_flops_per_second(dtype)
+        return self.matmul_rates[dtype]
+
+
+def _single_device_matmul_rate(dtype: str) -> float | None:
+    """FLOPs per second of a matmul in the single-device server; None, with a warning, if that process died."""
+    if not has_single_device_server():
+        return None
+    try:
+        return ask("matmul", dtype=dtype)
+    except CaseFailure as error:
+        warnings.warn(f"no matmul throughput: {error}; rows have no model_flops_utilization", stacklevel=2)
+        return None
+
+
+def state_bytes(entry: Entry) -> int:
+    """Memory of a case's training state: on one device, or on the host for all virtual devices together."""
+    devices = entry.case.mesh.size if entry.record.virtual_devices else 1
+    return devices * (entry.record.memory.argument_bytes or 0)

@@ -1,0 +1,284 @@
+"""Measure cases without pytest: `python -m benchmarks.run [the options of pytest benchmarks] [--out ROWS.jsonl]`.
+
+`pytest benchmarks` runs this program under a supervisor (`supervise.py`), to which it tells the cases that are
+selected, every line of the journal, and how it ends. The supervisor answers with the cases that pytest has left.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+
+from benchmarks.cases.case import Case, Selection
+from benchmarks.cases.row import Row
+from benchmarks.cases.selection import selected
+from benchmarks.cli.options import EXTRA_SECONDS, MEASURE, ROUNDS
+from benchmarks.cluster import processes
+from benchmarks.commandline.ending import INTERRUPTED
+from benchmarks.commandline.importing import resume_collection
+from benchmarks.commandline.outputs import require_folder
+from benchmarks.commandline.parser import Command
+from benchmarks.commandline.statuses import PEER_LOST, REFUSED, UNWRITTEN
+from benchmarks.explain.local_devices import predicting_machine
+from benchmarks.run.clock import Clock
+from benchmarks.run.corpus import EMPTY_CORPUS, Corpus, read_corpus
+from benchmarks.run.engine import Engine, in_order
+from benchmarks.run.journal import Journal, MirroredJournal, report_path
+from benchmarks.run.ledger import RunSettings
+from benchmarks.run.machine import (
+    compiler_facts,
+    disable_compilation_cache,
+    glibc_tunables,
+    machine_facts,
+    use_virtual_devices,
+)
+from benchmarks.run.measure import forget_effects
+from benchmarks.run.progress import Progress, print_summary
+from benchmarks.run.record import SCHEMA_VERSION
+from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def main(tell: Tell | None = None, arguments: Sequence[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        tell: sends a JSON value to the supervisor; None without one.
+        arguments: the options.
+
+    Returns:
+        The exit status: 0 if every case is ok or infeasible, 1 if one is not; 4 if something cannot work, which is
+        refused before anything is compiled.
+    """
+    resume_collection()
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    use_virtual_devices()
+    with ExitStack() as stack:
+        try:
+            if tell:
+                signal.signal(STOP, stop)
+            ready = set_up(parse(arguments, supervised=tell is not None), tell, stack)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except (ValueError, OSError, processes.FailedElsewhere, processes.ProcessLost) as error:
+            lost = isinstance(error, processes.ProcessLost)
+            processes.end(in_order=not lost, why=str(error))  # an error in the options is one in all processes
+            if tell:
+                tell({"refused": str(error)})
+            else:
+                print(f"ERROR: {error}", file=sys.stderr)
+            return REFUSED
+        return run(*ready, supervised=tell is not None) if ready else 0
+
+
+def parse(arguments: Sequence[str] | None, *, supervised: bool) -> argparse.Namespace:
+    """Parse the options. A supervisor passes on all options of pytest, of which those of others are ignored.
+
+    Raises:
+        ValueError: one is invalid, and a supervisor is to say so.
+    """
+    parser = Command("measure cases", "benchmarks.run", *MEASURE).parser("python -m benchmarks.run")
+    parser.allow_abbrev = False  # what pytest passes on has options of others
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows to this file, as JSON lines")
+    if supervised:
+        parser.error = refuse
+    option = parser.parse_known_args(arguments)[0] if supervised else parser.parse_args(arguments)
+    option.compile_only |= option.topology is not None
+    return option
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise what is wrong with an option."""
+    raise ValueError(message)
+
+
+def stop(number: int, _: object) -> None:
+    """Stop the run in order at the first signal of the supervisor, and at once at the second.
+
+    Raises:
+        KeyboardInterrupt: at the first.
+    """
+    signal.signal(number, lambda *_: os._exit(INTERRUPTED))
+    raise KeyboardInterrupt
+
+
+def set_up(
+    option: argparse.Namespace, tell: Tell | None, stack: ExitStack
+) -> tuple[Engine, list[Case], Selection] | None:
+    """Join the other processes, select the cases and open the journal; None if cases are only listed.
+
+    Raises:
+        ValueError, OSError, processes.FailedElsewhere, processes.ProcessLost: something cannot work.
+    """
+    listing, clock = tell is not None and JOURNAL not in os.environ, Clock()
+    if not listing:
+        processes.join(option)
+    selection, corpus_N = processes.run_in_all(partial(read_selection, option))
+    cases = in_order(selection.cases())
+    known = {"cases": [str(case) for case in cases], "first": processes.is_first()}
+    known["machine"] = machine_facts({}, selection.topology)
+    if listing:
+        assert tell
+        tell(known)
+        return None
+    disable_compilation_cache()
+    settings = settings_of(option, corpus_N, stack)
+    journal = shared_journal(option, selection, settings)
+    stack.callback(journal.close)
+    if tell:
+        journal.tell = tell
+        tell(known)
+        for row in journal.rows.values():
+            tell({"row": asdict(row)})
+        left = json.loads(sys.stdin.readline() or "[]")  # nothing if the supervisor has ended
+        cases = [case for case in cases if str(case) in left]
+    if not processes.is_first():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Engine(settings, journal, clock), cases, selection
+
+
+def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervised: bool) -> int:
+    """Measure cases, tell how that ends, and print a summary; the exit status."""
+    journal, lines = engine.ledger.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
+    tell, engine.say, status, why = journal.tell, lines.say, 0, ""
+
+    def told(entry: Mapping[str, Any]) -> None:
+        tell(entry)
+        if "began" in entry:
+            lines.begin(entry["began"])
+        elif "row" in entry:
+            lines.end(Row(**entry["row"]))
+
+    journal.tell = told
+    try:
+        with lines.alive:
+            engine.run(cases)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except processes.ProcessLost as error:
+        processes.end(in_order=False, why=str(error))
+        status, why = PEER_LOST, f"{error}; finished cases are not lost: continue with --resume"
+    except Exception as error:
+        if not journal.error:
+            raise
+        status, why = UNWRITTEN, f"{error}; its rows are not lost: make room, and continue with --resume"
+    if supervised:
+        signal.signal(STOP, signal.SIG_IGN)  # it is ending
+    journal.tell = tell
+    processes.end(in_order=status == 0)
+    interrupted = [{"row": asdict(row)} for row in engine.ledger.close()]
+    report = report_path(journal.path) if journal.path else None
+    if engine.rows:
+        absent = selection.topology is not None
+        print_summary([*engine.rows.values()], engine.clock, report, absent=absent)
+    tell({"machine": machine_facts(engine.matmul_rates, selection.topology)})
+    tell({"ended": status, "why": why, "interrupted": interrupted})
+    forget_effects()
+    ends = {row.extra_info["status"] for row in engine.rows.values()}
+    return status if supervised or status else int(not ends <= {"ok", "infeasible"} or ends == {"infeasible"})
+
+
+def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
+    """The selection of cases, and the corpus if anything is to be run.
+
+    Raises:
+        ValueError: the options are invalid, or the corpus cannot be used.
+    """
+    selection = selected(option)
+    if option.compile_only:
+        return selection, EMPTY_CORPUS
+    return selection, read_corpus(option.corpus, selection.config, max(selection.batch_sizes))
+
+
+def settings_of(option: argparse.Namespace, corpus_N: Corpus, stack: ExitStack) -> RunSettings:
+    """The settings of a run; `stack` removes the folder for checkpoints at the end.
+
+    Raises:
+        ValueError: a memory profile cannot be made or written, or the machine file cannot be read.
+    """
+    if option.memory_profile:
+        if option.compile_only:
+            problem = "--memory-profile says what steps hold that run, and --compile-only and --topology run none"
+            raise ValueError(f"{problem}; `meshmark show` says it without running")
+        require_folder(option.memory_profile)
+    return RunSettings(
+        corpus_N,
+        rounds=option.rounds or ROUNDS,
+        extra_seconds=0.0 if option.rounds else EXTRA_SECONDS,
+        compile_only=option.compile_only,
+        trace=option.trace_dir,
+        case_timeout=option.case_timeout,
+        attribution=option.attribution,
+        checkpoints=checkpoint_folder(stack) if option.checkpoint else None,
+        memory_profile=option.memory_profile,
+        machine=predicting_machine(option.machine, option.topology) if option.machine else None,
+    )
+
+
+def checkpoint_folder(stack: ExitStack) -> Path:
+    """A folder for checkpoints, the same in all processes. `stack` removes it."""
+    first = processes.is_first()
+    folder = processes.broadcast_first(lambda: tempfile.mkdtemp(prefix="meshmark-checkpoints-") if first else "")
+    if first:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def shared_journal(option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
+    """The journal of the first process; in other processes, a mirror of it.
+
+    Raises:
+        ValueError, OSError, processes.FailedElsewhere: the first process cannot continue or write it.
+    """
+    first = partial(open_journal, option, selection, settings) if processes.is_first() else lambda: None
+    journal = processes.run_in_all(first)
+    known = processes.broadcast_first(lambda: journal.snapshot() if journal else {})
+    return journal or MirroredJournal(known)
+
+
+def open_journal(option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
+    """Open the journal of this process.
+
+    An earlier one is continued only if everything that identifies the run is equal.
+
+    Raises:
+        ValueError: something differs, there is no journal to resume, or JAX runs in several processes without
+            --distributed.
+        OSError: it cannot be written.
+    """
+    if jax.process_count() != processes.count():
+        raise ValueError(f"JAX runs in {jax.process_count()} processes; make them measure together with --distributed")
+    given = os.environ.get(JOURNAL) or option.out
+    path = Path(given or tempfile.mkstemp(prefix="meshmark-", suffix=".jsonl")[1])
+    if option.resume and not (given and path.exists()):
+        raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
+    facts = compiler_facts(selection.topology) | {
+        "schema": SCHEMA_VERSION,
+        "python": platform.python_version(),
+        "processor": platform.processor(),
+        "glibc_tunables": glibc_tunables(),
+        "selection": str(selection),
+        "compile_only": settings.compile_only,
+        "attribution": settings.attribution,
+        "checkpoint": settings.checkpoints is not None,
+        "memory_profile": settings.memory_profile is not None,
+        "machine": str(settings.machine),
+        "corpus": hashlib.sha256(settings.corpus_N.data).hexdigest()[:16],
+    }
+    after, ids = os.environ.get(RESUMED), {str(case) for case in selection.cases()}
+    return Journal(path, facts, resume=option.resume or after is not None, after=after, cases=ids)

@@ -1,0 +1,94 @@
+"""Progress of a run on the terminal: a line for each case as it ends, and a summary."""
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.cases.row import Row
+from benchmarks.commandline.tables import PLAIN_WIDTH
+from benchmarks.run.alive import Alive
+from benchmarks.run.clock import Clock
+from benchmarks.run.equality import CHECKED_STEPS
+from benchmarks.run.ledger import RunSettings
+from benchmarks.run.measure import BLOCK_SECONDS
+from benchmarks.run.summary import outcome, progress, summary
+
+PHASES = {"compile": "compiling", "checked": "comparing its first steps with one device", "timed": "timing"}
+"""Phases of the clock in words; others keep their names."""
+
+
+class Progress:
+    """Prints what is running, what has ended, and the estimated remaining time.
+
+    Args:
+        settings: of the run.
+        clock: of the run.
+        rows: of the cases that have ended, which grow.
+        total: number of cases.
+    """
+
+    def __init__(self, settings: RunSettings, clock: Clock, rows: Mapping[str, Row], total: int) -> None:
+        self.settings, self.clock, self.rows, self.total = settings, clock, rows, total
+        self.ended, self.prepared, self.running = len(rows), set[str](), ""
+        self.start_seconds = time.perf_counter()
+        self.alive = Alive(self.doing)
+
+    def begin(self, case: str) -> None:
+        """A case begins or makes progress."""
+        self.running = case
+        self.prepared.add(case)
+
+    def end(self, row: Row) -> None:
+        """A case has ended; its row is among the rows."""
+        if len(self.rows) > self.ended:  # not the same row again, with its attribution
+            self.ended = len(self.rows)
+            self.say(outcome(row))
+
+    def doing(self) -> str:
+        """What is running, for a line that says so every few seconds."""
+        if not self.running:
+            return ""
+        phases = list(self.clock.phases)
+        return self.line(f"{self.running}: {PHASES.get(phases[-1], phases[-1]) if phases else 'working'}")
+
+    def say(self, text: str) -> None:
+        """Print a line with the progress of the run."""
+        print(self.line(text), flush=True)
+
+    def line(self, text: str) -> str:
+        """A line that starts with the progress of the run and the estimated remaining time."""
+        return progress(self.ended, self.total, text, self.seconds_left())
+
+    def seconds_left(self) -> float | None:
+        """Estimate of the remaining seconds: each remaining compilation takes the mean time of the earlier ones, and
+        each timed step as long as the first steps.
+
+        None if it cannot be estimated yet, and with --attribution, where compiling the variants takes most of the time.
+        """
+        elapsed, seconds = time.perf_counter() - self.start_seconds, self.clock.seconds
+        prepared, timing = len(self.prepared), self.clock.running_seconds("timed")
+        if self.settings.attribution or not prepared or self.ended == self.total:
+            return None
+        compiling = (elapsed - seconds["timed"] - timing) / prepared * max(0, self.total - prepared)
+        block_seconds = max(BLOCK_SECONDS, seconds["checked"] / (prepared * CHECKED_STEPS))
+        blocks_seconds = self.settings.rounds * block_seconds * (self.total - self.ended)
+        return compiling + (0 if self.settings.compile_only else max(0.0, blocks_seconds - timing))
+
+
+def print_summary(rows: Sequence[Row], clock: Clock, report: Path | None, *, absent: bool) -> None:
+    """Print the tables of a run, its noise, the path of its report, and its time by phase.
+
+    Args:
+        rows: of the cases that have ended.
+        clock: of the run.
+        report: path of the report, if there is one.
+        absent: whether the cases were compiled for devices that are absent.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
+    for title, lines in summary(rows, width, absent=absent).items():
+        print(f" {title} ".center(width, "="), *lines, sep="\n")
+    if report:
+        print(f"report: {report}")
+    print(f"time: {clock}", flush=True)
