@@ -36,8 +36,7 @@ command = "-m benchmarks search --topology h100:1x8 --preset nano --batch-size 8
 subprocess.run([sys.executable, *command.split(), folder / "found.json"], check=True, capture_output=True)
 found = json.loads((folder / "found.json").read_text())
 best = found["candidates"][0]
-statuses = [each["status"] for each in found["candidates"]]
-print(f"{statuses.count('fits')} candidates fit, {statuses.count('too_large')} are too large")
+print("candidates that fit:", sum(candidate["status"] == "fits" for candidate in found["candidates"]))
 print(best["strategy"], best["mesh"], f"needs {best['needed_bytes']:,} of {found['usable_bytes']:,} bytes")
 
 # %% [markdown]
