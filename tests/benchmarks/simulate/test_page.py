@@ -6,18 +6,17 @@ import re
 import jax
 import pytest
 
-from benchmarks import predict
-from benchmarks.search import command
 from benchmarks.simulate.machine import RANGES, Constants
 from benchmarks.simulate.machines import machine, machine_names
 from strategies import PRESETS, TrainConfig
 from strategies.costs import predict as cost
+from tests.commands import command
 from tests.examples import examples
 from tests.processes import ROOT
 
 GUIDES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "guides").glob("*.md"))}
 CONSTANTS = (ROOT / "docs" / "reference" / "constants.md").read_text()
-COMMANDS = {"predict": predict.main, "search": command.main}
+COMMANDS = "predict", "search"
 EXAMPLES = [found for name, page in GUIDES.items() if name != "choosing" for found in examples(page, *COMMANDS)]
 """Examples that need a compiler have no `$`; tests/test_choosing.py has those of its page."""
 
@@ -52,7 +51,7 @@ def test_every_machine_file_has_its_error_and_source(name):
 def test_examples_are_what_commands_print(example, capsys, monkeypatch):
     """Line by line; dots stand for lines that are left out."""
     monkeypatch.chdir(ROOT)
-    COMMANDS[example.command](example.arguments)
+    command(example.command)(example.arguments)
     printed = capsys.readouterr().out.rstrip().splitlines()
     before, dots, after = example.shown.rstrip().partition("\n...\n")
     assert printed[: len(before.splitlines())] == before.splitlines()
