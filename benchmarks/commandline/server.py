@@ -52,6 +52,9 @@ class Server:
         environment: further environment variables.
         patience_seconds: longest wait for an answer; None for ever.
         quiet: keep what it writes to stderr for the message of its failure, instead of printing it.
+
+    Attributes:
+        deaths: how each process died that did, in order.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Server:
         self._environment, self._patience_seconds, self._quiet = environment or {}, patience_seconds, quiet
         self._process: subprocess.Popen[bytes] | None = None
         self._asked = 0
+        self.deaths: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -164,4 +168,5 @@ class Server:
         if code == USAGE:
             return ServerFailure("refused", last_words.rpartition("error: ")[2])
         how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
-        return ServerFailure("died", f"{how}\n{last_words}".rstrip())
+        self.deaths.append(f"{how}\n{last_words}".rstrip())
+        return ServerFailure("died", self.deaths[-1])

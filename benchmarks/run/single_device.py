@@ -60,7 +60,7 @@ def ask(do: str, **arguments: Any) -> Any:
 def train(case: Case, corpus_N: Corpus) -> "RemoteTraining":
     """Compile a case in the single-device server, train its first steps, and return the training run."""
     answer = ask("prepare", case=case, corpus=corpus_source(corpus_N))
-    return RemoteTraining(answer.pop("training"), Trajectory(**answer))
+    return RemoteTraining(answer.pop("training"), Trajectory(**answer), len(server.deaths))
 
 
 @dataclass
@@ -70,11 +70,13 @@ class RemoteTraining:
     Attributes:
         number: its number there.
         first_steps: metrics of its first steps.
+        deaths: how many servers had died before it began.
         dispatch_seconds: as in `Training`.
     """
 
     number: int
     first_steps: Trajectory
+    deaths: int
     dispatch_seconds: float = 0.0
 
     def block(self, steps: int) -> float:
@@ -83,7 +85,7 @@ class RemoteTraining:
         Raises:
             FailedElsewhere: the loss is not finite afterwards, or something was compiled.
         """
-        answer = ask("block", training=self.number, steps=steps)
+        answer = self._ask("block", steps=steps)
         self.dispatch_seconds = answer["dispatch_seconds"]
         return answer["seconds"]
 
@@ -92,13 +94,22 @@ class RemoteTraining:
 
     def trace(self, folder: Path, steps: int) -> None:
         """Record a profiler trace of a block of this many steps, as `measure.trace`."""
-        ask("trace", training=self.number, folder=folder, steps=steps)
+        self._ask("trace", folder=folder, steps=steps)
 
     def attribute(self, case: Case, seconds: float, rounds: int, begin: Callable[[], None]) -> Attribution:
         """Attribute the time of a step, as `attribution.attribute`."""
-        parts = {"training": self.number, "case": case, "seconds": seconds, "rounds": rounds}
-        return Attribution(**ask("attribute", begin=begin, **parts))
+        return Attribution(**self._ask("attribute", begin=begin, case=case, seconds=seconds, rounds=rounds))
 
     def drop(self) -> None:
         """Free its memory."""
-        ask("drop", training=self.number)
+        self._ask("drop")
+
+    def _ask(self, do: str, **arguments: Any) -> Any:
+        """Send a request about it. It has died with its server: the next one does not know it.
+
+        Raises:
+            FailedElsewhere, ProcessDied: as in `ask`.
+        """
+        if self.deaths < len(server.deaths):
+            raise ProcessDied(f"the single-device process was ended by {server.deaths[self.deaths]}")
+        return ask(do, training=self.number, **arguments)

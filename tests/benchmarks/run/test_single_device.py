@@ -16,6 +16,7 @@ from benchmarks.cases.failures import ProcessDied, Recompiled
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.corpus import corpus_source, read_corpus
 from benchmarks.run.engine import Engine
+from benchmarks.run.equality import Trajectory
 from benchmarks.run.interleaved import MIN_ROUNDS
 from benchmarks.run.journal import Journal
 from benchmarks.run.ledger import RunSettings
@@ -143,14 +144,19 @@ def test_an_interrupted_question_leaves_no_answer_behind(monkeypatch: pytest.Mon
 
 
 def test_a_dead_process_raises_died_and_is_replaced() -> None:
-    """A request to a dead process raises ProcessDied with the signal; the next request starts another one."""
+    """A request to a dead process raises ProcessDied with the signal; the next request starts another one.
+
+    It knows no training run of the dead one: requests about that still say how it died.
+    """
     ask("hello")
-    first = server.process_id
+    first, training = server.process_id, RemoteTraining(1, Trajectory((), (), ()), len(server.deaths))
     kill()
     with pytest.raises(ProcessDied, match="the single-device process was ended by SIGABRT"):
         ask("matmul", dtype="float32")
     ask("hello")
     assert server.process_id not in (None, first)
+    with pytest.raises(ProcessDied, match="the single-device process was ended by SIGABRT"):
+        training.block(1)
 
 
 def statuses(engine: Engine) -> list[object]:
