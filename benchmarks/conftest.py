@@ -18,7 +18,7 @@ from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.statuses import REFUSED, UNWRITTEN
 from benchmarks.run import publish
-from benchmarks.run.journal import journal_path
+from benchmarks.run.journal import journal_path, require_journal
 from benchmarks.run.supervise import Ended, Supervisor
 
 HERE = Path(__file__).resolve().parent
@@ -41,19 +41,20 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     require_alone(config)
     if not option.collectonly:
         require_measurable(option)
+    journal = option.benchmark_json and journal_path(option.benchmark_json)
     try:
         alone = not several_processes_requested(option)
         if problem := environment_problem():
             raise ValueError(problem)
         # In a multi-process run only the first process has the journal, and checks for it later.
-        if alone and option.resume and not (option.benchmark_json and journal_path(option.benchmark_json).exists()):
-            raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
+        if alone and option.resume:
+            require_journal(journal)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     added = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
     run = config.stash[RUN] = Supervisor(
         [*added, *config.invocation_params.args],
-        option.benchmark_json and journal_path(option.benchmark_json),
+        journal,
         alone=alone,
         timeout_seconds=option.case_timeout,
         listing=option.collectonly,

@@ -15,7 +15,7 @@ from benchmarks.simulate.judging import Errors, errors_of
 from benchmarks.simulate.machine import IN_SAMPLE, RANGES, Machine
 from benchmarks.simulate.machines import as_file, machine, machine_path
 from benchmarks.simulate.published import Run, run_of
-from benchmarks.simulate.tables import Row, cluster_of, model_of, read_rows
+from benchmarks.simulate.tables import Row, cluster_of, error_cells, model_of, read_rows
 from strategies.files import read_json
 from strategies.infeasible import Infeasible
 
@@ -94,7 +94,6 @@ def held_out_errors(
 def errors_table(errors: Mapping[str, Errors]) -> list[str]:
     """Lines of the errors."""
     lines = [("predictions of", "runs", "mean error", "median", "bias", "rank")]
-    for name, found in errors.items():
-        rank = "" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
-        lines.append((name, str(found.runs), f"{found.mean:.1%}", f"{found.median:.1%}", f"{found.bias:+.1%}", rank))
+    # Without regret, the last cell: these runs are of several works.
+    lines += [(name, *error_cells(found)[:-1]) for name, found in errors.items()]
     return aligned(lines, ["<", *">" * 5])

@@ -1,8 +1,6 @@
 """Import large libraries without garbage collection."""
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 IMPORTING = 200_000
 """The threshold of the youngest generation during imports. JAX, Flax and Optax make 140,000 objects."""
@@ -26,13 +24,3 @@ def resume_collection() -> None:
     if gc.get_threshold()[0] == IMPORTING:
         gc.freeze()
         gc.set_threshold(*_usual)
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Pause garbage collection during imports."""
-    pause_collection()
-    try:
-        yield
-    finally:
-        resume_collection()

@@ -22,8 +22,6 @@ from benchmarks.cases.row import Row, Scalar
 from strategies.files import decode_json
 from strategies.schema import Count, SchemaError, checked
 
-STOPPED = b'{"stopped": true}\n'
-"""The last line after an orderly end."""
 UNKNOWN_CAUSE = "unknown cause"
 END_COLUMNS = ("status", "reason", "chip.fits")
 """The columns that tell how a case ended."""
@@ -78,6 +76,16 @@ def report_path(journal: Path) -> Path | None:
     """
     name = journal.name.removesuffix(SUFFIX)
     return journal.with_name(f"{name}.json") if name != journal.name else None
+
+
+def require_journal(path: Path | None) -> None:
+    """Check that there is a journal, where one is to be continued.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if path is None or not path.exists():
+        raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
 
 
 class Journal:

@@ -37,7 +37,7 @@ from benchmarks.explain.local_devices import predicting_machine
 from benchmarks.run.clock import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, Corpus, read_corpus
 from benchmarks.run.engine import Engine, in_order
-from benchmarks.run.journal import Journal, MirroredJournal, report_path
+from benchmarks.run.journal import Journal, MirroredJournal, report_path, require_journal
 from benchmarks.run.ledger import RunSettings
 from benchmarks.run.machine import (
     compiler_facts,
@@ -138,7 +138,9 @@ def set_up(
         return None
     disable_compilation_cache()
     settings = settings_of(option, corpus_N, stack)
-    journal = shared_journal(option, selection, settings)
+    given = os.environ.get(JOURNAL) or option.out
+    path = Path(given or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshmark-")), "rows.jsonl"))
+    journal = shared_journal(path, option, selection, settings)
     stack.callback(journal.close)
     if tell:
         journal.tell = tell
@@ -239,19 +241,19 @@ def checkpoint_folder(stack: ExitStack) -> Path:
     return Path(folder)
 
 
-def shared_journal(option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
+def shared_journal(path: Path, option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
     """The journal of the first process; in other processes, a mirror of it.
 
     Raises:
         ValueError, OSError, processes.FailedElsewhere: the first process cannot continue or write it.
     """
-    first = partial(open_journal, option, selection, settings) if processes.is_first() else lambda: None
+    first = partial(open_journal, path, option, selection, settings) if processes.is_first() else lambda: None
     journal = processes.run_in_all(first)
     known = processes.broadcast_first(lambda: journal.snapshot() if journal else {})
     return journal or MirroredJournal(known)
 
 
-def open_journal(option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
+def open_journal(path: Path, option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
     """Open the journal of this process.
 
     An earlier one is continued only if everything that identifies the run is equal.
@@ -263,10 +265,8 @@ def open_journal(option: argparse.Namespace, selection: Selection, settings: Run
     """
     if jax.process_count() != processes.count():
         raise ValueError(f"JAX runs in {jax.process_count()} processes; make them measure together with --distributed")
-    given = os.environ.get(JOURNAL) or option.out
-    path = Path(given or tempfile.mkstemp(prefix="meshmark-", suffix=".jsonl")[1])
-    if option.resume and not (given and path.exists()):
-        raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
+    if option.resume:
+        require_journal(path)
     facts = compiler_facts(selection.topology) | {
         "schema": SCHEMA_VERSION,
         "python": platform.python_version(),

@@ -53,8 +53,13 @@ def ask(do: str, **arguments: Any) -> Any:
         return server.ask(do, **arguments)
     except ServerFailure as failure:
         if failure.of_process:
-            raise ProcessDied(f"the single-device process was ended by {failure.reason}") from failure
+            raise died(failure.reason) from failure
         raise FailedElsewhere(failure.status, failure.reason) from failure  # pyright: ignore[reportArgumentType]
+
+
+def died(how: str) -> ProcessDied:
+    """The error of a request to a server that has died."""
+    return ProcessDied(f"the single-device process was ended by {how}")
 
 
 def train(case: Case, corpus_N: Corpus) -> "RemoteTraining":
@@ -111,5 +116,5 @@ class RemoteTraining:
             FailedElsewhere, ProcessDied: as in `ask`.
         """
         if self.deaths < len(server.deaths):
-            raise ProcessDied(f"the single-device process was ended by {server.deaths[self.deaths]}")
+            raise died(server.deaths[self.deaths])
         return ask(do, training=self.number, **arguments)

@@ -26,6 +26,7 @@ ROUNDS = 3
 FINALISTS = 5
 """So many of the fastest are timed again, in a final of more rounds. The fastest of many was lucky, too."""
 FINAL_ROUNDS = 10
+HOW_OFTEN = f"{ROUNDS} interleaved rounds, and {FINAL_ROUNDS} of the final"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class MeasuredCandidate:
             "measured.final": self.final,
             "measured.reason": self.reason,
         }
+
+    def cells(self) -> tuple[str, str]:
+        """Cells of a table: the measured milliseconds, and why there are none, or whether they are of the final."""
+        milliseconds = "" if self.step_seconds is None else f"{1e3 * self.step_seconds:,.1f}"
+        return milliseconds, self.reason or ("final" if self.final else "")
 
 
 def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
@@ -149,31 +155,19 @@ def timed(trainings: dict[str, Training], rounds: int) -> dict[str, BlockTimes]:
 
 def table_unpredicted(results: Sequence[MeasuredCandidate]) -> Iterator[str]:
     """The lines about what was measured on virtual devices, where nothing is predicted."""
-    yield from wrapped(f"{MEASURED_ONLY}: {ROUNDS} interleaved rounds, and {FINAL_ROUNDS} of the final")
+    yield from wrapped(f"{MEASURED_ONLY}: {HOW_OFTEN}")
     rows: list[tuple[str, ...]] = [("strategy", "mesh", "options", "ms", "")]
-    for each in results:
-        seconds = "" if each.step_seconds is None else f"{1e3 * each.step_seconds:,.1f}"
-        rows.append((*layout_cells(each.candidate.case), seconds, each.reason or ("final" if each.final else "")))
+    rows += [(*layout_cells(each.candidate.case), *each.cells()) for each in results]
     yield from aligned(rows, "<<<><")
 
 
 def table(results: Sequence[MeasuredCandidate]) -> Iterator[str]:
     """The lines about what was measured."""
-    header = *("rank", "strategy", "mesh", "options"), *("ms predicted", "measured", "")
-    rows: list[tuple[str, ...]] = [header]
+    rows: list[tuple[str, ...]] = [("rank", "strategy", "mesh", "options", "ms predicted", "measured", "")]
     for each in results:
-        seconds = "" if each.step_seconds is None else f"{1e3 * each.step_seconds:,.1f}"
-        note = each.reason or ("final" if each.final else "")
-        rows.append(
-            (
-                str(each.rank),
-                *layout_cells(each.candidate.case),
-                f"{1e3 * each.candidate.step_seconds:,.1f}",
-                seconds,
-                note,
-            )
-        )
-    yield f"as measured: {ROUNDS} interleaved rounds, and {FINAL_ROUNDS} of the final"
+        predicted = f"{1e3 * each.candidate.step_seconds:,.1f}"
+        rows.append((str(each.rank), *layout_cells(each.candidate.case), predicted, *each.cells()))
+    yield f"as measured: {HOW_OFTEN}"
     yield from aligned(rows, [*"<<<<", *">>", "<"])
     known = [each for each in results if each.step_seconds]
     if not known:

@@ -216,16 +216,20 @@ def plausible(error: float) -> tuple[float, float]:
 
 def _faster(name: str) -> Callable[[Machine], Machine]:
     """A machine with much more of a specification of its chip."""
-    return lambda its: replace(its, chip=replace(its.chip, **{name: getattr(its.chip, name) * UNLIMITED}))
+    return lambda machine: replace(
+        machine, chip=replace(machine.chip, **{name: getattr(machine.chip, name) * UNLIMITED})
+    )
 
 
 RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
-    "matmuls": lambda its: replace(its, matmul_flops_per_second=its.matmul_flops_per_second * UNLIMITED),
+    "matmuls": lambda machine: replace(machine, matmul_flops_per_second=machine.matmul_flops_per_second * UNLIMITED),
     "memory bandwidth": _faster("memory_bytes_per_second"),
     "links inside a host": _faster("link_bytes_per_second"),
     "network between hosts": _faster("network_bytes_per_second"),
-    "latency": lambda its: replace(its, constants=replace(its.constants, link_seconds=0.0, network_seconds=0.0)),
-    "launches": lambda its: replace(its, constants=replace(its.constants, kernel_seconds=0.0)),
-    BUBBLE: lambda its: its,
+    "latency": lambda machine: replace(
+        machine, constants=replace(machine.constants, link_seconds=0.0, network_seconds=0.0)
+    ),
+    "launches": lambda machine: replace(machine, constants=replace(machine.constants, kernel_seconds=0.0)),
+    BUBBLE: lambda machine: machine,
 }
 """What a step may wait for -> the machine on which it is infinitely fast."""

@@ -5,7 +5,7 @@ three as the tensor axis splits them.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -189,11 +189,3 @@ def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tupl
     again = (matmul(*dims, itemsize),) if plan.logits_again else ()
     forward = (matmul(*dims, itemsize), Kernel("memory", 0, moved))
     return forward, (*again, *gradients_of(*dims, itemsize), Kernel("memory", 0, moved))
-
-
-def seconds_by_kind(kernels: Iterable[Kernel], machine: Machine) -> dict[str, float]:
-    """Seconds of kernels one after another, by kind."""
-    result: dict[str, float] = {}
-    for kernel in kernels:
-        result[kernel.kind] = result.get(kernel.kind, 0.0) + kernel.seconds(machine)
-    return result

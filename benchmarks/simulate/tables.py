@@ -148,7 +148,7 @@ def report(predictions: Sequence[Predicted]) -> list[str]:
         for prediction in judged:
             groups[key(prediction.row)].append(prediction)
         table = [(title, "runs", "mean error", "median", "bias", "rank", "regret")]
-        table += [(name, *_cells(errors(group))) for name, group in sorted(groups.items())]
+        table += [(name, *error_cells(errors(group))) for name, group in sorted(groups.items())]
         lines += [*aligned(table, ["<", *">" * 6]), ""]
     used = Counter(prediction.machine for prediction in predictions if prediction.machine)
     lines += [f"{count} rows by machine {chosen.name}: {chosen.source}" for chosen, count in used.most_common()]
@@ -172,7 +172,8 @@ def errors(predictions: Sequence[Predicted]) -> Errors:
     return errors_of(guesses, truths)
 
 
-def _cells(found: Errors) -> tuple[str, ...]:
+def error_cells(found: Errors) -> tuple[str, ...]:
+    """Cells of a table: runs, mean error, median, bias, rank correlation and regret."""
     rank = "" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
     shares = (f"{found.mean:.1%}", f"{found.median:.1%}", f"{found.bias:+.1%}", rank, f"{found.regret:.1%}")
     return str(found.runs), *shares

@@ -147,7 +147,7 @@ def whole(line: bytes) -> list[dict[str, Any]]:
 def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
     """A case that hangs, aborts or is killed becomes a row that says so, and the other cases are measured.
 
-    One that hangs while it holds the GIL, where no watchdog thread can run, is ended by the supervisor after one
+    One that hangs while it holds the GIL, where no thread of its own can run, is ended by the supervisor after one
     attempt.
     """
     report = tmp_path / "crashing.json"

@@ -95,8 +95,8 @@ def test_remaining_processes_name_the_one_that_is_gone(who: int, way: str, statu
     assert [(each.returncode, each.stderr) for each in ended] == [(PEER_LOST, f"process {who} of 3 {words}\n")] * 2
 
 
-def test_a_missing_process_is_named_before_a_watchdog_acts() -> None:
-    """A process that does not come is named before the watchdog of a waiting one ends it, and is told so itself."""
+def test_a_missing_process_is_named_before_the_timeout_of_a_case() -> None:
+    """A process that does not come is named before the timeout of a waiting one ends it, and is told so itself."""
     first, late = part(2, 1, "sleeps", case_timeout=4)
     words = "process 1 did not arrive within 3.6 seconds: it hangs, or took another code path\n"
     assert first.stderr.endswith(f"Lost: {words}")

@@ -20,7 +20,7 @@ HOST = Chip(
     source="a test",
 )
 CONSTANTS = replace(START, matmul_dim=0.0)
-ITS = Machine("host", HOST, HOST.flops_per_second, 0, MESHMARK, CONSTANTS, 0.1, "a test")
+MACHINE = Machine("host", HOST, HOST.flops_per_second, 0, MESHMARK, CONSTANTS, 0.1, "a test")
 FILE = {
     "stack": MESHMARK.name,
     "devices": ["cpu"],

@@ -14,7 +14,7 @@ from benchmarks.simulate.stages import named
 from benchmarks.simulate.step import LANES, PASSES, Step, predict_seconds
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
-from tests.benchmarks.simulate.host import ITS
+from tests.benchmarks.simulate.host import MACHINE
 
 MODEL = GPTConfig(layers=16, embed=512, heads=8, sequence=512)
 STEPS = {
@@ -39,7 +39,7 @@ def machines():
     return {
         "meshmark": (machine("meshmark_gpus", "h100"), Topology.parse("h100:1x8")),
         "Megatron-LM": (machine("a100_megatron_cluster"), Topology.parse("a100_80gb:1x8")),
-        "hosts": (ITS, Topology(CPU, (8, 1))),
+        "hosts": (MACHINE, Topology(CPU, (8, 1))),
     }
 
 
