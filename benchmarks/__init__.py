@@ -1,6 +1,6 @@
 """Benchmarks of training steps: cases, their measurement, and one record for each."""
 
-import benchmarks.commandline  # noqa: F401 (no traceback on Ctrl-C during imports)
+import benchmarks.cli  # noqa: F401 (no traceback on Ctrl-C during imports)
 
 
 def __getattr__(name: str) -> str:

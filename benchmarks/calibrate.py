@@ -19,9 +19,9 @@ import jax
 from benchmarks.calibration.probes import Probe, probes
 from benchmarks.calibration.rates import Timing, machine_of
 from benchmarks.cases.selection import available_devices
-from benchmarks.commandline.ending import refusing
-from benchmarks.commandline.outputs import require_file, save_text
-from benchmarks.commandline.tables import aligned
+from benchmarks.cli.ending import refusing
+from benchmarks.cli.outputs import require_file, save_text
+from benchmarks.cli.tables import aligned
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.interleaved import BlockTimes, time_interleaved
 from benchmarks.run.machine import disable_compilation_cache

@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.cases.case import Case
 from benchmarks.cases.row import Row
 from benchmarks.cases.selection import selected
-from benchmarks.commandline.ending import refusing
-from benchmarks.commandline.outputs import require_file, save_text
-from benchmarks.commandline.tables import wrapped
+from benchmarks.cli.ending import refusing
+from benchmarks.cli.outputs import require_file, save_text
+from benchmarks.cli.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.advice import Advice
 from benchmarks.explain.explanations import advice_on

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks.cli.options import add_options
+from benchmarks.cli.starting import environment_problem
+from benchmarks.cli.statuses import INTERRUPTED, REFUSED, UNWRITTEN
 from benchmarks.cluster.joining import several_processes_requested
-from benchmarks.commandline.ending import INTERRUPTED
-from benchmarks.commandline.environment import environment_problem
-from benchmarks.commandline.statuses import REFUSED, UNWRITTEN
 from benchmarks.run import publish
 from benchmarks.run.journal import journal_path, require_journal
 from benchmarks.run.supervise import Ended, Supervisor

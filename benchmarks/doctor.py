@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.cases.selection import available_devices
 from benchmarks.cli.main import installed_version
-from benchmarks.commandline.tables import aligned
+from benchmarks.cli.tables import aligned
 from benchmarks.devices.attached import SET_BY_JAX
 from benchmarks.devices.topology import COMPILERS, REQUIRED, installed
 from benchmarks.run.machine import use_virtual_devices

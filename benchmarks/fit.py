@@ -7,9 +7,9 @@ import argparse
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from benchmarks.commandline.ending import refusing
-from benchmarks.commandline.outputs import require_apart, require_file, save_text
-from benchmarks.commandline.tables import aligned
+from benchmarks.cli.ending import refusing
+from benchmarks.cli.outputs import require_apart, require_file, save_text
+from benchmarks.cli.tables import aligned
 from benchmarks.simulate.fitting import Fit, fit, left_out, predicted
 from benchmarks.simulate.judging import Errors, errors_of
 from benchmarks.simulate.machine import IN_SAMPLE, RANGES, Machine

@@ -22,9 +22,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
-from benchmarks.commandline.ending import INTERRUPTED, Refused
-from benchmarks.commandline.parent import bound
-from benchmarks.commandline.statuses import NORMAL_EXITS
+from benchmarks.cli.ending import Refused
+from benchmarks.cli.parent import bound
+from benchmarks.cli.statuses import INTERRUPTED, NORMAL_EXITS
 
 MOST_PROCESSES = max(64, 4 * (os.cpu_count() or 1))
 """Each process loads JAX, which takes seconds of a core and 300 MiB."""

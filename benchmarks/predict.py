@@ -5,8 +5,8 @@ meshmark predict RUNS.csv --out PREDICTED.csv
 
 import argparse
 
-from benchmarks.commandline.ending import refusing
-from benchmarks.commandline.outputs import require_apart, require_file, save_text
+from benchmarks.cli.ending import refusing
+from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.tables import as_csv, predicted_rows, read_rows, report
 

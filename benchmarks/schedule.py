@@ -7,8 +7,8 @@ import argparse
 import json
 from collections.abc import Iterator
 
-from benchmarks.commandline.ending import refusing
-from benchmarks.commandline.outputs import present
+from benchmarks.cli.ending import refusing
+from benchmarks.cli.outputs import present
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 

@@ -7,8 +7,8 @@ import argparse
 import json
 import sys
 
-from benchmarks.commandline.ending import refusing
-from benchmarks.commandline.outputs import present
+from benchmarks.cli.ending import refusing
+from benchmarks.cli.outputs import present
 from strategies import STRATEGIES, Infeasible
 from strategies.costs.overview import asked_overview
 

@@ -13,9 +13,10 @@ from functools import partial
 import jax
 
 from benchmarks.cases.failures import CompileError, reason_of
+from benchmarks.cli.ending import Refused
+from benchmarks.cli.outputs import Unwritable, require_folder
+from benchmarks.cli.statuses import BROKEN_INPUT, INTERRUPTED
 from benchmarks.cluster import processes
-from benchmarks.commandline.ending import BROKEN_INPUT, INTERRUPTED, Refused
-from benchmarks.commandline.outputs import Unwritable, require_folder
 from benchmarks.run.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.run.measure import compile_step
 from benchmarks.training.folder import held, require_saves

@@ -1,3 +1,3 @@
 """Reads benchmark records, draws them, compares them and judges regressions. Nothing here imports JAX."""
 
-import benchmarks.commandline  # noqa: F401 (Ctrl-C while a command is imported prints no traceback)
+import benchmarks.cli  # noqa: F401 (Ctrl-C while a command is imported prints no traceback)

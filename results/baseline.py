@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commandline.outputs import require_file, require_folder, save_text
+from benchmarks.cli.outputs import require_file, require_folder, save_text
 from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.gates.metrics import other_axes
 from results.records.reading import SCHEMA_VERSION, Case, RecordError

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from benchmarks.commandline.ending import refusing
-from benchmarks.commandline.outputs import require_apart, require_file, save_text
+from benchmarks.cli.ending import refusing
+from benchmarks.cli.outputs import require_apart, require_file, save_text
 from results.compare import milliseconds
 from results.gates.counters import KEPT
 from results.records.reading import read_run, records_of

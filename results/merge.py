@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commandline.ending import Refused
-from benchmarks.commandline.outputs import require_apart, require_file, save_text
+from benchmarks.cli.ending import Refused
+from benchmarks.cli.outputs import require_apart, require_file, save_text
 from results.gates.counters import KEPT
 from results.records.machine import other_machine
 from results.records.reading import LAUNCH, UNTIMED, Case, NotComparable, facts_of, read_run, records_of, rows_of

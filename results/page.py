@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.commandline.outputs import require_apart, require_file, save_text
+from benchmarks.cli.outputs import require_apart, require_file, save_text
 from results.figures.curves import workloads
 from results.figures.palette import in_order
 from results.records.documents import read_search

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.commandline.ending import Refused
-from benchmarks.commandline.outputs import require_apart, require_folder, require_picture, safe_name, save, save_text
+from benchmarks.cli.ending import Refused
+from benchmarks.cli.outputs import require_apart, require_folder, require_picture, safe_name, save, save_text
 from results.figures.communication import communication
 from results.figures.lanes import lanes
 from results.figures.pictures import FORMATS, draw, themed

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.commandline.ending import BROKEN_INPUT
-from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
+from benchmarks.cli.outputs import Unwritable, require_apart, require_file, save_text
+from benchmarks.cli.statuses import BROKEN_INPUT
 from results.gates.exchange import action_json, bencher_json, junit
 from results.gates.report import markdown, terminal
 from results.gates.verdict import Report

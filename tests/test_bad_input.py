@@ -258,11 +258,11 @@ def test_a_broken_pipe_is_quiet() -> None:
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("command", ["show fsdp", "strategies", LOTS])
 def test_ctrl_c_as_soon_as_a_command_is_imported_is_quiet(command: str) -> None:
-    """Ctrl-C ends a command by SIGINT or with 130, without a traceback, once `benchmarks.commandline` is there."""
+    """Ctrl-C ends a command by SIGINT or with 130, without a traceback, once `benchmarks.cli` is there."""
     started = [sys.executable, "-X", "importtime", "-m", "benchmarks", *command.split()]
     with subprocess.Popen(started, cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr
-        while not process.stderr.readline().endswith(" benchmarks.commandline\n"):
+        while not process.stderr.readline().endswith(" benchmarks.cli\n"):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.stderr.read()
@@ -274,7 +274,7 @@ def test_ctrl_c_as_soon_as_a_command_is_imported_is_quiet(command: str) -> None:
 @pytest.mark.parametrize("seconds", [0.2, 0.6])
 def test_ctrl_c_while_importing_is_quiet(command: str, seconds: float) -> None:
     """Ctrl-C while a command imports ends it by SIGINT or with 130, without a traceback."""
-    code = f"import runpy, sys; sys.argv = ['-m', *{command.split()!r}]; import benchmarks.commandline; "
+    code = f"import runpy, sys; sys.argv = ['-m', *{command.split()!r}]; import benchmarks.cli; "
     code += "print('begun', flush=True); "
     code += "runpy._run_module_as_main('benchmarks')"  # as `python -m` does
     with subprocess.Popen(

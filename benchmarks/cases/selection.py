@@ -11,8 +11,8 @@ import jax
 from benchmarks.cases.case import COMMON_OPTIONS, Case, Selection
 from benchmarks.cases.failures import reason_of
 from benchmarks.cli.options import BATCH_SIZES, DEVICES, SIZES, SPARSE
+from benchmarks.cli.parser import commas
 from benchmarks.cli.values import amount, count, switch
-from benchmarks.commandline.parser import commas
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig

@@ -23,6 +23,7 @@ from benchmarks.cli.options import (
     joined,
 )
 from benchmarks.cli.options import CASE_TIMEOUT as TIMEOUT
+from benchmarks.cli.parser import Command, Group, one_of, option, passed_on
 from benchmarks.cli.values import (
     amount,
     assignment,
@@ -38,7 +39,6 @@ from benchmarks.cli.values import (
     topology_or_here,
     whole,
 )
-from benchmarks.commandline.parser import Command, Group, one_of, option, passed_on
 
 PYTEST = """Options of pytest and pytest-benchmark also work, such as -k EXPRESSION, and --benchmark-json FILE, which
 writes the results. `pytest --pyargs benchmarks --help` describes them."""

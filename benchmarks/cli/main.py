@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.cli.commands import COMMANDS, OLD, SECTIONS
-from benchmarks.commandline.ending import BROKEN_INPUT, WRONG_USAGE, Refused, run
-from benchmarks.commandline.outputs import Unwritable
+from benchmarks.cli.ending import Refused, run
+from benchmarks.cli.outputs import Unwritable
+from benchmarks.cli.statuses import BROKEN_INPUT, WRONG_USAGE
 from strategies.schema import SchemaError
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from benchmarks.cli.parser import Group, one_of, option
 from benchmarks.cli.values import (
     assignment,
     count,
@@ -22,7 +23,6 @@ from benchmarks.cli.values import (
     window,
     workers,
 )
-from benchmarks.commandline.parser import Group, one_of, option
 from strategies.config import AttentionPattern, Dtype, PipelineSchedule, Remat
 from strategies.presets import PRESETS
 

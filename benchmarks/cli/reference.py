@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.cli.commands import OLD, SECTIONS
-from benchmarks.commandline.parser import Option, sentence
+from benchmarks.cli.parser import Option, sentence
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "commands.md"
@@ -45,7 +45,7 @@ def table(options: Iterable[Option]) -> Iterator[str]:
 def spelled(option: Option) -> str:
     """An option with its value, as one writes it.
 
-    >>> from benchmarks.commandline.parser import option
+    >>> from benchmarks.cli.parser import option
     >>> spelled(option("--devices N,...", "how many", int)), spelled(option("runs RUN", "a run", str, many="+"))
     ('--devices N,...', 'RUN ...')
     """

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.commandline.statuses import PEER_LOST
+from benchmarks.cli.statuses import PEER_LOST
 
 BEAT_KEYS, REASON_KEYS = "meshmark-pulses", "meshmark-gone"
 FINISHED = "finished"

@@ -6,7 +6,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from benchmarks.cases.case import Case
-from benchmarks.commandline.units import amount
+from benchmarks.cli.tables import amount
 from benchmarks.explain.advice import Advice, advice
 from benchmarks.explain.overlap import COLUMNS, overlap
 from benchmarks.explain.predicted import cost_of

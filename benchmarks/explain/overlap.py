@@ -7,7 +7,7 @@ time is exposed.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.commandline.units import amount
+from benchmarks.cli.tables import amount
 from benchmarks.program.collectives import Collective, OverlappedWork
 from benchmarks.program.compiled import Program
 from strategies.core.traffic import Bytes

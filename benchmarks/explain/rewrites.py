@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from benchmarks.commandline.units import amount
+from benchmarks.cli.tables import amount
 from benchmarks.program.collectives import Collective
 from benchmarks.program.hlo import bytes_of, dims
 from strategies.core.placement import Axes

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.cases.case import Case, option_texts, options_of
-from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 
 TRIED = {"reduce_dtype": ("bfloat16",), "unroll": (1, 2, 4)}

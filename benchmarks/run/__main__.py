@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.commandline.statuses import REFUSED
+from benchmarks.cli.statuses import REFUSED
 from benchmarks.run.supervise import EVENTS
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from benchmarks.commandline.units import minutes
+from benchmarks.cli.tables import minutes
 
 SILENT_SECONDS = 15.0
 """Longest time without a line."""

@@ -11,10 +11,10 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CaseFailure, ProcessDied, TimedOut, reason_of, status_of
 from benchmarks.cases.row import Row
 from benchmarks.cli.options import CASE_TIMEOUT
+from benchmarks.cli.outputs import safe_name
+from benchmarks.cli.statuses import TIMEOUT_CAUSE
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
-from benchmarks.commandline.outputs import safe_name
-from benchmarks.commandline.statuses import TIMEOUT_CAUSE
 from benchmarks.run.corpus import Corpus
 from benchmarks.run.journal import Journal, JournalError, report_path
 from benchmarks.run.prepare import Entry

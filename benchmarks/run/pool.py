@@ -13,8 +13,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from benchmarks.cases.failures import reason_of
-from benchmarks.commandline.parent import binding, ignoring_signals
-from benchmarks.commandline.statuses import cause_of_death
+from benchmarks.cli.parent import binding, ignoring_signals
+from benchmarks.cli.statuses import cause_of_death
 
 Task = TypeVar("Task")
 

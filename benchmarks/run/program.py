@@ -27,12 +27,11 @@ from benchmarks.cases.case import Case, Selection
 from benchmarks.cases.row import Row
 from benchmarks.cases.selection import selected
 from benchmarks.cli.options import EXTRA_SECONDS, MEASURE, ROUNDS
+from benchmarks.cli.outputs import require_folder
+from benchmarks.cli.parser import Command
+from benchmarks.cli.starting import resume_collection
+from benchmarks.cli.statuses import INTERRUPTED, PEER_LOST, REFUSED, UNWRITTEN
 from benchmarks.cluster import processes
-from benchmarks.commandline.ending import INTERRUPTED
-from benchmarks.commandline.importing import resume_collection
-from benchmarks.commandline.outputs import require_folder
-from benchmarks.commandline.parser import Command
-from benchmarks.commandline.statuses import PEER_LOST, REFUSED, UNWRITTEN
 from benchmarks.explain.local_devices import predicting_machine
 from benchmarks.run.clock import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, Corpus, read_corpus

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.cases.row import Row
-from benchmarks.commandline.tables import PLAIN_WIDTH
+from benchmarks.cli.tables import PLAIN_WIDTH
 from benchmarks.run.alive import Alive
 from benchmarks.run.clock import Clock
 from benchmarks.run.equality import CHECKED_STEPS

@@ -22,7 +22,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_benchmark.stats import Metadata, Stats
 
 from benchmarks.cases.row import Row
-from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, special
+from benchmarks.cli.outputs import Unwritable, require_file, require_folder, special
 from benchmarks.run.journal import fingerprint
 
 UNTIMED = "untimed"

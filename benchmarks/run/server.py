@@ -1,6 +1,6 @@
 """The timing server: trains cases in a process of its own, and times blocks of their steps on request.
 
-`python -m benchmarks.run.server [the options that select cases]`, started by `benchmarks/commandline/server.py`, which
+`python -m benchmarks.run.server [the options that select cases]`, started by `benchmarks/cli/server.py`, which
 describes the messages. A paired comparison has one in each checkout and names cases by their ids. A run on virtual
 devices has one with a single device, and sends the cases themselves (`single_device.py`).
 
@@ -33,9 +33,9 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of, status_of
 from benchmarks.cases.selection import selected
 from benchmarks.cli.options import STEPS
-from benchmarks.commandline.importing import resume_collection
-from benchmarks.commandline.parser import Command
-from benchmarks.commandline.server import CONNECTION, PROTOCOL, SERVER
+from benchmarks.cli.parser import Command
+from benchmarks.cli.server import CONNECTION, PROTOCOL, SERVER
+from benchmarks.cli.starting import resume_collection
 from benchmarks.run.attribution import attribute
 from benchmarks.run.clock import Clock
 from benchmarks.run.corpus import Corpus, map_file, read_corpus

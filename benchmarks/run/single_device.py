@@ -19,9 +19,9 @@ import jax
 from benchmarks.cases import case as cases
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import ProcessDied
+from benchmarks.cli.server import Server, ServerFailure
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import FailedElsewhere
-from benchmarks.commandline.server import Server, ServerFailure
 from benchmarks.run.attribution import Attribution
 from benchmarks.run.corpus import Corpus, corpus_source
 from benchmarks.run.equality import Trajectory

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases.row import Row
-from benchmarks.commandline.tables import aligned
-from benchmarks.commandline.units import minutes
+from benchmarks.cli.tables import aligned, minutes
 from benchmarks.devices.chips import GIB
 
 TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}

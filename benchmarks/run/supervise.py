@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.row import Row
-from benchmarks.commandline.ending import INTERRUPTED
-from benchmarks.commandline.parent import bound
-from benchmarks.commandline.statuses import REFUSED, TIMED_OUT, UNWRITTEN, cause_of_death
+from benchmarks.cli.parent import bound
+from benchmarks.cli.statuses import INTERRUPTED, REFUSED, TIMED_OUT, UNWRITTEN, cause_of_death
 
 PROGRAM = "benchmarks.run"
 """The module that measures."""

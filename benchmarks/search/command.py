@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.cases.case import Case
-from benchmarks.commandline.ending import refusing
-from benchmarks.commandline.outputs import save_text
+from benchmarks.cli.ending import refusing
+from benchmarks.cli.outputs import save_text
 from benchmarks.explain.trace import trace
 from benchmarks.search import scaled
 from benchmarks.search.candidates import Doublings, SearchSpace

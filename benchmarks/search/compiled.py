@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.cases.case import Case
-from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.trials import Trial, trials
 from benchmarks.run.pool import Outcome

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from benchmarks.cases.case import Case
-from benchmarks.commandline.tables import aligned
+from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.search.ranking import Candidate, Ranking
 from strategies import MeshSpec

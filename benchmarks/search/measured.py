@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of
-from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.explain.local_devices import MEASURED_ONLY
 from benchmarks.explain.memory import shard_bytes, states_budget_bytes
 from benchmarks.run.interleaved import BlockTimes, Interval, time_interleaved

@@ -17,7 +17,7 @@ from benchmarks.cases.selection import (
     unique,
     values_of,
 )
-from benchmarks.commandline.outputs import require_apart, require_file, require_folder
+from benchmarks.cli.outputs import require_apart, require_file, require_folder
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.cases.case import Case
-from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.candidates import Doublings, SearchSpace

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.commandline.tables import aligned
+from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GB
 from benchmarks.simulate.judging import Errors, errors_of
 from benchmarks.simulate.machine import Machine

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.commandline.outputs import Unwritable, cause, require_folder
+from benchmarks.cli.outputs import Unwritable, cause, require_folder
 from strategies.checkpoints import require_writable
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from benchmarks.commandline.outputs import cause
+from benchmarks.cli.outputs import cause
 from strategies.files import decode_json, read_bytes
 from strategies.schema import Amount, SchemaError, Whole, checked
 

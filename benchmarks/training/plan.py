@@ -21,7 +21,7 @@ from benchmarks.cases.selection import (
     unique,
     values_of,
 )
-from benchmarks.commandline.outputs import safe_name
+from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
 from strategies import STRATEGIES, GPTConfig, Step, TrainConfig

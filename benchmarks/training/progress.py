@@ -3,7 +3,7 @@
 import sys
 import time
 
-from benchmarks.commandline.units import minutes
+from benchmarks.cli.tables import minutes
 
 ERASE = "\r\x1b[K"
 

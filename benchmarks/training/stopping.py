@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.commandline.ending import INTERRUPTED
+from benchmarks.cli.statuses import INTERRUPTED
 
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.commandline.outputs import apart, safe_name
+from benchmarks.cli.outputs import apart, safe_name
 from results.figures import windows
 from results.figures.canvas import Look, look_of
 from results.figures.curves import is_counted, left_out, widest_batch, workloads

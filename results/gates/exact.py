@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.commandline.ending import Refused
+from benchmarks.cli.ending import Refused
 from results.gates.counters import COMPILER, COUNTERS, PASSED, Snapshot, read_snapshot
 from results.gates.metrics import EXACT, Allowance, Metric, of_an_axis, other_axes
 from results.gates.report import counted_words

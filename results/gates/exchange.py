@@ -4,7 +4,7 @@ import json
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.commandline.parser import one_line
+from benchmarks.cli.parser import one_line
 from results.gates.metrics import metric_of
 from results.gates.report import cells, summary
 from results.gates.verdict import RED, Finding, Report

@@ -4,8 +4,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from benchmarks.commandline.parser import one_line
-from benchmarks.commandline.tables import aligned, screen_width
+from benchmarks.cli.parser import one_line
+from benchmarks.cli.tables import aligned, screen_width
 from results.gates.metrics import metric_of
 from results.gates.verdict import RED, Finding, Report
 from results.reports.tables import escaped

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from benchmarks.commandline.ending import Refused
+from benchmarks.cli.ending import Refused
 from results.records.columns import type_of
 from results.records.launches import INTERVALS, combine_launches
 from strategies import files

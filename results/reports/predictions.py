@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.commandline.outputs import require_apart, save, save_text
+from benchmarks.cli.outputs import require_apart, save, save_text
 from results.figures.pictures import draw, themed
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.records.predictions import MEMORY, Errors, errors_by, errors_of, judged, read

@@ -5,8 +5,8 @@ import io
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from benchmarks.commandline.parser import one_line
-from benchmarks.commandline.tables import aligned
+from benchmarks.cli.parser import one_line
+from benchmarks.cli.tables import aligned
 
 SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", "@": "&#64;"} | {mark: f"\\{mark}" for mark in "\\`*[]|"})
 """Characters with a meaning in Markdown or on GitHub -> how to write them."""

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.cases.case import Selection
 from benchmarks.cases.selection import selected
 from benchmarks.cli import values
-from benchmarks.commandline.parser import commas
+from benchmarks.cli.parser import commas
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES
 

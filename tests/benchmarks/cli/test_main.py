@@ -14,7 +14,7 @@ import benchmarks
 from benchmarks.cli.commands import COMMANDS, OLD
 from benchmarks.cli.main import contents, main, resolved
 from benchmarks.cli.options import add_options
-from benchmarks.commandline.ending import WRONG_USAGE
+from benchmarks.cli.statuses import WRONG_USAGE
 from strategies import STRATEGIES
 from tests.processes import ROOT, environment
 

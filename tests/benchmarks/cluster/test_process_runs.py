@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.commandline.statuses import PEER_LOST
+from benchmarks.cli.statuses import PEER_LOST
 from benchmarks.program.compiled import KINDS
 from tests.benchmarks.running import PLUGINS, TINY, rows
 from tests.processes import Ended, finish_together, free_port, start_together

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.commandline.statuses import TIMEOUT_CAUSE
+from benchmarks.cli.statuses import TIMEOUT_CAUSE
 from benchmarks.run.interleaved import time_interleaved
 from tests.benchmarks.run.engines import DATA, SINGLE, Begin, measure
 

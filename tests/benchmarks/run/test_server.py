@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.commandline.server import CONNECTION, PROTOCOL, Server, ServerFailure
+from benchmarks.cli.server import CONNECTION, PROTOCOL, Server, ServerFailure
 from benchmarks.run.measure import Training
 from benchmarks.run.server import TimingServer, main, serve
 from results.records.reading import Case

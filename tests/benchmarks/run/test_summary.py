@@ -31,7 +31,7 @@ INFEASIBLE = replace(
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of tables do not fold."""
-    monkeypatch.setattr("benchmarks.commandline.tables.PLAIN_WIDTH", 400)
+    monkeypatch.setattr("benchmarks.cli.tables.PLAIN_WIDTH", 400)
 
 
 def test_progress_has_place_outcome_and_time_left() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.commandline.ending import INTERRUPTED
-from benchmarks.commandline.statuses import PEER_LOST, REFUSED, UNWRITTEN
+from benchmarks.cli.statuses import INTERRUPTED, PEER_LOST, REFUSED, UNWRITTEN
 from benchmarks.run import supervise
 from benchmarks.run.journal import journal_path
 from benchmarks.run.supervise import Ended, Supervisor

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.commandline import tables
+from benchmarks.cli import tables
 from benchmarks.devices.chips import CHIPS
 from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.simulate.machines import machine

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.commandline.outputs import Unwritable
+from benchmarks.cli.outputs import Unwritable
 from benchmarks.training.folder import held
 from benchmarks.training.log import Log
 from benchmarks.training.plan import CHECKPOINTS, LOG

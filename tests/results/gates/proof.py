@@ -22,11 +22,11 @@ from typing import Any
 
 from scipy.stats import binomtest
 
+from benchmarks.cli.ending import run as run_command
+from benchmarks.cli.outputs import Unwritable, require_file, save_text
+from benchmarks.cli.statuses import BROKEN_INPUT
+from benchmarks.cli.tables import aligned
 from benchmarks.cli.values import count, positive
-from benchmarks.commandline.ending import BROKEN_INPUT
-from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_file, save_text
-from benchmarks.commandline.tables import aligned
 from results.gates import exact
 from results.gates.counters import Snapshot, read_snapshot
 from results.gates.paired import gate as paired

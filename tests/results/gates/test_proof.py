@@ -37,7 +37,7 @@ NOTHING, _, TEN = PAIRED
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of the table do not fold."""
-    monkeypatch.setattr("benchmarks.commandline.tables.PLAIN_WIDTH", 400)
+    monkeypatch.setattr("benchmarks.cli.tables.PLAIN_WIDTH", 400)
 
 
 EDITS = {edit.name: edit for edit in EXACT}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.cli.commands import COMMANDS
+from benchmarks.cli.ending import Refused
 from benchmarks.cli.options import STEPS
-from benchmarks.commandline.ending import Refused
 from results.gates.paired import gate as paired
 from results.gates.paired.launches import WARM_UP_ROUNDS
 from results.gates.verdict import Finding, Report

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from benchmarks.commandline.ending import WRONG_USAGE
+from benchmarks.cli.statuses import WRONG_USAGE
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.commandline.outputs import Unwritable, save, save_text
+from benchmarks.cli.outputs import Unwritable, save, save_text
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,29 +1,18 @@
-"""Exit codes of commands, and clean exits without a traceback on Ctrl-C and on a closed output pipe."""
+"""How commands end: what they refuse, and clean exits without a traceback on Ctrl-C and on a closed output pipe."""
 
 import errno
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.commandline.environment import environment_problem
-from benchmarks.commandline.importing import pause_collection, resume_collection
-from benchmarks.commandline.outputs import Unwritable
+from benchmarks.cli.outputs import Unwritable
+from benchmarks.cli.starting import resume_collection
+from benchmarks.cli.statuses import BROKEN_INPUT, BROKEN_PIPE, INTERRUPTED
 from strategies.schema import SchemaError
-
-WRONG_USAGE = 2
-"""Exit code when options, arguments or the environment cannot be used."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
-BROKEN_PIPE = 141
-"""Exit code when the reader of the output has closed the pipe, as `| head` does: 128 plus the number of SIGPIPE."""
-BROKEN_INPUT = 5
-"""Exit code when an input file cannot be read or a result cannot be written."""
 
 
 class Refused(ValueError):
@@ -49,32 +38,6 @@ def refusing() -> Iterator[None]:
         if isinstance(error, Refused | Unwritable | SchemaError):
             raise
         raise Refused(str(error)) from error
-
-
-def quiet_while_importing() -> None:
-    """Let Ctrl-C end the process at once, without a traceback, while `meshmark` or `python -m` imports a command.
-
-    Importing a command can take seconds; pausing garbage collection shortens it. `python -m` keeps "-m" in
-    `sys.argv[0]` until it has imported the command's package (CPython, Lib/runpy.py). Nothing is changed if another
-    program imports the package. The signal handler is left alone if Ctrl-C is ignored, as under `nohup`.
-    """
-    ours = sys.argv[:1] == ["-m"] or Path(*sys.argv[:1]).stem == "meshmark"
-    if ours and (problem := environment_problem()):
-        print(f"meshmark: error: {problem}", file=sys.stderr)
-        sys.exit(WRONG_USAGE)
-    if ours:
-        open_closed_streams()
-        pause_collection()
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if ours and in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def open_closed_streams() -> None:
-    """Replace standard streams that are closed (`>&-`) by the null device, before files take their descriptors."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest that is free is its own
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:

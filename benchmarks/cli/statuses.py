@@ -1,7 +1,15 @@
-"""Exit statuses of `pytest benchmarks`, besides that of all commands after Ctrl-C."""
+"""Exit statuses: those of all commands, and those of `pytest benchmarks` besides pytest's own."""
 
 import signal
 
+WRONG_USAGE = 2
+"""Exit code when options, arguments or the environment cannot be used."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
+BROKEN_PIPE = 141
+"""Exit code when the reader of the output has closed the pipe, as `| head` does: 128 plus the number of SIGPIPE."""
+BROKEN_INPUT = 5
+"""Exit code when an input file cannot be read or a result cannot be written."""
 TIMEOUT_CAUSE = "a case that timed out"
 """Cause of death of a process that exited with `TIMED_OUT`."""
 REFUSED = 4

@@ -14,7 +14,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.commandline.parent import bound, ignoring_signals
+from benchmarks.cli.parent import bound, ignoring_signals
 
 PROTOCOL = 2
 """Version of the requests and answers, raised with every change of them. Only equal versions are compared."""

@@ -1,4 +1,4 @@
-"""Plain-text tables and sentences as wide as the terminal: what does not fit wraps, and nothing is cut off."""
+"""Amounts with units, and plain-text tables and sentences as wide as the terminal: what does not fit wraps."""
 
 import re
 import shutil
@@ -14,6 +14,7 @@ GAP = 2
 """Spaces between columns."""
 BREAKS = " ,/"
 """Characters after which a cell may break."""
+PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def screen_width() -> int:
@@ -110,3 +111,26 @@ def pieces(cell: str, breaks: str = BREAKS) -> list[str]:
     ['data=2,', 'fsdp=2 ', 'time/', 'single']
     """
     return re.findall(f"[^{breaks}]*[{breaks}]+|[^{breaks}]+", cell) or [""]
+
+
+def amount(value: float, unit: str) -> str:
+    """An amount with three significant digits and a decimal prefix.
+
+    >>> amount(39_300_000_000, "B"), amount(54_139_000_000_000, "FLOP"), amount(7, "B"), amount(999_900, "B")
+    ('39.3 GB', '54.1 TFLOP', '7 B', '1 MB')
+    """
+    for prefix in PREFIXES[:-1]:
+        if abs(float(f"{value:.3g}")) < 1000:
+            return f"{value:.3g} {prefix}{unit}"
+        value /= 1000
+    return f"{value:,.0f} {PREFIXES[-1]}{unit}"
+
+
+def minutes(seconds: float) -> str:
+    """Format a duration as minutes and seconds.
+
+    >>> minutes(200)
+    '3:20'
+    """
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.commandline.tables import LEAST_WIDTH, PLAIN_WIDTH, aligned, wrapped
+from benchmarks.cli.tables import LEAST_WIDTH, PLAIN_WIDTH, aligned, wrapped
 
 CELLS = st.text("ab=,[]/ 1", max_size=60).map(str.strip)
 
