@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch import free_port
+from benchmarks.cluster.launch import free_port
 
 ROOT = Path(__file__).parents[1]
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"

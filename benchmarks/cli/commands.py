@@ -72,7 +72,7 @@ MEASURED = {
     "measure": Command("time strategies on the devices of this machine", "pytest", *MEASURE, epilog=PYTEST),
     "launch": Command(
         "measure in several processes on this machine",
-        "benchmarks.launch",
+        "benchmarks.cluster.launch",
         option("--processes N", "at most 64, or 4 for each core if that is more", count, required=True),
         option("--devices-per-process N", "default: %(default)s", count, 1),
         option("--pin", "give each process an equal number of cores of its own"),
@@ -80,7 +80,7 @@ MEASURED = {
     ),
     "train": Command(
         "train on text, with checkpoints, and log the loss",
-        "benchmarks.train",
+        "benchmarks.training.train",
         TRAIN,
         MODEL,
         TRAINING,
@@ -88,7 +88,7 @@ MEASURED = {
         PROCESSES,
         case_timeout=TIMEOUT,  # how long processes wait for each other
     ),
-    "doctor": Command("describe this installation and machine, to paste into an issue", "benchmarks.doctor"),
+    "doctor": Command("describe this installation and machine, to paste into an issue", "benchmarks.run.doctor"),
 }
 PLANNED = {
     "search": Command(
@@ -113,7 +113,7 @@ PLANNED = {
     ),
     "compile": Command(
         "compile a step for devices that need not be present, and report FLOPs, bytes and memory",
-        "benchmarks.compile",
+        "benchmarks.search.compile",
         option("--topology TOPOLOGY", f"{DEVICES_OF} v5p:4x4x4, h100:2x8 or cpu:64", topology, required=True),
         option("--trace FILE", f"write the replayed step, {TRACE}", Path),
         option("--trials", "also compile other values of reduce_dtype and unroll, and what is advised"),
@@ -122,14 +122,14 @@ PLANNED = {
     ),
     "predict": Command(
         "predict the seconds of published training runs, and say how far the predictions are off",
-        "benchmarks.predict",
+        "benchmarks.simulate.predict",
         TABLES,
         option("--out FILE", "write the rows with their predictions to this CSV file", Path),
         MACHINE._replace(help="of all rows; default: by the columns device and stack of each row"),
     ),
     "fit": Command(
         "fit the constants of a machine to measured training runs, with cross-validation by model and by size",
-        "benchmarks.fit",
+        "benchmarks.simulate.fit",
         TABLES,
         MACHINE._replace(help="machine file to start from, by name or path", required=True),
         option("--only NAME,...", "fit these constants; default: all on which the runs depend", str),
@@ -137,15 +137,15 @@ PLANNED = {
     ),
     "calibrate": Command(
         "measure this machine, to predict times of steps on it",
-        "benchmarks.calibrate",
+        "benchmarks.run.calibrate",
         option("--out FILE", "the machine file, such as mine.json", Path, required=True),
     ),
 }
 SHOWN = {
-    "strategies": Command("list the strategies, with their mesh axes and options", "benchmarks.listing"),
+    "strategies": Command("list the strategies, with their mesh axes and options", "benchmarks.explain.listing"),
     "show": Command(
         "print what each device holds and sends in a step",
-        "benchmarks.show",
+        "benchmarks.explain.show",
         option("names STRATEGY", "default: all of them", str, many="*"),
         CASES["--mesh"].one(help="such as fsdp=4; default: four devices, or two along each of several axes"),
         option("--topology TOPOLOGY", "all devices of a topology such as v5p:4x4x4", topology),
@@ -156,7 +156,7 @@ SHOWN = {
     ),
     "schedule": Command(
         "print a pipeline schedule, tick by tick",
-        "benchmarks.schedule",
+        "benchmarks.explain.schedule",
         option("name SCHEDULE", joined(SCHEDULES), one_of("schedule", SCHEDULES)),
         option("--stages N", "number of pipeline stages", count, required=True),
         CASES["--microbatches"].one(help="number of microbatches", required=True),

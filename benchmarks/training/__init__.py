@@ -1,1 +1,1 @@
-"""Training on text, to a curve: what `benchmarks.train` runs. Start at `loop.Run`."""
+"""Training on text, to a curve: what `benchmarks.training.train` runs. Start at `loop.Run`."""

@@ -64,7 +64,7 @@ def read(path: Path) -> pd.DataFrame:
         which is the model and the mesh. `beside` is the median error of the other rows of the layout.
 
     Raises:
-        RecordError: the file cannot be read, or `benchmarks.predict` did not write it.
+        RecordError: the file cannot be read, or `benchmarks.simulate.predict` did not write it.
     """
     names = [f"predicted.{part}_seconds" for parts in PARTS.values() for part in parts]
     table = read_table(path, [*NUMBERS, *TEXTS, *names], WRITTEN_BY)

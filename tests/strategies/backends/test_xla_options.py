@@ -16,7 +16,7 @@ from strategies import PRESETS, STRATEGIES, TrainConfig
 from strategies.backends import xla_options as module
 from strategies.backends.backend import KINDS
 from strategies.backends.xla_options import DEFAULTS, Default, as_read, has_option, xla_options
-from tests.benchmarks.test_compile import case
+from tests.benchmarks.search.test_compile import case
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
 TAKES_CUDA = pytest.mark.skipif(

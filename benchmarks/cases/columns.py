@@ -1,12 +1,12 @@
 """The columns of a record with their units and meanings, from which docs/reference/columns.md is made.
 
-python -m benchmarks.reporting.columns
+python -m benchmarks.cases.columns
 """
 
 from collections.abc import Iterable
 
-from benchmarks.reporting.column import Column
-from benchmarks.reporting.program_columns import CHIP, PROGRAM
+from benchmarks.cases.column import Column
+from benchmarks.cases.program_columns import CHIP, PROGRAM
 
 CASE = (
     Column("schema_version", "", "Version of the record's schema: of the names and meanings of all columns."),

@@ -1,4 +1,4 @@
-"""`benchmarks.compile` compiles steps for devices that are absent, and reports whatever the compiler answers."""
+"""`benchmarks.search.compile` compiles steps for devices that are absent, and reports whatever the compiler answers."""
 
 import dataclasses
 import re
@@ -9,11 +9,9 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks import compile as page
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
 from benchmarks.cases.row import Row
-from benchmarks.compile import report
 from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.gpus import GPUS
@@ -23,6 +21,8 @@ from benchmarks.run import prepare
 from benchmarks.run.measure import compile_step
 from benchmarks.run.pool import run_in_processes
 from benchmarks.run.prepare import Entry
+from benchmarks.search import compile as page
+from benchmarks.search.compile import report
 from benchmarks.search.compiling import compile_and_replay, compile_entry
 from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.launch import environment, launch, visible_gpus, wait
+from benchmarks.cluster.launch import environment, launch, visible_gpus, wait
 from tests.commands import command
 
 main = command("launch")

@@ -5,10 +5,10 @@ import json
 import jax
 import pytest
 
-from benchmarks import calibrate
-from benchmarks.calibration.probes import Probe, probes
-from benchmarks.calibration.rates import NotMeasurableError, Timing, link_rate, machine_of, matmul_rate
+from benchmarks.run import calibrate
+from benchmarks.run.probes import Probe, probes
 from benchmarks.simulate.machines import machine
+from benchmarks.simulate.rates import NotMeasurableError, Timing, link_rate, machine_of, matmul_rate
 from tests.commands import command
 
 FLOPS, FLOAT32_FLOPS, DIM, BANDWIDTH, LATENCY, STREAMING = 2e11, 1e11, 20.0, 1e10, 3e-6, 3e10

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.calibration.rates import Timing
+from benchmarks.simulate.rates import Timing
 
 AXIS = "devices"
 Body = Callable[..., tuple[Any, ...]]

@@ -1,6 +1,6 @@
 """The columns of a record that describe the compiled program, what the formulas predict, and a chip."""
 
-from benchmarks.reporting.column import Column
+from benchmarks.cases.column import Column
 
 PROGRAM = (
     Column("compiled.flops", "FLOP", "FLOPs of one device's matmuls in a step; loops count every iteration."),

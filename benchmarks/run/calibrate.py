@@ -16,8 +16,6 @@ from typing import Any
 
 import jax
 
-from benchmarks.calibration.probes import Probe, probes
-from benchmarks.calibration.rates import Timing, machine_of
 from benchmarks.cases.selection import available_devices
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_file, save_text
@@ -26,7 +24,9 @@ from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.interleaved import BlockTimes, time_interleaved
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import steps_per_block
+from benchmarks.run.probes import Probe, probes
 from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.rates import Timing, machine_of
 from strategies.backends.backend import platform_of
 
 ROUNDS = 5

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from benchmarks.reporting.column import Column
-from benchmarks.reporting.columns import COLUMNS, tables
+from benchmarks.cases.column import Column
+from benchmarks.cases.columns import COLUMNS, tables
 from tests.benchmarks.run.test_record import MEASURED
 from tests.processes import ROOT
 
@@ -18,7 +18,7 @@ def test_every_column_is_said_once() -> None:
 
 
 def test_the_page_is_what_is_made_of_it() -> None:
-    """To regenerate it: `python -m benchmarks.reporting.columns`."""
+    """To regenerate it: `python -m benchmarks.cases.columns`."""
     assert (ROOT / "docs" / "reference" / "columns.md").read_text().endswith(tables() + "\n")
 
 

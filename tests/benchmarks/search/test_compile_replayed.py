@@ -1,4 +1,4 @@
-"""The replayed step of `benchmarks.compile`: `--trace` writes it, and `--trials` compares it with others."""
+"""The replayed step of `benchmarks.search.compile`: `--trace` writes it, and `--trials` compares it with others."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import compile as page
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.advice import Advice
-from tests.benchmarks.test_compile import TINY, pretended  # noqa: F401
+from benchmarks.search import compile as page
+from tests.benchmarks.search.test_compile import TINY, pretended  # noqa: F401
 from tests.commands import command
 
 main = command("compile")

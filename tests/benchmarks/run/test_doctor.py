@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import doctor
+from benchmarks.run import doctor
 from tests.processes import ROOT, environment
 
 

@@ -1,1 +1,0 @@
-"""Calibration of this machine: probes are timed, and their rates become a machine file."""
