@@ -120,17 +120,21 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     forward += ahead
     backward += back
     residual, hidden = share.residual_tokens * embed * scale, tokens * share.mlp * scale
-    forward.append(Kernel("memory", 0, stack.residual_bytes.forward * residual + stack.mlp_bytes.forward * hidden))
-    backward.append(Kernel("memory", 0, stack.residual_bytes.backward * residual + stack.mlp_bytes.backward * hidden))
-    some = forward[-1:] if stack.fused_attention else ahead
+    moved = [
+        of_residual * residual + of_mlp * hidden
+        for of_residual, of_mlp in zip(stack.kernels.residual_bytes, stack.kernels.mlp_bytes, strict=True)
+    ]
+    forward.append(Kernel("memory", 0, moved[0]))
+    backward.append(Kernel("memory", 0, moved[1]))
+    some = ahead if stack.kernels.score_bytes else forward[-1:]
     last = len(projections) - 1
     full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
 
 
-def beside_sums(plan: Plan) -> Iterator[Kernel]:
-    """The gradients of the weights of each branch's first matmul: gradients of its inputs can be summed beside them."""
+def first_weight_gradients(plan: Plan) -> Iterator[Kernel]:
+    """The matmuls of the gradient of each branch's first weight. Gradients of its inputs can be reduced meanwhile."""
     itemsize = BYTES[plan.train.dtype]
     for branch in plan.block.branches():
         columns, rows = _columns_and_rows(plan, branch.matmuls(plan.config)[0])
@@ -151,7 +155,7 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
     """
     share, config = plan.share, plan.config
     itemsize, keys, head = BYTES[plan.train.dtype], share.computed_keys, config.head_dim
-    if stack.fused_attention:
+    if stack.kernels.score_bytes is None:
         # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
         flops = 2 * 2 * share.tokens * (keys / 2) * share.head_features
         moved = itemsize * share.tokens * share.attended_features
@@ -160,7 +164,7 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
             [Kernel("attention", 2.5 * flops, 2 * moved, itemsize=itemsize)],
         )
     queries, batch = config.sequence / share.contexts, score_matrices(plan)
-    moved = stack.score_bytes if softmax_is_fused(plan, stack) else stack.unfused_bytes
+    moved = stack.kernels.score_bytes if softmax_is_fused(plan, stack) else stack.kernels.unfused_bytes
     scores, values = (queries, keys, head), (queries, head, keys)
     forward = [matmul(*scores, itemsize, batch), matmul(*values, itemsize, batch)]
     backward = [kernel for dims in (scores, values) for kernel in gradients_of(*dims, itemsize, batch)]
@@ -178,14 +182,14 @@ def score_matrices(plan: Plan) -> float:
 
 def softmax_is_fused(plan: Plan, stack: Stack) -> bool:
     """Whether the fused softmax of a stack without fused attention takes the scores of a device."""
-    return score_matrices(plan) % stack.softmax_multiple == 0
+    return score_matrices(plan) % stack.kernels.softmax_multiple == 0
 
 
 def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The kernels of logits and loss for one microbatch, forward and backward, where `parts` devices split them."""
     tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
     dims = (tokens, rows, plan.config.embed)
-    moved = stack.logit_bytes * tokens * rows / 2
+    moved = stack.kernels.logit_bytes * tokens * rows / 2
     again = (matmul(*dims, itemsize),) if plan.logits_again else ()
     forward = (matmul(*dims, itemsize), Kernel("memory", 0, moved))
     return forward, (*again, *gradients_of(*dims, itemsize), Kernel("memory", 0, moved))

@@ -1,11 +1,7 @@
 """Events of a layer, of the embedding and of the head on one device, for one microbatch.
 
-A stack is a rule of what waits for what:
-
-- A layer ends no sooner than the host has launched its kernels.
-- Sharded weights are gathered, and their gradients scattered, beside the layer if the stack prefetches.
-- Gradients of inputs are summed over a tensor axis beside the gradient of the branch's first weight, or waited for.
-- Gradients of weights that are summed over replicas layer by layer are sent beside the layer.
+The rules of the stack (stack.py) say when the device waits for each collective. A layer ends no sooner than the host
+has launched its kernels.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -13,16 +9,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from benchmarks.simulate.kernels import Kernel, Layer, beside_sums, head, layer, softmax_is_fused
+from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
 from benchmarks.simulate.network import Network
 from benchmarks.simulate.queues import Event, Item, Wait
-from benchmarks.simulate.stack import FIRST_AND_LAST, ForwardBackward
+from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import SENT, Traffic
 
 Way = Literal["forward", "backward", "inputs", "weights"]
 """A pass. The backward pass may be split: one for gradients of inputs, with all sums, and one for those of weights."""
+Direction = Literal["forward", "backward"]
 LAYER_TRAFFIC = "layers", "keys and values", "tokens and heads"
 """What layers send for each microbatch, as strategies name it. The device waits for it."""
 HEAD_TRAFFIC = "embedding", "head", "ends"
@@ -40,28 +37,42 @@ HOST = "launches"
 
 @dataclass(frozen=True)
 class LayerEvents:
-    """What a device does for a microbatch in a layer, and at both ends of the model."""
+    """What a device does for a microbatch in a layer, and in the embedding and the head."""
 
     plan: Plan
     traffic: tuple[Traffic, ...]
     network: Network
+
+    @property
+    def stack(self) -> Stack:
+        """The rules."""
+        return self.network.machine.stack
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether weights are gathered beside a layer. The loops of pipelines here gather nothing ahead (fsdp.py)."""
+        return self.stack.until("gathers") == "layer" and not self.plan.staged
+
+    @property
+    def head_on_last_stage(self) -> bool:
+        """Whether only the first pipeline stage embeds, and only the last computes the loss."""
+        return self.plan.staged and self.stack.embedding_and_head == "first and last"
 
     def events(self, way: Way, gradients: Sequence[Event] = ()) -> Iterator[Item]:
         """Yield the events of a pass through a layer.
 
         Args:
             way: the pass.
-            gradients: sums of the layer's gradients over replicas, which are sent beside it.
+            gradients: all-reduces of the layer's gradients over replicas, which are sent beside it.
         """
-        machine, gathers = self.network.machine, [*self.gathers(GATHERED[way])]
-        # The pipelines here have no loop over all layers in which weights are gathered ahead (strategies/fsdp.py).
-        ahead = gathers if machine.stack.prefetches and not self.plan.staged else []
-        yield Event(HOST, self._launches(way) * machine.constants.kernel_seconds, (HOST,), (HOST,))
-        yield from (each._replace(labels=("beside",)) for each in (*ahead, *gradients))
+        gathers = [*self.gathers(GATHERED[way])]
+        beside = [*(gathers if self.prefetches else ()), *gradients, *self._overlapped_by_halves(way)]
+        yield Event(HOST, self._launches(way) * self.network.machine.constants.kernel_seconds, (HOST,), (HOST,))
+        yield from (event._replace(labels=("layer",)) for event in beside)
         yield from self._work(way)
         yield Wait(HOST)
-        yield from [] if ahead else gathers
-        yield from [Wait("beside")] if ahead or gradients else []
+        yield from () if self.prefetches else gathers
+        yield from [Wait("layer")] if beside else []
 
     def gathers(self, wanted: Collection[str], times: int | None = None) -> Iterator[Event]:
         """Yield the collectives of sharded weights and gradients. Those of several arrays are combined into one.
@@ -74,9 +85,9 @@ class LayerEvents:
         if times is None and self.plan.train.gather == "step":
             return
         sent: dict[str, float] = {}
-        for each in self.traffic:
-            if self.is_sharded(each) and each.what in wanted:
-                sent[each.kind] = sent.get(each.kind, 0) + each.sent_bytes
+        for term in self.traffic:
+            if self.is_sharded(term) and term.what in wanted:
+                sent[term.kind] = sent.get(term.kind, 0) + term.sent_bytes
         times = times or self.plan.layers * self.plan.train.microbatches
         for kind, sent_bytes in sent.items():
             yield self.network.event("gathers", kind, self.shards, sent_bytes / times)
@@ -86,24 +97,24 @@ class LayerEvents:
         """Mesh axes over which weights are sharded between steps; empty if none are."""
         return self.plan.over(self.plan.placement.shards)
 
-    def is_sharded(self, each: Traffic) -> bool:
+    def is_sharded(self, term: Traffic) -> bool:
         """Whether this is traffic of sharded weights."""
-        return bool(self.shards) and each.axes == self.shards
+        return bool(self.shards) and term.axes == self.shards
 
-    def ends(self) -> tuple[list[Event], list[Event]]:
-        """The embedding, the head and the loss, forward and backward."""
-        plan, machine = self.plan, self.network.machine
-        alone = plan.staged and machine.stack.embedding_and_head == FIRST_AND_LAST
+    def embedding_and_head(self) -> tuple[list[Event], list[Event]]:
+        """The events of the embedding, the head and the loss, forward and backward."""
+        plan, last_alone = self.plan, self.head_on_last_stage
+        parts = plan.tensors if last_alone else plan.size(*plan.vocab_axes)
         forward, backward = (
-            [Event("head", sum(each.seconds(machine) for each in kernels))]
-            for kernels in head(plan, machine.stack, plan.tensors if alone else plan.size(*plan.vocab_axes))
+            [Event("head", sum(kernel.seconds(self.network.machine) for kernel in kernels))]
+            for kernels in head(plan, self.stack, parts)
         )
-        for each in (each for each in self.traffic if each.what in HEAD_TRAFFIC):
-            # Alone, a stage sends to the devices of the tensor axis only.
-            axes = tuple(axis for axis in each.axes if not alone or axis in plan.axes_of("head_features"))
+        for term in (term for term in self.traffic if term.what in HEAD_TRAFFIC):
+            # A stage that has the head alone sends to the devices of the tensor axis only.
+            axes = tuple(axis for axis in term.axes if not last_alone or axis in plan.axes_of("head_features"))
             if axes:
-                sent = SENT[each.kind](each.operand_bytes, plan.size(*axes)) / plan.train.microbatches
-                half = self.network.event("sums of ends", each.kind, axes, sent / 2, 1 / 2)
+                sent = SENT[term.kind](term.operand_bytes, plan.size(*axes)) / plan.train.microbatches
+                half = self.network.event("head collectives", term.kind, axes, sent / 2, 1 / 2)
                 forward.append(half)
                 backward.append(half)
         return forward, backward
@@ -111,75 +122,82 @@ class LayerEvents:
     @cached_property
     def kernels(self) -> Layer:
         """The kernels of the layer."""
-        return layer(self.plan, self.network.machine.stack)
+        return layer(self.plan, self.stack)
 
     def _work(self, way: Way) -> Iterator[Item]:
-        """Yield the kernels and the sums of a pass. What hides a sum is a kernel that follows its start."""
+        """Yield the kernels of a pass, and the collectives that the device waits for before the end of the layer."""
         kernels = [*getattr(self.kernels, way)]
-        hides = way == "backward" and self.network.machine.stack.hides_sums
-        beside = [*beside_sums(self.plan)] if hides else []
-        for kernel in beside:
+        overlaps = way == "backward" and self.stack.until("input gradients") == "weight gradient"
+        matmuls = [*first_weight_gradients(self.plan)] if overlaps else []
+        for kernel in matmuls:
             kernels.remove(kernel)
         yield from map(self._priced, kernels)
-        if way == "weights":
-            return
-        sums = [each for each in self.traffic if each.what in LAYER_TRAFFIC]
-        hidden = [each for each in sums if each.what == "layers" and each.kind != "all_gather"] if beside else []
-        direction = "forward" if way == "forward" else "backward"
-        for each in sums:
-            yield self._sums(each, direction, self._done(each, direction) - len(beside) * (each in hidden))
-        for kernel in beside:
-            yield from (self._sums(each, direction, 1)._replace(labels=("sum",)) for each in hidden)
+        terms, direction = [*self._layer_traffic(way)], direction_of(way)
+        reductions = [term for term in terms if term.what == "layers" and term.kind != "all_gather"] if matmuls else []
+        for term in terms:
+            calls = self._calls(term, direction) - len(matmuls) * (term in reductions)
+            yield self._collectives(term, direction, calls * (1 - self._halves_share))
+        for kernel in matmuls:
+            for term in reductions:
+                yield self._collectives(term, direction, 1)._replace(labels=("weight gradient",))
             yield self._priced(kernel)
-            yield from [Wait("sum")] if hidden else []
+            yield from [Wait("weight gradient")] if reductions else []
+
+    def _overlapped_by_halves(self, way: Way) -> Iterator[Event]:
+        """Yield the collectives of a pass that run beside the other half of the batch."""
+        for term in self._layer_traffic(way) if self._halves_share else ():
+            direction = direction_of(way)
+            yield self._collectives(term, direction, self._calls(term, direction) * self._halves_share)
+
+    @property
+    def _halves_share(self) -> float:
+        """Share of the layer's collectives that runs beside the other half of the batch.
+
+        On two halves of the batch a layer has twice as many collectives. Those of both halves are in flight at once, so
+        that their latency counts once.
+        """
+        return HALVES_SHARE if self.plan.train.halves == "on" and self.stack.until("halves") == "layer" else 0.0
+
+    def _layer_traffic(self, way: Way) -> Iterator[Traffic]:
+        """Yield what a layer sends in a pass. Gradients of weights need nothing of other devices."""
+        yield from (term for term in self.traffic if term.what in LAYER_TRAFFIC and way != "weights")
 
     def _priced(self, kernel: Kernel) -> Event:
         return Event(kernel.kind, kernel.seconds(self.network.machine))
 
     def _launches(self, way: Way) -> float:
         """Kernels that the host launches for a pass. A part of a backward pass has its share of the seconds."""
-        stack, repeated = self.network.machine.stack, way != "forward"
-        launches = stack.kernels.backward if repeated else stack.kernels.forward
-        if repeated and self.plan.train.remat == "full":
-            launches += stack.kernels.forward
-        if not softmax_is_fused(self.plan, stack):
-            again = repeated and self.plan.train.remat != "none"
-            launches += stack.unfused_kernels.backward if repeated else stack.unfused_kernels.forward
-            launches += again * stack.unfused_kernels.forward
+        costs, backward = self.stack.kernels, way != "forward"
+        launches = costs.launches.backward if backward else costs.launches.forward
+        if backward and self.plan.train.remat == "full":
+            launches += costs.launches.forward
+        if not softmax_is_fused(self.plan, self.stack):
+            again = backward and self.plan.train.remat != "none"
+            launches += costs.unfused_launches.backward if backward else costs.unfused_launches.forward
+            launches += again * costs.unfused_launches.forward
         if way in ("forward", "backward"):
             return launches
         parts: tuple[Way, Way] = ("inputs", "weights")
-        both = {part: sum(each.seconds for each in self._work(part) if isinstance(each, Event)) for part in parts}
+        both = {part: sum(event.seconds for event in self._work(part) if isinstance(event, Event)) for part in parts}
         return launches * both[way] / (sum(both.values()) or 1)
 
-    def _sums(self, each: Traffic, direction: Literal["forward", "backward"], calls: int) -> Event:
-        """Collectives of a layer's activations.
-
-        On two halves of the batch a layer has twice as many collectives, and waits for a part of them. Those of both
-        halves are in flight at once, so that their latency counts once.
-
-        Args:
-            each: those of all layers and microbatches.
-            direction: of the pass.
-            calls: how many of the pass.
-        """
-        halved = self.plan.train.halves == "on"
-        waited = calls * (1 - self.network.machine.stack.halves_hide if halved else 1)
+    def _collectives(self, term: Traffic, direction: Direction, calls: float) -> Event:
+        """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
         # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
-        done, all_calls = self._done(each, direction), self._calls(each.what)[1]
-        share = 1 / 3 / done if each.kind == "all_gather" else 1 / all_calls
-        sent = each.sent_bytes * share / self.plan.train.microbatches / self.plan.layers
-        return self.network.event("sums of layers", each.kind, each.axes, sent * waited, waited)
+        gathers = term.kind == "all_gather"
+        share = 1 / 3 / self._calls(term, direction) if gathers else 1 / self._calls_by_direction(term.what)[1]
+        sent = term.sent_bytes * share / self.plan.train.microbatches / self.plan.layers
+        return self.network.event("layer collectives", term.kind, term.axes, sent * calls, calls)
 
-    def _done(self, each: Traffic, direction: Literal["forward", "backward"]) -> int:
-        """Collectives that a layer waits for in a pass."""
-        return getattr(self._calls(each.what)[0], direction)
+    def _calls(self, term: Traffic, direction: Direction) -> int:
+        """Collectives that a layer needs in a pass."""
+        return getattr(self._calls_by_direction(term.what)[0], direction)
 
-    def _calls(self, what: str) -> tuple[ForwardBackward, int]:
-        """Collectives that a layer waits for, forward and backward, and how many the traffic of a layer counts.
+    def _calls_by_direction(self, what: str) -> tuple[ForwardBackward, int]:
+        """Collectives that a layer needs, forward and backward, and how many the traffic of a layer counts.
 
-        A stack that repeats whole layers also repeats the last sum.
+        A stack that repeats whole layers also repeats the last reduction.
         """
         branches, full = len(self.plan.block.branches()), self.plan.train.remat == "full"
         attentions = self.plan.block.attentions()
@@ -190,5 +208,10 @@ class LayerEvents:
             back = (4 if full else 2) * attentions
             return ForwardBackward(2 * attentions, back), 2 * attentions + back
         counted = 2 * branches + (branches - 1 if full else 0)  # as tensor.py counts them
-        done = 3 * branches if full and self.network.machine.stack.repeats == "all" else counted
+        done = 3 * branches if full and self.stack.repeats == "all" else counted
         return ForwardBackward(branches, done - branches), counted
+
+
+def direction_of(way: Way) -> Direction:
+    """The direction of a pass."""
+    return "forward" if way == "forward" else "backward"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.simulate.queues import Parts, added, scaled
-from benchmarks.simulate.stack import FIRST_AND_LAST, Stack
+from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
 from strategies.pipelining.schedules import Kind, Op
 from strategies.pipelining.timetable import KINDS
@@ -117,7 +117,7 @@ class Stages:
             return "W", False, False
         last = stage == self.plan.schedule.stages - 1 and op.chunk == self.plan.schedule.chunks - 1
         outwards = last if op.kind == "F" else stage == op.chunk == 0
-        return op.kind, last or self.stack.embedding_and_head != FIRST_AND_LAST, not outwards
+        return op.kind, last or self.stack.embedding_and_head == "all", not outwards
 
     def passes(self) -> Iterator[Pass]:
         """Yield what each stage does when."""

@@ -28,7 +28,6 @@ from benchmarks.simulate.queues import (
     scaled,
     simulate,
 )
-from benchmarks.simulate.stack import FIRST_AND_LAST
 from benchmarks.simulate.stages import Pass, Stages
 from strategies.core.sizes import BYTES
 from strategies.core.traffic import SENT
@@ -48,8 +47,8 @@ LANES = {
     "memory": MEMORY,
     "optimizer": MEMORY,
     "gathers": EXPOSED,
-    "sums of layers": EXPOSED,
-    "sums of ends": EXPOSED,
+    "layer collectives": EXPOSED,
+    "head collectives": EXPOSED,
     "sends": EXPOSED,
     "gradients": EXPOSED,
     HOST: "host",
@@ -109,7 +108,7 @@ class Step:
     @cached_property
     def stages(self) -> Stages:
         """The passes on the stages."""
-        forward, backward = (simulate(events).parts for events in self.layer.ends())
+        forward, backward = (simulate(events).parts for events in self.layer.embedding_and_head())
         return Stages(self.plan, self.machine.stack, self.work, {"F": forward, "B": backward}, self.send_seconds)
 
     @property
@@ -122,7 +121,7 @@ class Step:
         found: dict[Kind, Parts] = {
             kind: scaled(simulate(self.layer.events(way)).parts, layers) for kind, way in ways.items()
         }
-        if self.machine.stack.prefetches and not self.plan.staged:
+        if self.layer.prefetches:
             # A microbatch's first gather, and its last scatter, have nothing to hide behind.
             first, last = (simulate(self.layer.gathers(GATHERED[way])).parts for way in ("forward", "weights"))
             found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
@@ -135,11 +134,7 @@ class Step:
         if not plan.staged:
             return 0.0
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
-        elements = (
-            plan.residual / plan.tensors
-            if self.machine.stack.embedding_and_head == FIRST_AND_LAST
-            else plan.own_residual
-        )
+        elements = plan.residual / plan.tensors if self.layer.head_on_last_stage else plan.own_residual
         sent = elements / plan.train.microbatches * BYTES[plan.train.dtype]
         return self.network.event("sends", "permute", plan.over(plan.axes_of("layers")), sent).seconds
 
@@ -147,7 +142,7 @@ class Step:
     def afterwards(self) -> Parts:
         """Seconds of what follows the passes, in order. With `gather="step"` all weights are gathered before them."""
         at_once = [*GATHERED["forward"], *GATHERED["backward"]] if self.plan.train.gather == "step" else []
-        moved = self.machine.stack.optimizer_bytes / self.plan.updates * self.elements
+        moved = self.machine.stack.kernels.optimizer_bytes / self.plan.updates * self.elements
         return {
             "gathers": sum(each.seconds for wanted in at_once for each in self.layer.gathers([wanted], 1)),
             "gradients": self.gradients_seconds,
@@ -162,7 +157,7 @@ class Step:
         Weights are gathered after the update, beside nothing. The first stage may have more of both than others.
         """
         plan, held, others = self.plan, self.elements / self.plan.elements, self.tied_seconds
-        hides = self.machine.stack.overlaps_gradients or plan.train.reduce == "layer"
+        hides = self.machine.stack.until("gradients") == "layer" or plan.train.reduce == "layer"
         beside: list[Event] = []
         for each in self.traffic:
             if each.what in (*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES) or self.layer.is_sharded(each):
@@ -181,8 +176,7 @@ class Step:
     @property
     def elements(self) -> float:
         """Parameters of a device. Of the first stage, the last to end, if only the ends have the table of tokens."""
-        alone = self.plan.staged and self.machine.stack.embedding_and_head == FIRST_AND_LAST
-        return first_stage_elements(self.plan) if alone else self.plan.elements
+        return first_stage_elements(self.plan) if self.layer.head_on_last_stage else self.plan.elements
 
     @property
     def tied_seconds(self) -> float:
@@ -191,7 +185,7 @@ class Step:
         Megatron-LM does so after it has summed them over replicas, in the group of embeddings (megatron/training.py).
         """
         plan = self.plan
-        if not (plan.staged and plan.config.tied and self.machine.stack.embedding_and_head == FIRST_AND_LAST):
+        if not (plan.config.tied and self.layer.head_on_last_stage):
             return 0.0
         table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
         where = self.network.first_and_last(plan.over(plan.axes_of("layers")))

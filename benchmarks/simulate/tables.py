@@ -19,7 +19,7 @@ from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table
 from strategies.infeasible import Infeasible
 
-PARTS = "matmul", "attention", "memory", "launches", "sums of layers", "gathers", "head", "sums of ends"
+PARTS = "matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"
 AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"
 """Parts of a step that a table has columns for, in the order of the step."""
 OF_MACHINE = "name", "error", "source"

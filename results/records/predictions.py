@@ -24,8 +24,8 @@ PARTS = {
     "matmuls": ("matmul",),
     "attention and memory": ("attention", "memory"),
     "launches": ("launches",),
-    "sums and gathers": ("sums_of_layers", "gathers"),
-    "embedding and head": ("head", "sums_of_ends"),
+    "collectives of layers": ("layer_collectives", "gathers"),
+    "embedding and head": ("head", "head_collectives"),
     "sends and bubble": ("sends", "bubble"),
     "after the passes": ("gradients", "optimizer", "fixed"),
 }

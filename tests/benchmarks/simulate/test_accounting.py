@@ -8,7 +8,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import layer
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.machines import machine, machine_for
-from benchmarks.simulate.stack import FIRST_AND_LAST, MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.config import GPTConfig, TrainConfig
 from strategies.core.traffic import Bytes
@@ -36,7 +36,7 @@ COMPUTING = replace(IDEAL, chip=replace(CHIP, memory_bytes_per_second=ENDLESS))
 """Its kernels take the time of their FLOPs alone."""
 SENDING = replace(COMPUTING, matmul_flops_per_second=ENDLESS)
 """Its kernels take no time."""
-HIDES_NOTHING = {"halves_hide": 0, "prefetches": False, "overlaps_gradients": False, "repeats": "all but the last"}
+HIDES_NOTHING = {"waits": {}, "repeats": "all but the last"}
 
 UNSTAGED = {
     "single": ("single", "data=1", {}),
@@ -112,7 +112,7 @@ def test_recomputed_matmuls_are_counted_by_hand(stack):
     """
     weights, scores = 24 * EMBED**2 * MICROBATCH, 4 * TOKENS * EMBED * MICROBATCH
     again = weights if stack.repeats == "all" else 16 * EMBED**2 * MICROBATCH
-    fused = stack.fused_attention
+    fused = stack.kernels.score_bytes is None
     wanted = {
         "none": (3 * weights, 3.5 * scores / 2 if fused else 3 * scores),
         "dots": (3 * weights, 3.5 * scores / 2 if fused else 4 * scores),
@@ -147,7 +147,7 @@ def test_stages_send_each_microbatch_once_forward_and_once_backward():
     parts = seconds(cost, SENDING, lockstep=True)
     assert parts["sends"] == pytest.approx(sent / 450e9)
     ends = cost.sent["all_reduce", ("pipeline",)]
-    assert parts["sums of ends"] == pytest.approx((ends["embedding"] + ends["ends"]) / 450e9)
+    assert parts["head collectives"] == pytest.approx((ends["embedding"] + ends["ends"]) / 450e9)
     late, now = (seconds(cost, its, lockstep=False)["sends"] for its in (changed(SENDING, link_seconds=1e-3), SENDING))
     assert late - now == pytest.approx(8 * 1e-3)
 
@@ -159,10 +159,12 @@ def test_sums_of_gradients_of_inputs_are_hidden_behind_gradients_of_weights():
     # Two of a layer's four sums are hidden. With sequence parallelism it waits for four scatters and four gathers.
     for sequence_parallel, part in ((False, 2 / 4), (True, 1 / 4)):
         cost = step("tensor", "tensor=8", sequence_parallel=sequence_parallel, halves="off")
-        whole = seconds(cost, SENDING, hides_sums=True)["sums of layers"]
-        assert whole == pytest.approx(seconds(cost, SENDING)["sums of layers"])
-        assert seconds(cost, slow, hides_sums=True)["sums of layers"] == pytest.approx(whole * (1 - part))
-        hidden = whole - seconds(cost, fast, hides_sums=True)["sums of layers"]
+        whole, of_slow, of_fast = (
+            seconds(cost, machine, waits=MEGATRON.waits)["layer collectives"] for machine in (SENDING, slow, fast)
+        )
+        assert whole == pytest.approx(seconds(cost, SENDING)["layer collectives"])
+        assert of_slow == pytest.approx(whole * (1 - part))
+        hidden = whole - of_fast
         assert hidden == pytest.approx(TIMES * LAYERS * matmuls)
 
 
@@ -173,11 +175,10 @@ def test_the_first_and_the_last_stage_have_the_ends_alone():
     """
     staged, alone = step("three_d", "pipeline=4,tensor=2", microbatches=4), step("tensor", "tensor=2", microbatches=4)
     shared = seconds(staged, COMPUTING, embedding_and_head="all", lockstep=False)["head"]
-    assert seconds(staged, COMPUTING, embedding_and_head=FIRST_AND_LAST, lockstep=False)["head"] == pytest.approx(
-        4 * shared
-    )
-    wanted = seconds(alone, SENDING)["sums of ends"]
-    found = seconds(staged, SENDING, embedding_and_head=FIRST_AND_LAST, lockstep=False)["sums of ends"]
+    found = seconds(staged, COMPUTING, embedding_and_head="first and last", lockstep=False)["head"]
+    assert found == pytest.approx(4 * shared)
+    wanted = seconds(alone, SENDING)["head collectives"]
+    found = seconds(staged, SENDING, embedding_and_head="first and last", lockstep=False)["head collectives"]
     assert found == pytest.approx(wanted)
 
 
@@ -187,7 +188,7 @@ def test_the_first_and_the_last_stage_have_the_ends_alone():
 )
 def test_the_optimizer_takes_the_time_of_the_parameters_that_a_device_updates(strategy, mesh, parts):
     """An update moves its bytes for each parameter; sharded parameters and ZeRO's are divided by the devices."""
-    found = seconds(step(strategy, mesh), IDEAL, optimizer_bytes=62)["optimizer"]
+    found = seconds(step(strategy, mesh), IDEAL, kernels=replace(MESHMARK.kernels, optimizer_bytes=62))["optimizer"]
     assert found == pytest.approx(62 * PARAMETERS / parts / 3350e9)
 
 
@@ -203,9 +204,9 @@ def test_gathers_are_hidden_behind_the_compute_of_a_layer():
     exposed, compute = {}, {}
     for rate in (1, 2**-4, 2**-10):
         its = replace(COMPUTING, chip=replace(COMPUTING.chip, link_bytes_per_second=450e9 * rate))
-        parts = seconds(cost, its, prefetches=True)
+        parts = seconds(cost, its, waits={"gathers": "layer"})
         exposed[rate], compute[rate] = parts["gathers"], parts["matmul"] + parts["attention"]
-        assert seconds(cost, its, prefetches=False)["gathers"] == pytest.approx(sent / 450e9 / rate)
+        assert seconds(cost, its, waits={})["gathers"] == pytest.approx(sent / 450e9 / rate)
     assert sent / 450e9 < compute[1] / 2
     assert sent / 2 / LAYERS <= exposed[1] * 450e9 <= sent / LAYERS
     assert exposed[2**-10] == pytest.approx(2**10 * (sent / 450e9 + exposed[1]) - compute[1])
@@ -222,10 +223,10 @@ def test_sums_of_gradients_are_hidden_behind_the_last_backward_pass(times):
     for rate in (4, 2**-8):
         its = replace(COMPUTING, chip=replace(COMPUTING.chip, link_bytes_per_second=450e9 * rate))
         whole = sent / 450e9 / rate
-        parts = seconds(cost, its, overlaps_gradients=False)
+        parts = seconds(cost, its, waits={})
         assert parts["gradients"] == pytest.approx(whole)
         backward = (parts["matmul"] * 2 / 3 + parts["attention"] * 5 / 7) / times
-        left = seconds(cost, its, overlaps_gradients=True).get("gradients", 0.0)
+        left = seconds(cost, its, waits={"gradients": "layer"}).get("gradients", 0.0)
         assert left == pytest.approx(max(0.0, whole - backward), rel=1e-6, abs=1e-8)
         assert (whole > backward) == (rate < 1)
 

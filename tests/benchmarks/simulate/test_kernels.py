@@ -64,7 +64,7 @@ def test_bytes_between_matmuls_are_counted_by_hand(stack, residual, hidden, scor
                 found = [sum(each.moved_bytes for each in way if each.kind == "memory") for way in ways]
                 assert found == pytest.approx([forward, backward + again])
     loss = [each for way in head(step("single", "data=1").plan, stack, 4) for each in way if each.kind == "memory"]
-    assert sum(each.moved_bytes for each in loss) == pytest.approx(stack.logit_bytes * MICROBATCH * VOCAB / 4)
+    assert sum(each.moved_bytes for each in loss) == pytest.approx(stack.kernels.logit_bytes * MICROBATCH * VOCAB / 4)
 
 
 def test_a_kernel_takes_the_time_of_its_bytes_or_of_its_flops():

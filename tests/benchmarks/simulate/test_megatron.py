@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.stack import FIRST_AND_LAST, MEGATRON
+from benchmarks.simulate.stack import MEGATRON
 from tests.benchmarks.simulate.test_accounting import (
     EMBED,
     IDEAL,
@@ -37,7 +37,7 @@ def test_the_first_stage_sums_the_gradients_of_the_whole_table(hosts, tied):
     topology = Topology("h100", (hosts, 16 // hosts))
     found, shared = (
         seconds(cost, SENDING, topology, embedding_and_head=ends, lockstep=False, outermost=("pipeline",))["gradients"]
-        for ends in (FIRST_AND_LAST, "all")
+        for ends in ("first and last", "all")
     )
     of_table = 2 * EMBED * VOCAB / TENSORS / (50e9 if hosts == 2 else 450e9)
     more = 2 * (FIRST - cost.plan.elements) / 450e9 + (of_table if tied else 0)
@@ -48,7 +48,7 @@ def test_the_first_stage_updates_the_whole_table():
     """The optimizer moves its bytes for each parameter of the stage that has most."""
     cost = step("three_d", "data=2,pipeline=4,tensor=2")
     found = seconds(cost, replace(IDEAL, stack=MEGATRON))["optimizer"]
-    assert found == pytest.approx(MEGATRON.optimizer_bytes * FIRST / 3350e9, rel=1e-4)
+    assert found == pytest.approx(MEGATRON.kernels.optimizer_bytes * FIRST / 3350e9, rel=1e-4)
 
 
 @pytest.mark.parametrize(("sequences", "tensors"), [(1, 8), (2, 8), (1, 4), (3, 4), (3, 8)])
@@ -63,7 +63,7 @@ def test_softmax_is_fused_for_multiples_of_four_sequences_and_heads(sequences, t
     scores = LAYERS * sequences * 16 // tensors * TOKENS**2
     usual, found = (
         seconds(cost, replace(IDEAL, stack=stack, constants=replace(IDEAL.constants, kernel_seconds=1.0)))
-        for stack in (replace(MEGATRON, softmax_multiple=1), MEGATRON)
+        for stack in (replace(MEGATRON, kernels=replace(MEGATRON.kernels, softmax_multiple=1)), MEGATRON)
     )
     more = 0 if fused else (2 + 4) + 3 * (4 + 4) + (4 + 2) - 4 + (2 + 4) + (4 + 4 + 4) + 2 * (4 + 4) + (4 + 2) - 6
     assert found["memory"] - usual["memory"] == pytest.approx(more * scores / 3350e9)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.queues import Parts
-from benchmarks.simulate.stack import FIRST_AND_LAST, MESHMARK
+from benchmarks.simulate.stack import MESHMARK
 from benchmarks.simulate.stages import Stages, named
 from benchmarks.simulate.step import Step
 from strategies.config import GPTConfig, TrainConfig
@@ -31,13 +31,13 @@ PASSES = {
     # Stage 0: F0 F1 B0 B1; stage 1: F0 B0 F1 B1. Stage 1 begins at f and does not wait; B1 of stage 0 follows its last
     # pass: f + 2 (f' + b') + b.
     "1f1b": ("1f1b", False, {}, 0.5, 9.75),
-    "1f1b, head on the last stage": ("1f1b", True, {"embedding_and_head": FIRST_AND_LAST}, 0.5, 12.75),
+    "1f1b, head on the last stage": ("1f1b", True, {"embedding_and_head": "first and last"}, 0.5, 12.75),
     "1f1b, head on all stages": ("1f1b", True, {"embedding_and_head": "all"}, 0.5, 14.25),
     # Chunks 0 and 1 on each stage, F=1 and B=2 of a chunk. Stage 0: F0 F1 F0' F1' B0' B1' B0 B1, stage 1: F0 F1 F0' B0'
     # F1' B1' B0 B1. F0' ends on stage 0 at 3f; then stage 1 runs F0' B0' F1' B1'; B1' of stage 0, B1 of stage 1 and B1
     # of stage 0 follow one another: 3f + 2 (f' + b') + 2 (b + 1/4) + b.
     "interleaved": ("interleaved", False, {}, 1.5, 16.75),
-    "interleaved, head on the last stage": ("interleaved", True, {"embedding_and_head": FIRST_AND_LAST}, 1.5, 19.75),
+    "interleaved, head on the last stage": ("interleaved", True, {"embedding_and_head": "first and last"}, 1.5, 19.75),
     # The backward pass is split, b=5/4, b'=3/2 and w=3/4, which sends nothing. Stage 0: F0 F1 B0 W0 B1 W1; stage 1: F0
     # B0 F1 B1 W0 W1. B1 of stage 0 follows that of stage 1, which ends at f + 2 (f' + b'): 25/4 + b + w.
     "zb-h1": ("zb-h1", False, {}, 0.5, 8.25),
@@ -86,17 +86,17 @@ def test_a_split_backward_pass_takes_as_long_as_its_flops(remat, tensors):
         [flops * each for each in cost.passes], rel=1e-3
     )
     assert work["W"]["matmul"] == pytest.approx(flops * cost.passes[-1])
-    assert work["W"].get("sums of layers", 0) == 0
-    assert (work["B"].get("sums of layers", 0) > 0) == (tensors > 1)
+    assert work["W"].get("layer collectives", 0) == 0
+    assert (work["B"].get("layer collectives", 0) > 0) == (tensors > 1)
 
 
 def test_pipelines_wait_for_their_gathers():
     """A stage has no layer ahead whose weights it could gather, so it waits for all of them."""
     cost = step("three_d", "fsdp=4,pipeline=2")
-    waited = {each: seconds(cost, COMPUTING, prefetches=each)["gathers"] for each in (True, False)}
+    waited = {until: seconds(cost, COMPUTING, waits={"gathers": until})["gathers"] for until in ("layer", "at once")}
     sent = sum(sum(parts.values()) for (_, axes), parts in cost.sent.items() if axes == ("fsdp",))
-    assert waited[True] == waited[False]
-    assert sent / 2 < waited[True] * 450e9 <= sent
+    assert waited["layer"] == waited["at once"]
+    assert sent / 2 < waited["layer"] * 450e9 <= sent
 
 
 @pytest.mark.parametrize("name", UNSTAGED)
@@ -109,5 +109,5 @@ def test_a_link_takes_the_time_of_all_that_it_sends(name):
         float(sum(parts.values())) / bandwidth(CHIP, kind, group(devices, cost.plan.mesh, axes))
         for (kind, axes), parts in cost.sent.items()
     )
-    found = sum(seconds(cost, SENDING, devices, halves_hide=0, prefetches=True, overlaps_gradients=True).values())
+    found = sum(seconds(cost, SENDING, devices, waits={**MESHMARK.waits, "gradients": "layer"}).values())
     assert found >= wanted * (1 - 1e-6)  # scalars, such as the loss, may be left out

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import get_args
 
 import pytest
 
@@ -11,7 +12,7 @@ from benchmarks.simulate.links import Along, group
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine, machine_names
 from benchmarks.simulate.network import Network
-from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.stack import HALVES_SHARE, MEGATRON, MESHMARK, MPT, Collective
 from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import MeshSpec
@@ -39,6 +40,7 @@ WAITING = {"flops": "single", "hbm_bandwidth": "single", "link_bandwidth": "tens
 
 SMALL = GPTConfig(layers=8, embed=128, heads=16, sequence=128)
 """Its kernels are shorter than their launches."""
+LATER = "weight gradient", "layer"
 
 
 def step(strategy, mesh=None, platform="cuda", model=MODEL, **options):
@@ -79,7 +81,7 @@ def test_kernels_have_the_flops_of_the_formulas(strategy, stack):
     # Stages share the head; each device of a stage has its layers.
     found = (per_layer * plan.layers + at_ends) * plan.train.microbatches * plan.mesh.size
     scores = 6 * MODEL.layers * Block.score_flops(MODEL) * plan.train.batch_size * MODEL.sequence
-    wanted = cost.model_flops() + cost.flops["padding"] - (scores if stack.fused_attention else 0)
+    wanted = cost.model_flops() + cost.flops["padding"] - (scores if stack.kernels.score_bytes is None else 0)
     assert found == pytest.approx(wanted, rel=1e-9)
 
 
@@ -203,15 +205,29 @@ def test_a_value_that_cannot_be_read_is_refused(text, problem):
         machine("meshmark_gpus").with_changes({"speed": "2x"})
 
 
-def test_halves_hide_a_part_of_the_sums():
-    """On two halves of the batch a layer waits for less of its sums, and for nothing else less."""
+@pytest.mark.parametrize(("collective", "until"), [(name, until) for name in get_args(Collective) for until in LATER])
+def test_a_new_stack_is_a_rule_of_what_waits_for_what(collective, until):
+    """Whatever a device waits for later than at once, no step takes longer, and whoever sends that takes less time."""
+    h100 = machine("meshmark_gpus", "h100")
+    at_once, later = (replace(h100, stack=replace(MESHMARK, waits=waits)) for waits in ({}, {collective: until}))
+    shorter = 0
+    for strategy in ("fsdp", "data", "tensor"):
+        cost = step(strategy, reduce="step", halves="on")
+        before, after = (predict_seconds(cost, stacked, topology_of(cost)).step_seconds for stacked in (at_once, later))
+        assert after <= before * (1 + 1e-12)
+        shorter += after < before
+    assert shorter == (until in {stack.until(collective) for stack in (MESHMARK, MPT, MEGATRON)})
+
+
+def test_halves_hide_a_part_of_the_collectives():
+    """On two halves of the batch a layer waits for less of its collectives, and for nothing else less."""
     h100 = machine("meshmark_gpus", "h100")
     on, off = (
         predict_seconds(step("tensor", "tensor=8", halves=halves), h100, Topology.parse("h100:1x8")).parts
         for halves in ("on", "off")
     )
-    assert on["sums of layers"] == pytest.approx(off["sums of layers"] * (1 - h100.stack.halves_hide))
-    assert {**on, "sums of layers": 0} == pytest.approx({**off, "sums of layers": 0})
+    assert on["layer collectives"] == pytest.approx(off["layer collectives"] * (1 - HALVES_SHARE))
+    assert {**on, "layer collectives": 0} == pytest.approx({**off, "layer collectives": 0})
 
 
 @pytest.mark.parametrize(
@@ -221,7 +237,7 @@ def test_halves_hide_a_part_of_the_sums():
 def test_what_is_gathered_once_a_step_is_waited_for_once(strategy, mesh, microbatches):
     """With `gather="step"` neither layers nor microbatches add waits; with "layer" each layer does."""
     here = machine("meshmark_gpus", "h100")
-    here = replace(here, stack=replace(here.stack, prefetches=False))
+    here = replace(here, stack=replace(here.stack, waits={}))
     late = replace(here, constants=replace(here.constants, link_seconds=1e-3))
 
     def latency(gather, layers, times):
