@@ -8,16 +8,17 @@ from benchmarks.cli.outputs import require_apart, require_file, save_text
 from results.figures.curves import workloads
 from results.figures.palette import in_order
 from results.records.documents import read_search
-from results.records.reading import read_json
+from results.records.reading import RecordError, read_json
 from results.records.rows import load
 from results.webpage.assemble import looks, page, run_section, search_section
 from results.webpage.candidates import search_data, search_words
 from results.webpage.columns import run_data
 from results.webpage.machine import machine_facts
 from results.webpage.words import heading, summary
+from strategies.files import shown
 
-SEARCHES = "search", "feasibility"
-"""Kinds of documents of searches; the second is that of an older version, which `read_search` refuses as such."""
+SEARCHES = "search", "feasibility", "scaling"
+"""Kinds of documents of searches; but for the first of older versions, which `read_search` refuses as such."""
 
 
 def page_of(paths: Sequence[Path]) -> str:
@@ -37,6 +38,8 @@ def page_of(paths: Sequence[Path]) -> str:
         titles.append(heading(rows))
     for number, path in enumerate(searches, start=len(parts)):
         facts, rows = read_search(path)
+        if rows["scaling"].notna().any():
+            raise RecordError(f"{shown(path)} is of several numbers of devices; draw it with `meshmark plot`")
         parts.append(search_data(facts, rows))
         title = f"{facts['preset']} on {facts['topology']}"
         sections.append(search_section(number, f"Search: {title}", search_words(facts, rows)))

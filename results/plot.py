@@ -1,4 +1,4 @@
-"""Draws what other commands write: runs, training logs, searches, scalings, traces, predictions, overviews, schedules.
+"""Draws what other commands write: runs, training logs, searches, traces, predictions, overviews, schedules.
 
 meshmark plot runs/NAME.json [--out DIR]
 meshmark show fsdp --json | meshmark plot - --out fsdp.png
@@ -23,7 +23,7 @@ from results.figures.search import figure_of as search_figure
 from results.figures.shards import MOST_DEVICES, shards
 from results.figures.timeline import timeline
 from results.records import overviews, schedules, traces
-from results.records.documents import read_scaling, read_search
+from results.records.documents import read_search
 from results.records.reading import RecordError, read_json
 from results.records.rows import load
 from results.records.training import SUFFIX, read_training
@@ -40,9 +40,9 @@ OF_TEXT = "schedule", "overviews"
 """Kinds that commands print, too."""
 BY_KEY = {"otherData": "trace", "schedule": "schedule"}
 """Keys of JSON objects that tell their kind."""
-BY_NAME = {"search": "search", "feasibility": "search", "scaling": "scaling"}
-"""Names by which JSON objects tell their kind, one of them of older versions."""
-DPI = {"scaling": 110, "schedule": 144}
+BY_NAME = {"search": "search", "feasibility": "search", "scaling": "search"}
+"""Names by which JSON objects tell their kind, two of them of older versions, which `read_search` refuses as such."""
+DPI = {"schedule": 144}
 """Resolution in dots per inch, where it is not 150."""
 
 
@@ -137,7 +137,8 @@ def picture_of(kind: str, path: Path, text: str, between_ms: tuple[float, float]
         if len(found) > 1:
             raise RecordError(f"{where} has {len(found)} overviews, and a picture is of one; give a folder as --out")
         return shards(found[0])
-    return scaling_figure(*read_scaling(path)) if kind == "scaling" else search_figure(*read_search(path))
+    facts, rows = read_search(path)
+    return scaling_figure(facts, rows) if rows["scaling"].notna().any() else search_figure(facts, rows)
 
 
 def require_effect(options: argparse.Namespace, kinds: Sequence[str]) -> None:

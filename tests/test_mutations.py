@@ -26,7 +26,7 @@ from tests.processes import ROOT
 from tests.results.synthetic import sweep, write_run
 from tests.results.test_lanes import SPANS
 from tests.results.test_plot_training import log
-from tests.results.test_scaling import point
+from tests.results.test_scaling import point, scaled
 from tests.test_bad_input import SCHEDULE, found
 
 SECONDS = 10.0
@@ -96,15 +96,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "run.json", rows)
     write_run(folder / "other.json", [each | {"stats": {"data": [0.5]}} for each in rows])
     points = [point("strong", 8, 2.0, "matmuls"), point("strong", 16, None), point("weak", 8, 1.0, "latency")]
-    scaling = {"kind": "scaling", "schema_version": 1, "device": "h100", "preset": "gpt2", "sequence_tokens": 1024}
-    scaling |= {"dtype": "bfloat16", "machine": "meshmark_gpus", "error": 0.2, "points": points}
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": name}} for name, _, _ in SPANS
     ]
     events += [{"ph": "X", "pid": 0, "name": "x", "cat": cat, "ts": 1e3 * ts, "dur": 1e3 * ms} for cat, ts, ms in SPANS]
     trace = {"otherData": {"kind": "replay", "case": "x", "devices": "4 x H100"}, "traceEvents": events}
     shown = overview("fsdp", "nano", mesh="fsdp=2").as_dict()
-    contents = {"scaling": scaling, "trace": trace, "schedule": SCHEDULE, "overview": [shown], "overviews": [shown]}
+    contents = {
+        "scaling": scaled(points),
+        "trace": trace,
+        "schedule": SCHEDULE,
+        "overview": [shown],
+        "overviews": [shown],
+    }
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / "found.json").write_text(json.dumps(found()["found.json"]))

@@ -167,7 +167,7 @@ SHOWN = {
 }
 JUDGED = {
     "plot": Command(
-        "draw a run, training logs, a search, a scaling, a trace or predictions",
+        "draw a run, training logs, a search, a trace or predictions",
         "results.plot",
         option("files FILE", "what to draw, of one kind; - is the output of `show` or `schedule`", Path, many="+"),
         option("--out PATH", "the picture to write, or a folder for several; default: beside FILE", Path),

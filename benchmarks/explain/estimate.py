@@ -8,9 +8,8 @@ from benchmarks.cases.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.devices.chips import GIB, Chip
 from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import Program
-from benchmarks.simulate.program import LANES, replay
+from benchmarks.simulate.program import LANES, Roofline, replay, roofline
 from benchmarks.simulate.queues import Timeline
-from benchmarks.simulate.roofline import Roofline, roofline
 from strategies import Step
 
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -7,7 +7,7 @@ from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPU_KINDS
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.explain.predicted import cost_of
+from benchmarks.explain.explanations import cost_of
 from benchmarks.simulate.links import extents
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import machine

@@ -16,10 +16,9 @@ from benchmarks.cases.failures import CompileError, reason_of, status_of
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import crossing_axes
 from benchmarks.explain.estimate import DoesNotFit, estimate, estimate_from_error
-from benchmarks.explain.explanations import explanation_columns
+from benchmarks.explain.explanations import cost_of, explanation_columns
 from benchmarks.explain.local_devices import case_seconds
 from benchmarks.explain.memory import planned_memory
-from benchmarks.explain.predicted import cost_of
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.run.checkpoint import checkpoint_times

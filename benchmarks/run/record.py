@@ -14,8 +14,8 @@ from benchmarks.cluster import processes
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
+from benchmarks.explain.explanations import predicted_columns
 from benchmarks.explain.memory import StepMemory
-from benchmarks.explain.predicted import predicted_columns
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.run.attribution import Attribution
 from benchmarks.run.checkpoint import ROW_KEYS as CHECKPOINT_KEYS

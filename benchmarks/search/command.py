@@ -52,16 +52,13 @@ def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
             log(f"{count_so_far} tried so far, now {case.strategy} {case.mesh}")
 
 
-def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> int:
-    """Print and write the best on each number of devices; the exit status is that of `main`."""
+def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> list[Result]:
+    """The best on each number of devices."""
     begin, sizes = time.monotonic(), scaled.powers_of_two(*args.scaling)
     device_batch_size = args.sequences_per_device or max(1, space.batch_size // sizes[0])
-    found = list(scaled.points(space, args.topology, sizes, device_batch_size, machine))
+    found = [*scaled.results(space, args.topology, sizes, device_batch_size, machine)]
     log(f"{len(found)} searches in {time.monotonic() - begin:.1f} s")
-    print("\n".join(scaled.report(space, found, machine)), flush=True)
-    if args.json:
-        save_text(args.json, json.dumps(scaled.document(space, found, machine), indent=1))
-    return 0 if any(point.best for point in found) else 1
+    return found
 
 
 def write_trace(path: Path, best: Candidate) -> None:
@@ -79,15 +76,14 @@ def main(args: argparse.Namespace) -> int:
     """
     with refusing():
         space, machine = prepared(args)
-    if args.scaling:
-        return scaling(space, machine, args)
-    result = search(space, machine, args)
-    fitting = result.ranking.fitting
-    print("\n".join(report(result, args.all, args.tokens, args.price)), flush=True)
+    results = scaling(space, machine, args) if args.scaling else [search(space, machine, args)]
+    lines = scaled.report(results) if args.scaling else report(results[0], args.all, args.tokens, args.price)
+    print("\n".join(lines), flush=True)
     if args.json:
-        save_text(args.json, json.dumps(document(result)))
-    if args.trace and fitting:
-        write_trace(args.trace, fitting[0])
+        save_text(args.json, json.dumps(document(results)))
+    best = next((result.ranking.fitting[0] for result in results if result.ranking.fitting), None)
+    if args.trace and best:
+        write_trace(args.trace, best)
     elif args.trace:
         log(f"{args.trace} is not written: no candidate fits")
-    return 0 if fitting else 1
+    return 0 if best else 1

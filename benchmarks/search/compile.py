@@ -18,9 +18,8 @@ from benchmarks.cli.outputs import require_file, save_text
 from benchmarks.cli.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.advice import Advice
-from benchmarks.explain.explanations import advice_on
+from benchmarks.explain.explanations import advice_on, cost_of
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
-from benchmarks.explain.predicted import cost_of
 from benchmarks.explain.rewrites import rewrites
 from benchmarks.explain.trace import trace
 from benchmarks.explain.trials import trial_lines, trials

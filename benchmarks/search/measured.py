@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of
+from benchmarks.cli.accuracy import errors_of
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.explain.local_devices import MEASURED_ONLY
 from benchmarks.explain.memory import shard_bytes, states_budget_bytes
@@ -19,7 +20,6 @@ from benchmarks.run.interleaved import BlockTimes, Interval, time_interleaved
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import Training, compile_step, steps_per_block
 from benchmarks.search.ranking import Candidate, Ranking, first_of_each, layout_cells
-from benchmarks.simulate.judging import errors_of
 from strategies.backends.backend import are_virtual
 
 ROUNDS = 3
@@ -179,5 +179,5 @@ def table(results: Sequence[MeasuredCandidate]) -> Iterator[str]:
         interval = f" (95% interval of rounds: {likely.low - 1:+.1%} to {likely.high - 1:+.1%})" if likely else ""
         yield f"the first by rank takes {loss:.1%} longer than the fastest that was measured{interval}"
     errors = errors_of([each.candidate.step_seconds for each in known], [each.step_seconds or 0 for each in known])
-    rank = "" if errors.rank_correlation is None else f", rank correlation {errors.rank_correlation:.2f}"
+    rank = f", rank correlation {errors.rank_text}" if errors.rank_text else ""
     yield f"predictions are off by {errors.median:.1%} in the median{rank}"

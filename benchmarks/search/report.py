@@ -3,30 +3,31 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.explain.trials import Trial, trial_lines
-from benchmarks.search import cache, compiled, improvements, measured
+from benchmarks.search import compiled, improvements, measured
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.compiled import CompiledCandidate
+from benchmarks.search.compiling import versions
 from benchmarks.search.improvements import LEAST_SHARE, Improvement
 from benchmarks.search.measured import MeasuredCandidate
 from benchmarks.search.ranking import Candidate, Ranking, layout_cells, layout_row, plausible, usable_bytes
 from benchmarks.simulate.machine import Machine
 from strategies.model.gpt import param_count
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 DAY_SECONDS = 86_400
 SHOWN_LIMITS = 3
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a search found.
+    """What a search found on some devices.
 
     Attributes:
         space: what was searched.
@@ -36,6 +37,8 @@ class Result:
         compiled: candidates that were compiled, fastest first.
         trials: other options of the fastest of these.
         measured: candidates that were measured, fastest first.
+        scaling: of a search on several numbers of devices, whether the batch is the same on all of them or grows with
+            them. The ranking has the best candidate alone, or one that says why nothing fits.
     """
 
     space: SearchSpace
@@ -45,6 +48,7 @@ class Result:
     compiled: Sequence[CompiledCandidate] = ()
     trials: Sequence[Trial] = ()
     measured: Sequence[MeasuredCandidate] = ()
+    scaling: Literal["strong", "weak"] | None = None
 
     @property
     def predicted(self) -> bool:
@@ -195,10 +199,10 @@ def reason_template(reason: str) -> str:
     return re.sub(r"[0-9]+", "N", reason.partition(";")[0])
 
 
-def document(result: Result) -> dict[str, Any]:
-    """What was found as JSON values, with a row for each candidate: those that fit, too large ones, infeasible ones."""
+def document(results: Sequence[Result]) -> dict[str, Any]:
+    """What was found as JSON values: facts of the first result, and a row for each candidate of all of them."""
+    result = results[0]
     space, machine, ranking = result.space, result.machine, result.ranking
-    too_large = f"needs more than {int(usable_bytes(machine))} bytes"
     return {
         "kind": "search",
         "schema_version": SCHEMA_VERSION,
@@ -214,18 +218,15 @@ def document(result: Result) -> dict[str, Any]:
         "error_assumed": machine.assumed,
         "capacity_bytes": machine.chip.memory_bytes,
         "usable_bytes": int(usable_bytes(machine)),
-        "tied": ranking.tied(machine.error) if result.predicted else None,
-        "versions": cache.versions(space.topology),
-        "candidates": [
-            *(_fitting_row(each, result) for each in ranking.fitting),
-            *(_row(each.case, "too_large", too_large, **_formulas(each)) for each in ranking.too_large),
-            *(_row(case, "infeasible", reason) for case, reason in ranking.infeasible),
-        ],
-        "trials": [each.as_row(_compiled_seconds(result) or 0.0) for each in result.trials],
+        "tied": ranking.tied(machine.error) if result.predicted and not result.scaling else None,
+        "versions": versions(space.topology),
+        "candidates": [row for found in results for row in _rows(found)],
+        "trials": [trial.as_row(_compiled_seconds(result) or 0.0) for trial in result.trials],
     }
 
 
 COLUMNS = (
+    *("scaling", "topology", "devices", "global_batch_sequences"),
     *("rank", "status", "reason"),
     *("needed_bytes", "sent_bytes", "bubble"),
     *("predicted_seconds", "tokens_per_second", "model_flops_utilization", "bound_seconds", "parts"),
@@ -239,8 +240,19 @@ COLUMNS = (
 """Columns of a candidate besides those of its layout; None where something is not known."""
 
 
-def _row(case: Case, status: str, reason: str, **known: Any) -> dict[str, Any]:
-    return layout_row(case) | dict.fromkeys(COLUMNS) | {"status": status, "reason": reason} | known
+def _rows(result: Result) -> Iterator[dict[str, Any]]:
+    """Yield a row for each candidate: those that fit, too large ones, infeasible ones."""
+    too_large = f"needs more than {int(usable_bytes(result.machine))} bytes"
+    yield from (_fitting_row(candidate, result) for candidate in result.ranking.fitting)
+    for candidate in result.ranking.too_large:
+        yield _row(candidate.case, result, "too_large", too_large, **_formulas(candidate))
+    yield from (_row(case, result, "infeasible", reason) for case, reason in result.ranking.infeasible)
+
+
+def _row(case: Case, result: Result, status: str, reason: str, **known: Any) -> dict[str, Any]:
+    devices = {"scaling": result.scaling, "topology": str(result.space.topology), "devices": case.mesh.size}
+    facts = {**devices, "global_batch_sequences": case.batch_size, "status": status, "reason": reason}
+    return layout_row(case) | dict.fromkeys(COLUMNS) | facts | known
 
 
 def _formulas(candidate: Candidate) -> dict[str, Any]:
@@ -260,7 +272,7 @@ def _fitting_row(candidate: Candidate, result: Result) -> dict[str, Any]:
         known |= {"waits_for": dict(candidate.limits), "improvement": found and found._asdict()}
     for each in (*result.compiled, *result.measured):
         known |= each.as_row() if each.candidate.case == case else {}
-    return _row(case, "fits", "", **known)
+    return _row(case, result, "fits", "", **known)
 
 
 def _compiled_seconds(result: Result) -> float | None:

@@ -1,34 +1,23 @@
-"""The best candidate at each power of two of devices, with the same batch (strong) or one that grows (weak scaling)."""
+"""The best candidate on each power of two of devices, with the same batch (strong) or one that grows (weak scaling)."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.candidates import Doublings, SearchSpace
-from benchmarks.search.ranking import Candidate, layout_cells, ranked
+from benchmarks.search.ranking import Ranking, layout_cells, ranked
+from benchmarks.search.report import Result
 from benchmarks.simulate.machine import Machine
 
-SCHEMA_VERSION = 1
-Scaling = Literal["strong", "weak"]
 SPREAD = 8
 """Most devices along `context`, and along `tensor` where devices have no hosts."""
 OPTIONS = {"schedule": ("1f1b", "zb-h1"), "gather": ("layer",)}
 """Options that are varied here, unless the user names others: fewer than in a search, for there are many sizes."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """The best candidate on a number of devices; None if none fits."""
-
-    scaling: Scaling
-    topology: Topology
-    batch_size: int
-    best: Candidate | None
 
 
 def sized(topology: Topology, devices: int) -> Topology:
@@ -46,10 +35,10 @@ def sized(topology: Topology, devices: int) -> Topology:
     return Topology(topology.kind, (devices // inside, inside))
 
 
-def points(
-    space: SearchSpace, base: Topology, sizes: tuple[int, ...], device_batch_size: int, machine: Machine
-) -> Iterator[Point]:
-    """The best on each number of devices, strong scaling first.
+def results(
+    space: SearchSpace, base: Topology, sizes: Sequence[int], device_batch_size: int, machine: Machine
+) -> Iterator[Result]:
+    """Yield the best on each number of devices, strong scaling first.
 
     Args:
         space: what is searched; its batch is that of strong scaling.
@@ -58,15 +47,25 @@ def points(
         device_batch_size: sequences of a device in weak scaling.
         machine: predicts the seconds.
     """
-    kinds: tuple[Scaling, ...] = "strong", "weak"
+    scalings: tuple[Literal["strong", "weak"], ...] = "strong", "weak"
     options = tuple((OPTIONS | dict(space.options)).items())
-    for scaling in kinds:
+    for scaling in scalings:
         for devices in sizes:
-            topology = sized(base, devices)
             batch = device_batch_size * devices if scaling == "weak" else space.batch_size
-            cases = replace(space, topology=topology, batch_size=batch, options=options).cases()
-            fitting = ranked(filter(usual, cases), machine, Doublings(every=bool(space.microbatches))).fitting
-            yield Point(scaling, topology, batch, next(iter(fitting), None))
+            sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
+            cases = filter(usual, sized_space.cases())
+            best = best_of(ranked(cases, machine, Doublings(every=bool(space.microbatches))))
+            improvements = {candidate.case: None for candidate in best.fitting}
+            yield Result(sized_space, machine, best, improvements, scaling=scaling)
+
+
+def best_of(ranking: Ranking) -> Ranking:
+    """The best candidate alone; where none fits, the smallest, or else one that is infeasible."""
+    if ranking.fitting:
+        return Ranking(ranking.fitting[:1])
+    if ranking.too_large:
+        return Ranking((), (min(ranking.too_large, key=lambda candidate: candidate.needed_bytes),))
+    return Ranking((), (), ranking.infeasible[:1])
 
 
 def usual(case: Case) -> bool:
@@ -84,47 +83,17 @@ def usual(case: Case) -> bool:
     )
 
 
-COLUMNS = *("strategy", "mesh", "microbatches", "remat", "options", "predicted_seconds", "tokens_per_second"), "limit"
-
-
-def row(point: Point) -> dict[str, Any]:
-    """A point as JSON values. Those of its candidate are None if nothing fits."""
-    facts: dict[str, Any] = {
-        "scaling": point.scaling,
-        "topology": str(point.topology),
-        "devices": device_count(point.topology),
-        "batch_size": point.batch_size,
-    }
-    if not point.best:
-        return facts | dict.fromkeys((*COLUMNS, "model_flops_utilization")) | {"limits": {}}
-    limits = point.best.limits
-    return facts | point.best.as_row() | {"limit": next(iter(limits)), "limits": dict(limits)}
-
-
-def document(space: SearchSpace, found: list[Point], machine: Machine) -> dict[str, Any]:
-    """All points as JSON values."""
-    return {
-        "kind": "scaling",
-        "schema_version": SCHEMA_VERSION,
-        "device": space.topology.kind,
-        "preset": space.preset,
-        "sequence_tokens": space.config.sequence,
-        "dtype": space.dtype,
-        "machine": machine.name,
-        "error": machine.error,
-        "points": [row(point) for point in found],
-    }
-
-
-def report(space: SearchSpace, found: list[Point], machine: Machine) -> list[str]:
-    """The lines of the report: the machine, and a table with a row for each point."""
+def report(found: Sequence[Result]) -> list[str]:
+    """The lines of the report: the machine, and a table with a row for each number of devices."""
+    space, machine = found[0].space, found[0].machine
     header = "scaling", "devices", "batch", "strategy", "mesh", "options", "ms", "tokens/s", "MFU", "waits for"
     table: list[tuple[str, ...]] = [header]
-    for point in found:
-        place = point.scaling, str(device_count(point.topology)), str(point.batch_size)
-        if not (best := point.best):
+    for result in found:
+        place = str(result.scaling), str(device_count(result.space.topology)), str(result.space.batch_size)
+        if not result.ranking.fitting:
             table.append((*place, "nothing fits", *[""] * 6))
             continue
+        best = result.ranking.fitting[0]
         times = f"{1e3 * best.step_seconds:,.0f}", f"{best.tokens_per_second:,.0f}"
         resource, share = next(iter(best.limits.items()))
         used = f"{best.model_flops_utilization:.0%}", f"{resource} {share:.0%}"

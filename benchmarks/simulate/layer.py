@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
-from benchmarks.simulate.network import Network
+from benchmarks.simulate.links import Network
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
 from strategies.core.placement import Axes

@@ -1,11 +1,12 @@
-"""Links: which of them a group of devices uses, and how fast it sends.
+"""Links: which of them a group of devices uses, how fast it sends, and the seconds of its collectives.
 
 GPUs of a host share a switch, and each has its share of the network between hosts. Chips of a torus have a link to each
 neighbour along each of its dims.
 """
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,9 +17,12 @@ from jax.sharding import Mesh
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.queues import Event
 from strategies import MeshSpec
 from strategies.backends.torus import positions
 from strategies.core.placement import Axes
+from strategies.core.traffic import Bytes
 
 TORUS_DIMS = "torus x", "torus y", "torus z"
 """Names of the links along each dim of a torus."""
@@ -172,3 +176,53 @@ def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
     links = sum((2 if each.ring else 1) / each.gap for each in dims)
     hops = max(1.0, sum(each.extent for each in dims) / 4) if kind == "all_to_all" else 1.0
     return links * chip.link_bytes_per_second / hops
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of a machine under a mesh on a topology."""
+
+    machine: Machine
+    topology: Topology
+    mesh: MeshSpec
+
+    def event(self, part: str, kind: str, axes: Axes, sent_bytes: Bytes | float, calls: float = 1) -> Event:
+        """Collectives of one kind along some axes, as an event on their links.
+
+        Args:
+            part: of the step, if the device waits for them.
+            kind: a key of `strategies.core.traffic.SENT`.
+            axes: mesh axes along which the devices of a group differ.
+            sent_bytes: that a device sends in all of them.
+            calls: how many collectives that are.
+        """
+        where = self.group(axes)
+        return Event(part, self.seconds(kind, where, sent_bytes, calls), where.links)
+
+    def seconds(self, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:
+        """Seconds of collectives of a group. Arguments are those of `event`."""
+        chip = self.machine.effective_chip
+        if self.machine.stack.shares_cards and where.groups_sharing_hosts > 1 and kind not in ("permute", "all_to_all"):
+            chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.groups_sharing_hosts)
+        return calls * self.latency_seconds(kind, where) + float(sent_bytes) / bandwidth(chip, kind, where)
+
+    def group(self, axes: Axes) -> Group:
+        """Where the devices of a group lie that differ along some axes."""
+        return group(self.topology, self.mesh, axes, self.machine.stack.outermost)
+
+    def first_and_last(self, axes: Axes) -> Group:
+        """Where the first and the last device along some axes lie."""
+        return Group(2, min(2, self.group(axes).hosts), (Along(2, ring=False),))
+
+    def latency_seconds(self, kind: str, where: Group) -> float:
+        """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
+
+        NCCL takes rings inside a host, and trees between hosts where latency matters (Jeaugey 2019, "Massively Scale
+        Your Deep Learning Training with NCCL 2.4").
+        """
+        constants = self.machine.constants
+        inside = constants.link_seconds if where.devices > where.hosts else 0.0
+        between = constants.network_seconds if where.hosts > 1 else 0.0
+        if kind == "permute":
+            return max(inside, between)
+        return inside * (where.devices // where.hosts - 1) + between * math.log2(max(2, where.hosts))

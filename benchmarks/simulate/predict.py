@@ -4,11 +4,225 @@ meshmark predict RUNS.csv --out PREDICTED.csv
 """
 
 import argparse
+import csv
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
-from benchmarks.simulate.machines import machine
-from benchmarks.simulate.tables import as_csv, predicted_rows, read_rows, report
+from benchmarks.cli.tables import aligned
+from benchmarks.devices.chips import GB
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
+from benchmarks.simulate.published import AXES, COLUMNS, Published, Row, Run, run_of
+from benchmarks.simulate.queues import Timeline
+from benchmarks.simulate.stack import MEGATRON, Stack
+from benchmarks.simulate.step import bound_seconds, first_stage_elements, predict_seconds
+from strategies.core.plan import Plan
+from strategies.costs.predict import Cost
+from strategies.files import read_table
+from strategies.infeasible import Infeasible
+
+PARTS = "matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"
+AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"
+"""Parts of a step that a table has columns for, in the order of the step."""
+OF_MACHINE = "name", "error", "source"
+"""What a table says of the machine that predicts a row."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row and its prediction.
+
+    Attributes:
+        row: as it was read.
+        run: the step; None if it cannot be expressed.
+        timeline: predicted; None if it cannot be.
+        bound_seconds: the least time, if all overlaps; None likewise.
+        machine: by which it is predicted.
+        problem: why it cannot be predicted; empty if it can.
+    """
+
+    row: Row
+    run: Run | None = None
+    timeline: Timeline | None = None
+    bound_seconds: float | None = None
+    machine: Machine | None = None
+    problem: str = ""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Predicted seconds."""
+        return self.timeline and self.timeline.step_seconds
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a CSV file.
+
+    Raises:
+        SchemaError: it cannot be read, has no rows, or lacks columns.
+    """
+    return list(read_table(path, COLUMNS))
+
+
+def predicted_rows(rows: Iterable[Row], machine: Machine | None = None) -> list[Predicted]:
+    """Predictions of all rows, by the machine given or by the one that devices, stack and hosts of each row name."""
+    return [_predicted(row, machine) for row in rows]
+
+
+def _predicted(row: Row, machine: Machine | None) -> Predicted:
+    try:
+        run = run_of(row)
+        chosen = machine or machine_for(Published.of(row).kind, run.stack.name, run.topology.hosts)
+        if chosen.stack != run.stack:
+            raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack.name}")
+    except (Infeasible, UnknownMachine, ValueError) as error:
+        return Predicted(row, problem=str(error))
+    timeline, least = predict_seconds(run.cost, chosen, run.topology), bound_seconds(run.cost, chosen, run.topology)
+    return Predicted(row, run, timeline, least, chosen)
+
+
+def as_csv(predictions: Sequence[Predicted]) -> str:
+    """The rows with predicted and least seconds, the parts of the step, memory, machine, and why a row has none."""
+    columns = dict.fromkeys(name for prediction in predictions for name in prediction.row)
+    added = (
+        *("predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "predicted_memory_gb"),
+        *(*map(_of_machine, OF_MACHINE), "problem"),
+    )
+    names = [*(name for name in columns if name not in added), *added]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer.writeheader()
+    for prediction in predictions:
+        parts = prediction.timeline.parts if prediction.timeline else {}
+        figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if prediction.timeline}
+        memory = prediction.run and held_bytes(prediction.run.cost, prediction.run.stack) / GB
+        numbers = {"predicted_seconds": prediction.step_seconds, "bound_seconds": prediction.bound_seconds}
+        numbers["predicted_memory_gb"] = memory
+        formatted = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
+        facts = {_of_machine(name): getattr(prediction.machine, name) for name in OF_MACHINE if prediction.machine}
+        row = {**prediction.row, **dict.fromkeys(added), **formatted, **figures, **facts}
+        writer.writerow({**row, "problem": prediction.problem})
+    return stream.getvalue()
+
+
+def _column(part: str) -> str:
+    return f"predicted.{part.replace(' ', '_')}_seconds"
+
+
+def _of_machine(fact: str) -> str:
+    return f"machine.{fact}"
+
+
+def model_of(row: Row) -> str:
+    """Name of a row's model by its sizes."""
+    return f"{row['layers']} x {row['embed']}"
+
+
+def mesh_of(row: Row) -> str:
+    """A row's mesh, as its cells have it: axes of size one are left out.
+
+    >>> mesh_of({"data": "8", "fsdp": "", "pipeline": "1", "tensor": "many"})
+    'data=8,tensor=many'
+    """
+    return ",".join(f"{axis}={row[axis]}" for axis in AXES if row[axis] not in ("", "1")) or "one device"
+
+
+def work_of(row: Row) -> str:
+    """Name of the work of a row's step: runs of the same work differ in how it is spread."""
+    return f"{model_of(row)}, {row['batch_size']} x {row['sequence']} tokens, {cluster_of(row)}"
+
+
+def cluster_of(row: Row) -> str:
+    """Name of a row's cluster by its devices."""
+    return f"{row['devices']} x {row['device']}"
+
+
+def report(predictions: Sequence[Predicted]) -> list[str]:
+    """Lines of the errors by source, by model and by cluster, and of the rows that could not be predicted."""
+    judged = [one for one in predictions if one.step_seconds and one.run and one.run.step_seconds]
+    lines: list[str] = []
+    for title, key in (
+        ("source", lambda row: row.get("source", "")),
+        ("cluster", cluster_of),
+        ("model", model_of),
+        ("work", work_of),
+    ):
+        groups: dict[str, list[Predicted]] = defaultdict(list)
+        for prediction in judged:
+            groups[key(prediction.row)].append(prediction)
+        table = [(title, "runs", "mean error", "median", "bias", "rank", "regret")]
+        table += [(name, *error_cells(errors(group))) for name, group in sorted(groups.items())]
+        lines += [*aligned(table, ["<", *">" * 6]), ""]
+    used = Counter(prediction.machine for prediction in predictions if prediction.machine)
+    lines += [f"{count} rows by machine {chosen.name}: {chosen.source}" for chosen, count in used.most_common()]
+    return [*lines, *_without(predictions), f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
+
+
+def _without(predictions: Sequence[Predicted]) -> list[str]:
+    """Lines of the rows that cannot be predicted, by the reason. Rows are numbered from 1, all tables together."""
+    rows: dict[str, list[str]] = defaultdict(list)
+    for number, prediction in enumerate(predictions, 1):
+        if prediction.problem:
+            rows[prediction.problem].append(f"    row {number}: {model_of(prediction.row)}, {mesh_of(prediction.row)}")
+    frequent = sorted(rows.items(), key=lambda item: -len(item[1]))
+    return [line for problem, of in frequent for line in (f"{len(of)} rows cannot be predicted: {problem}", *of)]
+
+
+def errors(predictions: Sequence[Predicted]) -> Errors:
+    """Errors of predictions of measured rows."""
+    pairs = [(one.step_seconds, one.run.step_seconds) for one in predictions if one.run and one.timeline]
+    guesses, truths = zip(*pairs, strict=True)
+    return errors_of(guesses, truths)
+
+
+def error_cells(found: Errors) -> tuple[str, ...]:
+    """Cells of a table: runs, mean error, median, bias, rank correlation and regret."""
+    shares = f"{found.mean:.1%}", f"{found.median:.1%}", f"{found.bias:+.1%}"
+    return str(found.runs), *shares, found.rank_text, f"{found.regret:.1%}"
+
+
+USED_BYTES = 2 + 2
+"""Of a parameter: the weight and its gradient in two bytes each."""
+UPDATED_BYTES = 4 + 4 + 4 + 4
+"""Of a parameter that the device updates, in float32: weight, gradient and Adam's two moments. With `USED_BYTES`
+that is 20 bytes (Smith et al. 2022, "Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B")."""
+
+
+def held_bytes(cost: Cost, stack: Stack) -> float:
+    """Memory that a device needs: under Megatron-LM by its papers, and otherwise as meshmark's own step would."""
+    return megatron_bytes(cost.plan) if stack == MEGATRON else cost.needed_bytes
+
+
+def megatron_bytes(plan: Plan) -> float:
+    """Memory of a device of the first stage, which has the token table and most microbatches in flight.
+
+    What CUDA, NCCL and the allocator keep comes on top.
+    """
+    return first_stage_elements(plan) * (USED_BYTES + UPDATED_BYTES / plan.updates) + activation_bytes(plan)
+
+
+def activation_bytes(plan: Plan) -> float:
+    """Activations on the first stage (Korthikanti et al. 2022, equations 1, 2, 4 and 5; the head's in section 4.3).
+
+    Full recomputation keeps the input of each layer, 2 s b h. Besides there is one layer whole, or else the logits. The
+    first stage of p has p microbatches in flight, and with m chunks (p - 1) / m more.
+    """
+    tensors, config = plan.tensors, plan.config
+    stages, chunks = (plan.schedule.stages, plan.schedule.chunks) if plan.staged else (1, 1)
+    stream = plan.share.tokens * config.embed
+    scores = 5 * config.heads * config.sequence / config.embed
+    spread = tensors if plan.sequence_parallel else 1
+    outside, inside = stream * 10 / spread, stream * (24 + scores) / tensors
+    kept = {"none": outside + inside, "dots": outside + stream * 24 / tensors, "full": 2 * stream / spread}
+    in_flight = min(plan.train.microbatches, stages + (stages - 1) * (chunks > 1) / chunks)
+    again = outside + inside if plan.train.remat == "full" else 0
+    logits = 4 * plan.share.tokens * plan.padded_vocab / tensors if stages == 1 else 0
+    return in_flight * plan.layers * kept[plan.train.remat] + max(again, logits)
 
 
 def main(args: argparse.Namespace) -> None:

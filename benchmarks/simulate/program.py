@@ -1,11 +1,14 @@
-"""A compiled step, simulated in the order of its schedule.
+"""A compiled step: simulated in the order of its schedule, and its roofline.
 
-An instruction takes its FLOPs at the chip's peak or its bytes at the memory bandwidth, whichever is longer. A
-collective takes its links, and is waited for where the schedule says so. On a torus, permutes in opposite directions go
-side by side. A branch that is taken in 3 of 7 iterations takes 3/7 of its time in each of them.
+In the simulation an instruction takes its FLOPs at the chip's peak or its bytes at the memory bandwidth, whichever is
+longer. A collective takes its links, and is waited for where the schedule says so. On a torus, permutes in opposite
+directions go side by side. A branch that is taken in 3 of 7 iterations takes 3/7 of its time in each of them.
+
+The roofline (Williams et al. 2009) is the least time of a step. It is not a strict bound: collectives are added up,
+although some could use different links at the same time, and so is memory traffic, although caches may serve a part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jax.sharding import Mesh
@@ -102,3 +105,55 @@ class Priced:
             return where.links
         signs = "-+"[each.direction > 0] if each.direction else "-+"
         return tuple(f"{link} {sign}" for link in where.links for sign in signs)
+
+
+Sent = tuple[str, tuple[str, ...], float]
+"""Communication of a device per step: kind of collective, mesh axes, bytes sent."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds that one device needs for each resource on its own.
+
+    Attributes:
+        compute_seconds: matmul FLOPs at the chip's peak.
+        memory_seconds: memory traffic at the chip's memory bandwidth.
+        network_seconds: all collectives, one after another.
+    """
+
+    compute_seconds: float
+    memory_seconds: float
+    network_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Time of a step with perfect overlap of all three."""
+        return max(self.compute_seconds, self.memory_seconds, self.network_seconds)
+
+    @property
+    def bound(self) -> str:
+        """The limiting resource: "compute", "memory" or "network"."""
+        parts = {"compute": self.compute_seconds, "memory": self.memory_seconds, "network": self.network_seconds}
+        return max(parts, key=lambda name: parts[name])
+
+
+def roofline(chip: Chip, mesh: Mesh, flops: float, memory_bytes: float, sent: Iterable[Sent]) -> Roofline:
+    """Roofline of a step.
+
+    Args:
+        chip: specifications of the devices.
+        mesh: mesh of devices with coordinates and process indices.
+        flops: FLOPs of one device per step.
+        memory_bytes: bytes that one device reads and writes per step.
+        sent: what one device sends per step.
+    """
+    return Roofline(
+        flops / chip.flops_per_second,
+        memory_bytes / chip.memory_bytes_per_second,
+        sum(sent_bytes / collective_bandwidth(chip, mesh, kind, axes) for kind, axes, sent_bytes in sent),
+    )
+
+
+def collective_bandwidth(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
+    """Bytes per second that a device can send in a kind of collective along some axes of a mesh."""
+    return bandwidth(chip, kind, mesh_group(chip, mesh, axes))

@@ -11,10 +11,8 @@ from functools import cached_property
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Kernel
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, LayerEvents, Way
-from benchmarks.simulate.links import bandwidth, group
+from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory import first_stage_elements
-from benchmarks.simulate.network import Network
 from benchmarks.simulate.queues import (
     COMPUTE,
     EXPOSED,
@@ -29,6 +27,7 @@ from benchmarks.simulate.queues import (
     simulate,
 )
 from benchmarks.simulate.stages import Pass, Stages
+from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.core.traffic import SENT
 from strategies.costs.predict import Cost
@@ -190,6 +189,15 @@ class Step:
         table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
         where = self.network.first_and_last(plan.over(plan.axes_of("layers")))
         return self.network.seconds("all_reduce", where, SENT["all_reduce"](table, where.devices))
+
+
+def first_stage_elements(plan: Plan) -> float:
+    """Parameters of a device of the first stage: its layers, and the tables of tokens and positions.
+
+    Only the tensor axis splits the table of tokens. `Plan` splits it over the stages, too.
+    """
+    tables = (plan.padded_vocab / plan.tensors + plan.config.sequence) * plan.config.embed
+    return sum(each.elements for each in plan.weights if each.spec.is_stacked) + tables
 
 
 def _spans(of_stage: Iterable[Pass]) -> Iterator[Span]:

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from results.figures.canvas import caption
 from results.figures.palette import GREY, LIMIT_COLOURS, PURE_BLACK, WHITE, strategy_looks
 from results.figures.pictures import plain_ticks
+from results.figures.search import how_certain
 from results.records.reading import RecordError
 
 PANELS = {"strong": "strong scaling", "weak": "weak scaling"}
@@ -19,13 +20,13 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     """Draw the time of a step, and below it the utilization, against devices, a column for each scaling.
 
     Args:
-        facts: what all points share, as `read_scaling` returns it.
-        rows: the points, a row each.
+        facts: what all points share, as `read_search` returns it.
+        rows: the best candidate on each number of devices, or one that says why none fits.
 
     Raises:
         RecordError: nothing fits on any number of devices.
     """
-    drawn = rows[rows["predicted_seconds"].notna()]
+    drawn = rows[rows["status"] == "fits"]
     if drawn.empty:
         raise RecordError("nothing to draw, no candidate fits on any number of devices")
     drawn = drawn.assign(percent=100 * drawn["model_flops_utilization"].astype(float))
@@ -46,8 +47,9 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
             ideal_line(above, part)
     grid[0, 0].set_ylabel("predicted time of a step (s)")
     grid[1, 0].set_ylabel("model FLOPs utilization (%)")
-    work = f"{facts['preset']}, {facts['sequence_tokens']} tokens in a sequence, {facts['dtype']}, on {facts['device']}"
-    title = f"The best candidate on each number of devices, as predicted\n{work}"
+    work = f"{facts['preset']}, {facts['sequence_tokens']} tokens in a sequence, {facts['dtype']}"
+    kind = facts["topology"].partition(":")[0]
+    title = f"The best candidate on each number of devices, as predicted\n{work}, on {kind}"
     figure.suptitle(title, x=0.02, ha="left", size="medium")
     legend(figure, drawn)
     caption(figure, what_is_drawn(facts, rows, len(drawn)))
@@ -74,7 +76,7 @@ def points(axes: Axes, part: pd.DataFrame, column: str) -> None:
 
 def ideal_line(axes: Axes, part: pd.DataFrame) -> None:
     """Draw the time of a step if each device kept the throughput that it has on the smallest number of devices."""
-    work = part["batch_size"] / part["devices"]
+    work = part["global_batch_sequences"] / part["devices"]
     ideal = part["predicted_seconds"].iloc[0] * work / work.iloc[0]
     axes.plot(part["devices"], ideal, color=GREY, linestyle="--", linewidth=1, zorder=1)
 
@@ -95,14 +97,13 @@ def legend(figure: Figure, drawn: pd.DataFrame) -> None:
 
 def batches(part: pd.DataFrame) -> str:
     """Say what the batch is: the same on all devices, or as many sequences for each."""
-    if part["batch_size"].nunique() == 1:
-        return f"{part['batch_size'].iloc[0]:,} sequences"
-    each = part["batch_size"] / part["devices"]
+    if part["global_batch_sequences"].nunique() == 1:
+        return f"{part['global_batch_sequences'].iloc[0]:,} sequences"
+    each = part["global_batch_sequences"] / part["devices"]
     return " or ".join(f"{value:g}" for value in sorted(each.unique())) + " sequences a device"
 
 
 def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, drawn: int) -> str:
     """Say whose predictions these are, how far they are off, and where nothing fits."""
-    known = f"Machine file {facts['machine']}, whose predictions are off by {facts['error']:.0%} on average."
     colour = "The colour is the resource without which a step would save the most time."
-    return f"{known} {colour} Nothing fits at {len(rows) - drawn} of {len(rows)} points."
+    return f"{how_certain(facts)} {colour} Nothing fits at {len(rows) - drawn} of {len(rows)} points."

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pandas as pd
 
+from benchmarks.cli import accuracy
+from benchmarks.cli.accuracy import Errors
 from strategies.files import read_table, shown
 from strategies.schema import Amount, Count, Positive, SchemaError, checked
 
@@ -30,30 +32,6 @@ PARTS = {
     "after the passes": ("gradients", "optimizer", "fixed"),
 }
 """Parts of a step as a figure shows them -> the parts that the table has."""
-LEAST_RANKED = 3
-"""With fewer runs a rank correlation says nothing."""
-
-
-class Errors(NamedTuple):
-    """Errors of several predictions. All but `runs` and `rank` are fractions.
-
-    Attributes:
-        runs: number of runs.
-        mean: mean absolute error.
-        median: median absolute error.
-        bias: mean error; above zero if predictions are too long.
-        near: part of the runs whose error is at most 10%.
-        rank: Spearman's correlation; None with few runs.
-        regret: how much longer the run takes that is predicted to be the fastest than the fastest.
-    """
-
-    runs: int
-    mean: float
-    median: float
-    bias: float
-    near: float
-    rank: float | None
-    regret: float
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -153,17 +131,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 def errors_of(rows: pd.DataFrame) -> Errors:
     """Errors of judged rows."""
-    error, guess, truth = rows["error"], rows["predicted_seconds"], rows["step_seconds"]
-    ranked = len(rows) >= LEAST_RANKED and guess.nunique() > 1 and truth.nunique() > 1
-    return Errors(
-        len(rows),
-        float(error.abs().mean()),
-        float(error.abs().median()),
-        float(error.mean()),
-        float((error.abs() <= 0.1).mean()),
-        float(guess.rank().corr(truth.rank())) if ranked else None,
-        float(truth.iloc[guess.argmin()] / truth.min() - 1),
-    )
+    return accuracy.errors_of(rows["predicted_seconds"].tolist(), rows["step_seconds"].tolist())
 
 
 def errors_by(rows: pd.DataFrame, key: str | list[str], order: Callable[[Errors], float] | None = None) -> list:

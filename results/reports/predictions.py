@@ -9,7 +9,7 @@ import pandas as pd
 from benchmarks.cli.outputs import require_apart, save, save_text
 from results.figures.pictures import draw, themed
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import MEMORY, Errors, errors_by, errors_of, judged, read
+from results.records.predictions import MEMORY, errors_by, errors_of, judged, read
 from results.records.reading import RecordError
 from results.reports.tables import as_csv, as_markdown
 from strategies.files import read_text, shown
@@ -90,13 +90,8 @@ def errors_table(rows: pd.DataFrame) -> str:
         errors = errors_of(part)
         shares = f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.bias:+.1%}", f"{errors.near:.0%}"
         left_out = f"{part['machine.error'].iloc[0]:.1%}"
-        table.append((str(source), str(name), str(errors.runs), *shares, as_rank(errors), left_out))
+        table.append((str(source), str(name), str(errors.runs), *shares, errors.rank_text, left_out))
     return as_markdown(table, "<<" + ">" * 7)
-
-
-def as_rank(errors: Errors) -> str:
-    """Format a rank correlation; "" if there are too few runs."""
-    return "" if errors.rank is None else f"{errors.rank:.2f}"
 
 
 def choices(rows: pd.DataFrame) -> Iterator[str]:
@@ -114,7 +109,7 @@ def choices(rows: pd.DataFrame) -> Iterator[str]:
     )
     table: list[tuple[str, ...]] = [("work", "runs", "rank correlation", "regret")]
     largest = [(work, errors) for (_, work), errors in found if errors.runs >= LEAST_SPREADS][:MOST_WORKS]
-    table += [(str(work), str(errors.runs), as_rank(errors), f"{errors.regret:.1%}") for work, errors in largest]
+    table += [(str(work), str(errors.runs), errors.rank_text, f"{errors.regret:.1%}") for work, errors in largest]
     yield as_markdown(table, "<" + ">" * 3)
 
 

@@ -34,8 +34,7 @@ def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
         RecordError: no candidate fits.
     """
     shown = drawn_candidates(rows)
-    shown = shown.assign(waits_for=[next(iter(each or {}), "") for each in shown["waits_for"]])
-    shown = shown.rename(columns={name: DERIVED + name for name in (*TIMES, "waits_for")})
+    shown = shown.rename(columns={name: DERIVED + name for name in TIMES} | {"limit": f"{DERIVED}waits_for"})
     return {
         "count": len(shown),
         "columns": {name: column([as_json(value) for value in shown[name]]) for name in TABLE if name in shown},

@@ -9,10 +9,10 @@ import pytest
 from benchmarks.cases.case import Case
 from benchmarks.cases.selection import selected
 from benchmarks.run.record import SCHEMA_VERSION, Record
+from benchmarks.simulate.predict import read_rows
 from benchmarks.simulate.published import run_of
-from benchmarks.simulate.tables import read_rows
 from results.gates.counters import read_snapshot
-from results.records.documents import read_scaling, read_search
+from results.records.documents import read_search
 from results.records.reading import read_run, rows_of
 from results.records.rows import load
 from results.records.training import read_training
@@ -57,9 +57,8 @@ def reader_of(path: Path) -> Callable[[Path], Sized]:
         return lambda log: read_training([log])
     if path.suffix == ".csv":
         return lambda table: [float(row[name]) for row in read_table(table, MEASURED) for name in MEASURED[2:4]]
-    kinds = {"scaling": read_scaling, "search": read_search}
-    if read := kinds.get(json.loads((ROOT / path).read_text()).get("kind")):
-        return lambda document: read(document)[1]
+    if json.loads((ROOT / path).read_text()).get("kind") == "search":
+        return lambda document: read_search(document)[1]
     return lambda run: load([run])
 
 

@@ -11,6 +11,7 @@ from matplotlib.patches import Rectangle
 
 from results.figures.palette import STRATEGY_COLOURS
 from results.figures.search import TIMES, drawn_candidates, figure_of
+from results.records.documents import NUMBERS, SCHEMA_VERSION
 from results.records.documents import read_search as read
 from results.records.reading import RecordError
 from tests.commands import command
@@ -25,13 +26,19 @@ def candidate(strategy: str, gib: float | None, seconds: float | None, **others:
     status = "infeasible" if gib is None else "too_large" if seconds is None else "fits"
     layout = {"strategy": strategy, "mesh": f"{strategy}=16", "microbatches": 1, "remat": "dots", "options": {}}
     formulas = {"needed_bytes": gib and gib * GIB, "predicted_seconds": seconds, "bound_seconds": seconds and 1.0}
-    others = {"compiled.needed_bytes": None, "compiled.seconds": None, "measured.seconds": None} | others
-    return layout | {"rank": 1, "status": status, "waits_for": {"matmuls": 0.5}} | formulas | others
+    sizes = {"scaling": None, "devices": 16, "global_batch_sequences": 64, "rank": 1, "status": status}
+    return layout | dict.fromkeys(NUMBERS) | sizes | {"waits_for": {"matmuls": 0.5}} | formulas | others
 
 
 def document(candidates: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the document of a search."""
-    facts = {"kind": "search", "schema_version": 2, "topology": "v5e:4x4", "devices": 16, "capacity_bytes": 16 * GIB}
+    facts = {
+        "kind": "search",
+        "schema_version": SCHEMA_VERSION,
+        "topology": "v5e:4x4",
+        "devices": 16,
+        "capacity_bytes": 16 * GIB,
+    }
     facts |= {"usable_bytes": 14 * GIB, "machine": "meshmark_tpus", "error": 0.2, "error_assumed": True}
     facts |= {"preset": "gpt2", "param_count": 124 * 10**6, "dtype": "bfloat16"}
     return facts | {"global_batch_sequences": 64, "sequence_tokens": 1024, "candidates": candidates}
@@ -119,7 +126,7 @@ def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture
     ("change", "message"),
     [
         ({"kind": "feasibility"}, "was not written by `meshmark search --json FILE` of this version"),
-        ({"schema_version": 3}, "has schema_version 3 and this meshmark reads 2; update meshmark"),
+        ({"schema_version": 4}, "has schema_version 4 and this meshmark reads 3; update meshmark"),
     ],
 )
 def test_what_is_no_such_file_is_refused(found: Path, change: dict[str, Any], message: str) -> None:

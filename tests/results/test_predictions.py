@@ -117,7 +117,7 @@ def test_errors_are_those_of_the_rows(rows: pd.DataFrame) -> None:
         ratio = part["predicted_seconds"] / part["step_seconds"]
         assert found.runs == len(part)
         assert (found.mean, found.bias) == pytest.approx((abs(ratio - 1).mean(), ratio.mean() - 1))
-        assert found.rank == pytest.approx(spearmanr(part["predicted_seconds"], part["step_seconds"])[0])
+        assert found.rank_correlation == pytest.approx(spearmanr(part["predicted_seconds"], part["step_seconds"])[0])
 
 
 def test_regret_is_what_the_predicted_best_loses() -> None:
@@ -125,7 +125,7 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     rows = pd.DataFrame({"predicted_seconds": [1.0, 2.0], "step_seconds": [3.0, 2.0]})
     rows["error"] = rows["predicted_seconds"] / rows["step_seconds"] - 1
     assert errors_of(rows).regret == pytest.approx(0.5)
-    assert errors_of(rows).rank is None
+    assert errors_of(rows).rank_correlation is None
 
 
 def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:

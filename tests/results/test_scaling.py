@@ -11,7 +11,8 @@ from matplotlib.colors import to_hex
 
 from results.figures.palette import LIMIT_COLOURS
 from results.figures.scaling import figure_of
-from results.records.documents import read_scaling as read
+from results.records.documents import NUMBERS, SCHEMA_VERSION
+from results.records.documents import read_search as read
 from results.records.reading import RecordError
 from tests.commands import command
 from tests.processes import ROOT
@@ -24,14 +25,19 @@ EXAMPLE = ROOT / "docs" / "examples" / "scaling" / "gpt3-6.7b-h100.json"
 def point(scaling: str, devices: int, seconds: float | None, limit: str | None = None) -> dict[str, Any]:
     """A point of a step that takes so long."""
     batch = 64 if scaling == "strong" else 4 * devices
-    rate = None if seconds is None else batch * 1024 / seconds
-    sizes = {"devices": devices, "batch_size": batch, "strategy": "fsdp", "mesh": f"fsdp={devices}"}
-    times = {
-        "predicted_seconds": seconds,
-        "tokens_per_second": rate,
-    }
-    times["model_flops_utilization"] = rate and rate / devices / 8192
-    return {"scaling": scaling, **sizes, **times, "limit": limit}
+    used = None if seconds is None else batch * 1024 / seconds / devices / 8192
+    layout = {"strategy": "fsdp", "mesh": f"fsdp={devices}", "microbatches": 1, "remat": "dots", "options": {}}
+    known = {"predicted_seconds": seconds, "model_flops_utilization": used, "waits_for": limit and {limit: 0.5}}
+    sizes = {"scaling": scaling, "devices": devices, "global_batch_sequences": batch}
+    return layout | dict.fromkeys(NUMBERS) | known | sizes | {"status": "fits" if seconds else "infeasible"}
+
+
+def scaled(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """The document of a search on several numbers of devices."""
+    work = {"preset": "gpt2", "param_count": 124, "sequence_tokens": 1024, "dtype": "bfloat16"}
+    facts = {"topology": "h100:1x8", "devices": 8, "capacity_bytes": 80, "usable_bytes": 68}
+    known = {"machine": "meshmark_gpus", "error": 0.2, "error_assumed": True, "global_batch_sequences": 64}
+    return {"kind": "search", "schema_version": SCHEMA_VERSION, **work, **facts, **known, "candidates": points}
 
 
 @pytest.fixture
@@ -39,9 +45,7 @@ def path(tmp_path: Path) -> Path:
     """A file of the command; on 32 devices the batch is too small."""
     points = [point("strong", 8, 2.0, "matmuls"), point("strong", 16, 1.5, "latency"), point("strong", 32, None)]
     points += [point("weak", 8, 1.0, "matmuls"), point("weak", 16, 1.0, "matmuls"), point("weak", 32, 1.5, "latency")]
-    document = {"kind": "scaling", "schema_version": 1, "device": "h100", "preset": "gpt2", "sequence_tokens": 1024}
-    document |= {"dtype": "bfloat16", "machine": "meshmark_gpus", "error": 0.2, "points": points}
-    (tmp_path / "scaling.json").write_text(json.dumps(document))
+    (tmp_path / "scaling.json").write_text(json.dumps(scaled(points)))
     return tmp_path / "scaling.json"
 
 
@@ -91,9 +95,9 @@ def test_the_example_can_be_drawn() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "advice"}, "was not written by `meshmark search --scaling"),
-        ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 1; update meshmark"),
-        ({"schema_version": "1"}, "has schema_version '1' and this meshmark reads 1; write it again"),
+        ({"kind": "scaling"}, "was not written by `meshmark search --json FILE` of this version"),
+        ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 3; write it again"),
+        ({"schema_version": 4}, "has schema_version 4 and this meshmark reads 3; update meshmark"),
     ],
 )
 def test_what_is_no_such_file_is_refused(path: Path, change: dict[str, Any], message: str) -> None:

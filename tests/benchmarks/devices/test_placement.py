@@ -10,7 +10,7 @@ import pytest
 from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.links import extents, group_along
-from benchmarks.simulate.roofline import collective_bandwidth
+from benchmarks.simulate.program import collective_bandwidth
 from strategies import MeshSpec
 from strategies.device_mesh import device_mesh
 from strategies.mesh import all_axes, factorisations

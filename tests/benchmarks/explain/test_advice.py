@@ -13,7 +13,7 @@ from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.advice import GATHER_OPTIONS, SCATTER_OPTIONS, advice
-from benchmarks.explain.predicted import cost_of
+from benchmarks.explain.explanations import cost_of
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=2, embed=64, heads=4, vocab=256, sequence=8)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cases.case import Case
-from benchmarks.explain.predicted import predicted_columns
+from benchmarks.explain.explanations import predicted_columns
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
 from results.gates.counters import read_snapshot

@@ -14,7 +14,7 @@ from benchmarks.program.compiled import BETWEEN_KEYS
 from benchmarks.run.attribution import Attribution
 from benchmarks.run.interleaved import BlockTimes, Interval
 from benchmarks.run.record import COMPILED_KEYS, Record
-from benchmarks.simulate.roofline import Roofline
+from benchmarks.simulate.program import Roofline
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 2, "float32", "dots")

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
-from benchmarks.search import cache
-from benchmarks.search.cache import Cache
+from benchmarks.search import compiling
+from benchmarks.search.compiling import Cache
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
@@ -65,7 +65,7 @@ def test_key_covers_versions_flags_settings_and_sources(
     if change.isupper() and change != "SETTINGS":
         monkeypatch.setenv(change, "--another")
     else:
-        monkeypatch.setattr(cache, change, {"SETTINGS": ()}.get(change, lambda *_: "another"))
+        monkeypatch.setattr(compiling, change, {"SETTINGS": ()}.get(change, lambda *_: "another"))
     assert kept.get(CASE) is None
     monkeypatch.undo()
     assert kept.get(CASE) == {"status": "ok"}
@@ -77,11 +77,11 @@ def test_sources_are_all_that_make_and_read_programs(tmp_path: Path, monkeypatch
     for text in ("one", "two"):
         (tmp_path / "fsdp.py").write_text(text)
         monkeypatch.setattr("strategies.__path__", [str(tmp_path)])
-        cache.sources.cache_clear()
-        known.add(cache.sources())
+        compiling.sources.cache_clear()
+        known.add(compiling.sources())
     monkeypatch.undo()
-    cache.sources.cache_clear()
-    assert len(known | {cache.sources()}) == 3
+    compiling.sources.cache_clear()
+    assert len(known | {compiling.sources()}) == 3
 
 
 @pytest.mark.parametrize("change", ["", "{", "[]", '{"case": "fsdp"}', ("12", "13"), ("12", "NaN"), ("ok", "oom")])

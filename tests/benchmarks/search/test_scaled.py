@@ -8,9 +8,10 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.ranking import ranked
-from benchmarks.search.scaled import points, powers_of_two, sized, usual
+from benchmarks.search.scaled import powers_of_two, results, sized, usual
 from benchmarks.simulate.machines import machine
 from results.figures.palette import LIMIT_COLOURS
+from results.records.documents import read_search
 from strategies import PRESETS
 from tests.commands import command
 
@@ -26,10 +27,11 @@ def space(topology, **others):
     return SearchSpace(Topology.parse(topology), "gpt2", PRESETS["gpt2"], 64, "bfloat16", **restricted)
 
 
-def test_each_point_is_the_best_of_its_search():
+def test_each_result_is_the_best_of_its_search():
     """On every number of devices, of the candidates whose meshes are usual."""
-    found = list(points(space("h100:1x8"), Topology.parse("h100:1x8"), (8, 16), 4, H100S))
-    assert [(point.scaling, device_count(point.topology), point.batch_size) for point in found] == [
+    found = list(results(space("h100:1x8"), Topology.parse("h100:1x8"), (8, 16), 4, H100S))
+    sizes = [(result.scaling, device_count(result.space.topology), result.space.batch_size) for result in found]
+    assert sizes == [
         ("strong", 8, 64),
         ("strong", 16, 64),
         ("weak", 8, 32),
@@ -37,16 +39,15 @@ def test_each_point_is_the_best_of_its_search():
     ]
     options = (("schedule", ("1f1b", "zb-h1")), ("gather", ("layer",)))
     best = ranked(filter(usual, space("h100:2x8", options=options).cases()), H100S).fitting[0]
-    for point in found:
-        assert point.best
-        assert point.best.case.mesh.size == device_count(point.topology)
-    assert found[1].best == found[3].best == best
+    for result in found:
+        assert [each.case.mesh.size for each in result.ranking.fitting] == [device_count(result.space.topology)]
+    assert found[1].ranking.fitting == found[3].ranking.fitting == (best,)
 
 
 def test_hosts_are_those_of_the_topology():
     """Also if the smallest size is a part of one."""
-    found = points(space("h100:1x2"), Topology.parse("h100:1x8"), (2, 16), 4, H100S)
-    assert [str(point.topology) for point in found] == ["h100:1x2", "h100:2x8"] * 2
+    found = results(space("h100:1x2"), Topology.parse("h100:1x8"), (2, 16), 4, H100S)
+    assert [str(result.space.topology) for result in found] == ["h100:1x2", "h100:2x8"] * 2
 
 
 def test_leaving_out_unusual_meshes_loses_nothing_here():
@@ -83,20 +84,20 @@ def test_the_command_writes_a_row_for_each_point(tmp_path, capsys):
     """Strong and weak; where nothing fits, the row says so, and the limits are those that have colours."""
     path = tmp_path / "scaling.json"
     assert main([*ASKED, "--scaling=8..256", f"--json={path}", "--sequences-per-device=2"]) == 0
-    told = json.loads(path.read_text())
-    rows = told["points"]
-    assert (told["kind"], told["error"]) == ("scaling", 0.2)
+    document = json.loads(path.read_text())
+    rows = document["candidates"]
+    assert (document["kind"], document["error"]) == ("search", 0.2)
     assert [(row["scaling"], row["devices"]) for row in rows] == [
         (scaling, 8 << times) for scaling in ("strong", "weak") for times in range(6)
     ]
-    assert [row["batch_size"] for row in rows] == [64] * 6 + [2 * 8 << times for times in range(6)]
-    fits = [row["strategy"] is not None for row in rows]
-    assert fits == [row["devices"] <= row["batch_size"] for row in rows]  # 12 heads are not split by 8
+    assert [row["global_batch_sequences"] for row in rows] == [64] * 6 + [2 * 8 << times for times in range(6)]
+    fits = [row["status"] == "fits" for row in rows]
+    assert fits == [row["devices"] <= row["global_batch_sequences"] for row in rows]  # 12 heads are not split by 8
     for row in rows:
-        assert (row["limit"] is None) is (row["predicted_seconds"] is None)
-        assert row["limit"] == max(row["limits"], key=row["limits"].get, default=None)
-        assert {*row["limits"]} <= {*LIMIT_COLOURS}
-    assert {*rows[0]["limits"]} == {*LIMIT_COLOURS}
+        assert (row["status"] == "fits") is (row["predicted_seconds"] is not None) is not bool(row["reason"])
+        assert {*(row["waits_for"] or LIMIT_COLOURS)} == {*LIMIT_COLOURS}
+    assert rows[0]["waits_for"]
+    read_search(path)
     assert capsys.readouterr().out.count("nothing fits") == fits.count(False)
 
 

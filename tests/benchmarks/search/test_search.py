@@ -174,7 +174,7 @@ def test_one_host_needs_no_network(tmp_path, capsys):
     host.write_text(json.dumps(FILE | {"specifications": FILE["specifications"] | {"network_bytes_per_second": 0}}))
     asked = ["--topology=cpu:1x1", "--preset=nano", "--batch-size=16", "--dtype=float32", f"--machine={host}"]
     assert main([*asked, "--scaling=1..1", f"--json={path}"]) == 0
-    assert [row["topology"] for row in json.loads(path.read_text())["points"]] == ["cpu:1x1", "cpu:1x1"]
+    assert [row["topology"] for row in json.loads(path.read_text())["candidates"]] == ["cpu:1x1", "cpu:1x1"]
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([*asked, "--scaling=1..4"])

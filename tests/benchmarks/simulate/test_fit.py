@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.tables import cluster_of, errors, model_of, predicted_rows, read_rows
+from benchmarks.simulate.predict import cluster_of, errors, model_of, predicted_rows, read_rows
 from tests.commands import command
 from tests.processes import ROOT
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.simulate.fitting import fit, left_out, predicted
-from benchmarks.simulate.judging import errors_of
+from benchmarks.cli.accuracy import errors_of
+from benchmarks.simulate.fit import fit, left_out, predicted
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.published import run_of

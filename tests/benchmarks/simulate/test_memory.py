@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate.memory import activation_bytes, held_bytes, megatron_bytes
+from benchmarks.simulate.predict import activation_bytes, held_bytes, megatron_bytes
 from benchmarks.simulate.stack import MEGATRON, MPT
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict

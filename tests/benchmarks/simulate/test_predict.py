@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.simulate.tables import errors, mesh_of, model_of, predicted_rows, read_rows, work_of
+from benchmarks.simulate.predict import errors, mesh_of, model_of, predicted_rows, read_rows, work_of
 from tests.commands import command
 from tests.processes import ROOT
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.devices.chips import CHIPS
-from benchmarks.simulate.roofline import Roofline, collective_bandwidth, roofline
+from benchmarks.simulate.program import Roofline, collective_bandwidth, roofline
 
 V5P, H100 = CHIPS["v5p"], CHIPS["h100"]
 

@@ -8,10 +8,9 @@ import pytest
 
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import head, layer, tiles_filled
-from benchmarks.simulate.links import Along, group
+from benchmarks.simulate.links import Along, Network, group
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine, machine_names
-from benchmarks.simulate.network import Network
 from benchmarks.simulate.stack import HALVES_SHARE, MEGATRON, MESHMARK, MPT, Collective
 from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import bound_seconds, predict_seconds
