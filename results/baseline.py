@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases.columns import SCHEMA_VERSION, gated
 from benchmarks.cli.outputs import require_file, require_folder, save_text
-from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
-from results.gates.metrics import other_axes
-from results.records.reading import SCHEMA_VERSION, Case, RecordError
+from results.gates.counters import PASSED, SETTINGS, Snapshot, read_snapshot
+from results.records.reading import Case, RecordError
 from strategies.files import shown
 
 # Statuses that a baseline may store. Other failures need not recur, and a baseline would make them the expected result.
@@ -34,7 +34,7 @@ def as_baseline(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "machine_info": machine,
-        "better": DIRECTIONS,
+        "better": {name: column.better for name, column in snapshot.counters().items()},
         "cases": [as_case(case, row) for case, row in sorted(snapshot.rows.items())],
     }
 
@@ -49,8 +49,7 @@ def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
         raise RecordError(
             f"{case} is {row['status']} ({row['reason']}), a failure that a baseline would expect; run it again"
         )
-    names = sorted((*COUNTERS, *(metric.name for metric in other_axes(row))))
-    counters = {name: row[name] for name in names} if row["status"] == PASSED else {}
+    counters = {name: row[name] for name in sorted(gated(row, "exact"))} if row["status"] == PASSED else {}
     texts = "status", "reason", "compiled.hash", "compiled.dtypes"
     facts = {
         **case._asdict(),

@@ -17,13 +17,14 @@ ROOT = Path(__file__).parent.parent
 FLOORS = "strategies", "benchmarks", "results"
 MODULES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 NAMES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
-COMMANDS = ("benchmarks.cli",)
-"""What all commands share: of `benchmarks`, `results` may import this alone; it needs no JAX."""
+COMMANDS = "benchmarks.cli", "benchmarks.cases.columns"
+"""What all commands share, and the table of columns: of `benchmarks`, `results` may import these alone."""
 LIGHT = (
     *("strategies.config", "strategies.presets", "strategies.schema"),
     *("benchmarks.devices.chips", "benchmarks.devices.topology"),
 )
 """What it may import besides itself and the standard library."""
+SHARED = "benchmarks/__init__.py", "benchmarks/cli/*.py", "benchmarks/cases/__init__.py", "benchmarks/cases/columns.py"
 SCHEMA = "strategies.schema", "strategies.files"
 """How files are read and checked: of `strategies`, `results` may import these alone; they need no JAX."""
 FORBIDDEN = {
@@ -85,7 +86,7 @@ def test_modules_have_no_import_cycles():
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in MODULES if path.match("benchmarks/__init__.py") or path.match("benchmarks/cli/*.py")],
+    [path for path in MODULES if any(map(path.match, SHARED))],
     ids=str,
 )
 def test_what_commands_share_needs_no_jax(path):

@@ -55,7 +55,7 @@ class ChipEstimate:
         return f"needs {needed:.1f} GiB of {capacity:.1f} GiB{over}"
 
     def as_row(self, flops: float, tokens: float) -> Mapping[str, str | float | bool | None]:
-        """The columns of a record, always `ROW_KEYS`.
+        """The columns of a record, always the same ones.
 
         Args:
             flops: model FLOPs of one device per step.
@@ -85,10 +85,6 @@ class ChipEstimate:
             f"{source}.tokens_per_second_per_device": tokens / seconds if seconds else None,
             f"{source}.model_flops_utilization": rate and self.flops_per_second and rate / self.flops_per_second,
         }
-
-
-ROW_KEYS = tuple(ChipEstimate(0, 0).as_row(0, 0))
-"""Columns of `ChipEstimate.as_row`, for records without an estimate."""
 
 
 def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory, bubble: float) -> ChipEstimate:

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from benchmarks.cases.case import Case
 from benchmarks.cli.tables import amount
 from benchmarks.explain.advice import Advice, advice
-from benchmarks.explain.overlap import COLUMNS, overlap
+from benchmarks.explain.overlap import overlap
 from benchmarks.explain.rewrites import Rewrite, rewrites, summarized
 from benchmarks.program.collectives import axis_of
 from benchmarks.program.compiled import ROW_KEYS, Program
@@ -58,19 +58,13 @@ def cost_of(case: Case) -> Cost | None:
         return None
 
 
-KEYS = (
-    *("rewrites.sent_bytes", "rewrites.unexplained_bytes", "rewrites.flops", "rewrites.text", "rewrites.advice"),
-    *COLUMNS,
-)
-
-
 def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str, Any]:
-    """The columns, always `KEYS`. Those of rewrites are None for a step that the compiler partitions.
+    """The columns that are known. Those of rewrites are not for a step that the compiler partitions.
 
     `rewrites.sent_bytes` and `rewrites.flops` are what a device sends and computes per step beyond the formulas.
     `rewrites.text` names the causes. `rewrites.advice` says how to avoid the costly ones, where that is known.
     """
-    row: dict[str, Any] = {**dict.fromkeys(KEYS), **overlap(program)}
+    row: dict[str, Any] = {**overlap(program)}
     cost = None if case.twin else cost_of(case)
     if cost is None:
         return row

@@ -13,31 +13,29 @@ from benchmarks.program.compiled import Program
 from strategies.core.traffic import Bytes
 
 OVERLAP_KINDS = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")
-SENT = tuple(f"overlap.sent_bytes.{overlap_kind}" for overlap_kind in OVERLAP_KINDS)
-COLUMNS = (*SENT, "overlap.text")
 
 
-def overlap(program: Program) -> Mapping[str, int | str | None]:
-    """The columns on overlap per device and step, always `COLUMNS`; all None if the program's text is not in schedule
-    order.
+def overlap(program: Program) -> Mapping[str, int | str]:
+    """The columns on overlap per device and step; none if the program's text is not in schedule order.
 
     `overlap.sent_bytes.*` are the bytes sent while matmuls run (`beside_matmuls`); while the device only reads or
     writes memory (`beside_memory`); while it does neither (`beside_nothing`); and by collectives that it waits for at
     once (`waited_for`). `overlap.text` lists them by kind and axes, with the overlapped FLOPs and bytes of memory.
     """
     if not program.scheduled:
-        return dict.fromkeys(COLUMNS)
+        return {}
     groups: dict[tuple[str, tuple[str, ...], str], OverlapTotals] = {}
     for collective in program.collectives:
         groups.setdefault((collective.kind, collective.axes, overlap_kind(collective)), OverlapTotals()).add(collective)
     sent = {
-        name: int(sum(group.sent_bytes for key, group in groups.items() if key[2] == name)) for name in OVERLAP_KINDS
+        f"overlap.sent_bytes.{kind}": int(sum(group.sent_bytes for key, group in groups.items() if key[2] == kind))
+        for kind in OVERLAP_KINDS
     }
     most_first = sorted(groups.items(), key=lambda item: -item[1].sent_bytes)
     text = "; ".join(
         f"{kind} over {','.join(axes)}: {group.describe(name)}" for (kind, axes, name), group in most_first
     )
-    return dict(zip(COLUMNS, (*sent.values(), text), strict=True))
+    return {**sent, "overlap.text": text}
 
 
 def overlap_kind(collective: Collective) -> str:

@@ -6,7 +6,7 @@ What is restored was written a moment ago, so it comes from the page cache and n
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,34 +39,15 @@ class CheckpointTimes:
     restore_seconds: float
     restore_single_seconds: float | None
 
-    def as_row(self) -> Mapping[str, float | None]:
-        """Columns of a row. Rates are bytes of the whole checkpoint per second."""
-        return dict(
-            zip(
-                ROW_KEYS,
-                (
-                    self.total_bytes,
-                    self.save_blocking_seconds,
-                    self.save_seconds,
-                    self.total_bytes / self.save_seconds,
-                    self.restore_seconds,
-                    self.total_bytes / self.restore_seconds,
-                    self.restore_single_seconds,
-                ),
-                strict=True,
-            )
-        )
+    @property
+    def save_bytes_per_second(self) -> float:
+        """Bytes of the whole checkpoint per second, until it is on disk."""
+        return self.total_bytes / self.save_seconds
 
-
-ROW_KEYS = (
-    "checkpoint.total_bytes",
-    "checkpoint.save_blocking_seconds",
-    "checkpoint.save_seconds",
-    "checkpoint.save_bytes_per_second",
-    "checkpoint.restore_seconds",
-    "checkpoint.restore_bytes_per_second",
-    "checkpoint.restore_single_seconds",
-)
+    @property
+    def restore_bytes_per_second(self) -> float:
+        """Bytes of the whole checkpoint per second, until its state is on the devices."""
+        return self.total_bytes / self.restore_seconds
 
 
 def checkpoint_times(step: Step, state: State, single: Callable[[], Step], folder: Path) -> CheckpointTimes:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import jax
 
 from benchmarks.cases.case import Case, Selection
+from benchmarks.cases.columns import SCHEMA_VERSION
 from benchmarks.cases.row import Row
 from benchmarks.cases.selection import selected
 from benchmarks.cli.options import EXTRA_SECONDS, MEASURE, ROUNDS
@@ -47,7 +48,6 @@ from benchmarks.run.machine import (
 )
 from benchmarks.run.measure import forget_effects
 from benchmarks.run.progress import Progress, print_summary
-from benchmarks.run.record import SCHEMA_VERSION
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 
 Tell = Callable[[Mapping[str, Any]], None]

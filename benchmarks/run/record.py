@@ -3,32 +3,29 @@
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import jax
 
 from benchmarks.cases.case import Case, CompilerOptions, attention_of, option_texts
+from benchmarks.cases.columns import COLUMNS, SCHEMA_VERSION
 from benchmarks.cases.failures import Status
 from benchmarks.cases.row import Row, Scalar
 from benchmarks.cluster import processes
-from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.explain.estimate import ChipEstimate
-from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
 from benchmarks.explain.explanations import predicted_columns
 from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.run.attribution import Attribution
-from benchmarks.run.checkpoint import ROW_KEYS as CHECKPOINT_KEYS
 from benchmarks.run.checkpoint import CheckpointTimes
 from benchmarks.run.interleaved import BlockTimes, Interval
 from strategies.model.gpt import param_count
 
-SCHEMA_VERSION = 4
-"""Raised when a column changes its meaning or is removed."""
 RESOLVED = "reduce", "prefetch", "halves", "unroll", "context_attention"
 """Options whose "auto" depends on the devices. Rows have the value that a step has."""
-COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
-"""Columns of the compiled program."""
+PER_AXIS = [key for key in (*ROW_KEYS, *BETWEEN_KEYS) if key not in COLUMNS]
+"""Columns of a compiled program by kind of collective and by mesh axis."""
 
 NOISE = 0.05
 """A run is noisy if the interval of the canary's ratio reaches further than this from 1."""
@@ -70,6 +67,8 @@ class Record:
         estimate: memory and least time on a chip that need not be present.
         predicted_seconds: of a step, by a machine file.
     """
+
+    schema_version: ClassVar[int] = SCHEMA_VERSION
 
     case: Case
     platform: str
@@ -115,6 +114,31 @@ class Record:
         return tuple(self.timed.seconds) if self.timed else ()
 
     @property
+    def kind(self) -> str:
+        """Whether it is timed, or only compiled."""
+        return "compiled" if self.compile_only else "timed"
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that the step spans."""
+        return min(processes.count(), self.case.mesh.size)
+
+    @property
+    def param_count(self) -> int:
+        """Parameters of the model, without padding."""
+        return param_count(self.case.config)
+
+    @property
+    def step_seconds(self) -> Interval | None:
+        """Seconds per step, as the median of blocks with its interval; None for too few blocks."""
+        return Interval.of(self.samples)
+
+    @property
+    def dispatch_seconds_median(self) -> float | None:
+        """Median seconds of the host per step, until it was dispatched."""
+        return statistics.median(self.timed.dispatch_seconds) if self.timed and self.timed.seconds else None
+
+    @property
     def step_seconds_median(self) -> float | None:
         """Median seconds per step."""
         return statistics.median(self.samples) if self.samples else None
@@ -123,6 +147,11 @@ class Record:
     def tokens_per_second(self) -> float | None:
         """Tokens of the global batch per second."""
         return _quotient(self.case.batch_size * self.case.config.sequence, self.step_seconds_median)
+
+    @property
+    def tokens_per_second_per_device(self) -> float | None:
+        """Tokens per second and device of the mesh."""
+        return _quotient(self.tokens_per_second, self.case.mesh.size)
 
     @property
     def model_flops_utilization(self) -> float | None:
@@ -139,91 +168,69 @@ class Record:
         """Whether noise may exceed `NOISE`, by the canary's interval."""
         return None if self.canary is None else self.canary.low < 1 - NOISE or self.canary.high > 1 + NOISE
 
+    @property
+    def predicted_ratio(self) -> float | None:
+        """Predicted over measured seconds of a step."""
+        return _quotient(self.predicted_seconds, self.step_seconds_median)
+
+    @property
+    def attributed_fraction(self) -> float | None:
+        """Seconds that are attributed to a cause, as a fraction of the measured step."""
+        return _quotient(self.attribution and self.attribution.total_seconds, self.step_seconds_median)
+
+    @property
+    def options(self) -> str:
+        """The case's strategy options, as text."""
+        return ",".join(option_texts(self.case.options))
+
+    @property
+    def xla_options(self) -> str:
+        """The options that XLA was given, or will be, as text."""
+        return " ".join(option_texts(self.compiler_options or self.case.compiler_options))
+
     def as_row(self) -> Row:
         """The row of this record."""
         steps_per_block = self.timed.steps_per_block if self.timed else None
         return Row(str(self.case), self.as_extra_info(), self.samples, steps_per_block)
 
     def as_extra_info(self) -> dict[str, Scalar]:
-        """The columns, stored by pytest-benchmark as `extra_info`: always the same keys, plain scalars, None for
-        missing or NaN.
+        """The columns (benchmarks/cases/columns.csv), stored by pytest-benchmark as `extra_info`: always the same keys,
+        plain scalars, None for missing or NaN.
         """
-        case, timed, parts = self.case, self.timed, self.attribution
-        row: dict[str, Scalar] = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "compiled" if self.compile_only else "timed",
-            "status": self.status,
-            "reason": self.reason,
-            "strategy": case.strategy,
-            "mesh": str(case.mesh),
-            "devices": case.mesh.size,
-            "processes": min(processes.count(), case.mesh.size),
-            "platform": self.platform,
-            "device_kind": self.device_kind,
-            "virtual_devices": self.virtual_devices,
-            "topology": str(case.topology) if case.topology else None,
-            "preset": case.preset,
-            "param_count": param_count(case.config),
-            "global_batch_sequences": case.batch_size,
-            "sequence_tokens": case.config.sequence,
-            **attention_of(case.config),
-            "microbatches": case.microbatches,
-            "dtype": case.dtype,
-            "remat": case.remat,
-            **{name: getattr(self, name) for name in RESOLVED},
-            "options": ",".join(option_texts(case.options)),
-            "compiler_options": " ".join(option_texts(self.compiler_options or case.compiler_options)),
-            "step_seconds_median": self.step_seconds_median,
-            **_bounds("step_seconds", Interval.of(self.samples)),
-            "tokens_per_second": self.tokens_per_second,
-            "tokens_per_second_per_device": _quotient(self.tokens_per_second, case.mesh.size),
-            "dispatch_seconds_median": statistics.median(timed.dispatch_seconds) if timed and timed.seconds else None,
-            "steps_timed": timed.steps if timed else None,
-            **_interval("relative_to_single", self.relative_to_single),
-            "single_in_own_process": self.single_in_own_process,
-            **_interval("relative_to_twin", self.relative_to_twin),
-            **_interval("canary_ratio", self.canary),
-            "noisy": self.noisy,
-            **{f"attribution.{part.name}": getattr(parts, part.name, None) for part in fields(Attribution)},
-            "attribution.total_over_step": _quotient(parts and parts.total_seconds, self.step_seconds_median),
-            **(self.checkpoint.as_row() if self.checkpoint else dict.fromkeys(CHECKPOINT_KEYS)),
-            "model_flops_per_step": self.model_flops_per_step,
-            "model_flops_utilization": self.model_flops_utilization,
-            "matmul_flops_per_second": self.matmul_flops_per_second,
-            "compile_seconds": self.compile_seconds,
-            **{f"memory.{item.name}": getattr(self.memory, item.name) for item in fields(StepMemory)},
-            "memory.total_bytes": self.memory.total_bytes,
-            **{key: self.compiled.get(key) for key in (*COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS)},
-            **predicted_columns(case, self.compiled),
-            **self._predicted_seconds(),
-            **self._estimated(),
-            "loss_first": self.loss_first,
-            "loss_last": self.loss_last,
-            "matches_single": self.matches_single,
+        mappings: dict[str, Mapping[str, Any]] = {
+            "attention": attention_of(self.case.config),
+            "program": {**dict.fromkeys(PER_AXIS), **self.compiled},
+            "formulas": predicted_columns(self.case, self.compiled),
+            "chip": self._estimated(),
         }
+        row: dict[str, Any] = {}
+        for name, column in COLUMNS.items():
+            if column.is_family:
+                # All families of a compiled program at once, in its order: by kind, and then by axis.
+                group = name.partition(".")[0]
+                row |= {key: mappings[column.source][key] for key in PER_AXIS if key.partition(".")[0] == group}
+            elif column.source in mappings:
+                row[name] = mappings[column.source].get(name)
+            else:
+                value = _at(self, column.source or name)
+                row[name] = str(value) if column.type == "text" and value is not None else value
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
 
-    def _predicted_seconds(self) -> Mapping[str, Scalar]:
-        ratio = _quotient(self.predicted_seconds, self.step_seconds_median)
-        return {"predicted.step_seconds": self.predicted_seconds, "predicted.ratio": ratio}
-
     def _estimated(self) -> Mapping[str, Scalar]:
         case, devices = self.case, self.case.mesh.size
         if self.estimate is None or self.model_flops_per_step is None:
-            return dict.fromkeys(ESTIMATE_KEYS)
+            return {}
         tokens = case.batch_size * case.config.sequence
         return self.estimate.as_row(self.model_flops_per_step / devices, tokens / devices)
 
 
-def _interval(name: str, ratio: Interval | None) -> dict[str, float | None]:
-    """Columns of a ratio: its median and its interval."""
-    return {name: ratio and ratio.median, **_bounds(name, ratio)}
-
-
-def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
-    return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
+def _at(value: Any, path: str) -> Any:
+    """The value at the end of a path of attributes; None where one of them is."""
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 def _quotient(numerator: float | None, denominator: float | None) -> float | None:

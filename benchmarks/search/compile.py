@@ -19,7 +19,7 @@ from benchmarks.cli.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.advice import Advice
 from benchmarks.explain.explanations import advice_on, cost_of
-from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
+from benchmarks.explain.overlap import OVERLAP_KINDS
 from benchmarks.explain.rewrites import rewrites
 from benchmarks.explain.trace import trace
 from benchmarks.explain.trials import trial_lines, trials
@@ -97,8 +97,8 @@ def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:
                 yield f"  {kind:18}{size(sent)}   over {axis}"
     yield f"  {'in all':18}{size(info['compiled.sent_bytes'])}{size(info['predicted.sent_bytes'])} by formula"
     if info["overlap.text"] is not None:
-        for column, overlap_kind in zip(SENT, OVERLAP_KINDS, strict=True):
-            yield f"  {overlap_kind.replace('_', ' '):18}{size(info[column])}"
+        for overlap_kind in OVERLAP_KINDS:
+            yield f"  {overlap_kind.replace('_', ' '):18}{size(info[f'overlap.sent_bytes.{overlap_kind}'])}"
     if info["overlap.text"]:
         yield "meanwhile"
         yield from (f"  {line}" for line in info["overlap.text"].split("; "))

@@ -2,15 +2,14 @@
 
 import reprlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from results.gates.metrics import EXACT, METRICS, other_axes
+from benchmarks.cases.columns import COLUMNS, SCHEMA_VERSION, Column, gated
 from results.gates.verdict import Measure
 from results.records.reading import (
-    SCHEMA_VERSION,
     Case,
     RecordError,
     as_run,
@@ -22,11 +21,12 @@ from results.records.reading import (
 from strategies.files import shown
 from strategies.schema import Count, checked_fields
 
-COUNTERS = tuple(metric.name for metric in EXACT)
-DIRECTIONS = {metric.name: metric.better for metric in EXACT}
+COUNTERS = tuple(name for name, column in COLUMNS.items() if column.gate == "exact" and not column.is_family)
+"""Exact metrics that every row has. The others are by kind of collective, and 0 where a row has none."""
 PASSED = "ok"
 # Keys of a row in a baseline. A run's row also has the tracked metrics.
 KEPT = ("status", "reason", "compiled.hash", *COUNTERS)
+TRACKED = tuple(name for name, column in COLUMNS.items() if column.gate == "tracked")
 # The packages whose version may change a compiled program.
 COMPILER = ("jax", "jaxlib", "flax", "optax")
 # Keys of `machine_info` that may also change a compiled program.
@@ -55,15 +55,17 @@ class Snapshot:
     facts: dict[str, Any]
     rows: dict[Case, dict[str, Any]]
 
+    def counters(self) -> dict[str, Column]:
+        """Return the exact metrics that any row has, in the order of the table."""
+        return gated(dict.fromkeys(name for row in self.rows.values() for name in row), "exact")
+
     def measures(self) -> Iterator[Measure]:
         """Yield the nonzero numbers of cases that passed; the step time has the quartiles of its samples as bounds."""
         for case, row in self.rows.items():
             spread = {"step_seconds_median": quartiles(row.get("samples", ()))}
-            names = (*METRICS, *(metric.name for metric in other_axes(row)))
-            for metric in names if row["status"] == PASSED else ():
-                value = row.get(metric)  # a baseline has only the exact metrics
-                if value:
-                    yield Measure(str(case), metric, value, *spread.get(metric, ()))
+            for metric in gated(row, "exact", "tracked") if row["status"] == PASSED else ():
+                if row[metric]:
+                    yield Measure(str(case), metric, row[metric], *spread.get(metric, ()))
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -80,7 +82,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def snapshot_of_run(path: Path, run: Mapping[str, Any]) -> Snapshot:
     """Return the counters of a run in the format of pytest-benchmark."""
-    records = records_of(path, run, (*KEPT, *METRICS))
+    records = records_of(path, run, (*KEPT, *TRACKED))
     return Snapshot(path, *machine_of(path, run["machine_info"]), by_case(path, records))
 
 
@@ -88,17 +90,18 @@ def snapshot_of_baseline(path: Path, baseline: Mapping[str, Any]) -> Snapshot:
     """Return the counters of a baseline. In a case that passed, counters neither stored nor `unknown` are zero."""
     check_version(shown(path), baseline.get("schema_version"), SCHEMA_VERSION, WRITTEN_BY)
     checked_fields(baseline, {"machine_info": dict[str, Any], "cases": list[dict[str, Any]]}, shown(path))
-    if baseline.get("better") != DIRECTIONS:
-        raise RecordError(f"{shown(path)} {difference_of_directions(baseline.get('better'))}; {REFRESH}")
+    better: Any = baseline.get("better")
+    if difference := difference_of_directions(better):
+        raise RecordError(f"{shown(path)} {difference}; {REFRESH}")
     machine, cases = baseline["machine_info"], baseline["cases"]
-    return Snapshot(path, *machine_of(path, machine), by_case(path, [whole(path, row) for row in cases]))
+    return Snapshot(path, *machine_of(path, machine), by_case(path, [whole(path, row, better) for row in cases]))
 
 
-def whole(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of a baseline with the counters that the file leaves out."""
+def whole(path: Path, row: Mapping[str, Any], counters: Iterable[str]) -> dict[str, Any]:
+    """Return a row of a baseline with the counters that the file leaves out, of all that it holds."""
     where = f"{shown(path)}: {row.get('name')}"
     checked_fields({"unknown": [], **row}, {"unknown": list[str]}, where)
-    left_out = dict.fromkeys(COUNTERS, 0 if row.get("status") == PASSED else None)
+    left_out = dict.fromkeys(counters, 0 if row.get("status") == PASSED else None)
     record = {"reason": None, "compiled.hash": None, **left_out, **row, **dict.fromkeys(row.get("unknown", []))}
     record.pop("unknown", None)
     check_columns(record, KEPT, where)
@@ -143,12 +146,12 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float] | tuple[()]:
 
 
 def difference_of_directions(stored: Any) -> str:
-    """Describe the first metric whose direction in a baseline differs from this meshmark's."""
+    """Describe the first metric whose direction in a baseline differs from this meshmark's; "" if all agree."""
     if not isinstance(stored, dict):
         return "does not say which way its metrics are `better`"
-    absent = object()
-    name = next(name for name in {**DIRECTIONS, **stored} if stored.get(name, absent) != DIRECTIONS.get(name, absent))
-    return (
-        f"says of {name} that better is {reprlib.repr(stored.get(name, 'unknown'))}, "
-        f"and this meshmark that it is {DIRECTIONS.get(name, 'unknown')!r}"
-    )
+    for name in dict.fromkeys((*COUNTERS, *stored)):
+        ours = column.better if (column := gated([name], "exact").get(name)) else "unknown"
+        theirs = stored.get(name, "unknown")
+        if theirs != ours or "unknown" in (theirs, ours):
+            return f"says of {name} that better is {reprlib.repr(theirs)}, and this meshmark that it is {ours!r}"
+    return ""

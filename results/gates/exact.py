@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.cases.columns import COLUMNS, Column, gated
 from benchmarks.cli.ending import Refused
 from results.gates.counters import COMPILER, COUNTERS, PASSED, Snapshot, read_snapshot
-from results.gates.metrics import EXACT, Allowance, Metric, of_an_axis, other_axes
+from results.gates.metrics import Allowance, judge
 from results.gates.report import counted_words
 from results.gates.verdict import Finding, Report
 from results.records.machine import differences
@@ -31,27 +32,27 @@ def run(options: argparse.Namespace) -> Report:
     Raises:
         RecordError: a file is not a complete run or baseline.
     """
-    allowed = {name: allowance for part in options.allow for name, allowance in rule(*part).items()}
+    allowed = dict(rule(*part) for part in options.allow)
     base, head = read_snapshot(options.base), read_snapshot(options.head)
     tolerance = options.across_versions and Allowance(100 * options.across_versions, percent=True)
     return compare(base, head, allowed, only_head_cases=options.only_head_cases, tolerance=tolerance)
 
 
-def rule(pattern: str, amount: str) -> dict[str, Allowance]:
-    """The allowance of each metric whose name matches.
+def rule(pattern: str, amount: str) -> tuple[str, Allowance]:
+    """Check an allowance, and return it with the names that it is for, in which `*` stands for any text.
 
-    >>> {name: str(allowance) for name, allowance in rule("memory.t*_bytes", "1%").items()}
-    {'memory.temp_bytes': '1%', 'memory.total_bytes': '1%'}
+    >>> [str(part) for part in rule("compiled.sent_bytes.permute.*", "1%")]
+    ['compiled.sent_bytes.permute.*', '1%']
 
     Raises:
         Refused: no metric has such a name, or the amount is none.
     """
-    names = fnmatch.filter(COUNTERS, pattern) or ([pattern] if of_an_axis(pattern) else [])
-    if not names:
-        nearest = ", ".join(difflib.get_close_matches(pattern, COUNTERS, n=5, cutoff=0))
+    exact = [name for name, column in COLUMNS.items() if column.gate == "exact"]
+    if not fnmatch.filter(exact, pattern) and not gated([pattern.replace("*", "any")], "exact"):
+        nearest = ", ".join(difflib.get_close_matches(pattern, exact, n=5, cutoff=0))
         raise Refused(f"--allow: {pattern!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")
     try:
-        return dict.fromkeys(names, Allowance.parse(amount))
+        return pattern, Allowance.parse(amount)
     except ValueError as error:
         raise Refused(f"--allow {pattern}={amount}: {error}") from error
 
@@ -68,7 +69,7 @@ def compare(
 
     Args:
         base, head: the two runs or baselines.
-        allowed: allowances by metric, which replace the metrics' default allowances.
+        allowed: allowances by names of metrics, as of `rule`; the last one counts. Others may not get worse at all.
         only_head_cases: count cases that are missing in HEAD, but do not judge them.
         tolerance: versions may differ, and this is how much worse each counter may get; None if they must be equal.
     """
@@ -132,14 +133,10 @@ def judge_case(
         return [Finding(case, "better", note=f"was {ending(base)}")]
     if passed == (False, False):
         return [Finding(case, "same", note=f"failed in both: {ending(head)}")]
-    others = other_axes(base, head)
-    nothing = {metric.name: 0 for metric in others}  # a row has no bytes along an axis that it lacks
-    base, head = {**nothing, **base}, {**nothing, **head}
+    allowances = {"*": tolerance or Allowance(), **allowed}
     judged = (
-        judge_metric(
-            case, metric, base, head, allowed.get(metric.name, tolerance or metric.allowance), exact=not tolerance
-        )
-        for metric in (*EXACT, *others)
+        judge_metric(case, name, column, base, head, of_metric(name, allowances), exact=not tolerance)
+        for name, column in gated({**base, **head}, "exact").items()
     )
     found = [finding for finding in judged if finding]
     if found and (note := other_dtypes(base, head)):
@@ -147,6 +144,11 @@ def judge_case(
     programs = {base["compiled.hash"], head["compiled.hash"]} - {None}
     unchanged = Finding(case, "same", note="another program" if len(programs) > 1 else "")
     return found or [unchanged]
+
+
+def of_metric(name: str, allowances: Mapping[str, Allowance]) -> Allowance:
+    """Return the last of the allowances whose pattern matches a name."""
+    return [allowance for pattern, allowance in allowances.items() if fnmatch.fnmatchcase(name, pattern)][-1]
 
 
 def other_dtypes(base: Row, head: Row) -> str:
@@ -158,22 +160,22 @@ def other_dtypes(base: Row, head: Row) -> str:
 
 
 def judge_metric(
-    case: str, metric: Metric, base: Row, head: Row, allowance: Allowance, *, exact: bool
+    case: str, metric: str, column: Column, base: Row, head: Row, allowance: Allowance, *, exact: bool
 ) -> Finding | None:
     """Judge one metric; None if it is equal. Unless `exact`, it is better only by more than the allowance, too."""
-    before, now = base[metric.name], head[metric.name]
+    before, now = base.get(metric, 0), head.get(metric, 0)  # a row has no bytes along an axis that it lacks
     if before == now:
         return None
     if before is None:
-        return Finding(case, "new", metric.name, head=now, note="not known in BASE")
+        return Finding(case, "new", metric, head=now, note="not known in BASE")
     if now is None:
         reason = f": {head['reason']}" if head["reason"] else ""
-        return Finding(case, "worse", metric.name, base=before, note=f"not known in HEAD{reason}")
-    word = metric.judge(before, now, allowance)
+        return Finding(case, "worse", metric, base=before, note=f"not known in HEAD{reason}")
+    word = judge(column.better, before, now, allowance)
     if not exact and word != "worse":
         word = "better" if abs(now - before) > allowance.of(before) else "within tolerance"
     note = f"allowed: {allowance}" if word == "same" else ""
-    return Finding(case, word, metric.name, before, now, now / before if before else None, note=note)
+    return Finding(case, word, metric, before, now, now / before if before else None, note=note)
 
 
 def ending(row: Row) -> str:

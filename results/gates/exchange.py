@@ -4,8 +4,8 @@ import json
 from typing import Any
 from xml.etree import ElementTree
 
+from benchmarks.cases.columns import column_of
 from benchmarks.cli.parser import one_line
-from results.gates.metrics import metric_of
 from results.gates.report import cells, summary
 from results.gates.verdict import RED, Finding, Report
 
@@ -44,12 +44,12 @@ def action_json(report: Report) -> str:
     """
     entries = []
     for measure in report.measures:
-        metric = metric_of(measure.metric)
-        if metric and metric.better == "lower":
-            entry = {"name": f"{one_line(measure.case)} {metric.name}", "unit": metric.unit, "value": measure.value}
+        column = column_of(measure.metric)
+        if column and column.better == "lower":
+            entry = {"name": f"{one_line(measure.case)} {measure.metric}", "unit": column.unit, "value": measure.value}
             if measure.low is not None and measure.high is not None:
                 entry["range"] = f"{measure.low:.6g} to {measure.high:.6g}"
-            entries.append(entry | {"extra": f"better: {metric.better}"})
+            entries.append(entry | {"extra": f"better: {column.better}"})
     return "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n"
 
 

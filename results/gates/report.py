@@ -4,9 +4,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from benchmarks.cases.columns import column_of
 from benchmarks.cli.parser import one_line
 from benchmarks.cli.tables import aligned, screen_width
-from results.gates.metrics import metric_of
 from results.gates.verdict import RED, Finding, Report
 from results.reports.tables import escaped
 
@@ -99,10 +99,8 @@ def counted_words(counts: Counter) -> str:
 
 def cells(finding: Finding) -> tuple[str, ...]:
     """Return the cells of a finding: word, metric, values, ratio and note."""
-    metric = metric_of(finding.metric)
-    values = ""
-    if metric:
-        values = f"{number(finding.base)} -> {number(finding.head)} {metric.unit}"
+    column = column_of(finding.metric)
+    values = f"{number(finding.base)} -> {number(finding.head)} {column.unit}" if column else ""
     return finding.word, finding.metric, values, ratio(finding), one_line(finding.note)
 
 

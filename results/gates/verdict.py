@@ -26,7 +26,7 @@ class Finding:
     Attributes:
         case: the full name of the case, equal in all runs.
         word: the judgement.
-        metric: a name in `results.gates.metrics.METRICS`; empty if the finding is about the whole case.
+        metric: the name of a column with a gate; empty if the finding is about the whole case.
         base, head: the two values in the metric's unit; None if unknown.
         ratio: head divided by base; the paired gate gives the estimate from its pairs of samples.
         interval: lower and upper confidence bound of the ratio; None if values are exact.

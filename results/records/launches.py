@@ -10,18 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from benchmarks.cases.columns import COLUMNS
+
 MIN_LAUNCHES = 3
 """Fewest launches that can decide a comparison."""
 CONFIDENCE = 0.95
 """Confidence of a one-sided bound."""
 BOTH_SIDES = (1 + CONFIDENCE) / 2
 """One-sided confidence of each bound of a 95% interval."""
-INTERVALS = {
-    "step_seconds_median": "step_seconds",
-    "relative_to_single": "relative_to_single",
-    "relative_to_twin": "relative_to_twin",
-    "canary_ratio": "canary_ratio",
-}
+ENDS = [name.removesuffix("_low") for name in COLUMNS if name.endswith("_low")]
+INTERVALS = {name if name in COLUMNS else f"{name}_median": name for name in ENDS}
 """Columns with an interval, and the prefix of the columns of its ends, PREFIX_low and PREFIX_high."""
 
 Word = Literal["slower", "inconclusive", "faster", "same"]

@@ -2,19 +2,24 @@
 
 import reprlib
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from benchmarks.cases.columns import SCHEMA_VERSION, column_of
 from benchmarks.cli.ending import Refused
-from results.records.columns import type_of
 from results.records.launches import INTERVALS, combine_launches
 from strategies import files
 from strategies.files import shown
-from strategies.schema import Amount, Count, Positive, Scalar, SchemaError, checked, checked_fields
+from strategies.schema import Amount, Count, Number, Positive, Scalar, SchemaError, checked, checked_fields
 
-SCHEMA_VERSION = 4
+TYPES: dict[str, Any] = {
+    **{"word": str, "text": str, "flag": bool},
+    **{"count": Count, "amount": Amount, "positive": Positive, "number": Number},
+}
+"""Types by their names in the table of columns. Any but a word may be unknown, which is null."""
 UNTIMED = "untimed"
 """Key of the rows without samples in a run; older files have them among `benchmarks`."""
 LAUNCH = "launch"
@@ -208,6 +213,19 @@ def check_columns(facts: Mapping[str, Any], needed: Collection[str], where: str)
         ends: list[Any] = [facts.get(each) for each in (f"{name}_low", column, f"{name}_high")]
         if None not in ends and ends != sorted(ends):
             raise RecordError(f"{where}: {column} is {ends[1]}, outside of its interval from {ends[0]} to {ends[2]}")
+
+
+@cache
+def type_of(name: str) -> Any:
+    """Return the type of a column; columns of a newer meshmark, which the table lacks, may have any scalar.
+
+    >>> type_of("noisy"), type_of("compiled.sent_bytes.permute.toy") == Amount | None, type_of("mine") == Scalar
+    (bool | None, True, True)
+    """
+    column = column_of(name)
+    if column is None:
+        return Scalar
+    return TYPES[column.type] if column.type == "word" else TYPES[column.type] | None
 
 
 def rows_of(run: Mapping[str, Any]) -> Rows:

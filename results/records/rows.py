@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from results.records.columns import ATTRIBUTED, COUNTS, MEMORY, TIMES
+from benchmarks.cases.columns import COLUMNS, column_of
 from results.records.reading import RecordError, read_run, records_of
 
 # Rows are comparable only on the same machine: these columns must be equal in all rows.
@@ -18,43 +18,52 @@ WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat", "atten
 # Options of sparse attention. Records of older versions lack them: their attention is dense.
 ATTENTION = ["attention_window", "attention_stride", "attention_pattern", "attention_summary"]
 
-NUMBERS = [*COUNTS, *TIMES, *ATTRIBUTED, *MEMORY]
-OPTIONAL = ["processes", "predicted.bubble", "predicted.lockstep_bubble"]
-"""Numbers that records of the same schema may lack, which were written before there were such columns."""
 NEEDED = [
-    *("status", "reason", "strategy", "mesh", "platform", "device_kind", "preset", "dtype", "remat"),
-    *("virtual_devices", "matches_single", "noisy", *NUMBERS),
+    *("status", "reason", "strategy", "mesh", "devices", "platform", "device_kind", "virtual_devices", "preset"),
+    *("param_count", "global_batch_sequences", "sequence_tokens", "microbatches", "dtype", "remat"),
+    *("step_seconds_median", "step_seconds_low", "step_seconds_high", "tokens_per_second", "matches_single", "noisy"),
+    *("relative_to_single", "relative_to_single_low", "relative_to_single_high"),
+    *("canary_ratio_low", "canary_ratio_high"),
+    *(name for name in COLUMNS if name.startswith("attribution.") and name.endswith("_seconds")),
+    *(f"memory.{part}_bytes" for part in ("argument", "parameter", "optimizer", "temp", "output", "alias", "total")),
 ]
+"""Columns that figures read. Records of the same schema may lack others, which are newer than these."""
 
 
 def load(paths: Iterable[str | Path]) -> pd.DataFrame:
     """Read benchmark files into one table.
 
     Returns:
-        A table in which each key of `extra_info` is a column. `name` is the test, `file` the file, `fingerprint` the
-        machine, `attention` the options of sparse attention as text, and `samples` the step times in seconds (an empty
-        tuple if nothing was timed).
+        A table of all columns, unknown where a file lacks them, and of further keys of `extra_info`. `name` is the
+        test, `file` the file, `fingerprint` the machine, `attention` the options of sparse attention as text, and
+        `samples` the step times in seconds (an empty tuple if nothing was timed).
 
     Raises:
         RecordError: a file is missing, is not a complete file of records, or is not comparable with the others.
     """
     rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), NEEDED)])
-    rows = rows.reindex(columns=[*rows.columns, *(name for name in ["options", *OPTIONAL] if name not in rows)])
-    rows[[*NUMBERS, *OPTIONAL]] = rows[[*NUMBERS, *OPTIONAL]].apply(pd.to_numeric)
-    rows = with_attention(rows)
+    lacking = [name for name, column in COLUMNS.items() if name not in rows and not column.is_family]
+    rows = rows.reindex(columns=[*rows.columns, *lacking])
+    rows = with_attention(pd.DataFrame({name: as_numbers(str(name), values) for name, values in rows.items()}))
     refuse_several_machines(rows)
     refuse_repeated_rows(rows)
     return rows
 
 
+def as_numbers(name: str, values: pd.Series) -> pd.Series:
+    """Return the values of a column, as numbers if it has such: unknown ones are NaN."""
+    column = column_of(name)
+    return pd.to_numeric(values) if column and column.is_number else values
+
+
 def with_attention(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `ATTENTION` where a file lacks them, and `attention`, their text: empty if it is dense."""
-    options = rows.reindex(columns=ATTENTION)
+    """Add `attention`, the text of the columns of `ATTENTION`: empty if it is dense."""
+    options = rows[ATTENTION]
     texts = [
         ",".join(f"{name}={value if isinstance(value, str) else int(value)}" for name, value in facts.items() if value)
         for facts in options.astype(object).where(options.notna(), None).to_dict("records")
     ]
-    return rows.drop(columns=ATTENTION, errors="ignore").join(options).assign(attention=texts)
+    return rows.assign(attention=texts)
 
 
 def refuse_several_machines(rows: pd.DataFrame) -> None:

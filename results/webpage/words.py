@@ -59,7 +59,7 @@ def workload(facts: pd.Series) -> str:
 
 def what_counts(rows: pd.DataFrame) -> str:
     """Say how many cases the curves include, and why they leave out the others."""
-    if "kind" in rows and rows["kind"].eq("compiled").all():
+    if rows["kind"].eq("compiled").all():
         compiled = int(rows["status"].eq("ok").sum())
         return f"{compiled} of {len(rows)} cases were compiled; none was timed."
     counted = int(is_counted(rows).sum())
@@ -122,8 +122,6 @@ def most_exposed(rows: pd.DataFrame) -> list[str]:
 
 def bytes_as_predicted(rows: pd.DataFrame) -> list[str]:
     """Say whether compiled programs send the bytes that the formulas predict."""
-    if "sent_as_predicted" not in rows:
-        return []
     judged = rows[rows["sent_as_predicted"].isin([True, False])]
     off = judged[judged["sent_as_predicted"].eq(False)]
     if judged.empty:

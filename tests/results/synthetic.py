@@ -6,7 +6,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from results.gates.metrics import EXACT
+from benchmarks.cases.columns import SCHEMA_VERSION
+from results.gates.counters import COUNTERS
 
 MIB = 2**20
 MACHINE = {
@@ -24,6 +25,7 @@ MACHINE = {
     "virtual_devices": True,
 }
 
+KINDS = "all_reduce", "all_gather", "reduce_scatter", "permute"
 # Made-up step times relative to single's, and the fraction of the state that each device replicates.
 STRATEGIES = {
     "single": (1.00, 1.0),
@@ -40,6 +42,11 @@ MESHES = [
     *("pipeline=2", "pipeline=4", "pipeline=8"),
     *("data=2,tensor=2", "pipeline=2,tensor=2", "data=2,pipeline=2"),
     *("data=4,tensor=2", "data=2,tensor=4", "data=4,pipeline=2", "data=2,pipeline=2,tensor=2"),
+]
+# Counters by kind of collective; rows have zeros where their program has none.
+PER_KIND = [
+    *(f"compiled.sent_bytes.{kind}.{axis}" for kind in KINDS for axis in ("data", "fsdp", "pipeline", "tensor")),
+    *(f"compiled.collectives.{kind}.{where}" for kind in KINDS for where in ("outside_loops", "in_loops")),
 ]
 # Made-up parts of a step's time.
 SHARES = {
@@ -61,7 +68,7 @@ def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **chang
     held = int(40 * MIB * (whole + (1 - whole) / devices))
     seconds = 0.06 * batch * slowdown
     facts = {
-        "schema_version": 4,
+        "schema_version": SCHEMA_VERSION,
         "kind": "timed",
         "status": "ok",
         "reason": None,
@@ -118,7 +125,7 @@ def edited(benchmark: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
 
 def compiled(strategy: str, mesh: str, batch: int, devices: int) -> dict[str, Any]:
     """Made-up counters of a compiled step: mostly zeros, and two gathers a layer for fsdp."""
-    counters: dict[str, Any] = {metric.name: 0 for metric in EXACT if metric.name.startswith("compiled.")}
+    counters: dict[str, Any] = {name: 0 for name in (*COUNTERS, *PER_KIND) if name.startswith("compiled.")}
     counters |= {
         "compiled.flops": 10**9 * batch // devices,
         "compiled.bytes_accessed": 10.0**8 * batch / devices,

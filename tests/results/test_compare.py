@@ -86,7 +86,7 @@ def test_counters_that_differ_are_listed(tmp_path: Path, capsys: pytest.CaptureF
     base = write_run(tmp_path / "a.json", [timed("fsdp=8", 1.0)])
     head = write_run(tmp_path / "b.json", [timed("fsdp=8", 1.0, **{"compiled.flops": 3 * 10**9})])
     command("compare")([str(base), str(head)])
-    assert "worse  compiled.flops  2,000,000,000 -> 3,000,000,000 flop  1.500x" in capsys.readouterr().out
+    assert "worse  compiled.flops  2,000,000,000 -> 3,000,000,000 FLOP  1.500x" in capsys.readouterr().out
     command("compare")([str(base), str(base)])
     assert "the exact counters of the compiled programs are equal" in capsys.readouterr().out
 

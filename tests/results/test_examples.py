@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cases.case import Case
+from benchmarks.cases.columns import SCHEMA_VERSION
 from benchmarks.cases.selection import selected
-from benchmarks.run.record import SCHEMA_VERSION, Record
+from benchmarks.run.record import Record
 from benchmarks.simulate.predict import read_rows
 from benchmarks.simulate.published import run_of
 from results.gates.counters import read_snapshot

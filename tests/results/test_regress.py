@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.cases.selection import selected
-from benchmarks.run.record import COMPILED_KEYS, Record
+from benchmarks.program.compiled import ROW_KEYS
+from benchmarks.run.record import Record
 from tests.commands import command, parsed
 from tests.processes import ROOT
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
@@ -115,6 +116,7 @@ def test_nothing_is_not_green(tmp_path: Path, rows: list[dict[str, Any]], there:
     assert run(bad, good) == back
 
 
+COUNTED = *ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations"
 HERE, RENAMED = "test_step[data-data=2-b8]", "test_step[ddp-data=2-b8]"
 
 
@@ -126,7 +128,7 @@ def recorded() -> list[dict[str, Any]]:
     records = [
         replace(
             record,
-            compiled=dict.fromkeys(COMPILED_KEYS, 1) | {"compiled.hash": str(record.case), "compiled.dtypes": "f32"},
+            compiled=dict.fromkeys(COUNTED, 1) | {"compiled.hash": str(record.case), "compiled.dtypes": "f32"},
         )
         for record in records
     ]

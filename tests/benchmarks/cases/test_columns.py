@@ -4,17 +4,35 @@ import re
 
 import pytest
 
-from benchmarks.cases.column import Column
-from benchmarks.cases.columns import COLUMNS, tables
-from tests.benchmarks.run.test_record import MEASURED
+from benchmarks.cases.columns import COLUMNS, PARTS, Column, column_of, tables
+from results.records.reading import TYPES, check_columns
+from strategies.core.traffic import SENT
+from tests.benchmarks.run.test_record import MEASURED, NOTHING_KNOWN
 from tests.processes import ROOT
 
 
 def test_every_column_is_said_once() -> None:
-    """Each column of a row has one meaning, and the table has no column that no row has."""
+    """Each column of a row has one line in the table, and the table has no line that no row has."""
     keys = MEASURED.as_extra_info()
-    assert {key: sum(column.covers(key) for column in COLUMNS) for key in keys} == dict.fromkeys(keys, 1)
-    assert not [column.name for column in COLUMNS if not any(map(column.covers, keys))]
+    assert {key: sum(column.covers(key) for column in COLUMNS.values()) for key in keys} == dict.fromkeys(keys, 1)
+    assert {column.name for key in keys if (column := column_of(key))} == COLUMNS.keys()
+
+
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=lambda column: column.name)
+def test_a_line_has_known_words(column: Column) -> None:
+    """A type that is read, a part of the page, a meaning; only numbers have gates, and these have a direction."""
+    assert column.type in TYPES
+    assert column.part in PARTS
+    assert column.meaning.endswith(".")
+    assert column.gate in ("", "exact", "tracked")
+    assert column.better in (("lower", "higher") if column.gate else ("",))
+    assert column.is_number or not (column.gate or column.unit)
+
+
+def test_what_a_record_writes_is_read() -> None:
+    """The values of a row are of the types of their columns."""
+    for record in (NOTHING_KNOWN, MEASURED):
+        check_columns(record.as_extra_info(), COLUMNS.keys() & record.as_extra_info().keys(), "row")
 
 
 def test_the_page_is_what_is_made_of_it() -> None:
@@ -22,11 +40,12 @@ def test_the_page_is_what_is_made_of_it() -> None:
     assert (ROOT / "docs" / "reference" / "columns.md").read_text().endswith(tables() + "\n")
 
 
-@pytest.mark.parametrize("family", [column for column in COLUMNS if "<" in column.name], ids=lambda column: column.name)
+@pytest.mark.parametrize("family", [each for each in COLUMNS.values() if each.is_family], ids=lambda each: each.name)
 def test_a_family_names_its_members(family: Column) -> None:
-    """One line of the table stands for many columns: it has every word that stands in the brackets."""
-    pattern = re.sub(r"<\w+>", r"(\\w+)", re.escape(family.name))
-    found = [match.groups() for key in MEASURED.as_extra_info() if (match := re.fullmatch(pattern, key))]
+    """One line of the table stands for many columns: it has every word that stands in the brackets, but for axes."""
+    found = [key.split(".") for key in MEASURED.as_extra_info() if family.covers(key)]
     assert len(found) > 1
-    words = {word for member in found for word in member}
-    assert words == set(re.findall(r"`(\w+)`", family.meaning))
+    words = {place: {key[at] for key in found} for at, place in enumerate(family.name.split(".")) if "<" in place}
+    expected = words.get("<kind>", set()) | words.get("<where>", set()) | ({"several"} & words.get("<axis>", set()))
+    assert set(re.findall(r"`(\w+)`", family.meaning)) == expected
+    assert words.get("<kind>", SENT.keys()) == SENT.keys()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.cases import case as cases
+from benchmarks.cases.columns import COLUMNS
 from benchmarks.cli.values import MIN_ROUNDS
-from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.run.engine import Engine, in_order, run
 from benchmarks.run.interleaved import Interval
 from benchmarks.run.journal import Journal
@@ -51,7 +51,7 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
             "attention_stride",
             "attention_pattern",
             "attention_summary",
-            *ESTIMATE_KEYS,
+            *(name for name, column in COLUMNS.items() if column.source == "chip"),
             *TWIN,
             "predicted.step_seconds",
             "predicted.ratio",

@@ -17,11 +17,8 @@ def judge(tmp_path: Path):
     """Compare two lists of rows through files; `machine` replaces facts of HEAD's machine."""
 
     def judge(base: Rows, head: Rows, *allow: str, **machine: Any) -> Report:
-        allowed = {name: allowance for text in allow for name, allowance in rule(*text.rsplit("=", 1)).items()}
-        return compare(
-            read_snapshot(write_run(tmp_path / "base.json", base)),
-            read_snapshot(write_run(tmp_path / "head.json", head, **machine)),
-            allowed,
-        )
+        before = read_snapshot(write_run(tmp_path / "base.json", base))
+        after = read_snapshot(write_run(tmp_path / "head.json", head, **machine))
+        return compare(before, after, dict(rule(*text.rsplit("=", 1)) for text in allow))
 
     return judge

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.run.record import COMPILED_KEYS
-from results.gates.counters import COUNTERS, read_snapshot
+from benchmarks.cases.columns import column_of, gated
+from results.gates.counters import read_snapshot
 from results.gates.exact import compare
-from results.gates.metrics import METRICS, Allowance
+from results.gates.metrics import Allowance
+from results.gates.metrics import judge as judge_change
+from tests.benchmarks.run.test_record import MEASURED
 from tests.results.gates.planted_rows import BEFORE, CASE, REGRESSIONS, TEMP, TOTAL, Rows, planted, remarkable
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
@@ -22,7 +24,7 @@ def test_a_planted_regression_is_caught(judge, changes: dict[str, Any]) -> None:
     report = judge(sweep(), planted(**changes))
     assert report.verdict == "red"
     assert {finding.case for finding in remarkable(report)} == {CASE}
-    judged = {name: value for name, value in changes.items() if name in COUNTERS}
+    judged = {name: changes[name] for name in gated(changes, "exact")}
     assert {finding.metric: finding.word for finding in remarkable(report)} == {
         name: "worse" if value > BEFORE[name] else "better" for name, value in judged.items()
     }
@@ -120,16 +122,16 @@ def test_an_allowance_is_a_bound(judge) -> None:
 
 def test_a_metric_knows_which_way_is_better() -> None:
     """Whether a change is better or worse, and what an allowance permits, depends on the metric's direction."""
-    lower, higher = METRICS["memory.temp_bytes"], METRICS["tokens_per_second"]
     tenth = Allowance.parse("10%")
-    assert [lower.judge(100, head, tenth) for head in (99, 100, 110, 111)] == ["better", "same", "same", "worse"]
-    assert [higher.judge(100, head, tenth) for head in (101, 100, 90, 89)] == ["better", "same", "same", "worse"]
+    for better, heads in {"lower": (99, 100, 110, 111), "higher": (101, 100, 90, 89)}.items():
+        words = [judge_change(better, 100, head, tenth) for head in heads]
+        assert words == ["better", "same", "same", "worse"]
 
 
 def test_every_counter_of_a_row_is_held() -> None:
-    """The gate compares every compiled counter of a row except the hash and the dtypes, which are no numbers."""
-    counted = {key for key in COMPILED_KEYS if key not in ("compiled.hash", "compiled.dtypes")}
-    assert counted == {name for name in COUNTERS if name.startswith("compiled.")}
+    """The gate compares every number of a row's compiled program."""
+    keys = [key for key in MEASURED.as_extra_info() if key.startswith("compiled.")]
+    assert {key for key in keys if (column := column_of(key)) and column.is_number} == gated(keys, "exact").keys()
 
 
 def test_judging_leaves_its_input_alone(tmp_path: Path) -> None:

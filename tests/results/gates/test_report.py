@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.cases.columns import gated
 from results.gates.counters import read_snapshot
 from results.gates.exact import compare
 from results.gates.exchange import action_json, bencher_json, junit
-from results.gates.metrics import METRICS
 from results.gates.report import markdown, terminal
 from results.gates.verdict import EXIT_CODES, WORDS, Finding, Measure, Report
 from tests.results.synthetic import failed, row, write_run
 
+METRICS = gated(row()["extra_info"], "exact", "tracked")
 MIXED = Report(
     "exact counters, base.json -> head.json",
     (
@@ -93,7 +94,7 @@ def test_the_terminal_shows_what_changed() -> None:
         "\n"
         "a\n"
         "  worse     memory.temp_bytes   1,048,576 -> 2,097,152 bytes  2.000x\n"
-        "  better    compiled.flops      200 -> 150 flop               0.750x\n"
+        "  better    compiled.flops      200 -> 150 FLOP               0.750x\n"
         "\n"
         "c\n"
         "  new       ok\n"
@@ -127,7 +128,7 @@ def test_markdown_folds_what_does_not_decide() -> None:
     assert top.startswith("### exact counters, base.json -> head.json\n\n**red: 1 vanished, 1 worse, 1 new, 2 same**\n")
     assert "| a | worse | memory.temp_bytes | 1,048,576 -> 2,097,152 bytes | 2.000x |" in top
     assert "| b | vanished |" in top
-    assert "| a | better | compiled.flops | 200 -> 150 flop | 0.750x |" in folded
+    assert "| a | better | compiled.flops | 200 -> 150 FLOP | 0.750x |" in folded
     assert "| c | new |" in folded
     assert "| d |" not in shown
 
