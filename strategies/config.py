@@ -36,7 +36,7 @@ LossScale = Annotated[float, Meta(ge=LOSS_SCALES[0], le=LOSS_SCALES[1])]
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes of a GPT-2 (Radford et al. 2019, section 2.3).
+    """The sizes of a decoder-only transformer; by default a GPT-2 (Radford et al. 2019, section 2.3).
 
     It has `layers` blocks, a residual stream of `embed` features, and sequences of `sequence` tokens. Unless given,
     `mlp` is 4 x `embed`, `head_size` is `embed` / `heads`, and `key_heads` is `heads`. The vocabulary is padded to a
@@ -45,7 +45,12 @@ class GPTConfig:
 
     Attributes:
         key_heads: heads of keys and of values, each for as many heads of queries (Ainslie et al. 2023, "GQA").
-        block: the kind of its blocks, one of `BLOCKS` (model/block.py).
+        block: the kind of its blocks, one of `BLOCKS` (model/block.py). It decides on norm, positions, MLP and biases:
+            "gpt2", "llama" (RMSNorm, rotary positions, SwiGLU, no biases), "qwen2" (llama with biases of queries, keys
+            and values) or "qwen3" (llama with a norm of each head of queries and of keys).
+        norm_epsilon: what norms add to the mean of squares.
+        rope_theta: the base of the angles of rotary positions (Su et al. 2021, "RoFormer", section 3.2.2).
+        rope_factor: by how much Llama 3.1's scaling slows the slowest rotations; 1 is none (model/rotary.py).
         attention_window: tokens that a token attends to, itself included; None for all before it.
         attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
@@ -71,6 +76,9 @@ class GPTConfig:
     head_size: Size | None = None
     key_heads: Size | None = None
     block: str = "gpt2"
+    norm_epsilon: Positive = 1e-5
+    rope_theta: Positive = 10_000.0
+    rope_factor: Annotated[float, Meta(ge=1)] = 1.0
 
     def __post_init__(self) -> None:
         """Check types, ranges and sizes."""
@@ -110,6 +118,8 @@ class GPTConfig:
             "sequence": self.sequence,
             "embed": self.embed,
             "qkv": self.head_features // self.key_features + 2,
+            "qk": self.head_features // self.key_features + 1,
+            "head_size": self.head_dim,
             "head_features": self.head_features,
             "key_features": self.key_features,
             "mlp": self.mlp_dim,

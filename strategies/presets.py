@@ -1,4 +1,4 @@
-"""Presets: published sizes of GPTs, and two small models for CPUs."""
+"""Presets: published sizes of models, and three small ones for CPUs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,12 +9,26 @@ from strategies.names import Named
 
 _GPT2 = GPTConfig(layers=12, embed=768, heads=12)
 _GPT3 = dataclasses.replace(_GPT2, sequence=2048)
+_LLAMA2 = GPTConfig(layers=32, embed=4096, heads=32, vocab=32_000, sequence=4096, mlp=11_008, tied=False, block="llama")
+_LLAMA3 = dataclasses.replace(_LLAMA2, key_heads=8, vocab=128_256, sequence=8192, mlp=14_336, rope_theta=500_000.0)
+_QWEN3 = dataclasses.replace(
+    _LLAMA2,
+    block="qwen3",
+    key_heads=8,
+    head_size=128,
+    vocab=151_936,
+    norm_epsilon=1e-6,
+    rope_theta=1_000_000.0,
+)
 
 PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
     Named(
         "preset",
         {
             "nano": GPTConfig(layers=8, embed=128, heads=8, vocab=256, sequence=64),
+            "nano-llama": GPTConfig(
+                layers=8, embed=128, heads=8, key_heads=4, vocab=256, sequence=64, mlp=352, tied=False, block="llama"
+            ),
             "micro": GPTConfig(layers=8, embed=256, heads=8, vocab=2048, sequence=128, tied=False),
             # Radford et al. 2019, table 2, as released.
             "gpt2": _GPT2,
@@ -31,6 +45,28 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
             "gpt3-6.7b": dataclasses.replace(_GPT3, layers=32, embed=4096, heads=32),
             "gpt3-13b": dataclasses.replace(_GPT3, layers=40, embed=5120, heads=40),
             "gpt3-175b": dataclasses.replace(_GPT3, layers=96, embed=12288, heads=96),
+            # Touvron et al. 2023, "Llama 2", table 1, and the released configurations.
+            "llama2-7b": _LLAMA2,
+            "llama2-13b": dataclasses.replace(_LLAMA2, layers=40, embed=5120, heads=40, mlp=13_824),
+            "llama2-70b": dataclasses.replace(_LLAMA2, layers=80, embed=8192, heads=64, key_heads=8, mlp=28_672),
+            # Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3; 405b as released with Llama 3.1. The
+            # sequences are those of pre-training, before the stages with longer ones.
+            "llama3-8b": _LLAMA3,
+            "llama3-70b": dataclasses.replace(_LLAMA3, layers=80, embed=8192, heads=64, mlp=28_672),
+            "llama3-405b": dataclasses.replace(
+                _LLAMA3, layers=126, embed=16_384, heads=128, mlp=53_248, rope_factor=8.0
+            ),
+            "llama3.2-1b": dataclasses.replace(
+                _LLAMA3, layers=16, embed=2048, heads=32, mlp=8192, tied=True, rope_factor=32.0
+            ),
+            # Jiang et al. 2023, "Mistral 7B", table 1.
+            "mistral-7b": dataclasses.replace(_LLAMA2, key_heads=8, sequence=8192, mlp=14_336, attention_window=4096),
+            # Yang et al. 2025, "Qwen3 Technical Report", table 1; sequences of the first stage of pre-training.
+            "qwen3-0.6b": dataclasses.replace(_QWEN3, layers=28, embed=1024, heads=16, mlp=3072, tied=True),
+            "qwen3-8b": dataclasses.replace(_QWEN3, layers=36, embed=4096, heads=32, mlp=12_288),
+            "qwen3-32b": dataclasses.replace(_QWEN3, layers=64, embed=5120, heads=64, mlp=25_600),
+            # Zhang et al. 2024, "TinyLlama", table 2.
+            "tinyllama": dataclasses.replace(_LLAMA2, layers=22, embed=2048, key_heads=4, sequence=2048, mlp=5632),
         },
     )
 )

@@ -42,7 +42,7 @@ from strategies.device_mesh import mark_varying
 from strategies.infeasible import Infeasible, legal, require_divides
 from strategies.model.gpt import map_weights
 from strategies.model.hooks import Hooks
-from strategies.model.weights import Weights
+from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Implementation, LossTerms
 from strategies.strategy import Strategy
 
@@ -121,10 +121,8 @@ def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> 
 
 
 def implement(plan: Plan, before: Implementation) -> Implementation:
-    """Add the hooks of a tensor axis. With sequence parallelism the gradients of replicated weights are summed here."""
+    """Add the hooks of a tensor axis. Gradients of replicated weights that differ are summed here."""
     implementation = replace(before, hooks=hooks(before.hooks, plan.vocab_axes, plan.sequence_parallel))
-    if not plan.sequence_parallel:
-        return implementation
 
     def prepare_params(weights: Weights) -> Weights:
         """Mark replicated weights as varying, so that autodiff does not sum their gradients in each layer."""
@@ -140,8 +138,16 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
 
 def _map_replicated(function: Callable[[Array], Array], weights: Weights, plan: Plan) -> Weights:
-    """Apply a function to the weights that `tensor` does not split. The others stay as they are."""
-    return map_weights(lambda w, spec: w if {*DIMS} & {*spec.dims} else function(w), plan.config, weights)
+    """Apply a function to the replicated weights whose gradients differ over `tensor`. The others stay as they are."""
+    return map_weights(lambda w, spec: function(w) if _has_partial_gradient(spec, plan) else w, plan.config, weights)
+
+
+def _has_partial_gradient(spec: WeightSpec, plan: Plan) -> bool:
+    """Whether devices have parts of the gradient of a weight that `tensor` does not split.
+
+    With sequence parallelism they have different tokens, and otherwise different heads, as of a norm of single heads.
+    """
+    return not {*DIMS} & {*spec.dims} and (plan.sequence_parallel or "head_size" in spec.dims)
 
 
 def layers(plan: Plan) -> Iterator[Traffic]:
@@ -153,6 +159,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     sums = (2 * branches + again) * plan.layers * plan.residual
     extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
     yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
+    partial_gradients = [weight for weight in plan.weights if _has_partial_gradient(weight.spec, plan)]
+    yield from replicated_gradients(plan, tensors, sum(weight.elements for weight in partial_gradients))
     if not plan.sequence_parallel:
         yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
         yield from traffic(plan, "head", "all_reduce", tensors, plan.residual, dtype=dtype)
@@ -163,8 +171,6 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
-    replicated = sum(weight.elements for weight in plan.weights if not {*tensors} & {*weight.axes})
-    yield from replicated_gradients(plan, tensors, replicated)
 
 
 def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iterator[Traffic]:

@@ -17,6 +17,7 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.infeasible import Infeasible
+from strategies.model.block import block_of
 from strategies.names import unknown
 
 OPTIONS = tuple(dict.fromkeys([*COMMON_OPTIONS, *(name for each in STRATEGIES.values() for name in each.options)]))
@@ -47,12 +48,14 @@ def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
     Raises:
         ValueError: no model has these sizes, or this attention.
     """
-    sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
+    fields = (*SIZES, "block", "rope_theta")
+    sizes: dict[str, Any] = {field: getattr(option, field) for field in fields if getattr(option, field) is not None}
     sizes |= {"tied": False} if option.untied else {}
     sparse = {name: getattr(option, name) for name in SPARSE if getattr(option, name) is not None}
     try:
-        window, *others = option.attention_window or [None]
+        window, *others = option.attention_window or [PRESETS[option.preset].attention_window]
         config = dataclasses.replace(PRESETS[option.preset], **sizes, **sparse, attention_window=window)
+        block_of(config)
         for other in others:
             dataclasses.replace(config, attention_window=other)
     except Infeasible as error:

@@ -40,7 +40,7 @@ LOST_AFTER = 30.0
 """Default seconds without heartbeat after which a process counts as lost."""
 JOIN_TIMEOUT = 300.0
 BUDGET_SECONDS = 600.0
-SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
+SIZES = ("layers", "embed", "heads", "key_heads", "head_size", "mlp", "vocab", "sequence")
 """Sizes of the model, which are options and fields of `GPTConfig`."""
 SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
 """Options of sparse attention besides the window, which are fields of `GPTConfig`, too."""
@@ -58,6 +58,10 @@ PICTURE = "its suffix selects the format"
 def joined(names: Iterable[object]) -> str:
     """Names in a sentence."""
     return ", ".join(map(str, names))
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def default_cache() -> Path:
@@ -90,9 +94,11 @@ CASES = Group(
 MODEL = Group(
     "model",
     option("--preset PRESET", f"{joined(PRESETS)}; default: %(default)s", one_of("preset", PRESETS), "nano"),
-    *(option(f"--{size} N", f"{size} of the model; default: the preset's", count) for size in SIZES),
+    *(option(f"--{_dashed(size)} N", f"{size} of the model; default: the preset's", count) for size in SIZES),
+    option("--block BLOCK", "kind of the blocks: gpt2, llama, qwen2, qwen3; default: the preset's", str),
+    option("--rope-theta X", "base of the angles of rotary positions; default: the preset's", float),
     option("--untied", "give the head its own weights instead of the embedding's"),
-    option("--attention-window W,...", f"{WINDOW}; a list sweeps; default: dense", window),
+    option("--attention-window W,...", f"{WINDOW}; a list sweeps; default: the preset's", window),
     option("--attention-stride L", "sparse attention with far keys at this distance, or blocks of this size", count),
     option(f"--attention-pattern {'|'.join(PATTERNS)}", "with a stride; default: strided"),
     option("--attention-summary C", "fixed: tokens at a block's end that later blocks attend to; default: 1", count),

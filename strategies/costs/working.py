@@ -10,10 +10,15 @@ from typing import NamedTuple
 from strategies.config import GPTConfig
 from strategies.model.attention.splash import LANES
 from strategies.model.block import block_of
-from strategies.model.mlp import MLP
-from strategies.model.norm import LayerNorm
+from strategies.model.mlp import MLP, GatedMLP
+from strategies.model.norm import LayerNorm, RMSNorm
 from strategies.model.part import Part, Share
-from strategies.model.self_attention import Attention
+from strategies.model.self_attention import (
+    Attention,
+    BiasedRotaryAttention,
+    HeadNormAttention,
+    RotaryAttention,
+)
 
 
 def norm(share: Share) -> int:
@@ -24,6 +29,11 @@ def norm(share: Share) -> int:
 def mlp(share: Share) -> int:
     """Three arrays around GELU, and its input when recomputed."""
     return (4 if share.train.remat == "full" else 3) * share.tokens * share.mlp
+
+
+def gated_mlp(share: Share) -> int:
+    """Gate, up, their product, and the gradients of gate and up."""
+    return 5 * share.tokens * share.mlp
 
 
 def attention(share: Share) -> int:
@@ -103,9 +113,11 @@ class Working(NamedTuple):
 
 
 PARTS: dict[type[Part], Working] = {
-    LayerNorm: Working(norm),
-    Attention: Working(attention, standalone_attention),
+    **dict.fromkeys((LayerNorm, RMSNorm), Working(norm)),
+    **dict.fromkeys((Attention, RotaryAttention, BiasedRotaryAttention), Working(attention, standalone_attention)),
+    HeadNormAttention: Working(attention, standalone_attention),
     MLP: Working(mlp),
+    GatedMLP: Working(gated_mlp),
 }
 """The working arrays of each part of a block."""
 

@@ -20,10 +20,15 @@ from strategies.infeasible import Infeasible
 from strategies.model.attention import Reach
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result, added
-from strategies.model.mlp import MLP
-from strategies.model.norm import LayerNorm
+from strategies.model.mlp import MLP, GatedMLP
+from strategies.model.norm import LayerNorm, RMSNorm
 from strategies.model.part import Part, Share
-from strategies.model.self_attention import Attention
+from strategies.model.self_attention import (
+    Attention,
+    BiasedRotaryAttention,
+    HeadNormAttention,
+    RotaryAttention,
+)
 from strategies.model.weights import WeightSpec
 
 RESERVED = {"loss", "grad_norm", "loss_scale"}
@@ -34,7 +39,9 @@ class Block(nnx.Module):
     """Pre-norm transformer block. Each of its branches takes the normalised residual stream, and adds to the stream.
 
     Attributes:
-        parts: by name and in order: in turn a norm, and the branch that takes what it has normalised.
+        parts: by name and in order: in turn a norm, and the branch that takes what it has normalised. The first norm is
+            also the kind of norm before the head.
+        learned_positions: whether the embedding has a table of positions.
     """
 
     parts: ClassVar[Mapping[str, type[Part]]] = {
@@ -43,6 +50,7 @@ class Block(nnx.Module):
         "norm2": LayerNorm,
         "mlp": MLP,
     }
+    learned_positions: ClassVar[bool] = True
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Initialise the weights, part after part."""
@@ -64,6 +72,11 @@ class Block(nnx.Module):
             problem = f"it adds {sorted(extras)} to the loss, and its parts state extras {sorted(named)}"
             raise ValueError(f"{type(self).__name__}: {problem}; they must be the same, and not {sorted(RESERVED)}")
         return x_BTD, extras
+
+    @classmethod
+    def norm(cls) -> type[Part]:
+        """The kind of norm before the head."""
+        return next(iter(cls.parts.values()))
 
     @classmethod
     @cache
@@ -126,13 +139,16 @@ class Block(nnx.Module):
         The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
         equations 1 to 6. Attention scores are never kept, and there is no dropout. Besides the residuals of its parts a
         block keeps its input and the residual stream after each branch but the last. After the last branch the stream
-        is the input of the next layer, which keeps it. With `remat="none"` the stream after a branch is kept in
-        float32, because a bias is added to it in float32.
+        is the input of the next layer, which keeps it. With `remat="none"` the stream after a branch that has a bias is
+        kept in float32, because the bias is added to it in float32.
         """
-        inner = {"full": 0, "dots": share.itemsize, "none": 4}[share.train.remat]
-        residual = share.residual_tokens * share.config.embed
-        stream = (share.itemsize + (len(cls.branches()) - 1) * inner) * residual
-        return stream + sum(part.kept_bytes(share) for part in cls.parts.values())
+        stream, remat = share.itemsize, share.train.remat
+        for branch in cls.branches()[:-1] if remat != "full" else ():
+            biased = any(spec.dims == ("embed",) for spec in branch.weights(share.config).values())
+            stream += 4 if remat == "none" and biased else share.itemsize
+        return stream * share.residual_tokens * share.config.embed + sum(
+            part.kept_bytes(share) for part in cls.parts.values()
+        )
 
     @classmethod
     def waiting_elements(cls, share: Share) -> int:
@@ -140,7 +156,26 @@ class Block(nnx.Module):
         return sum(part.waiting_elements(share) for part in cls.parts.values())
 
 
-BLOCKS: dict[str, type[Block]] = {"gpt2": Block}
+class LlamaBlock(Block):
+    """Block of Llama (Touvron et al. 2023, section 2.2)."""
+
+    parts: ClassVar = {"norm1": RMSNorm, "attention": RotaryAttention, "norm2": RMSNorm, "mlp": GatedMLP}
+    learned_positions: ClassVar = False
+
+
+class Qwen2Block(LlamaBlock):
+    """Block of Qwen2 (Yang et al. 2024, section 2.2)."""
+
+    parts: ClassVar = {**LlamaBlock.parts, "attention": BiasedRotaryAttention}
+
+
+class Qwen3Block(LlamaBlock):
+    """Block of Qwen3 (Yang et al. 2025, section 2)."""
+
+    parts: ClassVar = {**LlamaBlock.parts, "attention": HeadNormAttention}
+
+
+BLOCKS: dict[str, type[Block]] = {"gpt2": Block, "llama": LlamaBlock, "qwen2": Qwen2Block, "qwen3": Qwen3Block}
 """The kinds of blocks, by the names that `GPTConfig.block` takes."""
 
 

@@ -1,14 +1,15 @@
 """The head: the last norm, and the loss of each token. Dims: B batch, T tokens, N = B x T, V vocabulary, D embed."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, TrainConfig
+from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
 from strategies.model.loss import losses
-from strategies.model.norm import LayerNorm
 from strategies.model.weights import WeightSpec, create, matrix
 
 TABLE = matrix("vocab", "embed")
@@ -20,14 +21,15 @@ class Head(nnx.Module):
     def __init__(self, config: GPTConfig, train: TrainConfig, padded_vocab: int, rngs: nnx.Rngs):
         """Initialise the norm, and the table if there is one."""
         self.vocab, self.train_config = config.vocab, train
-        self.norm = LayerNorm(config, rngs)
+        norm: Any = block_of(config).norm()  # a norm is called with the residual stream alone
+        self.norm = norm(config, rngs)
         if not config.tied:
             self.token_VD = create({"token_VD": TABLE}, config, rngs, padded_vocab)["token_VD"]
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
         """Those of the norm, and the table."""
-        norm = {f"norm.{name}": spec for name, spec in LayerNorm.weights(config).items()}
+        norm = {f"norm.{name}": spec for name, spec in block_of(config).norm().weights(config).items()}
         return norm if config.tied else {**norm, "token_VD": TABLE}
 
     def __call__(

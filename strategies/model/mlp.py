@@ -1,4 +1,4 @@
-"""The MLP branch of a block, with tanh GELU (Radford et al. 2019). Dims: B batch, T tokens, D embed, F mlp."""
+"""The MLP branch of a block: GELU (Radford et al. 2019) or SwiGLU. Dims: B batch, T tokens, D embed, F mlp."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -68,3 +68,53 @@ def tanh_arrays() -> int:
     """Arrays that autodiff keeps of y = tanh x: with JAX 0.10, y and 1 - y; with JAX 0.12, 1 - y^2 alone."""
     shape = jax.ShapeDtypeStruct((1,), "float32")
     return len(jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lax.tanh, x)[1], shape)))
+
+
+class GatedMLP(Part):
+    """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer", equation 6). A tensor axis splits F."""
+
+    gate_DF: nnx.Param
+    up_DF: nnx.Param
+    down_FD: nnx.Param
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of the last matmul have a smaller deviation, by sqrt(2 layers)."""
+        into = matrix("embed", "mlp")
+        return {"gate_DF": into, "up_DF": into, "down_FD": MLP.weights(config)["down_FD"]}
+
+    def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
+        """Add the MLP of `normed` to the residual stream x; see `MLP`."""
+        gate_BTF, up_BTF = matmul(normed_BTD, self.gate_DF[...]), matmul(normed_BTD, self.up_DF[...])
+        return add_branch(x_BTD, info.hooks.sum(matmul(gated(gate_BTF, up_BTF), self.down_FD[...]))), {}
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep the results of the first two matmuls; with `remat="none"` also their gated product."""
+        arrays = {"none": 3, "dots": 2, "full": 0}[share.train.remat]
+        return arrays * share.itemsize * share.tokens * share.mlp
+
+    @staticmethod
+    def waiting_elements(share: Share) -> int:
+        """The gradients of all outputs, and inputs that neither are kept nor follow from what is kept."""
+        if share.reuses_residual_buffers:
+            return 0
+        whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
+        split = {"none": 0, "dots": 1, "full": 3}[share.train.remat]
+        return share.tokens * (whole * share.config.embed + split * share.mlp)
+
+
+@jax.custom_vjp
+def gated(gate_BTF: Array, up_BTF: Array) -> Array:
+    """silu(gate) x up. Differentiated by hand: autodiff keeps three more arrays with `remat="none"`."""
+    return jax.nn.silu(gate_BTF) * up_BTF
+
+
+def _gated_backward(kept: tuple[Array, Array], dhidden_BTF: Array) -> tuple[Array, Array]:
+    gate_BTF, up_BTF = kept
+    sigmoid_BTF = jax.nn.sigmoid(gate_BTF)
+    dsilu_BTF = sigmoid_BTF * (1 + gate_BTF * (1 - sigmoid_BTF))
+    return dhidden_BTF * up_BTF * dsilu_BTF, dhidden_BTF * gate_BTF * sigmoid_BTF
+
+
+gated.defvjp(lambda gate_BTF, up_BTF: (gated(gate_BTF, up_BTF), (gate_BTF, up_BTF)), _gated_backward)

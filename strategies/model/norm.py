@@ -1,6 +1,7 @@
-"""Layer normalisation (Ba et al. 2016). Dims: B batch, T tokens, D embed."""
+"""Norms of features: LayerNorm and RMSNorm. Dims: B batch, T tokens, D embed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,11 @@ class LayerNorm(Part):
     scale_D: nnx.Param
     bias_D: nnx.Param
 
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Initialise the weights."""
+        super().__init__(config, rngs)
+        self.epsilon = config.norm_epsilon
+
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
         """Scale one and bias zero."""
@@ -28,7 +34,7 @@ class LayerNorm(Part):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Normalise over D. The result has the dtype of the input."""
-        return (_normalise(x_BTD.astype(jnp.float32)) * self.scale_D + self.bias_D).astype(x_BTD.dtype)
+        return (_normalise(x_BTD.astype(jnp.float32), self.epsilon) * self.scale_D + self.bias_D).astype(x_BTD.dtype)
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
@@ -47,19 +53,19 @@ class LayerNorm(Part):
         return statistics + (4 + scaled) * tokens * embed + 4 * embed
 
 
-@jax.custom_vjp
-def _normalise(x_BTD: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _normalise(x_BTD: Array, epsilon: float) -> Array:
     """Mean zero and variance one over D. Differentiated by hand: autodiff reads and writes [B,T,D] twice as often."""
-    return _normalise_forward(x_BTD)[0]
+    return _normalise_forward(x_BTD, epsilon)[0]
 
 
-def _normalise_forward(x_BTD: Array) -> tuple[Array, tuple[Array, ...]]:
+def _normalise_forward(x_BTD: Array, epsilon: float) -> tuple[Array, tuple[Array, ...]]:
     mean_BT1 = checkpoint_name(x_BTD.mean(-1, keepdims=True), KEPT)
-    inverse_BT1 = checkpoint_name(lax.rsqrt(x_BTD.var(-1, keepdims=True) + 1e-5), KEPT)
+    inverse_BT1 = checkpoint_name(lax.rsqrt(x_BTD.var(-1, keepdims=True) + epsilon), KEPT)
     return (x_BTD - mean_BT1) * inverse_BT1, (x_BTD, mean_BT1, inverse_BT1)
 
 
-def _normalise_backward(kept: tuple[Array, ...], dy_BTD: Array) -> tuple[Array]:
+def _normalise_backward(epsilon: float, kept: tuple[Array, ...], dy_BTD: Array) -> tuple[Array]:
     """Subtract from dy what would change mean or variance (Ba et al. 2016, appendix)."""
     x_BTD, mean_BT1, inverse_BT1 = kept
     y_BTD = (x_BTD - mean_BT1) * inverse_BT1
@@ -69,3 +75,63 @@ def _normalise_backward(kept: tuple[Array, ...], dy_BTD: Array) -> tuple[Array]:
 
 
 _normalise.defvjp(_normalise_forward, _normalise_backward)
+
+
+class RMSNorm(Part):
+    """Divide features by their root mean square, in float32 (Zhang & Sennrich 2019, equation 4).
+
+    The quotient is cast to the dtype of x, and then multiplied by the scale, as in Llama.
+    """
+
+    scale_D: nnx.Param
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Initialise the scale."""
+        super().__init__(config, rngs)
+        self.epsilon = config.norm_epsilon
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Scale one."""
+        return {"scale_D": vector("embed", value=1.0)}
+
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Divide by the root mean square over D. The result has the dtype of the input."""
+        return rms_scaled(x_BTD, self.scale_D[...], self.epsilon)
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep the inverse in float32; with `remat="none"` also what LayerNorm keeps besides its mean."""
+        return 0 if share.train.remat == "full" else LayerNorm.kept_bytes(share) - 4 * share.residual_tokens
+
+
+def rms_scaled(x: Float[Array, "*batch D"], scale: Array, epsilon: float) -> Float[Array, "*batch D"]:
+    """Divide x by its root mean square over the last dim, and multiply it by a scale, which broadcasts."""
+    normed: Array = divided_by_rms(x.astype(jnp.float32), epsilon)
+    return (normed.astype(x.dtype) * scale).astype(x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def divided_by_rms(x: Array, epsilon: float, mean: Callable[[Array], Array] = lambda mean: mean) -> Array:
+    """Divide float32 x by its root mean square over the last dim. Differentiated by hand, as `_normalise`.
+
+    `mean` averages a mean of this device over all devices that split the features.
+    """
+    return _divided_forward(x, epsilon, mean)[0]
+
+
+def _divided_forward(x: Array, epsilon: float, mean: Callable[[Array], Array]) -> tuple[Array, tuple[Array, Array]]:
+    inverse = checkpoint_name(lax.rsqrt(mean(jnp.square(x).mean(-1, keepdims=True)) + epsilon), KEPT)
+    return x * inverse, (x, inverse)
+
+
+def _divided_backward(
+    epsilon: float, mean: Callable[[Array], Array], kept: tuple[Array, Array], dy: Array
+) -> tuple[Array]:
+    """Subtract from dy what would change the root mean square."""
+    x, inverse = kept
+    y = x * inverse
+    return (inverse * (dy - y * mean((dy * y).mean(-1, keepdims=True))),)
+
+
+divided_by_rms.defvjp(_divided_forward, _divided_backward)

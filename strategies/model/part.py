@@ -173,12 +173,13 @@ class Part(nnx.Module):
         return 0
 
 
-def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any) -> Array:
-    """Add a branch and its bias to the residual stream.
+def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
+    """Add a branch and its bias, if it has one, to the residual stream.
 
     The branch is kept for the backward pass. It was summed over devices: to compute it again would communicate again.
     """
-    return add_bias(x_BTD + checkpoint_name(branch_BTD, KEPT), bias_D)
+    y_BTD = x_BTD + checkpoint_name(branch_BTD, KEPT)
+    return y_BTD if bias_D is None else add_bias(y_BTD, bias_D)
 
 
 def add_bias(x: Array, bias: Any) -> Array:

@@ -1,10 +1,11 @@
 """The attention branch of a block: projections around causal self-attention.
 
-Dims: B batch, T tokens, D embed, C = 3 (query, key, value), A = heads x head dim.
+Dims: B batch, T tokens, D embed, C = 3 (query, key, value), A = heads x head dim, J heads, K head dim.
 """
 
 from collections.abc import Mapping
 
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
@@ -14,13 +15,15 @@ from strategies.model.attention import QKV
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Result
 from strategies.model.matmul import matmul
+from strategies.model.norm import rms_scaled
 from strategies.model.part import Part, Share, add_bias, add_branch
 from strategies.model.remat import KEPT
+from strategies.model.rotary import Rotary, rotated
 from strategies.model.weights import WeightSpec, matrix, vector
 
 
 class Attention(Part):
-    """Multi-head self-attention. A tensor axis splits its heads."""
+    """Self-attention of GPT-2, with biases. A tensor axis splits its heads."""
 
     attends = True
     qkv_DCA: nnx.Param
@@ -49,7 +52,7 @@ class Attention(Part):
         }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the attention of `normed` to the residual stream x. Positions are those of the embedding alone.
+        """Add the attention of `normed` to the residual stream x.
 
         Args:
             x_BTD: for the tokens whose residual stream this device holds.
@@ -57,10 +60,13 @@ class Attention(Part):
             info: the kernel; of its hooks `sum` completes the output projection over devices that split the heads.
         """
         hooks = info.hooks
-        qkv_BTCA = add_bias(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA)
-        qkv = QKV(hooks.projected(checkpoint_name(qkv_BTCA, KEPT)), self.head_dim)
-        mixed_BTA = hooks.attend(qkv, info.kernel, info.reach)
-        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D), {}
+        qkv_BTCA = self.prepared(hooks.project(normed_BTD, self.qkv_DCA[...]), info)
+        mixed_BTA = hooks.attend(QKV(hooks.projected(qkv_BTCA), self.head_dim), info.kernel, info.reach)
+        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), getattr(self, "out_bias_D", None)), {}
+
+    def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
+        """From the projection to the queries, keys and values that attention takes, and that are kept."""
+        return checkpoint_name(add_bias(qkv_BTCA, self.qkv_bias_CA), KEPT)
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
@@ -85,3 +91,84 @@ class Attention(Part):
             return 0
         split = share.attended_features if share.train.remat == "full" else 0
         return share.tokens * ((2 if share.sequence_parallel else 1) * share.config.embed + split)
+
+
+class RotaryAttention(Attention):
+    """Self-attention of Llama: rotary positions, no biases (Touvron et al. 2023, section 2.2)."""
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Initialise the weights."""
+        super().__init__(config, rngs)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, config.rope_factor)
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of `Attention` without the biases."""
+        return {name: spec for name, spec in Attention.weights(config).items() if spec.is_matrix}
+
+    def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
+        """Rotate queries and keys."""
+        return checkpoint_name(rotated(qkv_BTCA, self.rotary, info), KEPT)
+
+
+class BiasedRotaryAttention(RotaryAttention):
+    """Self-attention of Qwen2: that of Llama, with biases of queries, keys and values."""
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of `Attention` without the last bias."""
+        return {name: spec for name, spec in Attention.weights(config).items() if name != "out_bias_D"}
+
+    def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
+        """Add the biases, and rotate queries and keys."""
+        return super().prepared(add_bias(qkv_BTCA, self.qkv_bias_CA), info)
+
+
+class HeadNormAttention(RotaryAttention):
+    """Self-attention of Qwen3: that of Llama, with an RMSNorm of each head of queries and of keys before it is rotated.
+
+    Heads of queries share a scale, and heads of keys another.
+    """
+
+    q_norm_K: nnx.Param
+    k_norm_K: nnx.Param
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Initialise the weights."""
+        super().__init__(config, rngs)
+        self.epsilon = config.norm_epsilon
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of `RotaryAttention`, and two scales."""
+        scale = vector("head_size", value=1.0)
+        return {**RotaryAttention.weights(config), "q_norm_K": scale, "k_norm_K": scale}
+
+    def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
+        """Normalise and rotate queries and keys. What they are before that is kept, too: the norm's backward pass."""
+        qkv_BTCA = checkpoint_name(qkv_BTCA, KEPT)
+        qk_BTCJK = qkv_BTCA[:, :, :-1].reshape(*qkv_BTCA.shape[:2], qkv_BTCA.shape[2] - 1, -1, self.head_dim)
+        q_norm_K, k_norm_K = self.q_norm_K[...], self.k_norm_K[...]
+        scale_C1K = jnp.stack([*[q_norm_K] * (qk_BTCJK.shape[2] - 1), k_norm_K])[:, None]
+        qk_BTCA = rms_scaled(qk_BTCJK, scale_C1K, self.epsilon).reshape(*qk_BTCJK.shape[:3], -1)
+        return rotated(jnp.concatenate([qk_BTCA, qkv_BTCA[:, :, -1:]], 2), self.rotary, info)
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep what `Attention` keeps, and a number in float32 for each head of queries and of keys.
+
+        With `remat="none"` also queries and keys before the norm, and in float32 after it, and the scales. Otherwise
+        Ulysses keeps them twice: before the norm, and as they came from other devices.
+        """
+        train, features = share.train, share.head_features + share.key_features
+        kept = Attention.kept_bytes(share)
+        if train.remat == "full":
+            return kept
+        kept += 4 * share.tokens * features // share.config.head_dim
+        if train.remat == "none":
+            return (
+                kept
+                + (4 + share.itemsize) * share.tokens * features
+                + 4 * share.config.dim_sizes["qk"] * share.config.head_dim
+            )
+        return kept + (share.itemsize * share.tokens * (features + share.key_features) if share.ulysses else 0)

@@ -21,10 +21,22 @@ from strategies.model.gpt import flops_per_token, param_count, resolved
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
+        # The metadata of the released weights.
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("llama3.2-1b", 1_235_814_400),
+        ("mistral-7b", 7_241_732_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
+        ("tinyllama", 1_100_048_384),
     ],
 )
 def test_presets_have_the_published_number_of_parameters(preset, count):
-    """The GPT-2 presets have exactly the published number of parameters."""
+    """The presets of released weights have exactly the published number of parameters."""
     assert param_count(PRESETS[preset]) == count
 
 
@@ -44,6 +56,13 @@ def test_presets_have_the_published_number_of_parameters(preset, count):
 def test_large_presets_have_the_size_in_their_name(preset, billions):
     """The GPT-3 presets are within 2% of the rounded sizes in Brown et al. 2020, table 2.1."""
     assert param_count(PRESETS[preset]) / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_qwen3_without_its_table_has_the_published_size():
+    """0.6 billion parameters, of which 0.44 billion are not of the table (Yang et al. 2025, model card)."""
+    config = PRESETS["qwen3-0.6b"]
+    assert round(param_count(config) / 1e9, 1) == 0.6
+    assert round((param_count(config) - config.vocab * config.embed) / 1e9, 2) == 0.44
 
 
 def test_an_untied_head_costs_one_more_table():

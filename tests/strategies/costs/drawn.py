@@ -69,4 +69,5 @@ def _model(draw: random.Random) -> GPTConfig:
         tied=draw.choice((True, False)),
         vocab_multiple=draw.choice((1, 8, 128)),
         **attention,
+        block=draw.choice(("gpt2", "gpt2", "llama", "qwen2", "qwen3")),
     )

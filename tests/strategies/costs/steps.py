@@ -30,6 +30,8 @@ GROUPED = dataclasses.replace(DENSE, key_heads=2)
 SHARED = dataclasses.replace(DENSE, key_heads=1)
 # Heads whose features are not those of the residual stream, and do not divide it.
 HEADED = GPTConfig(layers=2, embed=44, heads=8, head_size=6, vocab=257, sequence=32, mlp=80)
+LLAMA = dataclasses.replace(ODD, block="llama", key_heads=2, head_size=8, tied=False)
+QWEN3 = dataclasses.replace(LLAMA, block="qwen3")
 DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
 BATCH = 16
 L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab

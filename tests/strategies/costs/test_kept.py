@@ -1,17 +1,19 @@
 """Layers keep for the backward pass what the parts of the model state."""
 
+import dataclasses
 import math
 
 import jax
 import pytest
 
 from strategies.core.sizes import BYTES
-from strategies.model.block import Block
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import (
     FIXED,
+    LLAMA,
     LONG,
     ODD,
+    QWEN3,
     WIDE,
     cost,
     step,
@@ -46,6 +48,11 @@ CASES = [
     ("context", "context=4", WIDE, {}),
     ("context", "context=4", LONG, {"context_attention": "ulysses"}),
     ("context", "context=4", FIXED, {}),
+    ("single", "data=1", LLAMA, {}),
+    ("tensor", "tensor=2", LLAMA, {"sequence_parallel": False}),
+    ("three_d", "fsdp=2,context=2,tensor=2", QWEN3, {}),
+    ("context", "context=2", QWEN3, {"context_attention": "ulysses"}),
+    ("single", "data=1", dataclasses.replace(LLAMA, block="qwen2"), {}),
 ]
 EVERY_DAY = [(*case, REMATS[i % 3]) for i, case in enumerate(CASES)]
 
@@ -71,5 +78,5 @@ def test_layers_keep_what_the_formula_says(name, mesh, config, train, remat):
     kept = forward.outvars[1:]
     assert not forward.params["reverse"]
     assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (
-        layers * Block.kept_bytes(plan.share)
+        layers * plan.block.kept_bytes(plan.share)
     )

@@ -1,4 +1,4 @@
-"""A block is a list of parts: every strategy trains one with other parts (toy_block.py), and its formulas follow."""
+"""A block is a list of parts: every strategy trains a Llama, or a block of a user (toy_block.py); formulas follow."""
 
 import dataclasses
 import math
@@ -19,15 +19,16 @@ from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig,
 from strategies.costs.overview import asked_overview
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
-from strategies.model.block import BLOCKS
+from strategies.model.block import BLOCKS, LlamaBlock
 from strategies.model.gpt import flops_per_token, param_count
+from strategies.model.mlp import GatedMLP
 from strategies.model.weights import vector
 from strategies.single import SINGLE
 from tests.processes import ROOT
 from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent, step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
-from tests.strategies.model.toy_block import SMALL, TOY, GatedMLP, ToyBlock, register
+from tests.strategies.model.toy_block import SMALL, TOY, register
 from tests.strategies.sampling import nightly
 
 
@@ -54,11 +55,12 @@ MESHES = {
 DAILY = "fsdp", "pipeline", "three_d"
 
 
-def ran(name: str, mesh: str, **options):
+def ran(name: str, mesh: str, block: str = "llama", **options):
     """The results of three steps, the step and its last state."""
+    config = dataclasses.replace(SMALL, block=block, head_size=8 if block == "qwen3" else None)
     spec = MeshSpec.parse(mesh)
     train = dataclasses.replace(TRAIN, **options)
-    built = STRATEGIES[name].build(SMALL, spec, train, first_devices(spec.size))
+    built = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
     results, state = trained(built, initial(built), range(3))
     return results, built, state
 
@@ -73,12 +75,17 @@ def ran(name: str, mesh: str, **options):
             ("three_d", "data=2,context=2,tensor=2", {"context_attention": "ulysses", "sequence_parallel": False}),
             ("context", "context=2", {"context_attention": "ulysses", "remat": "full"}),
             ("fsdp", "fsdp=4", {"dtype": "bfloat16", "remat": "none"}),
+            ("three_d", "fsdp=2,context=2,tensor=2", {"block": "qwen2"}),
+            ("three_d", "data=2,context=2,tensor=2", {"block": "qwen3", "context_attention": "ulysses"}),
+            ("tensor", "tensor=2", {"block": "qwen3", "sequence_parallel": False}),
+            ("pipeline", "pipeline=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"}),
+            ("auto", "fsdp=2,tensor=2", {"block": "qwen3"}),
         ),
     ],
 )
 def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
     """Losses, gradients and weights are those of one device, which restores the checkpoint."""
-    exact = {key: options[key] for key in options if key == "dtype"}
+    exact = {key: options[key] for key in options if key in ("dtype", "block")}
     reference, alone, _ = ran("single", "data=1", **exact)
     results, built, state = ran(name, mesh, **options)
     assert_equal(results, reference, ROUNDING[options.get("dtype", "float32")])
@@ -107,12 +114,30 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
             ("hsdp", "data=2,fsdp=4", {"prefetch": "on", "remat": "full"}),
             ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4, "sequence_parallel": False}),
         ),
+        # With biases of queries, keys and values; and with norms of heads, whose scales tensor does not split.
+        *nightly(
+            *(
+                (name, mesh, {"block": block, **options})
+                for block in ("qwen2", "qwen3")
+                for name, mesh, options in [
+                    ("single", "data=1", {"remat": "none"}),
+                    ("fsdp", "fsdp=4", {"microbatches": 2}),
+                    ("tensor", "tensor=4", {}),
+                    ("tensor", "tensor=4", {"sequence_parallel": False}),
+                    ("context", "context=2", {"context_attention": "ulysses"}),
+                    ("pipeline", "pipeline=2", {"microbatches": 4}),
+                    ("three_d", "fsdp=2,context=2,tensor=2", {"remat": "full"}),
+                ]
+            )
+        ),
     ],
 )
 def test_its_formulas_are_those_of_what_it_states(name, mesh, train) -> None:
     """The compiled program sends, computes and takes what the formulas say, to the byte, and needs the memory."""
-    program, memory = compiled(name, mesh, TOY, **train)
-    predicted = cost(name, mesh, TOY, **train)
+    config = dataclasses.replace(TOY, block=train.get("block", "llama"))
+    train = {key: value for key, value in train.items() if key != "block"}
+    program, memory = compiled(name, mesh, config, **train)
+    predicted = cost(name, mesh, config, **train)
     assert sent(program) == by_axes(predicted)
     assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())
     assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
@@ -182,7 +207,7 @@ def test_more_devices_than_heads_of_keys_are_refused(name, mesh, options, messag
 
 def test_a_block_that_does_not_exist_is_refused() -> None:
     """With those that do."""
-    with pytest.raises(Infeasible, match="there is no block 'lama'; blocks are gpt2, toy"):
+    with pytest.raises(Infeasible, match="there is no block 'lama'; blocks are gpt2, llama, qwen2, qwen3, both"):
         SINGLE.build(dataclasses.replace(SMALL, block="lama"), "data=1", TRAIN, first_devices(1))
 
 
@@ -207,8 +232,8 @@ def test_a_weight_that_cannot_be_split_is_refused(monkeypatch) -> None:
         def weights(config):
             return {**GatedMLP.weights(config), "sink_C": vector("qkv")}
 
-    class OddBlock(ToyBlock):
-        parts: ClassVar = {**ToyBlock.parts, "mlp": Odd}
+    class OddBlock(LlamaBlock):
+        parts: ClassVar = {**LlamaBlock.parts, "mlp": Odd}
 
     monkeypatch.setitem(BLOCKS, "odd", OddBlock)
     config = dataclasses.replace(SMALL, block="odd")

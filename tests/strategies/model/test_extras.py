@@ -10,11 +10,12 @@ from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
-from strategies.model.block import BLOCKS, Block
+from strategies.model.block import BLOCKS, Block, LlamaBlock
+from strategies.model.mlp import GatedMLP
 from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, sent
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
-from tests.strategies.model.toy_block import SMALL, GatedMLP, ToyBlock, register
+from tests.strategies.model.toy_block import SMALL, register
 from tests.strategies.sampling import nightly
 
 
@@ -70,7 +71,7 @@ def test_parts_state_what_they_add(states, adds, monkeypatch):
             """Add the gated MLP to the residual stream."""
             return super().__call__(x_BTD, normed_BTD, info)[0], {adds: jnp.float32(0)}
 
-    wrong = type("WrongBlock", (Block,), {"parts": {**ToyBlock.parts, "mlp": Wrong}})
+    wrong = type("WrongBlock", (Block,), {"parts": {**LlamaBlock.parts, "mlp": Wrong}})
     monkeypatch.setitem(BLOCKS, "wrong", wrong)
     step = STRATEGIES["single"].build(dataclasses.replace(SMALL, block="wrong"), "data=1", TRAIN, first_devices(1))
     with pytest.raises(ValueError, match=rf"WrongBlock: it adds \['{adds}'\] to the loss, and its parts state extras"):
