@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.cases.columns import COLUMNS, Column, gated
+from benchmarks.cases.columns import Column, gated
 from benchmarks.cli.ending import Refused
 from results.gates.counters import COMPILER, COUNTERS, PASSED, Snapshot, read_snapshot
 from results.gates.metrics import Allowance, judge
@@ -34,6 +34,8 @@ def run(options: argparse.Namespace) -> Report:
     """
     allowed = dict(rule(*part) for part in options.allow)
     base, head = read_snapshot(options.base), read_snapshot(options.head)
+    for pattern in allowed:
+        require_metric(pattern, base.counters() | head.counters())
     tolerance = options.across_versions and Allowance(100 * options.across_versions, percent=True)
     return compare(base, head, allowed, only_head_cases=options.only_head_cases, tolerance=tolerance)
 
@@ -41,20 +43,29 @@ def run(options: argparse.Namespace) -> Report:
 def rule(pattern: str, amount: str) -> tuple[str, Allowance]:
     """Check an allowance, and return it with the names that it is for, in which `*` stands for any text.
 
-    >>> [str(part) for part in rule("compiled.sent_bytes.permute.*", "1%")]
-    ['compiled.sent_bytes.permute.*', '1%']
+    >>> [str(part) for part in rule("memory.t*_bytes", "1%")]
+    ['memory.t*_bytes', '1%']
 
     Raises:
-        Refused: no metric has such a name, or the amount is none.
+        Refused: no metric has this name, or the amount is none.
     """
-    exact = [name for name, column in COLUMNS.items() if column.gate == "exact"]
-    if not fnmatch.filter(exact, pattern) and not gated([pattern.replace("*", "any")], "exact"):
-        nearest = ", ".join(difflib.get_close_matches(pattern, exact, n=5, cutoff=0))
-        raise Refused(f"--allow: {pattern!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")
+    if not set("*?[") & set(pattern):
+        require_metric(pattern, COUNTERS)
     try:
         return pattern, Allowance.parse(amount)
     except ValueError as error:
         raise Refused(f"--allow {pattern}={amount}: {error}") from error
+
+
+def require_metric(pattern: str, names: Iterable[str]) -> None:
+    """Check that an allowance is for an exact metric: one of these names, or of any kind of collective and mesh axis.
+
+    Raises:
+        Refused: it is for none.
+    """
+    if not fnmatch.filter(names, pattern) and not gated([pattern], "exact"):
+        nearest = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0))
+        raise Refused(f"--allow: {pattern!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")
 
 
 def compare(
