@@ -123,7 +123,7 @@ def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
     `formula` is the total by formula; NaN where there is none.
     """
     rows = memory_columns(rows[is_counted(rows)].dropna(subset="memory.total_bytes"))
-    predicted = rows.reindex(columns=["predicted.argument_bytes", "predicted.temp_bytes"]).astype(float)
+    predicted = rows[["predicted.argument_bytes", "predicted.temp_bytes"]]
     formula = predicted.sum(axis="columns", skipna=False)
     rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()}, formula=formula)
     return rows.sort_values("memory.total_bytes", ascending=False, kind="stable")

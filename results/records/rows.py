@@ -16,7 +16,7 @@ MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
 # Rows are comparable only for the same workload: each combination of these columns gets its own figures.
 WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat", "attention"]
 # Options of sparse attention. Records of older versions lack them: their attention is dense.
-ATTENTION = ["attention_window", "attention_stride", "attention_pattern", "attention_summary"]
+ATTENTION = [name for name, column in COLUMNS.items() if column.source == "attention"]
 
 NEEDED = [
     *("status", "reason", "strategy", "mesh", "devices", "platform", "device_kind", "virtual_devices", "preset"),

@@ -53,7 +53,7 @@ def derived_columns(rows: pd.DataFrame, number: int) -> pd.DataFrame:
         "counts": is_counted(rows),
         "check": rows.apply(check, axis="columns"),
         "bad": ~rows["status"].isin(["ok", "infeasible"]),
-        "predicted_total_bytes": total_of(rows, ["predicted.argument_bytes", "predicted.temp_bytes"]),
+        "predicted_total_bytes": rows["predicted.argument_bytes"] + rows["predicted.temp_bytes"],
         "other_argument_bytes": sizes["other_argument_bytes"],
         "new_output_bytes": sizes["new_output_bytes"],
     }
@@ -67,14 +67,9 @@ def check(row: pd.Series) -> str:
     """Say how a case ended, in the words of the terminal's summary."""
     if row["status"] != "ok":
         return ": ".join(filter(None, (str(row["status"]), known_text(row["reason"]))))
-    if row.get("kind") == "compiled":
+    if row["kind"] == "compiled":
         return "compiled only"
     return "equal" if row["matches_single"] is True else known_text(row["reason"])
-
-
-def total_of(rows: pd.DataFrame, names: list[str]) -> pd.Series:
-    """Sum columns row by row; the sum is NaN where one of them is unknown."""
-    return rows.reindex(columns=names).apply(pd.to_numeric, errors="coerce").sum(axis="columns", skipna=False)
 
 
 def column(values: list[Any]) -> Any:
