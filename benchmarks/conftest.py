@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cli.options import add_options
 from benchmarks.cli.starting import environment_problem
@@ -112,8 +113,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture
-def run(pytestconfig: pytest.Config) -> Supervisor:
+def run(pytestconfig: pytest.Config, benchmark: BenchmarkFixture) -> Supervisor:
     """The run, which all cases share."""
+    publish.mark_used(benchmark)
     return pytestconfig.stash[RUN]
 
 

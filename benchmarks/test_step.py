@@ -1,18 +1,15 @@
 """Benchmark of training steps: `pytest benchmarks --benchmark-json=results/runs/NAME.json`."""
 
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.run.publish import mark_used
 from benchmarks.run.supervise import Ended, Supervisor
 
 
-def test_step(case: str, run: Supervisor, benchmark: BenchmarkFixture) -> None:
+def test_step(case: str, run: Supervisor) -> None:
     """The step compiles, computes what one device computes, and is timed, interleaved with all comparable ones.
 
     The case leaves a row, however it ends. An infeasible one is skipped.
     """
-    mark_used(benchmark)
     try:
         info = run.row(case).extra_info
     except Ended as end:

@@ -77,7 +77,7 @@ def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int
     handlers_before = {number: signal.signal(number, on_signal) for number in stop_signals}
     try:
         for index in range(options.processes):
-            command = [sys.executable, "-m", "pytest", str(Path(__file__).parent), "--coordinator", coordinator]
+            command = [sys.executable, "-m", "pytest", str(Path(__file__).parents[1]), "--coordinator", coordinator]
             command += ["--processes", str(options.processes), "--process-id", str(index), *options.pytest]
             env = environment(index, options.devices_per_process, gpus) | bound()
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)

@@ -27,8 +27,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cluster import processes
 from benchmarks.program.deadlock import concurrent_collectives, require_no_deadlock
 from benchmarks.program.hlo import parse
-from benchmarks.run.interleaved import BlockTimes, time_interleaved
-from benchmarks.run.measure import Training, steps_per_block
+from benchmarks.run.measure import BlockTimes, Training, steps_per_block, time_interleaved
 from benchmarks.run.variants import WithoutCommunication
 from strategies import State, Step
 

@@ -21,9 +21,8 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_file, save_text
 from benchmarks.cli.tables import aligned
 from benchmarks.explain.memory import states_budget_bytes
-from benchmarks.run.interleaved import BlockTimes, time_interleaved
 from benchmarks.run.machine import disable_compilation_cache
-from benchmarks.run.measure import steps_per_block
+from benchmarks.run.measure import BlockTimes, steps_per_block, time_interleaved
 from benchmarks.run.probes import Probe, probes
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.rates import Timing, machine_of

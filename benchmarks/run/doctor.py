@@ -64,7 +64,7 @@ def software() -> Iterator[tuple[str, str]]:
 
 def commit() -> str:
     """Return the commit of this checkout, marked if files differ from it; empty where there is no checkout or git."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():  # an installed package may lie inside another project's checkout
         return ""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]

@@ -16,7 +16,7 @@ from benchmarks.cases.failures import CaseFailure
 from benchmarks.cases.row import Row
 from benchmarks.cluster import processes
 from benchmarks.explain.memory import states_budget_bytes
-from benchmarks.run.clock import Clock
+from benchmarks.run.compilation import Clock
 from benchmarks.run.journal import Journal
 from benchmarks.run.ledger import Ledger, RunSettings
 from benchmarks.run.machine import matmul_flops_per_second

@@ -12,9 +12,8 @@ from jax.extend.backend import get_backend
 
 from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.topology import Topology
-from benchmarks.run.interleaved import BlockTimes, time_interleaved
 from benchmarks.run.journal import fingerprint
-from benchmarks.run.measure import Training, steps_per_block
+from benchmarks.run.measure import BlockTimes, Training, steps_per_block, time_interleaved
 from strategies.backends.backend import are_virtual
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")

@@ -22,12 +22,11 @@ from benchmarks.explain.memory import planned_memory
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.run.checkpoint import checkpoint_times
-from benchmarks.run.clock import Clock
+from benchmarks.run.compilation import Clock, InitialStates, bytes_accessed, compile_step
 from benchmarks.run.corpus import Batch, Corpus
 from benchmarks.run.equality import BATCHES, CHECKED_STEPS, Trajectory
-from benchmarks.run.initial_states import InitialStates
 from benchmarks.run.live import profile_memory
-from benchmarks.run.measure import Training, bytes_accessed, compile_step
+from benchmarks.run.measure import Training
 from benchmarks.run.record import RESOLVED, Record
 from benchmarks.simulate.machine import Machine
 from strategies import Step

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from benchmarks.cli.starting import resume_collection
 from benchmarks.cli.statuses import INTERRUPTED, PEER_LOST, REFUSED, UNWRITTEN
 from benchmarks.cluster import processes
 from benchmarks.explain.local_devices import predicting_machine
-from benchmarks.run.clock import Clock
+from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, Corpus, read_corpus
 from benchmarks.run.engine import Engine, in_order
 from benchmarks.run.journal import Journal, MirroredJournal, report_path, require_journal
@@ -46,7 +46,6 @@ from benchmarks.run.machine import (
     machine_facts,
     use_virtual_devices,
 )
-from benchmarks.run.measure import forget_effects
 from benchmarks.run.progress import Progress, print_summary
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 
@@ -192,6 +191,15 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervis
     forget_effects()
     ends = {row.extra_info["status"] for row in engine.rows.values()}
     return status if supervised or status else int(not ends <= {"ok", "infeasible"} or ends == {"infeasible"})
+
+
+def forget_effects() -> None:
+    """Discard the errors of failed callbacks. JAX would otherwise wait for them at exit and print them again."""
+    from jax._src.dispatch import runtime_tokens  # `jax.effects_barrier` keeps failed ones
+
+    with suppress(Exception):
+        runtime_tokens.block_until_ready()
+    runtime_tokens.clear()
 
 
 def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:

@@ -19,7 +19,7 @@ from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.run.attribution import Attribution
 from benchmarks.run.checkpoint import CheckpointTimes
-from benchmarks.run.interleaved import BlockTimes, Interval
+from benchmarks.run.measure import BlockTimes, Interval
 from strategies.model.gpt import param_count
 
 RESOLVED = "reduce", "prefetch", "halves", "unroll", "context_attention"

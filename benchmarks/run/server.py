@@ -37,11 +37,10 @@ from benchmarks.cli.parser import Command
 from benchmarks.cli.server import CONNECTION, PROTOCOL, SERVER
 from benchmarks.cli.starting import resume_collection
 from benchmarks.run.attribution import attribute
-from benchmarks.run.clock import Clock
+from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.corpus import Corpus, map_file, read_corpus
-from benchmarks.run.initial_states import InitialStates
 from benchmarks.run.machine import PACKAGES, disable_compilation_cache, matmul_flops_per_second, use_virtual_devices
-from benchmarks.run.measure import Training, compile_step, no_compilation, steps_per_block, trace
+from benchmarks.run.measure import Training, no_compilation, steps_per_block, trace
 from benchmarks.run.prepare import begin_training, first_steps
 from benchmarks.run.record import Record
 from strategies import Step

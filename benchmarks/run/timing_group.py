@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.cases.failures import reason_of
+from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes
 from benchmarks.run.attribution import Attribution, attribute
-from benchmarks.run.clock import Clock
-from benchmarks.run.interleaved import MIN_ROUNDS, WIDE, BlockTimes, Interval, time_interleaved
+from benchmarks.run.compilation import Clock
 from benchmarks.run.ledger import Ledger, RunSettings
-from benchmarks.run.measure import Training, steps_per_block, trace
+from benchmarks.run.measure import WIDE, BlockTimes, Interval, Training, steps_per_block, time_interleaved, trace
 from benchmarks.run.prepare import Entry, Preparation
 from benchmarks.run.single_device import RemoteTraining, has_single_device_server, train
 

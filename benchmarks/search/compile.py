@@ -25,8 +25,8 @@ from benchmarks.explain.trace import trace
 from benchmarks.explain.trials import trial_lines, trials
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.program.compiled import read_program
-from benchmarks.run.alive import Alive
 from benchmarks.run.prepare import Entry
+from benchmarks.run.progress import Alive
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB, progress
 from benchmarks.search.compiling import compile_entry

@@ -26,13 +26,13 @@ from benchmarks.devices.chips import GIB
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.memory import host_peak_rss_bytes, processes_that_fit
 from benchmarks.program.compiled import HLOError, read_program
-from benchmarks.run.alive import Alive
-from benchmarks.run.clock import Clock
+from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS
 from benchmarks.run.journal import fingerprint
 from benchmarks.run.machine import COMPILER, SETTINGS
 from benchmarks.run.pool import Outcome, run_in_processes
 from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.progress import Alive
 from benchmarks.run.summary import progress
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay

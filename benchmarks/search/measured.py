@@ -16,9 +16,9 @@ from benchmarks.cli.accuracy import errors_of
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.explain.local_devices import MEASURED_ONLY
 from benchmarks.explain.memory import shard_bytes, states_budget_bytes
-from benchmarks.run.interleaved import BlockTimes, Interval, time_interleaved
+from benchmarks.run.compilation import compile_step
 from benchmarks.run.machine import disable_compilation_cache
-from benchmarks.run.measure import Training, compile_step, steps_per_block
+from benchmarks.run.measure import BlockTimes, Interval, Training, steps_per_block, time_interleaved
 from benchmarks.search.ranking import Candidate, Ranking, first_of_each, layout_cells
 from strategies.backends.backend import are_virtual
 

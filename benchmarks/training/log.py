@@ -1,4 +1,4 @@
-"""The log of a training run, as JSON Lines: what is run, then a line for each logged step and each evaluation.
+"""The folder of a training run, and its log: JSON Lines of what is run, of each logged step and of each evaluation.
 
     {"kind": "run", "schema_version": 1, "strategy": "fsdp", "mesh": "fsdp=8", ...}
     {"kind": "step", "step": 10, "loss": 3.1, "grad_norm": 1.2, "learning_rate": 0.001, "tokens_per_second": 41000.0}
@@ -8,6 +8,7 @@ A run that is resumed writes another line of kind "run", with the step after whi
 """
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -18,7 +19,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from benchmarks.cli.outputs import cause
+from benchmarks.cli.outputs import Unwritable, cause, require_folder
+from strategies.checkpoints import require_writable
 from strategies.files import decode_json, read_bytes
 from strategies.schema import Amount, SchemaError, Whole, checked
 
@@ -147,3 +149,43 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Create the folder of a run, and keep other runs out of it while the body runs.
+
+    The lock ends with the process, however that ends. A file system without locks, as NFS may be, keeps nobody out.
+
+    Raises:
+        Unwritable: the folder cannot be written, or another run is writing into it.
+    """
+    require_folder(folder)
+    try:
+        number = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise Unwritable(f"{folder} cannot be read: {cause(error)}; name another folder") from error
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(number)
+        raise Unwritable(f"another run is writing into {folder}; wait for it, or name another --out") from error
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(number)
+
+
+def require_saves(folder: Path) -> None:
+    """Check that a folder takes checkpoints, by an array that is written as a save does. Nothing of it is left.
+
+    Raises:
+        Unwritable: it does not.
+    """
+    try:
+        require_writable(folder.resolve())
+    except (OSError, ValueError) as error:
+        reason = cause(error) if isinstance(error, OSError) else str(error)
+        raise Unwritable(f"checkpoints cannot be written to {folder}: {reason}; name another --out") from error

@@ -1,6 +1,8 @@
 """The loop of a training run: steps, and every so often a line in the log, an evaluation and a checkpoint."""
 
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -11,15 +13,18 @@ from typing import Any
 import numpy as np
 import optax
 
+from benchmarks.cli.statuses import INTERRUPTED
+from benchmarks.cli.tables import minutes
 from benchmarks.cluster import processes
 from benchmarks.training.log import Log
 from benchmarks.training.plan import CHECKPOINTS, Plan
-from benchmarks.training.progress import Progress
-from benchmarks.training.stopping import Stopping
 from benchmarks.training.text import drawn, spread_evenly
 from strategies import CheckpointError, State, Step
 from strategies.checkpoints import Saving, positions, save
 from strategies.core.learning_rate import learning_rate_at
+
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
+ERASE = "\r\x1b[K"
 
 
 class NotFinite(Exception):
@@ -61,6 +66,64 @@ def require_finite(metrics: Mapping[str, float], step: int) -> None:
         raise NotFinite(f"the loss is {loss} and the gradient norm {grad_norm} at step {step}; {way_out}")
 
 
+class Stopping:
+    """Whether Ctrl-C or SIGTERM has ended the run: the first one stops it after the step, the second one at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take signals while the body runs. A signal that is ignored, as under `nohup`, stays so."""
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, _: object) -> None:
+        if self.requested:
+            os.write(sys.stderr.fileno(), b"\nended at once; continue from the latest checkpoint with --resume\n")
+            os._exit(INTERRUPTED)
+        self.requested = True
+        # A handler may run in the middle of a `print`, which cannot be entered again.
+        os.write(sys.stderr.fileno(), b"\nstopping: saving a checkpoint first; Ctrl-C again ends at once\n")
+
+
+class Progress:
+    """Prints a line for each logged step, in place on a terminal, and one for each evaluation.
+
+    Args:
+        steps: where the run ends.
+        after: the step after which it begins.
+        silent: print nothing, as all processes but the first.
+    """
+
+    def __init__(self, steps: int, after: int, *, silent: bool) -> None:
+        self.steps, self.after, self.silent = steps, after, silent
+        self.in_place = sys.stdout.isatty()
+        self.start_seconds = time.perf_counter()
+
+    def step(self, number: int, loss: float, tokens_per_second: float) -> None:
+        """A logged step. On a terminal the next line takes its place."""
+        step_seconds = (time.perf_counter() - self.start_seconds) / (number - self.after)
+        left = f", about {minutes(step_seconds * (self.steps - number))} left" if number < self.steps else ""
+        text = f"step {number}/{self.steps}: loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s{left}"
+        self._print(text, end="" if self.in_place and number < self.steps else "\n")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._print(text)
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        if not self.silent:
+            print(f"{ERASE if self.in_place else ''}{text}", end=end, flush=True)
+
+
 @dataclass
 class Run:
     """A training run on its way.
@@ -70,7 +133,7 @@ class Run:
         step: the compiled step.
         log: None in all processes but the first.
         progress: what it prints.
-        stopping: whether it was told to stop.
+        stopping: whether it was stopped.
         position: steps so far, which is also how many batches were used.
         saved: the position of the latest checkpoint.
         saving: the latest save, which may still be running.
@@ -114,7 +177,7 @@ class Run:
             self._evaluate(state)
         stopwatch.restart(self.position)
         logged, metrics = self.position, {}
-        while self.position < self.plan.steps and not self._told_to_stop():
+        while self.position < self.plan.steps and not self._stops():
             state, metrics = self.step(state, self.step.place(self._batch(self.position)))
             self.position += 1
             evaluates, saves = self._due(self.plan.evaluate_every), self._due(self.plan.checkpoint_every)
@@ -138,11 +201,11 @@ class Run:
         """Whether something that is done every so many steps, and at the end, is done now."""
         return self.position == self.plan.steps or (every is not None and self.position % every == 0)
 
-    def _told_to_stop(self) -> bool:
+    def _stops(self) -> bool:
         """Whether to stop before the next step. Several processes agree on it at logged steps."""
         if processes.count() == 1:
-            return self.stopping.asked
-        return self._due(self.plan.log_every) and processes.any_of(lambda: self.stopping.asked)
+            return self.stopping.requested
+        return self._due(self.plan.log_every) and processes.any_of(lambda: self.stopping.requested)
 
     def _batch(self, index: int) -> Any:
         plan = self.plan

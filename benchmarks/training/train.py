@@ -17,15 +17,12 @@ from benchmarks.cli.ending import Refused
 from benchmarks.cli.outputs import Unwritable, require_folder
 from benchmarks.cli.statuses import BROKEN_INPUT, INTERRUPTED
 from benchmarks.cluster import processes
+from benchmarks.run.compilation import compile_step
 from benchmarks.run.machine import disable_compilation_cache, use_virtual_devices
-from benchmarks.run.measure import compile_step
-from benchmarks.training.folder import held, require_saves
-from benchmarks.training.log import SCHEMA_VERSION, Log, LogError
-from benchmarks.training.loop import NotFinite, Run
+from benchmarks.training.log import SCHEMA_VERSION, Log, LogError, held, require_saves
+from benchmarks.training.loop import NotFinite, Progress, Run, Stopping
 from benchmarks.training.plan import CHECKPOINTS, LOG, Plan
-from benchmarks.training.progress import Progress
 from benchmarks.training.sampling import sampled
-from benchmarks.training.stopping import Stopping
 from strategies import STRATEGIES, CheckpointError, State, Step
 from strategies.checkpoints import positions, read_info, restore
 

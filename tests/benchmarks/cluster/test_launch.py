@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.cluster.launch import environment, launch, visible_gpus, wait
 from tests.commands import command
+from tests.processes import ROOT
 
 main = command("launch")
 
@@ -59,7 +60,7 @@ def test_gpus_are_taken_where_jax_takes_them(
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     named = [argparse.Namespace(name=name) for name in plugins]
-    monkeypatch.setattr("benchmarks.launch.entry_points", lambda group: named if group == "jax_plugins" else [])
+    monkeypatch.setattr("benchmarks.cluster.launch.entry_points", lambda group: named if group == "jax_plugins" else [])
     assert visible_gpus() == gpus
 
 
@@ -67,15 +68,18 @@ def test_gpus_are_taken_where_jax_takes_them(
 def test_pinned_processes_have_cores_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Equally many each, from their start, and no core twice; with too few cores the message names both numbers."""
+    """Equally many each, from their start, and no core twice; with too few cores the message names both numbers.
+
+    What each of them runs is `pytest benchmarks`.
+    """
     cores = sorted(os.sched_getaffinity(0))[:2]
-    code = "import os, pathlib, sys\nhere = pathlib.Path(__file__).parent\n"
-    (tmp_path / "say.py").write_text(f"{code}(here / sys.argv[-1]).write_text(str(os.sched_getaffinity(0)))")
-    monkeypatch.setattr("benchmarks.launch.sys.executable", str(script(tmp_path / "say", tmp_path / "say.py")))
+    code = "import os, pathlib, sys\nsaid = pathlib.Path(__file__).parent / sys.argv[-1]\n"
+    (tmp_path / "say.py").write_text(code + "said.write_text(f'{os.sched_getaffinity(0)} {sys.argv[3]}')")
+    monkeypatch.setattr("benchmarks.cluster.launch.sys.executable", str(script(tmp_path / "say", tmp_path / "say.py")))
     options = argparse.Namespace(processes=len(cores), devices_per_process=1, pytest=[])
     assert launch(options, [], cores) == 0
     found = [path.read_text() for path in sorted(tmp_path.glob("[0-9]*"))]
-    assert found == [str({core}) for core in cores]
+    assert found == [f"{{{core}}} {ROOT / 'benchmarks'}" for core in cores]
     with pytest.raises(SystemExit):
         main(["--processes=5000", "--pin"])
     assert "--pin gives 5000 processes a core each, and there are" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import MayDeadlock
 from benchmarks.program.compiled import read_program
 from benchmarks.run.attribution import require_safe
-from benchmarks.run.clock import Clock
+from benchmarks.run.compilation import Clock
 from benchmarks.run.prepare import Preparation
 from strategies import STRATEGIES, GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, fsdp
 from strategies.backends.backend import CPU, GPU

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.case import Case, Options
+from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.program.compiled import read_program
 from benchmarks.run.attribution import Attribution, attribute, variants
+from benchmarks.run.compilation import compile_step
 from benchmarks.run.corpus import read_corpus
-from benchmarks.run.interleaved import MIN_ROUNDS
-from benchmarks.run.measure import compile_step
 from benchmarks.run.prepare import begin_training
 from strategies import GPTConfig, MeshSpec, Step
 from tests.strategies import quick

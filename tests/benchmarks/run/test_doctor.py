@@ -21,6 +21,11 @@ def test_it_names_what_an_issue_needs(capsys: pytest.CaptureFixture[str]) -> Non
     assert lines["check"] == "a sum over 8 devices is right"
 
 
+def test_it_names_the_commit_of_a_checkout() -> None:
+    """Of a checkout, and of nothing else."""
+    assert doctor.commit().startswith("commit ") == (ROOT / ".git").exists()
+
+
 def test_it_names_variables_that_change_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of JAX, XLA and others, with their values."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")

@@ -12,8 +12,8 @@ from benchmarks.cases import case as cases
 from benchmarks.cases.columns import COLUMNS
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.engine import Engine, in_order, run
-from benchmarks.run.interleaved import Interval
 from benchmarks.run.journal import Journal
+from benchmarks.run.measure import Interval
 from strategies import MeshSpec
 from strategies.model.gpt import param_count
 from tests.benchmarks.planted import TOYS

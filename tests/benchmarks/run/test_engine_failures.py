@@ -14,9 +14,8 @@ import pytest
 
 from benchmarks.cases import case as cases
 from benchmarks.cluster.processes import FailedElsewhere
-from benchmarks.run.interleaved import time_interleaved
 from benchmarks.run.journal import JournalError
-from benchmarks.run.measure import trace
+from benchmarks.run.measure import time_interleaved, trace
 from benchmarks.run.prepare import Entry
 from strategies import MeshSpec
 from tests.benchmarks.planted import TOYS, plant

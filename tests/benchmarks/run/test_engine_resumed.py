@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cli.statuses import TIMEOUT_CAUSE
-from benchmarks.run.interleaved import time_interleaved
+from benchmarks.run.measure import time_interleaved
 from tests.benchmarks.run.engines import DATA, SINGLE, Begin, measure
 
 pytestmark = pytest.mark.usefixtures("_short_blocks")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import quantile_test
 
-from benchmarks.run.interleaved import MIN_ROUNDS, BlockTimes, Interval, time_interleaved
-from benchmarks.run.measure import Training
+from benchmarks.cli.values import MIN_ROUNDS
+from benchmarks.run.measure import BlockTimes, Interval, Training, time_interleaved
 
 
 def training(work: Callable[[int], object]) -> Training:

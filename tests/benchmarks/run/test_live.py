@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.run.clock import Clock
+from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, read_corpus
 from benchmarks.run.live import live_bytes, profile_memory
 from benchmarks.run.prepare import Entry, Preparation, begin_training

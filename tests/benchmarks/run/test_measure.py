@@ -10,16 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.cases.failures import CompileError, Recompiled
-from benchmarks.run.measure import (
-    BLOCK_SECONDS,
-    Training,
-    compile_step,
-    forget_effects,
-    no_compilation,
-    steps_per_block,
-)
-from strategies import Step
+from benchmarks.cases.failures import Recompiled
+from benchmarks.run.measure import BLOCK_SECONDS, Training, no_compilation, steps_per_block
+from benchmarks.run.program import forget_effects
 
 
 def training(seconds: float, batches: tuple[Any, ...] = ("batch",)) -> Training:
@@ -60,20 +53,6 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
     steps = steps_per_block(Steady())
     assert steps * seconds >= BLOCK_SECONDS
     assert steps == 1 or (steps - 1) * seconds < 2 * BLOCK_SECONDS
-
-
-@pytest.mark.parametrize("raised", [RuntimeError("INTERNAL: RET_CHECK failure"), SystemExit("3")])
-def test_what_a_compiler_says_is_its_error(raised: BaseException) -> None:
-    """Any error of the compiler is raised as CompileError, and so is a strategy's SystemExit while it is traced."""
-
-    def refuse(options: dict[str, str]) -> None:
-        raise raised
-
-    devices = np.array([SimpleNamespace(platform="tpu")])
-    mesh, lowered = SimpleNamespace(devices=devices), SimpleNamespace(compile=refuse)
-    step = SimpleNamespace(mesh=mesh, lower=lambda: lowered, xla_options_with=dict)
-    with pytest.raises(CompileError, match=f"{type(raised).__name__}: {raised}"):
-        compile_step(cast(Step, step))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from benchmarks.cases.case import Case
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.memory import StepMemory
 from benchmarks.run.attribution import Attribution
-from benchmarks.run.interleaved import BlockTimes, Interval
+from benchmarks.run.measure import BlockTimes, Interval
 from benchmarks.run.record import Record
 from benchmarks.simulate.program import Roofline
 from strategies import PRESETS, MeshSpec

@@ -13,11 +13,11 @@ import pytest
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import ProcessDied, Recompiled
+from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.corpus import corpus_source, read_corpus
 from benchmarks.run.engine import Engine
 from benchmarks.run.equality import Trajectory
-from benchmarks.run.interleaved import MIN_ROUNDS
 from benchmarks.run.journal import Journal
 from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import Training, compilations

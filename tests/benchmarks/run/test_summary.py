@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.explain.memory import StepMemory
 from benchmarks.run.checkpoint import CheckpointTimes
-from benchmarks.run.interleaved import Interval
+from benchmarks.run.measure import Interval
 from benchmarks.run.summary import (
     MIB,
     checkpoints,

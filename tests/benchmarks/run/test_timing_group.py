@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.cli.values import MIN_ROUNDS
-from benchmarks.run.clock import Clock
-from benchmarks.run.interleaved import BlockTimes
+from benchmarks.run.compilation import Clock
+from benchmarks.run.measure import BlockTimes
 from benchmarks.run.prepare import Entry
 from benchmarks.run.timing_group import CANARY, TimingGroup
 from tests.benchmarks.run.engines import DATA, PLAN, SINGLE

@@ -18,7 +18,7 @@ from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from benchmarks.run import prepare
-from benchmarks.run.measure import compile_step
+from benchmarks.run.compilation import compile_step
 from benchmarks.run.pool import run_in_processes
 from benchmarks.run.prepare import Entry
 from benchmarks.search import compile as page

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.training.loop import NotFinite, require_finite
+from benchmarks.training.loop import NotFinite, Stopping, require_finite
 from benchmarks.training.plan import CHECKPOINTS
-from benchmarks.training.stopping import Stopping
 from strategies.checkpoints.info import positions
 from tests.benchmarks.training.small_run import OFTEN, SMALL, lines, losses
 from tests.commands import command
@@ -25,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("_built_once")
 @pytest.mark.usefixtures("_interruptible")
 def test_a_second_signal_ends_at_once() -> None:
     """The first signal is noted, the second one ends the process with 130; before and after, Python's handler acts."""
-    code = "import os, signal; from benchmarks.training.stopping import Stopping; stopping = Stopping()\n"
+    code = "import os, signal; from benchmarks.training.loop import Stopping; stopping = Stopping()\n"
     code += "before = signal.getsignal(signal.SIGTERM)\n"
-    code += "with stopping.listening(): os.kill(os.getpid(), signal.SIGTERM); print(stopping.asked, flush=True)\n"
+    code += "with stopping.listening(): os.kill(os.getpid(), signal.SIGTERM); print(stopping.requested, flush=True)\n"
     code += "assert signal.getsignal(signal.SIGTERM) == before\n"
     code += "with stopping.listening(): os.kill(os.getpid(), signal.SIGINT); print('still here')\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
@@ -40,20 +39,20 @@ class StopsAfter(Stopping):
     steps = 0
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Counts the questions, of which there is one before each step."""
         self.steps -= 1
         return self.steps < 0
 
-    @asked.setter
-    def asked(self, value: bool) -> None:
+    @requested.setter
+    def requested(self, value: bool) -> None:
         """Nothing else tells it to stop."""
 
 
 @pytest.mark.parametrize("steps", [3, *nightly(0)])
 def test_the_last_step_before_a_stop_is_logged(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped between two lines of the log, or before the first step, the state is saved; it can be resumed there."""
-    monkeypatch.setattr("benchmarks.train.Stopping", type("_", (StopsAfter,), {"steps": steps}))
+    monkeypatch.setattr("benchmarks.training.train.Stopping", type("_", (StopsAfter,), {"steps": steps}))
     for resume in ([], ["--resume"]):
         assert main([*SMALL, f"--out={tmp_path / 'run'}", *resume]) == 130
     assert positions(tmp_path / "run" / CHECKPOINTS) == sorted({steps, 2 * steps})
@@ -62,7 +61,7 @@ def test_the_last_step_before_a_stop_is_logged(steps: int, tmp_path: Path, monke
 
 def test_what_is_saved_at_a_stop_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is stopped after its loss was lost, before a line of the log said so, is not saved."""
-    monkeypatch.setattr("benchmarks.train.Stopping", type("_", (StopsAfter,), {"steps": 4}))
+    monkeypatch.setattr("benchmarks.training.train.Stopping", type("_", (StopsAfter,), {"steps": 4}))
     wild = ("--learning-rate=1e18", "--clip-norm=inf", "--warmup-steps=0", "--log-every=100")
     assert main([*SMALL, *wild, f"--out={tmp_path / 'run'}"]) == 1
     assert positions(tmp_path / "run" / CHECKPOINTS) == []

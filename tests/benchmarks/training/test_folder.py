@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cli.outputs import Unwritable
-from benchmarks.training.folder import held
-from benchmarks.training.log import Log
+from benchmarks.training.log import Log, held
 from benchmarks.training.plan import CHECKPOINTS, LOG
 from strategies.checkpoints import zarr_arrays
 from strategies.checkpoints.info import positions
@@ -53,7 +52,7 @@ def test_checkpoints_are_tried_before_the_first_step(
     def refuse(folder: Path) -> None:
         raise ValueError("Invalid file path")
 
-    monkeypatch.setattr("benchmarks.training.folder.require_writable", refuse)
+    monkeypatch.setattr("benchmarks.training.log.require_writable", refuse)
     with pytest.raises(SystemExit, match="5"):
         main([*SHORT, f"--out={tmp_path / 'run'}"])
     assert re.search("checkpoints cannot be written to .*: Invalid file path; name another", capsys.readouterr().err)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.training.progress import ERASE, Progress
+from benchmarks.training.loop import ERASE, Progress
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ EXACT = (
     ),
     regression(
         "a counter that is NaN",
-        "benchmarks/run/measure.py",
+        "benchmarks/run/compilation.py",
         ("int(count)", 'float("nan")'),
         evidence="worse compiled.bytes_accessed not known in HEAD",
     ),

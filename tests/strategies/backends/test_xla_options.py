@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.devices.topology import DEVICE_KINDS, Topology
-from benchmarks.run.measure import compile_step
+from benchmarks.run.compilation import compile_step
 from strategies import PRESETS, STRATEGIES, TrainConfig
 from strategies.backends import xla_options as module
 from strategies.backends.backend import KINDS

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from benchmarks.run.alive import SILENT_SECONDS, Alive
+from benchmarks.run.progress import SILENT_SECONDS, Alive
 
 
 def test_a_line_says_what_is_done_and_for_how_long(capfd: pytest.CaptureFixture[str]) -> None:

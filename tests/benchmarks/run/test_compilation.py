@@ -1,17 +1,21 @@
-"""Steps of a run start from one state."""
+"""Compiled steps, initial states that all steps of a run start from, and the clock of a run."""
 
+import re
+import time
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import numpy as np
 import pytest
 
 from benchmarks.cases.case import Case
-from benchmarks.run.clock import Clock
-from benchmarks.run.initial_states import InitialStates
+from benchmarks.cases.failures import CompileError
+from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.measure import compilations
-from strategies import MeshSpec
+from strategies import MeshSpec, Step
 from tests.benchmarks.run.engines import CONFIG, SINGLE
 from tests.strategies.sampling import nightly
 
@@ -68,3 +72,46 @@ def test_a_strategy_that_is_not_built_in_initialises_its_own_state() -> None:
     states.begin(SINGLE, SINGLE.build(), KEY)
     with pytest.raises(ZeroDivisionError, match="no weights"):
         states.begin(broken, broken.build(), KEY)
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("INTERNAL: RET_CHECK failure"), SystemExit("3")])
+def test_what_a_compiler_says_is_its_error(raised: BaseException) -> None:
+    """Any error of the compiler is raised as CompileError, and so is a strategy's SystemExit while it is traced."""
+
+    def refuse(options: dict[str, str]) -> None:
+        raise raised
+
+    devices = np.array([SimpleNamespace(platform="tpu")])
+    mesh, lowered = SimpleNamespace(devices=devices), SimpleNamespace(compile=refuse)
+    step = SimpleNamespace(mesh=mesh, lower=lambda: lowered, xla_options_with=dict)
+    with pytest.raises(CompileError, match=f"{type(raised).__name__}: {raised}"):
+        compile_step(cast(Step, step))
+
+
+def test_phases_add_up_and_failures_count() -> None:
+    """A phase's time is the sum over its uses, including those that raised an error."""
+    clock = Clock()
+    with clock.phase("compile"):
+        time.sleep(0.01)
+    with suppress(KeyError), clock.phase("compile"):
+        time.sleep(0.01)
+        raise KeyError
+    assert 0.02 <= clock.seconds["compile"] <= clock.total_seconds
+
+
+def test_split_names_the_overhead() -> None:
+    """The summary gives the time outside of all phases as `other`, with its share."""
+    clock = Clock()
+    clock.start -= 100
+    clock.seconds |= {"compile": 60.0, "timed": 20.0}
+    assert re.fullmatch(r"100 s: compile 60 s, timed 20 s, other 20 s \(20%\)", str(clock))
+
+
+def test_a_running_phase_has_its_time() -> None:
+    """It counts from the begin of the phase, and is 0 before and after it."""
+    clock = Clock()
+    assert clock.running_seconds("timed") == 0
+    with clock.phase("timed"), clock.phase("compile"):
+        time.sleep(0.01)
+        assert 0.01 <= clock.running_seconds("timed") <= clock.total_seconds
+    assert clock.running_seconds("timed") == 0
