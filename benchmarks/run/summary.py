@@ -2,31 +2,25 @@
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases.row import Row
 from benchmarks.cli.tables import aligned, minutes
 from benchmarks.devices.chips import GIB
 
-TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}
-"""Relative step times: header in the summary -> column of the row."""
-PARTS = {
-    "compute": "compute",
-    "sending": "exposed_communication",
-    "schedule": "schedule_bubble",
-    "lockstep": "lockstep_bubble",
-    "recomputing": "recomputation",
-    "optimizer": "optimizer",
-    "dispatch": "dispatch",
-}
-"""Parts of the step time: header in the summary -> name in the `attribution` columns."""
+Info = dict[str, Any]
+"""The columns of a row."""
+Columns = Sequence[tuple[str, Callable[[Info], str]]]
+"""Headers of a table, with what makes a cell of a row; an unknown value is an empty cell."""
+
 LAUNCH = "95% intervals cover this launch alone, and launches differ by more: `meshmark merge` the reports of several"
 MIB = 2**20
 MARK = "!"
 """Stands before a number that is not as predicted."""
 MEMORY_ERROR = 0.15
 """Relative error of the formulas for memory up to which a row has no mark, as the tests allow."""
+LEFT_ALIGNED = "strategy", "mesh", "loss check", "ended"
 
 
 def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
@@ -53,136 +47,97 @@ def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = Fal
         width: width of the screen in characters; by default that of the terminal.
         absent: whether the cases were compiled for devices that are absent.
     """
-    told_noise = noise(rows)
-    measured = [*resolution(rows), *table(rows, width), *unpredicted(rows), *told_noise, *([LAUNCH] * bool(told_noise))]
+    canaries = noise(rows)
+    measured = [*resolution(rows), *table(rows, width), *unpredicted(rows), *canaries, *([LAUNCH] * bool(canaries))]
     tables = {
-        "steps": absent_devices(rows, width) if absent else measured,
+        "steps": lines_of(rows, ABSENT, width) if absent else measured,
         "where the time of a step goes": where_time_goes(rows, width),
         "checkpoints": checkpoints(rows, width),
     }
     return {title: lines for title, lines in tables.items() if lines} if rows else {}
 
 
-def table(rows: Iterable[Row], width: int | None = None) -> list[str]:
-    """Return the lines of the summary, one row per case; the last cell says how a case failed.
+def table(rows: Sequence[Row], width: int | None = None) -> list[str]:
+    """Return the lines of the table of steps; the last cell says how a case failed.
 
     There are columns for `time/twin` if any row has one, and for bytes sent between processes if there are several.
-
-    Args:
-        rows: the rows of the run.
-        width: width of the screen in characters; by default that of the terminal.
     """
-    rows = list(rows)
     twins = any(row.extra_info["relative_to_twin"] is not None for row in rows)
     several = any(row.extra_info["between_processes.axes"] for row in rows)
-    times = tuple(TIMES)[: 2 if twins else 1]
-    header = (
-        *("strategy", "mesh", "batch", "tokens/s", *(cell for time in times for cell in (time, "95% between"))),
-        *("MiB/device", "predicted", "MiB sent", "predicted"),
-        *(("between processes",) if several else ()),
-        "loss check",
-    )
-    align = ("<", "<", *">" * (len(header) - 3), "<")
-    return aligned([header, *(cells(row, times, several) for row in rows)], align, width=width)
-
-
-def absent_devices(rows: Iterable[Row], width: int | None = None) -> list[str]:
-    """Return the lines of the summary of cases that were compiled for a topology; `width` is in characters."""
-    header = (
-        *("strategy", "mesh", "batch", "GiB/device", "predicted", "fits", "GiB sent", "predicted"),
-        *("ms at least", "bound by", "MFU at most", "ended"),
-    )
-    align = ("<", "<", *">" * (len(header) - 3), "<")
-    return aligned([header, *map(absent_cells, rows)], align, width=width)
-
-
-def absent_cells(row: Row) -> tuple[str, ...]:
-    """Return a case's cells in the summary of compiled cases; unknown values are empty."""
-    info: dict[str, Any] = row.extra_info
-    held, seconds = info["predicted.argument_bytes"], info["roofline.step_seconds"]
-    return (
-        info["strategy"],
-        spread(row),
-        str(info["global_batch_sequences"]),
-        gib(info["chip.needed_bytes"] or info["memory.total_bytes"]),
-        gib(held and held + info["predicted.temp_bytes"]),
-        {None: "", True: "yes", False: "NO"}[info["chip.fits"]],
-        gib(info["compiled.sent_bytes"]),
-        gib(info["predicted.sent_bytes"]),
-        known(",.1f", seconds and 1e3 * seconds),
-        info["roofline.bound"] or "",
-        known(".0%", info["roofline.model_flops_utilization"]),
-        "compiled" if info["status"] == "ok" else f"{info['status']}: {info['reason']}",
-    )
+    columns = [*CASE, ("tokens/s", number("tokens_per_second", ",.0f")), *ratio("time/single", "relative_to_single")]
+    columns += [*(ratio("time/twin", "relative_to_twin") if twins else ()), *MEMORY_AND_TRAFFIC]
+    columns += [*([("between processes", between)] if several else ()), ("loss check", verdict)]
+    return lines_of(rows, columns, width)
 
 
 def where_time_goes(rows: Iterable[Row], width: int | None = None) -> list[str]:
     """Return a table of the parts of each step's time in percent; only cases where they were measured have a row."""
-    lines = [shares(row) for row in rows if row.extra_info["attribution.total_over_step"] is not None]
-    header = ("strategy", "mesh", "batch", *(f"{part} %" for part in PARTS), "in all %")
-    return aligned([header, *lines], ("<", "<", *">" * (len(PARTS) + 2)), width=width) if lines else []
-
-
-def shares(row: Row) -> tuple[str, ...]:
-    """Return a case's cells in the table of step time parts."""
-    info: dict[str, Any] = row.extra_info
-    parts = [info[f"attribution.{part}_seconds"] / info["step_seconds_median"] for part in PARTS.values()]
-    percent = [f"{100 * part:.1f}" for part in (*parts, info["attribution.total_over_step"])]
-    return (info["strategy"], spread(row), str(info["global_batch_sequences"]), *percent)
+    return lines_of([row for row in rows if row.extra_info["attribution.total_over_step"] is not None], SHARES, width)
 
 
 def checkpoints(rows: Iterable[Row], width: int | None = None) -> list[str]:
     """Return a table of times of checkpoints; only cases where they were measured have a row."""
-    lines = [checkpoint_cells(row) for row in rows if row.extra_info["checkpoint.save_seconds"] is not None]
-    header = ("strategy", "mesh", "batch", "MiB", "blocks ms", "saved ms", "restored ms", "by single ms")
-    return aligned([header, *lines], ("<", "<", *">" * (len(header) - 2)), width=width) if lines else []
+    return lines_of([row for row in rows if row.extra_info["checkpoint.save_seconds"] is not None], CHECKPOINTS, width)
 
 
-def checkpoint_cells(row: Row) -> tuple[str, ...]:
-    """Return a case's cells in the table of checkpoints; unknown values are empty."""
-    info: dict[str, Any] = row.extra_info
-    seconds = (info[f"checkpoint.{part}_seconds"] for part in ("save_blocking", "save", "restore", "restore_single"))
-    times = (known(",.0f", each and 1e3 * each) for each in seconds)
-    return (
-        info["strategy"],
-        spread(row),
-        str(info["global_batch_sequences"]),
-        mib(info["checkpoint.total_bytes"]),
-        *times,
-    )
+def lines_of(rows: Sequence[Row], columns: Columns, width: int | None = None) -> list[str]:
+    """Return the lines of a table with a row for each case, at most `width` characters wide; none without rows."""
+    headers = [header for header, _ in columns]
+    cells = [[cell({"case": row.case, **row.extra_info}) for _, cell in columns] for row in rows]
+    align = ["<" if header in LEFT_ALIGNED else ">" for header in headers]
+    return aligned([headers, *cells], align, width=width) if rows else []
 
 
-def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:
-    """Return a case's cells in the summary; unknown values are empty."""
-    info: dict[str, Any] = row.extra_info
-    held = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
-    return (
-        info["strategy"],
-        spread(row),
-        str(info["global_batch_sequences"]),
-        known(",.0f", info["tokens_per_second"]),
-        *(cell for time in times for cell in interval(info, TIMES[time])),
-        MARK * holds_otherwise(info) + mib(info["memory.total_bytes"]),
-        mib(None if None in held else sum(held)),
-        MARK * sends_otherwise(info) + mib(info["compiled.sent_bytes"]),
-        mib(info["predicted.sent_bytes"]),
-        *((between(info),) if several else ()),
-        verdict(info),
-    )
+def number(name: str, spec: str = ",.1f", unit: float = 1) -> Callable[[Info], str]:
+    """Cells with the number of this column, in units of `unit`."""
+    return lambda info: known(spec, info[name], unit)
 
 
-def sends_otherwise(info: dict[str, Any]) -> bool:
+def known(spec: str, value: float | None, unit: float = 1) -> str:
+    """Format a number in units of `unit`, or return "" if it is unknown.
+
+    >>> known(",.0f", 11000), known(",.1f", 3 * 2**19, MIB), known(",.0f", None)
+    ('11,000', '1.5', '')
+    """
+    return "" if value is None else format(value / unit, spec)
+
+
+def ratio(header: str, name: str) -> Columns:
+    """The columns of a ratio and of its 95% interval."""
+
+    def interval(info: Info) -> str:
+        low, high = info[f"{name}_low"], info[f"{name}_high"]
+        return "" if low is None else f"{low:.2f} {high:.2f}"
+
+    return (header, number(name, ".2f")), ("95% between", interval)
+
+
+def share(part: str) -> Callable[[Info], str]:
+    """Cells with a part of the step time in percent."""
+    return lambda info: f"{100 * info[f'attribution.{part}_seconds'] / info['step_seconds_median']:.1f}"
+
+
+def spread(info: Info) -> str:
+    """Return the mesh of a case, what its id says of microbatches and attention, and its strategy options."""
+    work = re.findall(r"-((?:microbatches|attention_[a-z]+)=[^-]+)", info["case"])
+    return " ".join(filter(None, (str(info["mesh"]), *work, str(info["options"]))))
+
+
+def predicted_bytes(info: Info) -> int | None:
+    """Return the bytes that the formulas say a device holds; None if they do not say it."""
+    parts = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
+    return None if None in parts else sum(parts)
+
+
+def sends_otherwise(info: Info) -> bool:
     """Whether a step sends other bytes than the formulas say, by any kind of collective over any axis."""
     return info["sent_as_predicted"] is False
 
 
-def holds_otherwise(info: dict[str, Any]) -> bool:
+def holds_otherwise(info: Info) -> bool:
     """Whether the compiler plans more or less memory than the formulas say, by more than `MEMORY_ERROR`."""
-    held = (info["memory.total_bytes"], info["predicted.argument_bytes"], info["predicted.temp_bytes"])
-    if None in held:
-        return False
-    planned, *predicted = held
-    return abs(planned - sum(predicted)) > MEMORY_ERROR * sum(predicted)
+    planned, predicted = info["memory.total_bytes"], predicted_bytes(info)
+    return planned is not None and predicted is not None and abs(planned - predicted) > MEMORY_ERROR * predicted
 
 
 def unpredicted(rows: Iterable[Row]) -> list[str]:
@@ -194,52 +149,13 @@ def unpredicted(rows: Iterable[Row]) -> list[str]:
     return [line for line, count in zip(lines, (sent, held), strict=True) if count]
 
 
-def between(info: dict[str, Any]) -> str:
+def between(info: Info) -> str:
     """Format the MiB sent between processes and their mesh axes; "" for a step in one process."""
     axes = info["between_processes.axes"]
-    return f"{mib(info['between_processes.sent_bytes'])} {axes}" if axes else ""
+    return f"{known(',.1f', info['between_processes.sent_bytes'], MIB)} {axes}" if axes else ""
 
 
-def interval(info: dict[str, Any], name: str) -> tuple[str, str]:
-    """Format a ratio and its 95% interval."""
-    low, high = info[f"{name}_low"], info[f"{name}_high"]
-    return known(".2f", info[name]), "" if low is None else f"{low:.2f} {high:.2f}"
-
-
-def spread(row: Row) -> str:
-    """Return the mesh of a case, what its id says of microbatches and attention, and its strategy options."""
-    work = re.findall(r"-((?:microbatches|attention_[a-z]+)=[^-]+)", row.case)
-    return " ".join(filter(None, (str(row.extra_info["mesh"]), *work, str(row.extra_info["options"]))))
-
-
-def known(spec: str, number: float | None) -> str:
-    """Format a number, or return "" if it is unknown.
-
-    >>> known(",.0f", 11000), known(",.0f", None)
-    ('11,000', '')
-    """
-    return "" if number is None else format(number, spec)
-
-
-def gib(count: int | None) -> str:
-    """Format bytes in GiB, or return "" if they are unknown.
-
-    >>> gib(3 * 2**29), gib(None)
-    ('1.50', '')
-    """
-    return known(",.2f", None if count is None else count / GIB)
-
-
-def mib(count: int | None) -> str:
-    """Format bytes in MiB, or return "" if they are unknown.
-
-    >>> mib(3 * 2**19), mib(None)
-    ('1.5', '')
-    """
-    return known(",.1f", None if count is None else count / MIB)
-
-
-def verdict(info: dict[str, Any]) -> str:
+def verdict(info: Info) -> str:
     """Return the result of the check against one device, or how the case ended without one."""
     if info["status"] != "ok":
         return f"{info['status']}: {info['reason']}"
@@ -255,7 +171,7 @@ def resolution(rows: Iterable[Row]) -> list[str]:
     if that is more.
     """
     limits: dict[int, float] = {}
-    infos: list[dict[str, Any]] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
+    infos: list[Info] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
     for batch in dict.fromkeys(info["global_batch_sequences"] for info in infos):
         group = [info for info in infos if info["global_batch_sequences"] == batch]
         canaries = [abs(info[f"canary_ratio_{end}"] - 1) for info in group for end in ("low", "high")]
@@ -266,16 +182,60 @@ def resolution(rows: Iterable[Row]) -> list[str]:
             if info[single] is not None and info["strategy"] != "single"
         ]
         limits[batch] = max(*canaries, statistics.median(halves) if halves else 0.0)
-    told = " and ".join(f"{limit:.1%} with batch {batch}" for batch, limit in limits.items())
-    return [f"this run cannot tell apart step times that differ by less than {told}"] if limits else []
+    limits_text = " and ".join(f"{limit:.1%} with batch {batch}" for batch, limit in limits.items())
+    return [f"this run cannot tell apart step times that differ by less than {limits_text}"] if limits else []
 
 
 def noise(rows: Iterable[Row]) -> list[str]:
     """Return a line on the noise: how much two copies of one step differed, in each group that was timed together."""
-    infos: list[dict[str, Any]] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
+    infos: list[Info] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
     if not infos:
         return []
     bounds = sorted({(info["canary_ratio_low"], info["canary_ratio_high"]) for info in infos})
-    apart = ", ".join(f"{low - 1:+.1%} to {high - 1:+.1%}" for low, high in bounds)
+    differences = ", ".join(f"{low - 1:+.1%} to {high - 1:+.1%}" for low, high in bounds)
     loud = any(info["noisy"] for info in infos)
-    return [f"noise: the same step timed twice differed by {apart}" + ("; THIS RUN IS NOISY" if loud else "")]
+    return [f"noise: the same step timed twice differed by {differences}" + ("; THIS RUN IS NOISY" if loud else "")]
+
+
+CASE: Columns = (
+    ("strategy", lambda info: info["strategy"]),
+    ("mesh", spread),
+    ("batch", lambda info: str(info["global_batch_sequences"])),
+)
+MEMORY_AND_TRAFFIC: Columns = (
+    ("MiB/device", lambda info: MARK * holds_otherwise(info) + known(",.1f", info["memory.total_bytes"], MIB)),
+    ("predicted", lambda info: known(",.1f", predicted_bytes(info), MIB)),
+    ("MiB sent", lambda info: MARK * sends_otherwise(info) + known(",.1f", info["compiled.sent_bytes"], MIB)),
+    ("predicted", number("predicted.sent_bytes", unit=MIB)),
+)
+ABSENT: Columns = (
+    *CASE,
+    ("GiB/device", lambda info: known(",.2f", info["chip.needed_bytes"] or info["memory.total_bytes"], GIB)),
+    ("predicted", lambda info: known(",.2f", predicted_bytes(info), GIB)),
+    ("fits", lambda info: {None: "", True: "yes", False: "NO"}[info["chip.fits"]]),
+    ("GiB sent", number("compiled.sent_bytes", ",.2f", GIB)),
+    ("predicted", number("predicted.sent_bytes", ",.2f", GIB)),
+    ("ms at least", number("roofline.step_seconds", unit=1e-3)),
+    ("bound by", lambda info: info["roofline.bound"] or ""),
+    ("MFU at most", number("roofline.model_flops_utilization", ".0%")),
+    ("ended", lambda info: "compiled" if info["status"] == "ok" else verdict(info)),
+)
+SHARES: Columns = (
+    *CASE,
+    ("compute %", share("compute")),
+    ("sending %", share("exposed_communication")),
+    ("schedule %", share("schedule_bubble")),
+    ("lockstep %", share("lockstep_bubble")),
+    ("recomputing %", share("recomputation")),
+    ("optimizer %", share("optimizer")),
+    ("dispatch %", share("dispatch")),
+    ("in all %", number("attribution.total_over_step", unit=1e-2)),
+)
+CHECKPOINTS: Columns = (
+    *CASE,
+    ("MiB", number("checkpoint.total_bytes", unit=MIB)),
+    ("blocks ms", number("checkpoint.save_blocking_seconds", ",.0f", 1e-3)),
+    ("saved ms", number("checkpoint.save_seconds", ",.0f", 1e-3)),
+    ("restored ms", number("checkpoint.restore_seconds", ",.0f", 1e-3)),
+    ("by single ms", number("checkpoint.restore_single_seconds", ",.0f", 1e-3)),
+)
