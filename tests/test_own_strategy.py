@@ -58,7 +58,7 @@ TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=
 
 
 MESHES = {
-    "toy": ("toy=2", "toy=4"),
+    "toy": ("toy=4",),
     "shard": ("shard=4",),
     "grouped": ("data=2,group=2",),
     "hierarchical": ("host=2,chip=2",),

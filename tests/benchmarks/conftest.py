@@ -11,12 +11,13 @@ from benchmarks.cases.case import Case
 from benchmarks.training.plan import Plan
 from strategies import Step, TrainConfig
 from tests.benchmarks.short_blocks import shorten
+from tests.strategies.quick import ahead_of_time, programs
 
 
 @pytest.fixture(scope="module")
 def _short_blocks() -> Iterator[None]:
-    """Shorten timed blocks, for files in which nothing depends on their length."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Shorten timed blocks and compile fast, for files in which nothing depends on how long a step takes."""
+    with ahead_of_time(), pytest.MonkeyPatch.context() as patch:
         shorten(patch)
         yield
 
@@ -28,7 +29,8 @@ def _built_once() -> Iterator[None]:
 
     @cache
     def built(case: Case, train: TrainConfig) -> Step:
-        return build(SimpleNamespace(case=case, train=train))
+        with programs():
+            return build(SimpleNamespace(case=case, train=train))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Case, "build", cache(Case.build))

@@ -130,29 +130,27 @@ def test_journal_is_deleted_when_the_report_is_written(sweep: tuple[Process, Row
 def test_no_failure_is_a_success(tmp_path: Path) -> None:
     """The exit status is 1 if timing a case fails, with or without its check, or if nothing was measured."""
     tests_failed = pytest.ExitCode.TESTS_FAILED
-    later = run("--strategy=single,diverging", "--mesh=data=1", f"--benchmark-json={tmp_path}/later.json")
-    assert (later.returncode, statuses(tmp_path / "later.json")["diverging-data=1-b4"]) == (tests_failed, "nan_loss")
-    assert "1 failed, 1 passed" in later.stdout
-    unchecked = run("--strategy=single,nan", "--mesh=data=1", "--benchmark-only")
-    assert (unchecked.returncode, "1 failed, 1 passed" in unchecked.stdout) == (tests_failed, True)
+    report = tmp_path / "run.json"
+    selected = "--strategy=single,diverging,nan", "--mesh=data=1", "--benchmark-only"
+    failing = run(*selected, f"--benchmark-json={report}")
+    assert (failing.returncode, "2 failed, 1 passed" in failing.stdout) == (tests_failed, True)
+    ends = statuses(report)
+    assert [ends[f"{name}-data=1-b4"] for name in ("single", "diverging", "nan")] == ["ok", "nan_loss", "nan_loss"]
     impossible = run("--strategy=data", "--mesh=data=8")
     assert (impossible.returncode, "1 skipped" in impossible.stdout) == (tests_failed, True)
 
 
 def test_what_is_deselected_is_left_out(tmp_path: Path) -> None:
-    """A case deselected by pytest's option or by a plugin is not measured, and the others are."""
+    """A case deselected by pytest's option or by a plugin is not measured, and the others are.
+
+    On virtual devices JAX's persistent compilation cache is off: a program that is read from it may hang.
+    """
     left_out = "--deselect=benchmarks/test_step.py::test_step[single-data=2-b8]"
     dropping = "-p", "tests.benchmarks.dropping"
-    process = run("--strategy=single,data", "--devices=2", "--batch-size=8", left_out, *dropping)
+    cache = {"JAX_COMPILATION_CACHE_DIR": tmp_path, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0}
+    process = run("--strategy=single,data", "--devices=2", "--batch-size=8", left_out, *dropping, **cache)
     assert process.returncode == pytest.ExitCode.OK, process.stdout
     assert "1 passed, 3 deselected" in process.stdout
-
-
-def test_compilation_cache_is_off_on_virtual_devices(tmp_path: Path) -> None:
-    """On virtual devices JAX's persistent compilation cache is off: a program that is read from it may hang."""
-    command = "--strategy=data", "--mesh=data=2", "--batch-size=8", "--compile-only"
-    variables = {"JAX_COMPILATION_CACHE_DIR": tmp_path, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0}
-    assert run(*command, single="", **variables).returncode == pytest.ExitCode.OK
     assert not [*tmp_path.iterdir()]
 
 

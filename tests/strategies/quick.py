@@ -44,6 +44,19 @@ def programs() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def ahead_of_time() -> Iterator[None]:
+    """Compile fast in this context what is lowered first and then compiled, as the benchmarks do."""
+    compile_lowered = jax.stages.Lowered.compile
+
+    def compile_fast(lowered: jax.stages.Lowered, compiler_options: dict | None = None) -> jax.stages.Compiled:
+        return compile_lowered(lowered, OPTIONS | dict(compiler_options or {}))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", compile_fast)
+        yield
+
+
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """The compiled program, shared by all steps with the same lowered text, as most options have the same `init`.
 

@@ -10,8 +10,8 @@ from tests.processes import run_together
 from tests.strategies.equality import TRAIN
 from tests.strategies.test_step import WIDEST
 
-FOUR = ("three_d:pipeline=2,tensor=2",)
-"""Permutes and all-reduces between processes. Of fsdp, checkpoints are written and read by two processes."""
+TWO = ("pipeline:pipeline=2",)
+"""Permutes and all-reduces between processes; `benchmarks/cluster/test_process_runs.py` has three_d on four devices."""
 EIGHT = ("data:data=8", "fsdp:fsdp=8", "tensor:tensor=8", "pipeline:pipeline=8", "three_d:data=2,pipeline=2,tensor=2")
 EVERY = tuple(f"{name}:{mesh}" for name, mesh in WIDEST.items() if name != "single")
 
@@ -19,11 +19,12 @@ EVERY = tuple(f"{name}:{mesh}" for name, mesh in WIDEST.items() if name != "sing
 @pytest.mark.parametrize(
     ("processes", "devices_each", "cases"),
     [
-        (2, 2, FOUR),
+        (2, 1, TWO),
+        pytest.param(2, 2, ("three_d:pipeline=2,tensor=2",), marks=pytest.mark.processes),
         pytest.param(4, 2, EIGHT, marks=pytest.mark.processes),
         pytest.param(2, 4, EVERY, marks=pytest.mark.processes),
     ],
-    ids=["2 x 2", "4 x 2", "2 x 4"],
+    ids=["2 x 1", "2 x 2", "4 x 2", "2 x 4"],
 )
 def test_several_processes_compute_what_one_device_computes(processes, devices_each, cases):
     """Several processes compute what one device does, to float32 rounding, and each reads its own sequences only."""

@@ -13,7 +13,7 @@ from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_step import WIDEST
 
 SPARSE = [
-    ("three_d", HARDEST["three_d"], {"attention_window": 5}),
+    ("fsdp", HARDEST["fsdp"], {"attention_window": 5}),
     ("context", HARDEST["context"], {"attention_stride": 4}),
 ]
 WHOLE = [
@@ -27,7 +27,7 @@ WHOLE = [
     ("context", MeshSpec.parse("context=4"), {"attention_window": 7}),
     ("three_d", MeshSpec.parse("fsdp=2,context=2,tensor=2"), {"attention_window": 6}),
     ("three_d", MeshSpec.parse("pipeline=2,context=2,tensor=2"), {"attention_window": 6, "schedule": "zb-h1"}),
-    *((name, HARDEST[name], {"attention_window": 5}) for name in ("fsdp", "tensor", "pipeline")),
+    *((name, HARDEST[name], {"attention_window": 5}) for name in ("three_d", "tensor", "pipeline")),
 ] + [
     (name, HARDEST[name], options)
     for name in HARDEST

@@ -35,18 +35,6 @@ def test_waiting_for_other_processes_ends_with_an_error(index: int, awaited: str
     assert re.fullmatch(f"ERROR: waited 2 seconds for {words}; start all processes .*, or raise --join-timeout", last)
 
 
-def test_devices_that_processes_cannot_share_are_rows(tmp_path: Path) -> None:
-    """Device counts that the processes cannot share equally are infeasible rows, launched from any folder."""
-    report = tmp_path / "run.json"
-    launch = "-m", "benchmarks", "launch", "--processes=2", "--devices-per-process=1", "--"
-    selected = "--strategy=data", "--devices=2,3", f"--benchmark-json={report}"
-    (ended,) = finish_together(start_together(1, 1, *launch, *PLUGINS, *TINY, *selected, folder=tmp_path, **TOYS))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = {name: (row["extra_info"]["status"], row["extra_info"]["reason"]) for name, row in rows(report).items()}
-    few = "2 processes do not have equal parts of 3 devices; take one device, or a multiple of 2"
-    assert found == {"data-data=2-b4": ("ok", None), "data-data=3-b4": ("infeasible", few)}
-
-
 def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) -> None:
     """When a process is killed, the others end within seconds, name it, and report the finished rows.
 
@@ -126,15 +114,20 @@ def test_ctrl_c_in_one_process_ends_all_and_resume_goes_on(tmp_path: Path) -> No
 def test_launched_processes_measure_together(tmp_path: Path) -> None:
     """Launched processes share a mesh; the first one prints and reports, including the bytes sent between processes.
 
-    It alone starts a process of one device, in which `single` is timed while the others wait.
+    It alone starts a process of one device, in which `single` is timed while the others wait. Device counts that the
+    processes cannot share equally are infeasible rows. They are launched from any folder.
     """
-    report = tmp_path / "run.json"
+    report, elsewhere = tmp_path / "runs" / "run.json", tmp_path / "elsewhere"
+    elsewhere.mkdir()
     launch = "-m", "benchmarks", "launch", "--processes=2", "--devices-per-process=2", "--"
-    selected = "--strategy=three_d", "--mesh=data=2,tensor=2", f"--benchmark-json={report}"
-    (ended,) = finish_together(start_together(1, 2, *launch, *PLUGINS, *TINY, *selected, SINGLE=""))
+    selected = "--strategy=three_d", "--mesh=data=2,tensor=2", "--mesh=data=3", f"--benchmark-json={report}"
+    command = *launch, *PLUGINS, *TINY, *selected
+    (ended,) = finish_together(start_together(1, 2, *command, folder=elsewhere, SINGLE=""))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("test session starts") == 1
-    (row,) = (row["extra_info"] for row in rows(report).values())
+    row, unequal = (row["extra_info"] for row in rows(report).values())
+    few = "2 processes do not have equal parts of 3 devices; take one device, or a multiple of 2"
+    assert (unequal["status"], unequal["reason"]) == ("infeasible", few)
     assert (row["status"], row["devices"], row["processes"]) == ("ok", 4, 2)
     assert (row["matches_single"], row["single_in_own_process"]) == (True, True)
     assert row["relative_to_single"] > 0
@@ -144,7 +137,7 @@ def test_launched_processes_measure_together(tmp_path: Path) -> None:
     assert sent["tensor"] == 0
     assert sent["data"] == sum(row[f"compiled.sent_bytes.{kind}.data"] for kind in KINDS) > 0
     assert row["between_processes.sent_bytes"] == sum(sent.values()) < row["compiled.sent_bytes"]
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert [path.name for path in report.parent.iterdir()] == ["run.json"]
 
 
 @pytest.mark.processes

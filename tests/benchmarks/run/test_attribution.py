@@ -15,6 +15,7 @@ from benchmarks.program.compiled import read_program
 from benchmarks.run.attribution import Attribution, attribute, variants
 from benchmarks.run.compilation import compile_step
 from benchmarks.run.corpus import read_corpus
+from benchmarks.run.measure import Training
 from benchmarks.run.prepare import begin_training
 from strategies import GPTConfig, MeshSpec, Step
 from tests.strategies import quick
@@ -73,15 +74,13 @@ def test_halves_of_another_layout_than_the_weights_send_nothing(strategy: str, o
         assert read_program(quick.compiled(lowered).as_text() or "", step.mesh.shape).sent_bytes == 0
 
 
-@pytest.mark.parametrize("given", ["default", "asked"])
-def test_variants_have_the_compiler_options_of_the_step(given: str) -> None:
+@pytest.mark.parametrize("source", ["the strategy", "the user"])
+def test_variants_have_the_compiler_options_of_the_step(source: str) -> None:
     """Variants are compiled with the step's compiler options; here one that XLA refuses."""
-    step = SINGLE.build()
-    training = begin_training(step, compile_step(step).program, step.init, read_corpus(None, CONFIG))
-    unknown = {"xla_no_such": "1"}
-    case = SINGLE if given == "default" else replace(SINGLE, compiler_options=tuple(unknown.items()))
-    if given == "default":
-        step = replace(step, xla_options=unknown)
+    step, unknown = SINGLE.build(), {"xla_no_such": "1"}
+    training = Training(step.update, None, [None])  # the first variant is refused before any step
+    case = replace(SINGLE, compiler_options=tuple(unknown.items())) if source == "the user" else SINGLE
+    step = replace(step, xla_options=unknown) if source == "the strategy" else step
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
         attribute(case, step, training, 1.0, MIN_ROUNDS, lambda: None)
 

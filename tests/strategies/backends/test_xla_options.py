@@ -17,6 +17,7 @@ from strategies.backends import xla_options as module
 from strategies.backends.backend import KINDS
 from strategies.backends.xla_options import DEFAULTS, Default, as_read, has_option, xla_options
 from tests.benchmarks.search.test_compile import case
+from tests.strategies.quick import OPTIONS
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
 TAKES_CUDA = pytest.mark.skipif(
@@ -160,14 +161,12 @@ def test_a_step_is_compiled_with_the_options_of_its_strategy(monkeypatch: pytest
     """
     table = Default("cpu", {"xla_disable_hlo_passes": "fusion"}, "a test", frozenset({"data"}))
     config, train = replace(PRESETS["nano"], layers=1, embed=32, sequence=8, vocab=64), replace(TRAIN, batch_size=2)
-    plain = STRATEGIES["data"].build(config, "data=2", train)
     monkeypatch.setattr(module, "DEFAULTS", (table,))
     step = STRATEGIES["data"].build(config, "data=2", train)
     assert step.xla_options == table.options
-    default = fusions(plain.lower().compile())
-    assert fusions(step.lower().compile()) != default
-    assert fusions(step.lower().compile({"xla_disable_hlo_passes": ""})) == default
-    assert fusions(step.update.lower(step.state, step.batch).compile()) == default
+    default = fusions(step.update.lower(step.state, step.batch).compile(OPTIONS))
+    assert fusions(step.lower().compile(OPTIONS)) != default
+    assert fusions(step.lower().compile({"xla_disable_hlo_passes": "", **OPTIONS})) == default
     batch = step.place(np.zeros(step.batch.shape, np.int32))
     _, metrics = step(step.init(jax.random.key(0)), batch)
     _, inner = jax.jit(lambda *given: step.update(*given))(step.init(jax.random.key(0)), batch)

@@ -49,9 +49,9 @@ TOY = Axis("data", batch=True, dims=("sequence",), implement=implement, traffic=
 @pytest.mark.parametrize(
     ("axes", "mesh", "options"),
     [
-        ((TOY,), "data=4", {"microbatches": 2}),
         ((TOY, fsdp.AXIS, tensor.AXIS), "data=2,fsdp=2,tensor=2", {}),
         *nightly(
+            ((TOY,), "data=4", {"microbatches": 2}),
             ((TOY, pipeline.AXIS), "data=2,pipeline=2", {"microbatches": 4}),
             ((TOY, context.AXIS), "data=2,context=2", {}),
             ((TOY, tensor.AXIS), "data=2,tensor=2", {"sequence_parallel": False}),
