@@ -101,8 +101,8 @@ def advice(
     inner = "fsdp" if axes[-1] == "data" else axes[-1]  # sharding over only part of the batch axes is hsdp
     alternative = f"data={data},{inner}={len(group) // data}"
     strategy = min(
-        (each for each in STRATEGIES.values() if not each.twins and {"data", inner} <= {*each.axis_names}),
-        key=lambda each: len(each.axis_names),
+        (other for other in STRATEGIES.values() if not other.twins and {"data", inner} <= {*other.axis_names}),
+        key=lambda other: len(other.axis_names),
     ).name
 
     def missing(options: Mapping[str, str]) -> Mapping[str, str]:

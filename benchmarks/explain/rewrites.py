@@ -141,7 +141,7 @@ class _Ledger:
             self.left[kind, axes] += part
             stated, sent = self.sent(kind, axes, part), self.sent("all_reduce", axes, whole)
             weights = any(what.startswith(("weights", "gradients")) for what in self.cost.sent[kind, axes])
-            what = named(array, self.plan) if weights else array
+            what = with_weights(array, self.plan) if weights else array
             yield Rewrite(f"{kind}_as_all_reduce", what, axes, stated, sent)
 
     def padded(self) -> Iterator[Rewrite]:
@@ -220,7 +220,7 @@ class _Ledger:
             stated += self.sent("all_reduce", axes, operand_bytes)
         self.left["all_reduce", union] = 0
         mine = [op for op in self.compiled if (op.kind, op.axes) == ("all_reduce", union)]
-        what = _several([named(array, self.plan) for op in mine for array in op.arrays])
+        what = _several([with_weights(array, self.plan) for op in mine for array in op.arrays])
         return Rewrite("merged", what, union, stated, self.sent("all_reduce", union, operand_bytes))
 
     def gathered_again(self) -> Iterator[Rewrite]:
@@ -250,7 +250,7 @@ class _Ledger:
                 yield Rewrite("unexplained", kind, axes, less, more)
 
 
-def named(array: str, plan: Plan) -> str:
+def with_weights(array: str, plan: Plan) -> str:
     """An array's shape with the names of the weights that have this shape on a device, in any order of dims."""
     sizes = {**plan.config.dim_sizes, "vocab": plan.padded_vocab}
 

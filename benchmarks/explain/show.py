@@ -30,5 +30,7 @@ def main(option: argparse.Namespace) -> None:
         if overview.strategy != name:
             also = f"{overview.strategy}, which does the same along the axes of {name}"
             print(f"{name} lacks an axis of {option.mesh}; this is {also}", file=sys.stderr)
-    texts = [f"{each}\n\n{each.array_table()}" if option.mesh or topology else str(each) for each in found]
-    present(option, json.dumps([each.as_dict() for each in found]), "\n\n".join(texts))
+    texts = [
+        f"{overview}\n\n{overview.array_table()}" if option.mesh or topology else str(overview) for overview in found
+    ]
+    present(option, json.dumps([overview.as_dict() for overview in found]), "\n\n".join(texts))

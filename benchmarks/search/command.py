@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     with refusing():
         space, machine = prepared(args)
     results = scaling(space, machine, args) if args.scaling else [search(space, machine, args)]
-    lines = scaled.report(results) if args.scaling else report(results[0], args.all, args.tokens, args.price)
+    lines = scaled.scaling_report(results) if args.scaling else report(results[0], args.all, args.tokens, args.price)
     print("\n".join(lines), flush=True)
     if args.json:
         save_text(args.json, json.dumps(document(results)))

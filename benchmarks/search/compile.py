@@ -42,7 +42,7 @@ BOUNDS = {"compute": "compute", "memory": "memory", "network": "network"}
 RATES = "tokens_per_second_per_device", "model_flops_utilization"
 
 
-def report(row: Row) -> Iterator[str]:
+def case_report(row: Row) -> Iterator[str]:
     """Lines of the report on a case."""
     info: dict[str, Any] = row.extra_info
     where = (
@@ -137,7 +137,7 @@ def main(option: argparse.Namespace) -> int:
         with Alive(partial(progress, number, len(cases), f"compiling {case}", None)):
             entry = compile_entry(case)
         record = entry.record
-        lines = [part for line in report(record.as_row()) for part in wrapped(line)]
+        lines = [part for line in case_report(record.as_row()) for part in wrapped(line)]
         print("\n".join(lines), end="\n\n", flush=True)
         statuses.append(record.status)
         if option.trials:
@@ -178,11 +178,11 @@ def _trial_lines(entry: Entry, given: Sequence[str]) -> list[str]:
         for number, case in enumerate(cases, start=1):
             with Alive(partial(progress, number, len(cases), f"trial: compiling {case}", None)):
                 record = compile_entry(case).record
-            its = record.estimate
-            seconds = its.replay.step_seconds if its and its.fits and its.replay else None
-            yield case, seconds, its and its.needed_bytes, record.reason or ""
+            estimate = record.estimate
+            seconds = estimate.replay.step_seconds if estimate and estimate.fits and estimate.replay else None
+            yield case, seconds, estimate and estimate.needed_bytes, record.reason or ""
 
-    advised = [each for advice in advice_of(entry) for each in advice.changes(entry.case)]
+    advised = [change for advice in advice_of(entry) for change in advice.changes(entry.case)]
     found = trials(entry.case, replayed.step_seconds, compile_all, given, advised)
     return trial_lines(entry.case, replayed.step_seconds, found) or ["no trials: no other values are worth one"]
 

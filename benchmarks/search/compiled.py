@@ -64,14 +64,14 @@ def compile_best(ranking: Ranking, count: int, compiler: Compiler) -> list[Compi
     Returns:
         Fastest first, and last those without time.
     """
-    by_case = {each.case: each for each in (*ranking.best_per_layout, *ranking.fitting)}
+    by_case = {candidate.case: candidate for candidate in (*ranking.best_per_layout, *ranking.fitting)}
     chosen = list(by_case.values())[:count]
-    return compiled(chosen, compiler.outcomes([each.case for each in chosen]))
+    return compiled(chosen, compiler.outcomes([candidate.case for candidate in chosen]))
 
 
 def compiled(candidates: Iterable[Candidate], outcomes: Iterable[Outcome[Case]]) -> list[CompiledCandidate]:
     """Candidates with the outcomes of their compilations, fastest first, and last those without time."""
-    by_case = {each.case: each for each in candidates}
+    by_case = {candidate.case: candidate for candidate in candidates}
     found = []
     for outcome in outcomes:
         columns = outcome.result or {}
@@ -80,7 +80,7 @@ def compiled(candidates: Iterable[Candidate], outcomes: Iterable[Outcome[Case]])
         reason = outcome.reason or failed or unread
         needed = columns.get("chip.needed_bytes")
         found.append(CompiledCandidate(by_case[outcome.task], needed, columns.get(EXPOSED), reason))
-    return sorted(found, key=lambda each: (each.step_seconds is None, each.step_seconds or each.candidate.step_seconds))
+    return sorted(found, key=lambda one: (one.step_seconds is None, one.step_seconds or one.candidate.step_seconds))
 
 
 def option_trials(found: Sequence[CompiledCandidate], compiler: Compiler, given: Collection[str]) -> list[Trial]:
@@ -94,8 +94,8 @@ def option_trials(found: Sequence[CompiledCandidate], compiler: Compiler, given:
 
     def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
         others = [candidate_of(case, compiler.machine) for case in cases]
-        for each in compiled(others, compiler.outcomes(cases)):
-            yield each.candidate.case, each.step_seconds, each.needed_bytes, each.reason
+        for result in compiled(others, compiler.outcomes(cases)):
+            yield result.candidate.case, result.step_seconds, result.needed_bytes, result.reason
 
     if not found or (seconds := found[0].step_seconds) is None:
         return []
@@ -107,16 +107,17 @@ def table(found: Sequence[CompiledCandidate], ranking: Ranking) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("rank", "strategy", "mesh", "options", "GiB", "compiled", "exposed ms", "compiled", "ms", "compiled")
     ]
-    for each in found:
-        times = each.predicted_exposed_seconds, each.exposed_seconds, each.candidate.step_seconds, each.step_seconds
+    for result in found:
+        candidate = result.candidate
+        times = result.predicted_exposed_seconds, result.exposed_seconds, candidate.step_seconds, result.step_seconds
         rows.append(
             (
-                str(ranking.ranks[each.candidate.case]),
-                *layout_cells(each.candidate.case),
-                f"{each.candidate.needed_bytes / GIB:.1f}",
-                "" if each.needed_bytes is None else f"{each.needed_bytes / GIB:.1f}",
+                str(ranking.ranks[candidate.case]),
+                *layout_cells(candidate.case),
+                f"{candidate.needed_bytes / GIB:.1f}",
+                "" if result.needed_bytes is None else f"{result.needed_bytes / GIB:.1f}",
                 *("" if seconds is None else f"{1e3 * seconds:,.0f}" for seconds in times),
             )
         )
-    failed = [f"rank {ranking.ranks[each.candidate.case]}: {each.reason}" for each in found if each.reason]
+    failed = [f"rank {ranking.ranks[result.candidate.case]}: {result.reason}" for result in found if result.reason]
     return [*wrapped(TITLE), *aligned(rows, [*"<<<<", *">" * 6]), *(part for line in failed for part in wrapped(line))]

@@ -39,8 +39,8 @@ def improvement(candidate: Candidate, ranking: Ranking) -> Improvement | None:
     """
     now = candidate.step_seconds
     for group in (ranking.fitting, ranking.too_large):
-        near = (each for each in group if change_of(candidate.case, each.case))
-        best = min(near, key=lambda each: each.step_seconds, default=candidate)
+        near = (other for other in group if change_of(candidate.case, other.case))
+        best = min(near, key=lambda other: other.step_seconds, default=candidate)
         saves = 1 - best.step_seconds / now
         if saves > LEAST_SHARE:
             shares = candidate.limits
@@ -80,15 +80,16 @@ def moved_axes(mesh: MeshSpec, other: MeshSpec) -> int:
 
 def improvements(ranking: Ranking) -> dict[Case, Improvement | None]:
     """The improvement of the best of each strategy and set of mesh axes."""
-    return {each.case: improvement(each, ranking) for each in ranking.best_per_layout}
+    return {candidate.case: improvement(candidate, ranking) for candidate in ranking.best_per_layout}
 
 
 def table(found: Mapping[Case, Improvement | None]) -> list[str]:
     """The lines of the table of improvements."""
     rows = [("strategy", "mesh", "waits for", "one change away")]
-    for case, each in found.items():
-        if each:
-            more = f", and take {each.lacking_bytes / GIB:.1f} GiB that are not there" if each.lacking_bytes else ""
-            change = f"{each.change} would save {each.saves:.0%}{more}"
-            rows.append((case.strategy, str(case.mesh), f"{each.resource}: {each.share:.0%} of the step", change))
+    for case, better in found.items():
+        if better:
+            lacking = better.lacking_bytes / GIB
+            more = f", and take {lacking:.1f} GiB that are not there" if lacking else ""
+            change = f"{better.change} would save {better.saves:.0%}{more}"
+            rows.append((case.strategy, str(case.mesh), f"{better.resource}: {better.share:.0%} of the step", change))
     return aligned(rows) if len(rows) > 1 else ["nothing that is one change away is faster"]

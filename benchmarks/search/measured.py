@@ -78,7 +78,7 @@ def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
         *ranking.best_per_layout,
         *ranking.fitting,
     )
-    return list({each.case: each for each in firsts}.values())[:count]
+    return list({candidate.case: candidate for candidate in firsts}.values())[:count]
 
 
 def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
@@ -94,30 +94,31 @@ def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
     disable_compilation_cache()
     say = partial(print, file=sys.stderr)
     chosen = to_measure(ranking, count)
-    results = {str(rank): MeasuredCandidate(rank, each) for each in chosen for rank in [ranking.ranks[each.case]]}
+    ranks = [ranking.ranks[candidate.case] for candidate in chosen]
+    results = {str(rank): MeasuredCandidate(rank, candidate) for rank, candidate in zip(ranks, chosen, strict=True)}
     trainings: dict[str, Training] = {}
     left = states_budget_bytes()
-    for rank, each in results.items():
-        say(f"compiling {' '.join(layout_cells(each.candidate.case))}")
+    for rank, result in results.items():
+        say(f"compiling {' '.join(layout_cells(result.candidate.case))}")
         try:
-            trainings[rank], taken = started(each.candidate.case, left)
+            trainings[rank], taken = started(result.candidate.case, left)
             left = left and left - taken
         except Exception as error:
-            results[rank] = replace(each, reason=reason_of(error))
+            results[rank] = replace(result, reason=reason_of(error))
     for rounds, final in ((ROUNDS, False), (FINAL_ROUNDS, True)):
         say(f"timing {len(trainings)} steps, interleaved")
         for rank, blocks in timed(trainings, rounds).items():
             reason = reason_of(blocks.error) if blocks.error else ""
             seconds = () if reason else tuple(blocks.seconds)
             results[rank] = replace(results[rank], seconds=seconds, final=final and not reason, reason=reason)
-        finalists = {each.rank for each in in_order(results.values())[:FINALISTS]} | {1}
-        trainings = {rank: each for rank, each in trainings.items() if results[rank].rank in finalists}
+        finalists = {result.rank for result in in_order(results.values())[:FINALISTS]} | {1}
+        trainings = {rank: training for rank, training in trainings.items() if results[rank].rank in finalists}
     return in_order(results.values())
 
 
 def in_order(results: Iterable[MeasuredCandidate]) -> list[MeasuredCandidate]:
     """Those of the final first, then others that were measured; the fastest of each first."""
-    return sorted(results, key=lambda each: (not each.final, each.step_seconds is None, each.step_seconds or each.rank))
+    return sorted(results, key=lambda one: (not one.final, one.step_seconds is None, one.step_seconds or one.rank))
 
 
 def started(case: Case, left: int | None) -> tuple[Training, int]:
@@ -157,27 +158,29 @@ def table_unpredicted(results: Sequence[MeasuredCandidate]) -> Iterator[str]:
     """The lines about what was measured on virtual devices, where nothing is predicted."""
     yield from wrapped(f"{MEASURED_ONLY}: {HOW_OFTEN}")
     rows: list[tuple[str, ...]] = [("strategy", "mesh", "options", "ms", "")]
-    rows += [(*layout_cells(each.candidate.case), *each.cells()) for each in results]
+    rows += [(*layout_cells(result.candidate.case), *result.cells()) for result in results]
     yield from aligned(rows, "<<<><")
 
 
 def table(results: Sequence[MeasuredCandidate]) -> Iterator[str]:
     """The lines about what was measured."""
     rows: list[tuple[str, ...]] = [("rank", "strategy", "mesh", "options", "ms predicted", "measured", "")]
-    for each in results:
-        predicted = f"{1e3 * each.candidate.step_seconds:,.1f}"
-        rows.append((str(each.rank), *layout_cells(each.candidate.case), predicted, *each.cells()))
+    for result in results:
+        predicted = f"{1e3 * result.candidate.step_seconds:,.1f}"
+        rows.append((str(result.rank), *layout_cells(result.candidate.case), predicted, *result.cells()))
     yield f"as measured: {HOW_OFTEN}"
     yield from aligned(rows, [*"<<<<", *">>", "<"])
-    known = [each for each in results if each.step_seconds]
+    known = [result for result in results if result.step_seconds]
     if not known:
         return
-    finalists = [each for each in known if each.final]
-    if first := next((each for each in finalists if each.rank == 1), None):
+    finalists = [result for result in known if result.final]
+    if first := next((result for result in finalists if result.rank == 1), None):
         loss = (first.step_seconds or 0) / (finalists[0].step_seconds or 1) - 1
         likely = Interval.of_ratios(first.seconds, finalists[0].seconds)
         interval = f" (95% interval of rounds: {likely.low - 1:+.1%} to {likely.high - 1:+.1%})" if likely else ""
         yield f"the first by rank takes {loss:.1%} longer than the fastest that was measured{interval}"
-    errors = errors_of([each.candidate.step_seconds for each in known], [each.step_seconds or 0 for each in known])
+    errors = errors_of(
+        [result.candidate.step_seconds for result in known], [result.step_seconds or 0 for result in known]
+    )
     rank = f", rank correlation {errors.rank_text}" if errors.rank_text else ""
     yield f"predictions are off by {errors.median:.1%} in the median{rank}"

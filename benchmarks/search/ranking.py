@@ -84,7 +84,7 @@ class Candidate:
         The largest comes first. Shares of several resources may overlap, or leave time that none of them saves alone.
         """
         saved = {name: self.waiting_seconds(name) / self.step_seconds for name in RESOURCES}
-        return dict(sorted(saved.items(), key=lambda each: -each[1]))
+        return dict(sorted(saved.items(), key=lambda saving: -saving[1]))
 
     def waiting_seconds(self, resource: str) -> float:
         """How much less time the step would take if a resource were infinitely fast."""
@@ -118,7 +118,7 @@ class Ranking:
     @cached_property
     def ranks(self) -> dict[Case, int]:
         """The rank of each case that fits, from 1."""
-        return {each.case: rank for rank, each in enumerate(self.fitting, start=1)}
+        return {candidate.case: rank for rank, candidate in enumerate(self.fitting, start=1)}
 
     @cached_property
     def best_per_layout(self) -> list[Candidate]:
@@ -130,7 +130,7 @@ class Ranking:
         if not self.fitting:
             return 0
         low, high = plausible(error)
-        return sum(each.step_seconds * low <= self.fitting[0].step_seconds * high for each in self.fitting)
+        return sum(candidate.step_seconds * low <= self.fitting[0].step_seconds * high for candidate in self.fitting)
 
 
 def ranked(cases: Iterable[Case], machine: Machine, doublings: Doublings | None = None) -> Ranking:
@@ -157,7 +157,7 @@ def ranked(cases: Iterable[Case], machine: Machine, doublings: Doublings | None 
             continue
         fitting.append(candidate)
         doublings.add(case, candidate.step_seconds)
-    fitting.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
+    fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
 
 
@@ -173,8 +173,8 @@ def candidate_of(case: Case, machine: Machine) -> Candidate:
 def first_of_each(candidates: Iterable[Candidate], key: Callable[[Case], Hashable]) -> list[Candidate]:
     """The first candidate with each value of a key, in the same order."""
     first: dict[Hashable, Candidate] = {}
-    for each in candidates:
-        first.setdefault(key(each.case), each)
+    for candidate in candidates:
+        first.setdefault(key(candidate.case), candidate)
     return list(first.values())
 
 

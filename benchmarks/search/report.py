@@ -79,7 +79,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
             improvements.table(result.improvements),
         ]
     elif ranking.too_large:
-        least = min(each.needed_bytes for each in ranking.too_large) / GIB
+        least = min(candidate.needed_bytes for candidate in ranking.too_large) / GIB
         way_out = "take more devices, a smaller batch, or --remat full"
         blocks.append(wrapped(f"no candidate fits: the smallest needs {least:.1f} GiB a device; {way_out}"))
     if result.compiled:
@@ -118,18 +118,18 @@ def table(shown: Sequence[Candidate], ranking: Ranking, machine: Machine) -> lis
     rows: list[tuple[str, ...]] = [
         ("rank", "strategy", "mesh", "options", "GiB", "ms", "least ms", "tokens/s", "MFU", "waits for")
     ]
-    for each in shown:
-        resource, share = next(iter(each.limits.items()))
-        rank = ranking.ranks[each.case]
+    for candidate in shown:
+        resource, share = next(iter(candidate.limits.items()))
+        rank = ranking.ranks[candidate.case]
         rows.append(
             (
                 f"{rank}{'=' if rank <= tied > 1 else ''}",
-                *layout_cells(each.case),
-                f"{each.needed_bytes / GIB:.1f}",
-                f"{1e3 * each.step_seconds:,.0f}",
-                f"{1e3 * each.bound_seconds:,.0f}",
-                f"{each.tokens_per_second:,.0f}",
-                f"{each.model_flops_utilization:.0%}",
+                *layout_cells(candidate.case),
+                f"{candidate.needed_bytes / GIB:.1f}",
+                f"{1e3 * candidate.step_seconds:,.0f}",
+                f"{1e3 * candidate.bound_seconds:,.0f}",
+                f"{candidate.tokens_per_second:,.0f}",
+                f"{candidate.model_flops_utilization:.0%}",
                 f"{resource} {share:.0%}",
             )
         )
@@ -154,7 +154,7 @@ def best_lines(best: Candidate) -> list[str]:
     lines = [f"the best takes {low:,.0f} to {high:,.0f} ms, by the {assumed} error; {rate:,.0f} tokens/s a device"]
     saved = [(name, share) for name, share in best.limits.items() if share > LEAST_SHARE]
     lines += [f"without waiting for {name} the best would save {share:.0%}" for name, share in saved[:SHOWN_LIMITS]]
-    spent = sorted(best.timeline.parts.items(), key=lambda each: -each[1])
+    spent = sorted(best.timeline.parts.items(), key=lambda part: -part[1])
     parts = ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)
     return [line for text in [*lines, f"of its step: {parts}"] for line in wrapped(text)]
 
@@ -270,8 +270,8 @@ def _fitting_row(candidate: Candidate, result: Result) -> dict[str, Any]:
     if result.predicted and case in result.improvements:
         found = result.improvements[case]
         known |= {"waits_for": dict(candidate.limits), "improvement": found and found._asdict()}
-    for each in (*result.compiled, *result.measured):
-        known |= each.as_row() if each.candidate.case == case else {}
+    for tried in (*result.compiled, *result.measured):
+        known |= tried.as_row() if tried.candidate.case == case else {}
     return _row(case, result, "fits", "", **known)
 
 

@@ -83,7 +83,7 @@ def usual(case: Case) -> bool:
     )
 
 
-def report(found: Sequence[Result]) -> list[str]:
+def scaling_report(found: Sequence[Result]) -> list[str]:
     """The lines of the report: the machine, and a table with a row for each number of devices."""
     space, machine = found[0].space, found[0].machine
     header = "scaling", "devices", "batch", "strategy", "mesh", "options", "ms", "tokens/s", "MFU", "waits for"

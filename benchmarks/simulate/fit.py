@@ -17,8 +17,8 @@ from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import IN_SAMPLE, RANGES, START, Constants, Machine
 from benchmarks.simulate.machines import as_file, machine, machine_path
-from benchmarks.simulate.predict import Row, cluster_of, error_cells, model_of, read_rows
-from benchmarks.simulate.published import Run, run_of
+from benchmarks.simulate.predict import TableRow, cluster_of, error_cells, model_of, read_rows
+from benchmarks.simulate.published import PublishedRun, run_of
 from benchmarks.simulate.step import predict_seconds
 from strategies.files import read_json
 from strategies.infeasible import Infeasible
@@ -44,13 +44,13 @@ class Fit(NamedTuple):
     kept: tuple[str, ...]
 
 
-def predicted(runs: Sequence[Run], machine: Machine, constants: Constants) -> np.ndarray:
-    """Predicted seconds of runs on a machine with other constants."""
+def predicted_seconds(runs: Sequence[PublishedRun], machine: Machine, constants: Constants) -> np.ndarray:
+    """PredictedRow seconds of runs on a machine with other constants."""
     other = dataclasses.replace(machine, constants=constants)
     return np.array([predict_seconds(run.cost, other, run.topology).step_seconds for run in runs])
 
 
-def fit(runs: Sequence[Run], machine: Machine, only: Collection[str] = ()) -> Fit:
+def fit(runs: Sequence[PublishedRun], machine: Machine, only: Collection[str] = ()) -> Fit:
     """Fit the constants of a machine to the measured seconds of runs.
 
     Args:
@@ -79,7 +79,7 @@ def fit(runs: Sequence[Run], machine: Machine, only: Collection[str] = ()) -> Fi
         return dataclasses.replace(machine.constants, **values)
 
     def errors(place: np.ndarray) -> np.ndarray:
-        return np.log(predicted(runs, machine, constants_at(place)) / measured)
+        return np.log(predicted_seconds(runs, machine, constants_at(place)) / measured)
 
     start = [(RANGES[name].start - least) / width for name, least, width in zip(free, low, span, strict=True)]
     found = least_squares(errors, start, bounds=(0, 1), loss="cauchy", f_scale=OUTLIER, diff_step=1e-3, max_nfev=50)
@@ -87,16 +87,18 @@ def fit(runs: Sequence[Run], machine: Machine, only: Collection[str] = ()) -> Fi
     return Fit(constants_at(found.x), tuple(at_edges), tuple(name for name in RANGES if name not in free))
 
 
-def depends(runs: Sequence[Run], machine: Machine, name: str) -> bool:
+def depends(runs: Sequence[PublishedRun], machine: Machine, name: str) -> bool:
     """Whether any prediction changes with a constant."""
-    ends = [
-        predicted(runs, machine, dataclasses.replace(START, **{name: value}))
+    predictions = [
+        predicted_seconds(runs, machine, dataclasses.replace(START, **{name: value}))
         for value in (RANGES[name].low, RANGES[name].high)
     ]
-    return bool(np.any(ends[0] != ends[1]))
+    return bool(np.any(predictions[0] != predictions[1]))
 
 
-def left_out(runs: Sequence[Run], groups: Sequence[str], machine: Machine, only: Collection[str] = ()) -> np.ndarray:
+def left_out(
+    runs: Sequence[PublishedRun], groups: Sequence[str], machine: Machine, only: Collection[str] = ()
+) -> np.ndarray:
     """Predictions of each run by a fit to the runs of all other groups.
 
     Raises:
@@ -109,7 +111,7 @@ def left_out(runs: Sequence[Run], groups: Sequence[str], machine: Machine, only:
         inside = [name == group for name in groups]
         others = [run for run, is_inside in zip(runs, inside, strict=True) if not is_inside]
         judged = [run for run, is_inside in zip(runs, inside, strict=True) if is_inside]
-        result[inside] = predicted(judged, machine, fit(others, machine, only).constants)
+        result[inside] = predicted_seconds(judged, machine, fit(others, machine, only).constants)
     return result
 
 
@@ -128,7 +130,9 @@ def main(args: argparse.Namespace) -> None:
         start = machine(args.machine)
         rows, runs = expressed([row for path in args.runs for row in read_rows(path)], start)
         found = fit(runs, start, args.only)
-    fitted = errors_of(predicted(runs, start, found.constants).tolist(), [run.step_seconds or 0.0 for run in runs])
+    fitted = errors_of(
+        predicted_seconds(runs, start, found.constants).tolist(), [run.step_seconds or 0.0 for run in runs]
+    )
     held_out = held_out_errors(rows, runs, start, args.only)
     lines = errors_table({"the runs that were fitted": fitted, **held_out})
     if not held_out:
@@ -142,10 +146,10 @@ def main(args: argparse.Namespace) -> None:
         print(f"\nwrote {args.out}")
 
 
-def expressed(rows: Sequence[Row], start: Machine) -> tuple[list[Row], list[Run]]:
+def expressed(rows: Sequence[TableRow], start: Machine) -> tuple[list[TableRow], list[PublishedRun]]:
     """The rows that the formulas know, that were measured, and that are of the machine's stack, and their runs."""
-    kept: list[Row] = []
-    runs: list[Run] = []
+    kept: list[TableRow] = []
+    runs: list[PublishedRun] = []
     for number, row in enumerate(rows, 1):
         try:
             one = run_of(row)
@@ -170,7 +174,7 @@ def constants_table(found: Fit) -> list[str]:
 
 
 def held_out_errors(
-    rows: Sequence[Row], runs: Sequence[Run], start: Machine, only: Collection[str]
+    rows: Sequence[TableRow], runs: Sequence[PublishedRun], start: Machine, only: Collection[str]
 ) -> dict[str, Errors]:
     """Errors of runs whose model, or, last, whose cluster was left out of the fit; empty if there is one of each."""
     guesses = {}

@@ -109,7 +109,7 @@ def torus_dims(chip: Chip, mesh: Mesh, group: Iterable[Any]) -> tuple[Along, ...
     A group whose positions are spread evenly over a whole ring forms a ring; otherwise it forms a line.
     """
     whole, part = positions(mesh.devices.flat), positions(group)
-    rings = zip(chip.rings([len(each) for each in whole]), part, whole, strict=True)
+    rings = zip(chip.rings([len(places) for places in whole]), part, whole, strict=True)
     return tuple(_along(places, ring, full) for ring, places, full in rings if len(places) > 1)
 
 
@@ -172,9 +172,9 @@ def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
     if not dims:
         return chip.memory_bytes_per_second
     if kind == "permute":
-        return chip.link_bytes_per_second / max(each.gap for each in dims)
-    links = sum((2 if each.ring else 1) / each.gap for each in dims)
-    hops = max(1.0, sum(each.extent for each in dims) / 4) if kind == "all_to_all" else 1.0
+        return chip.link_bytes_per_second / max(dim.gap for dim in dims)
+    links = sum((2 if dim.ring else 1) / dim.gap for dim in dims)
+    hops = max(1.0, sum(dim.extent for dim in dims) / 4) if kind == "all_to_all" else 1.0
     return links * chip.link_bytes_per_second / hops
 
 

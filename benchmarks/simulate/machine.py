@@ -33,10 +33,10 @@ RANGES: Mapping[str, Range] = {
 }
 """Plausible ranges of `Constants`. A fit that ends at the edge of a range says so."""
 CALIBRATED_RANGES: Mapping[str, Range] = {
-    name: {"seconds": Range(0.0, 1.0, each.start), "dim": Range(0.0, 1e6, each.start)}.get(
-        name.rpartition("_")[2], Range(1e-6, 1.0, each.start)
+    name: {"seconds": Range(0.0, 1.0, range_.start), "dim": Range(0.0, 1e6, range_.start)}.get(
+        name.rpartition("_")[2], Range(1e-6, 1.0, range_.start)
     )
-    for name, each in RANGES.items()
+    for name, range_ in RANGES.items()
 } | {"attention_efficiency": Range(1e-6, 1e6, RANGES["attention_efficiency"].start)}
 """Possible values of calibrated constants, which are of measured rates and of any host, such as a slow CPU."""
 
@@ -75,7 +75,7 @@ NOT_FITTED = "Not fitted"
 """How the source of a machine begins whose constants and error are not measured, but assumed."""
 IN_SAMPLE = "its error is in sample"
 """What the source of a machine says whose constants were fitted to the runs that its error is of."""
-START = Constants(**{name: each.start for name, each in RANGES.items()})
+START = Constants(**{name: range_.start for name, range_ in RANGES.items()})
 
 
 @dataclass(frozen=True)

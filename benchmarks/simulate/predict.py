@@ -18,7 +18,7 @@ from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GB
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
-from benchmarks.simulate.published import AXES, COLUMNS, Published, Row, Run, run_of
+from benchmarks.simulate.published import AXES, COLUMNS, Published, PublishedRun, TableRow, run_of
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.stack import MEGATRON, Stack
 from benchmarks.simulate.step import bound_seconds, first_stage_elements, predict_seconds
@@ -27,15 +27,17 @@ from strategies.costs.predict import Cost
 from strategies.files import read_table
 from strategies.infeasible import Infeasible
 
-PARTS = "matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"
-AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"
+STEP_PARTS = (
+    *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
+    *("sends", "bubble", "gradients", "optimizer", "fixed"),
+)
 """Parts of a step that a table has columns for, in the order of the step."""
 OF_MACHINE = "name", "error", "source"
 """What a table says of the machine that predicts a row."""
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedRow:
     """A row and its prediction.
 
     Attributes:
@@ -47,8 +49,8 @@ class Predicted:
         problem: why it cannot be predicted; empty if it can.
     """
 
-    row: Row
-    run: Run | None = None
+    row: TableRow
+    run: PublishedRun | None = None
     timeline: Timeline | None = None
     bound_seconds: float | None = None
     machine: Machine | None = None
@@ -56,11 +58,11 @@ class Predicted:
 
     @property
     def step_seconds(self) -> float | None:
-        """Predicted seconds."""
+        """PredictedRow seconds."""
         return self.timeline and self.timeline.step_seconds
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[TableRow]:
     """Rows of a CSV file.
 
     Raises:
@@ -69,28 +71,28 @@ def read_rows(path: Path) -> list[Row]:
     return list(read_table(path, COLUMNS))
 
 
-def predicted_rows(rows: Iterable[Row], machine: Machine | None = None) -> list[Predicted]:
+def predicted_rows(rows: Iterable[TableRow], machine: Machine | None = None) -> list[PredictedRow]:
     """Predictions of all rows, by the machine given or by the one that devices, stack and hosts of each row name."""
     return [_predicted(row, machine) for row in rows]
 
 
-def _predicted(row: Row, machine: Machine | None) -> Predicted:
+def _predicted(row: TableRow, machine: Machine | None) -> PredictedRow:
     try:
         run = run_of(row)
         chosen = machine or machine_for(Published.of(row).kind, run.stack.name, run.topology.hosts)
         if chosen.stack != run.stack:
             raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack.name}")
     except (Infeasible, UnknownMachine, ValueError) as error:
-        return Predicted(row, problem=str(error))
+        return PredictedRow(row, problem=str(error))
     timeline, least = predict_seconds(run.cost, chosen, run.topology), bound_seconds(run.cost, chosen, run.topology)
-    return Predicted(row, run, timeline, least, chosen)
+    return PredictedRow(row, run, timeline, least, chosen)
 
 
-def as_csv(predictions: Sequence[Predicted]) -> str:
+def as_csv(predictions: Sequence[PredictedRow]) -> str:
     """The rows with predicted and least seconds, the parts of the step, memory, machine, and why a row has none."""
     columns = dict.fromkeys(name for prediction in predictions for name in prediction.row)
     added = (
-        *("predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "predicted_memory_gb"),
+        *("predicted_seconds", "bound_seconds", *map(_column, STEP_PARTS), "predicted_memory_gb"),
         *(*map(_of_machine, OF_MACHINE), "problem"),
     )
     names = [*(name for name in columns if name not in added), *added]
@@ -99,7 +101,7 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
     writer.writeheader()
     for prediction in predictions:
         parts = prediction.timeline.parts if prediction.timeline else {}
-        figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if prediction.timeline}
+        figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in STEP_PARTS if prediction.timeline}
         memory = prediction.run and held_bytes(prediction.run.cost, prediction.run.stack) / GB
         numbers = {"predicted_seconds": prediction.step_seconds, "bound_seconds": prediction.bound_seconds}
         numbers["predicted_memory_gb"] = memory
@@ -118,12 +120,12 @@ def _of_machine(fact: str) -> str:
     return f"machine.{fact}"
 
 
-def model_of(row: Row) -> str:
+def model_of(row: TableRow) -> str:
     """Name of a row's model by its sizes."""
     return f"{row['layers']} x {row['embed']}"
 
 
-def mesh_of(row: Row) -> str:
+def mesh_of(row: TableRow) -> str:
     """A row's mesh, as its cells have it: axes of size one are left out.
 
     >>> mesh_of({"data": "8", "fsdp": "", "pipeline": "1", "tensor": "many"})
@@ -132,17 +134,17 @@ def mesh_of(row: Row) -> str:
     return ",".join(f"{axis}={row[axis]}" for axis in AXES if row[axis] not in ("", "1")) or "one device"
 
 
-def work_of(row: Row) -> str:
+def work_of(row: TableRow) -> str:
     """Name of the work of a row's step: runs of the same work differ in how it is spread."""
     return f"{model_of(row)}, {row['batch_size']} x {row['sequence']} tokens, {cluster_of(row)}"
 
 
-def cluster_of(row: Row) -> str:
+def cluster_of(row: TableRow) -> str:
     """Name of a row's cluster by its devices."""
     return f"{row['devices']} x {row['device']}"
 
 
-def report(predictions: Sequence[Predicted]) -> list[str]:
+def error_report(predictions: Sequence[PredictedRow]) -> list[str]:
     """Lines of the errors by source, by model and by cluster, and of the rows that could not be predicted."""
     judged = [one for one in predictions if one.step_seconds and one.run and one.run.step_seconds]
     lines: list[str] = []
@@ -152,7 +154,7 @@ def report(predictions: Sequence[Predicted]) -> list[str]:
         ("model", model_of),
         ("work", work_of),
     ):
-        groups: dict[str, list[Predicted]] = defaultdict(list)
+        groups: dict[str, list[PredictedRow]] = defaultdict(list)
         for prediction in judged:
             groups[key(prediction.row)].append(prediction)
         table = [(title, "runs", "mean error", "median", "bias", "rank", "regret")]
@@ -163,7 +165,7 @@ def report(predictions: Sequence[Predicted]) -> list[str]:
     return [*lines, *_without(predictions), f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
 
 
-def _without(predictions: Sequence[Predicted]) -> list[str]:
+def _without(predictions: Sequence[PredictedRow]) -> list[str]:
     """Lines of the rows that cannot be predicted, by the reason. Rows are numbered from 1, all tables together."""
     rows: dict[str, list[str]] = defaultdict(list)
     for number, prediction in enumerate(predictions, 1):
@@ -173,7 +175,7 @@ def _without(predictions: Sequence[Predicted]) -> list[str]:
     return [line for problem, of in frequent for line in (f"{len(of)} rows cannot be predicted: {problem}", *of)]
 
 
-def errors(predictions: Sequence[Predicted]) -> Errors:
+def errors(predictions: Sequence[PredictedRow]) -> Errors:
     """Errors of predictions of measured rows."""
     pairs = [(one.step_seconds, one.run.step_seconds) for one in predictions if one.run and one.timeline]
     guesses, truths = zip(*pairs, strict=True)
@@ -241,4 +243,4 @@ def main(args: argparse.Namespace) -> None:
     if args.out:
         save_text(args.out, as_csv(predictions))
         print(f"wrote {args.out}")
-    print("\n".join(report(predictions)))
+    print("\n".join(error_report(predictions)))

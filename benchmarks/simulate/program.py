@@ -91,19 +91,21 @@ class Priced:
         """
         work, labels = event.work, event.begins or (event.name,)
         memory_seconds = 0 if work.flops else work.memory_bytes / self.chip.memory_bytes_per_second
-        for each in work.collectives:
-            where = mesh_group(self.chip, self.mesh, each.axes)
-            sending_seconds = each.times * each.sent_bytes / bandwidth(self.chip, each.kind, where)
-            seconds, name = share * max(sending_seconds, memory_seconds), f"{each.kind} over {','.join(each.axes)}"
-            yield Event(EXPOSED, seconds, self._queues(each, where), labels, name)
+        for collective in work.collectives:
+            where = mesh_group(self.chip, self.mesh, collective.axes)
+            sending_seconds = collective.times * collective.sent_bytes / bandwidth(self.chip, collective.kind, where)
+            name = f"{collective.kind} over {','.join(collective.axes)}"
+            yield Event(
+                EXPOSED, share * max(sending_seconds, memory_seconds), self._queues(collective, where), labels, name
+            )
         if work.collectives and not event.begins:
             yield Wait(event.name)
 
-    def _queues(self, each: Collective, where: Group) -> tuple[str, ...]:
+    def _queues(self, collective: Collective, where: Group) -> tuple[str, ...]:
         """The queues of a collective's links. On a torus a permute takes one direction of them; others take both."""
         if not self.chip.torus_dims:
             return where.links
-        signs = "-+"[each.direction > 0] if each.direction else "-+"
+        signs = "-+"[collective.direction > 0] if collective.direction else "-+"
         return tuple(f"{link} {sign}" for link in where.links for sign in signs)
 
 

@@ -22,7 +22,7 @@ from strategies.mesh import MeshSpec
 from strategies.schema import Count, SchemaError, checked
 from strategies.three_d import THREE_D
 
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 """A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
 AXES = "data", "fsdp", "pipeline", "tensor"
 STACK_OF = {MEGATRON.name: MEGATRON, "Megatron-DeepSpeed": MEGATRON, MPT.name: MPT}
@@ -66,7 +66,7 @@ class Published(msgspec.Struct, frozen=True):
     step_seconds: Annotated[float, Meta(ge=1e-6, le=1e7)] | None = None
 
     @classmethod
-    def of(cls, row: Row) -> "Published":
+    def of(cls, row: TableRow) -> "Published":
         """The columns of a row.
 
         Raises:
@@ -88,7 +88,7 @@ COLUMNS = tuple(field.name for field in msgspec.structs.fields(Published) if fie
 
 
 @dataclass(frozen=True)
-class Run:
+class PublishedRun:
     """A measured run.
 
     Attributes:
@@ -104,7 +104,7 @@ class Run:
     step_seconds: float | None
 
 
-def run_of(row: Row) -> Run:
+def run_of(row: TableRow) -> PublishedRun:
     """The run of a row.
 
     Raises:
@@ -119,7 +119,7 @@ def run_of(row: Row) -> Run:
     )
     cost = cost_of(published, sizes, config, training_of(published, stack))
     require_batch(published, sizes["data"] * sizes["fsdp"])
-    return Run(cost, topology_of(published), stack, published.step_seconds)
+    return PublishedRun(cost, topology_of(published), stack, published.step_seconds)
 
 
 def cost_of(row: Published, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> Cost:

@@ -134,12 +134,12 @@ class Queues:
 
     def run(self, items: Iterable[Item]) -> None:
         """Work through items in order."""
-        ends: dict[str, tuple[float, Event]] = {}
+        ends_by_label: dict[str, tuple[float, Event]] = {}
         for item in items:
             if isinstance(item, Loop):
                 self._loop(item)
             elif isinstance(item, Wait):
-                self._wait(*ends[item.label])
+                self._wait(*ends_by_label[item.label])
             elif not item.queues:
                 self._spend(item, item.seconds)
             else:
@@ -151,8 +151,8 @@ class Queues:
                 if not item.labels:
                     self._wait(end, item)
                 for label in item.labels:
-                    if label not in ends or ends[label][0] < end:
-                        ends[label] = end, item
+                    if label not in ends_by_label or ends_by_label[label][0] < end:
+                        ends_by_label[label] = end, item
 
     def finish(self) -> Timeline:
         """Wait for all queues, and return what happened."""
@@ -199,9 +199,9 @@ def simulate(items: Iterable[Item]) -> Timeline:
 
 def _unrolled(spans: Iterable[Span | Repeated], later_seconds: float) -> Iterator[Span]:
     """Spans with those of every iteration, so much later."""
-    for each in spans:
-        if isinstance(each, Span):
-            yield replace(each, begin_seconds=each.begin_seconds + later_seconds)
+    for span in spans:
+        if isinstance(span, Span):
+            yield replace(span, begin_seconds=span.begin_seconds + later_seconds)
         else:
-            for times in range(1, each.times + 1):
-                yield from _unrolled(each.spans, later_seconds + times * each.period_seconds)
+            for times in range(1, span.times + 1):
+                yield from _unrolled(span.spans, later_seconds + times * span.period_seconds)

@@ -114,8 +114,8 @@ def machine_of(
         network_bytes_per_second=0.0,
         source="meshmark calibrate",
     )
-    reached = dict.fromkeys(("matmul_efficiency", "memory_efficiency", "link_efficiency", "network_efficiency"), 1.0)
-    constants = replace(START, **reached, matmul_dim=matmul_dim, kernel_seconds=launch.seconds / launch.work)
+    whole = dict.fromkeys(("matmul_efficiency", "memory_efficiency", "link_efficiency", "network_efficiency"), 1.0)
+    constants = replace(START, **whole, matmul_dim=matmul_dim, kernel_seconds=launch.seconds / launch.work)
     constants = replace(constants, link_seconds=latency, network_seconds=0.0, step_seconds=dispatch.seconds)
     source = f"{NOT_FITTED} to steps: rates are measured, the error is assumed; {source}"
     return Machine(name, chip, flops, 0, MESHMARK, constants, CARRIED_ERROR, source, float32_flops / flops), missing

@@ -46,14 +46,14 @@ class Stages:
         plan: the step.
         stack: the software.
         work: seconds of a pass through the layers of a stage's chunk, by the kind of pass.
-        ends: seconds of the embedding, the head and the loss for a microbatch, by the kind of pass.
+        embedding_and_head: seconds of the embedding, the head and the loss for a microbatch, by the kind of pass.
         send_seconds: to send the residual stream of a microbatch to the next stage.
     """
 
     plan: Plan
     stack: Stack
     work: Mapping[Kind, Parts]
-    ends: Mapping[Kind, Parts]
+    embedding_and_head: Mapping[Kind, Parts]
     send_seconds: float
 
     @cached_property
@@ -63,7 +63,7 @@ class Stages:
         sends = (plan.ticks.exchanges if self.lockstep else (2 * chunks - 1) * times) if plan.staged else 0
         busy = added(
             *(scaled(parts, times * chunks) for parts in self.work.values()),
-            *(scaled(parts, times) for parts in self.ends.values()),
+            *(scaled(parts, times) for parts in self.embedding_and_head.values()),
             {"sends": sends * self.send_seconds},
         )
         return added(busy, {"bubble": self.end_seconds - sum(busy.values()) if plan.staged else 0.0})
@@ -91,8 +91,8 @@ class Stages:
     def ticks(self) -> np.ndarray:
         """When each tick of stages in lockstep begins, and when the last one ends."""
         ticks, seconds = self.plan.ticks, [sum(self.work.get(kind, {}).values()) if kind else 0.0 for kind in KINDS]
-        ends = sum(added(*self.ends.values()).values())
-        together = (ticks.shared.leaves >= 0) * ends + (ticks.shared.edges >= 0).sum(axis=1) * self.send_seconds
+        head = sum(added(*self.embedding_and_head.values()).values())
+        together = (ticks.shared.leaves >= 0) * head + (ticks.shared.edges >= 0).sum(axis=1) * self.send_seconds
         return np.concatenate([[0.0], (np.array(seconds)[ticks.turns.kind].max(axis=1) + together).cumsum()])
 
     @cached_property
@@ -100,7 +100,9 @@ class Stages:
         """Seconds of a pass of each class, by what they are spent on."""
         sends = {"sends": self.send_seconds}
         return {
-            (kind, headed, sent): added(work, self.ends.get(kind, {}) if headed else {}, sends if sent else {})
+            (kind, headed, sent): added(
+                work, self.embedding_and_head.get(kind, {}) if headed else {}, sends if sent else {}
+            )
             for kind, work in self.work.items()
             for headed in (False, True)
             for sent in (False, True)
@@ -109,7 +111,7 @@ class Stages:
     @cached_property
     def seconds(self) -> Mapping[Class, float]:
         """Seconds of a pass of each class."""
-        return {each: sum(parts.values()) for each, parts in self.classes.items()}
+        return {class_: sum(parts.values()) for class_, parts in self.classes.items()}
 
     def _class(self, stage: int, op: Op) -> Class:
         """The class of a pass. The last stage has the ends, or each has a share of them. They send nothing outwards."""
@@ -125,7 +127,7 @@ class Stages:
             yield from self._in_lockstep()
         elif self.plan.staged:
             for (stage, op), start in self.starts.items():
-                yield Pass(stage, named(op), start, self.classes[self._class(stage, op)])
+                yield Pass(stage, pass_name(op), start, self.classes[self._class(stage, op)])
         else:
             begin = 0.0
             for microbatch in range(self.plan.train.microbatches):
@@ -135,19 +137,19 @@ class Stages:
 
     def _in_lockstep(self) -> Iterator[Pass]:
         """Yield passes tick by tick, and what all stages do together at the end of a tick."""
-        shared, ends, stages = self.plan.ticks.shared, added(*self.ends.values()), range(self.plan.stages)
+        shared, head = self.plan.ticks.shared, added(*self.embedding_and_head.values())
         for tick, column in enumerate(zip(*self.plan.schedule.table, strict=True)):
             begin, end, leaves = float(self.ticks[tick]), float(self.ticks[tick + 1]), shared.leaves[tick]
-            yield from (Pass(stage, named(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
+            yield from (Pass(stage, pass_name(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
             sends = int((shared.edges[tick] >= 0).sum()) * self.send_seconds
             if leaves >= 0:
-                begin = end - sends - sum(ends.values())
-                yield from (Pass(stage, f"ends {leaves}", begin, ends) for stage in stages)
+                begin = end - sends - sum(head.values())
+                yield from (Pass(stage, f"head {leaves}", begin, head) for stage in range(self.plan.stages))
             if sends:
-                yield from (Pass(stage, "sends", end - sends, {"sends": sends}) for stage in stages)
+                yield from (Pass(stage, "sends", end - sends, {"sends": sends}) for stage in range(self.plan.stages))
 
 
-def named(op: Op) -> str:
+def pass_name(op: Op) -> str:
     """The name of a pass, with a prime for each chunk before its own.
 
     >>> named(Op("F", 2, chunk=1))

@@ -102,7 +102,7 @@ class Step:
             found += [Pass(stage, name, begin, {name: seconds}) for stage in stages if seconds]
             begin += seconds
         names = [f"stage {stage}" for stage in stages] if self.plan.staged else ["step"]
-        return {name: tuple(_spans(each for each in found if each.stage == at)) for at, name in enumerate(names)}
+        return {name: tuple(_spans(pass_ for pass_ in found if pass_.stage == at)) for at, name in enumerate(names)}
 
     @cached_property
     def stages(self) -> Stages:
@@ -143,7 +143,7 @@ class Step:
         at_once = [*GATHERED["forward"], *GATHERED["backward"]] if self.plan.train.gather == "step" else []
         moved = self.machine.stack.kernels.optimizer_bytes / self.plan.updates * self.elements
         return {
-            "gathers": sum(each.seconds for wanted in at_once for each in self.layer.gathers([wanted], 1)),
+            "gathers": sum(event.seconds for wanted in at_once for event in self.layer.gathers([wanted], 1)),
             "gradients": self.gradients_seconds,
             "optimizer": Kernel("memory", 0, moved).seconds(self.machine),
             "fixed": self.machine.constants.step_seconds,
@@ -158,18 +158,18 @@ class Step:
         plan, held, others = self.plan, self.elements / self.plan.elements, self.tied_seconds
         hides = self.machine.stack.until("gradients") == "layer" or plan.train.reduce == "layer"
         beside: list[Event] = []
-        for each in self.traffic:
-            if each.what in (*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES) or self.layer.is_sharded(each):
+        for term in self.traffic:
+            if term.what in (*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES) or self.layer.is_sharded(term):
                 continue
-            sent = each.sent_bytes * (held if each.what in PARAMETER_TRAFFIC else 1)
-            event = self.network.event("gradients", each.kind, each.axes, sent, calls=0)
-            if each.what == "gradients" and hides:
+            sent = term.sent_bytes * (held if term.what in PARAMETER_TRAFFIC else 1)
+            event = self.network.event("gradients", term.kind, term.axes, sent, calls=0)
+            if term.what == "gradients" and hides:
                 beside.append(event._replace(seconds=event.seconds / plan.layers))
             else:
                 others += event.seconds
         if not beside:
             return others
-        with_sums, without = (simulate(self.layer.events("backward", sums)).step_seconds for sums in (beside, ()))
+        with_sums, without = (simulate(self.layer.events("backward", events)).step_seconds for events in (beside, ()))
         return plan.layers * (with_sums - without) + others
 
     @property
@@ -197,18 +197,18 @@ def first_stage_elements(plan: Plan) -> float:
     Only the tensor axis splits the table of tokens. `Plan` splits it over the stages, too.
     """
     tables = (plan.padded_vocab / plan.tensors + plan.config.sequence) * plan.config.embed
-    return sum(each.elements for each in plan.weights if each.spec.is_stacked) + tables
+    return sum(weight.elements for weight in plan.weights if weight.spec.is_stacked) + tables
 
 
 def _spans(of_stage: Iterable[Pass]) -> Iterator[Span]:
     """Spans of a stage: its passes, what they are spent on in turn, and the bubbles between them."""
     now = 0.0
-    for each in sorted(of_stage, key=lambda each: each.begin_seconds):
-        if each.begin_seconds - now > 1e-12:
-            yield Span(IDLE, "bubble", now, each.begin_seconds - now)
-        now = each.begin_seconds
-        yield Span(PASSES, each.name, now, sum(each.parts.values()))
-        for name, seconds in each.parts.items():
+    for pass_ in sorted(of_stage, key=lambda pass_: pass_.begin_seconds):
+        if pass_.begin_seconds - now > 1e-12:
+            yield Span(IDLE, "bubble", now, pass_.begin_seconds - now)
+        now = pass_.begin_seconds
+        yield Span(PASSES, pass_.name, now, sum(pass_.parts.values()))
+        for name, seconds in pass_.parts.items():
             if seconds:
                 yield Span(LANES[name], name, now, seconds)
                 now += seconds

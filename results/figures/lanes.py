@@ -20,7 +20,7 @@ HIDDEN = "hidden communication"
 COMPUTE_FORWARD = "compute, forward"
 """The part of a predicted step's compute that is in its forward passes."""
 
-Row = list[tuple[str, Sequence[Span]]]
+LaneBars = list[tuple[str, Sequence[Span]]]
 """What a row shows, by the names of the legend."""
 
 
@@ -57,9 +57,9 @@ def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure
     return figure
 
 
-def by_lane(own: Mapping[str, list[Span]]) -> dict[str, Row]:
+def by_lane(own: Mapping[str, list[Span]]) -> dict[str, LaneBars]:
     """A row for each lane of a device that has spans."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, LaneBars] = {}
     for name, spans in own.items():
         if name in DEVICE and spans:
             rows[name] = [(DEVICE[name], spans), *([(COMPUTE_FORWARD, forward(own))] if name == "compute" else [])]
@@ -68,7 +68,7 @@ def by_lane(own: Mapping[str, list[Span]]) -> dict[str, Row]:
     return rows
 
 
-def by_process(processes: Mapping[str, Mapping[str, list[Span]]]) -> dict[str, Row]:
+def by_process(processes: Mapping[str, Mapping[str, list[Span]]]) -> dict[str, LaneBars]:
     """A row for each stage, with all that its device does."""
     return {
         process: [*((text, own[name]) for name, text in DEVICE.items() if name in own), (COMPUTE_FORWARD, forward(own))]

@@ -12,7 +12,7 @@ import seaborn as sns
 
 from results.figures.curves import PARTS, TIMES
 from results.records.documents import Limit
-from results.records.predictions import PARTS as SPENT
+from results.records.predictions import FIGURE_PARTS
 
 MARKERS = "osD^vPX<>ph*"
 """Markers of matplotlib. Their number, 12, has no factor in common with the 11 colours: 132 looks."""
@@ -68,7 +68,7 @@ LANE_COLOURS = {
 }
 """What happens in the lanes of a replayed step."""
 
-SPENT_COLOURS = dict(zip(SPENT, (INDIGO, SKY, BROWN, RED, TEAL, SAND, BLACK), strict=True))
+SPENT_COLOURS = dict(zip(FIGURE_PARTS, (INDIGO, SKY, BROWN, RED, TEAL, SAND, BLACK), strict=True))
 """What the predicted time of a step is spent on."""
 
 LIMIT_COLOURS = dict(zip(get_args(Limit), (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from results.figures.canvas import caption
 from results.figures.palette import GREY, PURE_BLACK, SPENT_COLOURS, STRATEGY_COLOURS, WHITE
-from results.records.predictions import PARTS
+from results.records.predictions import FIGURE_PARTS
 
 NEAR = 0.1
 """Lines are drawn at this error, above and below zero."""
@@ -38,12 +38,12 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
     for (above, below), source in zip(grid.T, sources, strict=True):
         part = rows[rows["source"] == source]
         panel(above, part, "predicted_seconds")
-        ends = np.array(above.get_xlim())
+        limits = np.array(above.get_xlim())
         for error in (-NEAR, 0.0, NEAR):
             style = {"color": GREY, "linewidth": 1, "linestyle": "--" if error else "-", "zorder": 1}
-            above.plot(ends, ends * (1 + error), **style)
+            above.plot(limits, limits * (1 + error), **style)
             below.axhline(100 * error, **style)
-        above.set(yscale="log", ylim=ends)
+        above.set(yscale="log", ylim=limits)
         seconds_axis(above.yaxis)
         above.set_title("\n".join(textwrap.wrap(f"{source}, {len(part)} runs", 38)), size="x-small")
         panel(below, part.assign(percent=100 * part["error"]), "percent")
@@ -63,8 +63,8 @@ def panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     for name, (colour, marker) in SPREADS.items():
         own = rows[kinds == name]
         axes.plot(own["step_seconds"], own[column], marker, color=colour, ms=4, mew=0.3, mec=WHITE, alpha=0.8)
-    ends = rows[["step_seconds", "predicted_seconds"]].to_numpy(float)
-    axes.set(xscale="log", xlim=(ends.min() / 1.3, ends.max() * 1.3))
+    seconds = rows[["step_seconds", "predicted_seconds"]].to_numpy(float)
+    axes.set(xscale="log", xlim=(seconds.min() / 1.3, seconds.max() * 1.3))
     seconds_axis(axes.xaxis)
 
 
@@ -99,7 +99,7 @@ def parts_figure(rows: pd.DataFrame) -> Figure:
         axes.grid(visible=False, axis="y")
         axes.set_title(textwrap.shorten(part["source"].iloc[0], 70, placeholder=" ..."), size="small", loc="left")
     grid[-1].set_xlabel("predicted over published time of a step")
-    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in PARTS]
+    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
     handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     title = "Worst rows: layers x embed, sequences x tokens in so many microbatches, mesh"

@@ -99,8 +99,8 @@ def batches(part: pd.DataFrame) -> str:
     """Say what the batch is: the same on all devices, or as many sequences for each."""
     if part["global_batch_sequences"].nunique() == 1:
         return f"{part['global_batch_sequences'].iloc[0]:,} sequences"
-    each = part["global_batch_sequences"] / part["devices"]
-    return " or ".join(f"{value:g}" for value in sorted(each.unique())) + " sequences a device"
+    sequences = part["global_batch_sequences"] / part["devices"]
+    return " or ".join(f"{value:g}" for value in sorted(sequences.unique())) + " sequences a device"
 
 
 def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, drawn: int) -> str:

@@ -22,7 +22,7 @@ WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
 MEMORY = "memory_gb", "predicted_memory_gb"
 """Published and predicted memory of a device. Tables need not have it."""
 TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"
-PARTS = {
+FIGURE_PARTS = {
     "matmuls": ("matmul",),
     "attention and memory": ("attention", "memory"),
     "launches": ("launches",),
@@ -44,7 +44,7 @@ def read(path: Path) -> pd.DataFrame:
     Raises:
         RecordError: the file cannot be read, or `benchmarks.simulate.predict` did not write it.
     """
-    names = [f"predicted.{part}_seconds" for parts in PARTS.values() for part in parts]
+    names = [f"predicted.{part}_seconds" for parts in FIGURE_PARTS.values() for part in parts]
     table = read_table(path, [*NUMBERS, *TEXTS, *names], WRITTEN_BY)
     kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, *MEMORY), Positive | None)}
     kinds |= dict.fromkeys((*names, "machine.error"), Amount | None)
@@ -54,9 +54,9 @@ def read(path: Path) -> pd.DataFrame:
     rows[list(kinds)] = rows[list(kinds)].astype(float)
     parts = {
         f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)
-        for name, inside in PARTS.items()
+        for name, inside in FIGURE_PARTS.items()
     }
-    return named(rows.assign(error=rows["predicted_seconds"] / rows["step_seconds"] - 1, **parts))
+    return with_names(rows.assign(error=rows["predicted_seconds"] / rows["step_seconds"] - 1, **parts))
 
 
 def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> dict[str, float | None]:
@@ -95,7 +95,7 @@ def number_in(cell: str, kind: Any, where: str) -> float | None:
     return checked(int(value) if whole else value, kind, where)
 
 
-def named(rows: pd.DataFrame) -> pd.DataFrame:
+def with_names(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with the names that `read` describes."""
     sizes = {name: rows[name].map("{:.0f}".format) for name in SIZES}
     model, cluster = sizes["layers"] + " x " + sizes["embed"], sizes["devices"] + " x " + rows["device"]

@@ -91,11 +91,11 @@ def read(path: Path) -> Trace:
     for number, event in enumerate(document.traceEvents):
         where, what = f"{shown(path)}: traceEvents[{number}]", event.get("name")
         if what in ("process_name", "thread_name"):
-            named = checked(event, Named, where)
+            label = checked(event, Named, where)
             if what == "process_name":
-                names[named.pid] = named.args.name
+                names[label.pid] = label.args.name
             else:
-                lanes.setdefault(named.pid, {})[named.args.name] = []
+                lanes.setdefault(label.pid, {})[label.args.name] = []
         elif event.get("ph") == "X":
             span = checked(event, Occurred, where)
             if span.cat not in lanes.get(span.pid, {}):
@@ -103,8 +103,8 @@ def read(path: Path) -> Trace:
             spans = [lanes[span.pid][span.cat]]
             if span.cat == PASSES and span.name.startswith("F"):
                 spans.append(lanes[span.pid].setdefault(FORWARD, []))
-            for each in spans:
-                each.append(Span(span.ts / 1e3, span.dur / 1e3))
+            for lane_spans in spans:
+                lane_spans.append(Span(span.ts / 1e3, span.dur / 1e3))
     if not any(spans for own in lanes.values() for spans in own.values()):
         raise SchemaError(f"{shown(path)} is the trace of a step in which nothing happens; {WRITTEN_BY}")
     processes = {

@@ -69,10 +69,10 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
 
 def trial_words(trials: Sequence[Trial]) -> list[str]:
     """Return the sentence on what other options of the fastest compiled step would save; none if none were compiled."""
-    told = [
-        f"{', '.join(f'{name}={value}' for name, value in each.options.items())} {1e3 * each.compiled_seconds:,.1f} ms "
-        f"({each.saves:+.1%} saved)"
-        for each in trials
-        if each.compiled_seconds is not None and each.saves is not None
+    faster = [
+        f"{', '.join(f'{name}={value}' for name, value in trial.options.items())} "
+        f"{1e3 * trial.compiled_seconds:,.1f} ms ({trial.saves:+.1%} saved)"
+        for trial in trials
+        if trial.compiled_seconds is not None and trial.saves is not None
     ]
-    return [f"The fastest compiled step with other options: {'; '.join(told)}."] if told else []
+    return [f"The fastest compiled step with other options: {'; '.join(faster)}."] if faster else []

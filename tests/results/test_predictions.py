@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import NUMBERS, PARTS, TEXTS, errors_by, errors_of, judged, read
+from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, errors_by, errors_of, judged, read
 from results.records.reading import RecordError
 from results.reports import predictions as page
 from tests.commands import command
@@ -141,7 +141,7 @@ def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:
 
 def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
     """What the figure draws is the whole predicted step."""
-    whole = rows[[f"part.{name}" for name in PARTS]].sum(axis=1)
+    whole = rows[[f"part.{name}" for name in FIGURE_PARTS]].sum(axis=1)
     assert np.allclose(whole, rows["predicted_seconds"], rtol=1e-4)
 
 
@@ -207,7 +207,7 @@ def test_a_cell_that_is_no_amount_is_refused(cell: str, tmp_path: Path) -> None:
     names = [
         *NUMBERS,
         *TEXTS,
-        *(f"predicted.{p}_seconds" for ps in PARTS.values() for p in ps),
+        *(f"predicted.{p}_seconds" for ps in FIGURE_PARTS.values() for p in ps),
     ]
     cells = ["" if name in TEXTS else "1" for name in names]
     cells[names.index("step_seconds")] = f'"{cell}"'

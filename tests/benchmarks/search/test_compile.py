@@ -22,7 +22,7 @@ from benchmarks.run.compilation import compile_step
 from benchmarks.run.pool import run_in_processes
 from benchmarks.run.prepare import Entry
 from benchmarks.search import compile as page
-from benchmarks.search.compile import report
+from benchmarks.search.compile import case_report
 from benchmarks.search.compiling import compile_and_replay, compile_entry
 from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy
@@ -76,7 +76,7 @@ def test_rewrites_of_the_compiler_are_named() -> None:
     assert info["rewrites.sent_bytes"] == info["compiled.sent_bytes"] - info["predicted.sent_bytes"] > 0
     assert info["rewrites.unexplained_bytes"] == 0
     assert info["overlap.sent_bytes.waited_for"] == info["compiled.sent_bytes"]
-    assert "the compiler does otherwise" in "\n".join(report(row))
+    assert "the compiler does otherwise" in "\n".join(case_report(row))
 
 
 def test_a_step_that_fits_has_a_roofline_time(pretended: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_step_that_fits_has_a_roofline_time(pretended: Any) -> None:
     assert info["roofline.network_seconds"] == pytest.approx(
         info["compiled.sent_bytes"] / CHIPS["h100"].link_bytes_per_second
     )
-    text = "\n".join(report(row))
+    text = "\n".join(case_report(row))
     assert "it fits" in text
     assert "ms, simulated from the compiled schedule by published figures" in text
     assert "it takes at least" in text
@@ -117,7 +117,7 @@ def test_a_step_that_does_not_fit_says_how_much_it_needs(pretended: Any, monkeyp
     assert (info["status"], info["chip.fits"]) == ("oom", False)
     assert (info["chip.needed_bytes"], info["chip.capacity_bytes"]) == (20 * GIB, 15.75 * GIB)
     assert str(info["reason"]).startswith("needs 20.0 GiB of 15.8 GiB, 4.2 GiB too much: RESOURCE_EXHAUSTED")
-    assert "oom: needs 20.0 GiB" in "\n".join(report(row))
+    assert "oom: needs 20.0 GiB" in "\n".join(case_report(row))
 
 
 def test_a_kernel_that_exceeds_vmem_is_a_compile_error(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_compiler_options_reach_the_compiler_and_the_row() -> None:
     told = dataclasses.replace(case(), compiler_options=(("xla_disable_hlo_passes", "cse,dce"),))
     row = compile_case(told)
     assert (row.extra_info["status"], row.extra_info["compiler_options"]) == ("ok", "xla_disable_hlo_passes=cse,dce")
-    assert "with xla_disable_hlo_passes=cse,dce" in "\n".join(report(row))
+    assert "with xla_disable_hlo_passes=cse,dce" in "\n".join(case_report(row))
     strange = compile_case(dataclasses.replace(case(), compiler_options=(("xla_no_such", "1"),))).extra_info
     assert (strange["status"], strange["compiler_options"]) == ("compile_error", "xla_no_such=1")
     assert "xla_no_such" in str(strange["reason"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cli.accuracy import errors_of
-from benchmarks.simulate.fit import fit, left_out, predicted
+from benchmarks.simulate.fit import fit, left_out, predicted_seconds
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.published import run_of
@@ -41,7 +41,7 @@ def planted():
 
 def measured_on(machine_, runs):
     """The runs with the seconds that a machine predicts."""
-    seconds = predicted(runs, machine_, machine_.constants)
+    seconds = predicted_seconds(runs, machine_, machine_.constants)
     return [replace(run, step_seconds=float(each)) for run, each in zip(runs, seconds, strict=True)]
 
 
@@ -49,7 +49,7 @@ def test_a_fit_recovers_what_made_the_steps(runs, planted):
     """Fitted to steps of known constants, predictions are those steps; what does not matter keeps its value."""
     made = measured_on(planted, runs)
     found = fit(made, replace(planted, constants=machine("a100_megatron_host").constants))
-    error = predicted(made, planted, found.constants) / [run.step_seconds for run in made] - 1
+    error = predicted_seconds(made, planted, found.constants) / [run.step_seconds for run in made] - 1
     assert np.abs(error).max() < 0.01
     assert "attention_efficiency" in found.kept  # Megatron-LM's attention is not fused
     assert found.constants.attention_efficiency == machine("a100_megatron_host").constants.attention_efficiency

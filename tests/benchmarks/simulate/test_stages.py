@@ -8,7 +8,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.queues import Parts
 from benchmarks.simulate.stack import MESHMARK
-from benchmarks.simulate.stages import Stages, named
+from benchmarks.simulate.stages import Stages, pass_name
 from benchmarks.simulate.step import Step
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
@@ -68,7 +68,7 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     found = list(stages.passes())
     assert max(each.begin_seconds + sum(each.parts.values()) for each in found) == pytest.approx(total)
     names = [each.name for each in found if each.stage == 1 and each.name[0] in "FBW"]
-    assert names == [named(op) for op in plan.schedule.orders[1]]
+    assert names == [pass_name(op) for op in plan.schedule.orders[1]]
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
