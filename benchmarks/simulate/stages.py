@@ -152,7 +152,7 @@ class Stages:
 def pass_name(op: Op) -> str:
     """The name of a pass, with a prime for each chunk before its own.
 
-    >>> named(Op("F", 2, chunk=1))
+    >>> pass_name(Op("F", 2, chunk=1))
     "F2'"
     """
     return f"{op.kind}{op.microbatch}" + op.chunk * "'"
