@@ -174,7 +174,8 @@ def judge_metric(
     case: str, metric: str, column: Column, base: Row, head: Row, allowance: Allowance, *, exact: bool
 ) -> Finding | None:
     """Judge one metric; None if it is equal. Unless `exact`, it is better only by more than the allowance, too."""
-    before, now = base.get(metric, 0), head.get(metric, 0)  # a row has no bytes along an axis that it lacks
+    before = base.get(metric, 0)  # a row has no bytes along an axis that it lacks
+    now = head.get(metric, None if before else 0)  # nor may it lack what it had
     if before == now:
         return None
     if before is None:

@@ -25,6 +25,16 @@ def test_a_case_may_not_vanish(judge) -> None:
     assert remarkable(report) == [Finding(CASE, "new", note="ok")]
 
 
+def test_a_counter_may_not_vanish(judge) -> None:
+    """Bytes along an axis that BASE has and HEAD lacks are not known in HEAD, and red; without any nothing is lost."""
+    (head,) = [row for row in sweep() if row["name"] == NAME]
+    sent, unsent = "compiled.sent_bytes.all_gather.fsdp", "compiled.sent_bytes.all_gather.tensor"
+    lacking = {key: value for key, value in head["extra_info"].items() if key not in (sent, unsent)}
+    report = judge([head], [head | {"extra_info": lacking}])
+    assert [(finding.metric, finding.note) for finding in remarkable(report)] == [(sent, "not known in HEAD")]
+    assert report.verdict == "red"
+
+
 def test_a_renamed_case_is_recognised(judge) -> None:
     """A vanished case with the same program as a new one is reported as possibly renamed."""
     renamed = sweep()
