@@ -50,7 +50,7 @@ def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
             f"{case} is {row['status']} ({row['reason']}), a failure that a baseline would expect; run it again"
         )
     counters = {name: row[name] for name in sorted(gated(row, "exact"))} if row["status"] == PASSED else {}
-    texts = "status", "reason", "compiled.hash", "compiled.dtypes"
+    texts = "status", "reason", "compiled.hash", "compiled.dtypes", "compiled.unread"
     facts = {
         **case._asdict(),
         **{key: row[key] for key in texts if row.get(key) is not None},

@@ -28,7 +28,7 @@ class ChipEstimate:
     Attributes:
         needed_bytes: memory that the step needs as planned by the compiler; a lower bound if the compiler gave up.
         capacity_bytes: memory of the device.
-        roofline: least time of the step; None if the compiler gave up.
+        roofline: least time of the step; None if the compiler gave up or its program was not read.
         flops_per_second: peak of the device.
         replay: the step, simulated from the compiled schedule; None if there is no compiled program in schedule order.
     """
@@ -88,7 +88,7 @@ class ChipEstimate:
 
 
 def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory, bubble: float) -> ChipEstimate:
-    """Estimate for a compiled step: its planned memory, and the roofline and the replay of its program.
+    """Estimate for a compiled step: its planned memory, and the roofline and the replay of its program if it was read.
 
     Args:
         chip: specifications of the devices.
@@ -97,6 +97,8 @@ def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory, bubbl
         memory: its planned memory.
         bubble: fraction of the time for which a pipeline stage is idle.
     """
+    if program.unread:
+        return ChipEstimate(memory.total_bytes or 0, chip.memory_bytes)
     sent = [(op.kind, op.axes, float(op.times * op.sent_bytes)) for op in program.collectives]
     return ChipEstimate(
         memory.total_bytes or 0,

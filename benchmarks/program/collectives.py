@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks.program.hlo import Computation, HLOError, Instruction, arrays, bytes_of, integers
+from benchmarks.program.hlo import Computation, Instruction, arrays, bytes_of, integers
 from benchmarks.program.replica_groups import replica_groups
 from strategies.core.traffic import SENT, Bytes
 
@@ -20,7 +20,6 @@ OPCODES: Mapping[str, str] = {
     "all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
-_UNSUPPORTED = ("collective-broadcast", "ragged-all-to-all", "send", "recv")
 
 
 def axis_of(axes: Sequence[str]) -> str:
@@ -91,15 +90,8 @@ class Collective:
 
 
 def kind_of(instruction: Instruction) -> str | None:
-    """Kind of collective that an instruction is or starts; None if it is no collective.
-
-    Raises:
-        HLOError: a collective of an unsupported kind.
-    """
-    opcode = instruction.opcode.removesuffix("-start")
-    if opcode in _UNSUPPORTED:
-        raise HLOError(f"%{instruction.name}: {opcode} is not supported; supported are {', '.join(OPCODES)}")
-    return OPCODES.get(opcode)
+    """Kind of collective that an instruction is or starts; None if it is no collective that is counted."""
+    return OPCODES.get(instruction.opcode.removesuffix("-start"))
 
 
 def collective(
@@ -175,7 +167,8 @@ def as_reduce_scatter(fusion: Instruction, inside: Computation, candidate: Colle
         inside: the computation that it calls.
         candidate: a collective of that computation.
     """
-    if candidate.kind != "all_reduce" or "AllReduceScatter" not in fusion.attributes.get("backend_config", ""):
+    emitter = fusion.configured("collective_algorithm_config", "emitter") if candidate.kind == "all_reduce" else None
+    if "AllReduceScatter" not in (emitter or ""):
         return candidate
     part = inside.unwrap(inside.root, "bitcast")
     if part.opcode != "dynamic-slice" or inside.unwrap(inside.operand(part, 0), "bitcast").opcode != "all-reduce":
@@ -247,9 +240,8 @@ def _is_asynchronous(instruction: Instruction) -> bool:
 
     In GPU programs, all collectives have a start instruction, and synchronous ones are marked.
     """
-    return instruction.opcode.endswith("-start") and '"is_sync":true' not in instruction.attributes.get(
-        "backend_config", ""
-    )
+    is_start = instruction.opcode.endswith("-start")
+    return is_start and not instruction.configured("collective_backend_config", "is_sync")
 
 
 def _spanned(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[str, ...]:

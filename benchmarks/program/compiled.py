@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from benchmarks.program.deadlock import concurrent_collectives
 from benchmarks.program.flops import flops
 from benchmarks.program.hbm import MemoryTraffic
 from benchmarks.program.hlo import Computation, HLOError, Instruction, Module, integers, parse
+from benchmarks.program.known import unknown
 from benchmarks.program.schedule import Event, Part, scheduled
 from benchmarks.program.work import Work, conditional, heaviest
 from strategies.mesh import all_axes
@@ -31,6 +33,8 @@ class Program(Work):
         scheduled: whether the order of instructions in the text is the order of execution.
         concurrent: pairs of instructions whose collectives may be in flight at the same time (deadlock.py).
         events: what the program does, in the order of its text.
+        unread: opcodes, custom calls and instructions that could not be read, sorted; "" if all of it was read.
+            Otherwise work is missing or guessed.
     """
 
     instructions: int = 0
@@ -39,16 +43,14 @@ class Program(Work):
     scheduled: bool = False
     concurrent: tuple[tuple[str, str], ...] = ()
     events: tuple[Event, ...] = field(default=(), repr=False)
+    unread: str = ""
 
-    def as_row(self) -> dict[str, int | str]:
-        """The columns of a record, always `ROW_KEYS`. Bytes and executions are per step and device."""
-        row: dict[str, int | str] = {
-            "compiled.flops": self.flops,
-            "compiled.instructions": self.instructions,
-            "compiled.hash": self.hash,
-            "compiled.dtypes": self.dtypes,
-            "compiled.sent_bytes": self.sent_bytes,
-        }
+    def as_row(self) -> dict[str, int | str | None]:
+        """The columns of a record, always `ROW_KEYS`. Bytes and executions are per step and device.
+
+        If part of the program is unread, FLOPs, bytes and collectives are None.
+        """
+        row: dict[str, int | str | None] = {"compiled.flops": self.flops, "compiled.sent_bytes": self.sent_bytes}
         for kind in KINDS:
             of_kind = [each for each in self.collectives if each.kind == kind]
             for axis in (*all_axes(), SEVERAL):
@@ -57,9 +59,14 @@ class Program(Work):
             for where, in_loop in (("outside_loops", False), ("in_loops", True)):
                 times = sum(each.times for each in of_kind if each.in_loop == in_loop)
                 row[f"compiled.collectives.{kind}.{where}"] = times
-        return row
+        return (dict.fromkeys(row) if self.unread else row) | {
+            "compiled.instructions": self.instructions,
+            "compiled.hash": self.hash,
+            "compiled.dtypes": self.dtypes,
+            "compiled.unread": self.unread or None,
+        }
 
-    def as_row_between(self, crossing: Sequence[str]) -> dict[str, int | str]:
+    def as_row_between(self, crossing: Sequence[str]) -> dict[str, int | str | None]:
         """The columns for communication between processes, always `BETWEEN_KEYS`.
 
         A collective over several axes counts as crossing processes if any of its axes does.
@@ -68,14 +75,11 @@ class Program(Work):
             crossing: mesh axes that cross process boundaries.
         """
         crossing_work = Work(tuple(each for each in self.collectives if set(each.axes) & set(crossing)))
-        row: dict[str, int | str] = {
-            "between_processes.axes": ",".join(crossing),
-            "between_processes.sent_bytes": crossing_work.sent_bytes,
-        }
+        row: dict[str, int | str | None] = {"between_processes.sent_bytes": crossing_work.sent_bytes}
         for axis in (*all_axes(), SEVERAL):
             over = Work(tuple(each for each in crossing_work.collectives if each.axis == axis))
             row[f"between_processes.sent_bytes.{axis}"] = over.sent_bytes
-        return row
+        return (dict.fromkeys(row) if self.unread else row) | {"between_processes.axes": ",".join(crossing)}
 
 
 ROW_KEYS = tuple(Program().as_row())
@@ -88,17 +92,20 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
     """Parse the text of a compiled step and add up its work.
 
     The body of a loop counts once per iteration. The branches of a conditional count as often as the program's
-    annotations (`taken_7_2` scopes) say that they are taken, and likewise loops that run zero or one times. For a
-    conditional without annotation, one branch counts each time: the one that sends the most bytes and, among equals,
+    annotations (`taken_7_2` scopes) say that they are taken, and likewise loops that run zero or one times. Of a
+    conditional in a scope `heaviest`, one branch counts each time: the one that sends the most bytes and, among equals,
     has the most FLOPs. Asynchronous instructions count at their start.
+
+    What is unknown or cannot be read is named in `Program.unread`: an opcode or custom call that known.py does not
+    list, a loop of unknown length, a conditional without annotation whose branches differ, replica groups that are not
+    along mesh axes.
 
     Args:
         text: `jax.stages.Compiled.as_text()`.
         axes: mesh axes with their sizes, outermost first.
 
     Raises:
-        HLOError: a loop of unknown length, replica groups that are not along mesh axes, or text that is not an HLO
-            program.
+        HLOError: the text is not an HLO program.
     """
     module = parse(text)
     reader = _Reader(module, axes)
@@ -115,6 +122,7 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
         scheduled=module.scheduled,
         concurrent=tuple(concurrent_collectives(module)),
         events=reader.events[module.entry.name],
+        unread=textwrap.shorten("; ".join(sorted(reader.unread)), 300, placeholder=" ..."),
     )
 
 
@@ -125,17 +133,21 @@ class _Reader:
         self.module, self.axes, self.memory = module, axes, MemoryTraffic(module)
         self.works: dict[str, Work] = {}
         self.events: dict[str, tuple[Event, ...]] = {}
+        self.unread: set[str] = set()
 
     def read(self, computation: Computation) -> None:
-        """Read a computation, and store the result in `works` and `events`."""
+        """Read a computation, and store the result in `works` and `events`, and what is not read in `unread`."""
         events = []
         for instruction in computation.instructions.values():
+            self.unread |= {unknown(instruction)} - {""}
+            event = Event(instruction.name, Work())
             try:
-                events.append(self._event(instruction, computation))
-            except HLOError:
-                raise
-            except (ArithmeticError, LookupError, ValueError) as error:
-                raise HLOError(f"%{instruction.name}: {instruction.opcode} cannot be read: {error!r}") from error
+                event = self._event(instruction, computation)
+            except HLOError as error:
+                self.unread.add(str(error))
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                self.unread.add(f"%{instruction.name}: {instruction.opcode} cannot be read: {error!r}")
+            events.append(event)
         events = scheduled(computation, events)
         self.works[computation.name] = sum((event.work for event in events), start=Work())
         self.events[computation.name] = tuple(
@@ -149,7 +161,7 @@ class _Reader:
         """The event of an instruction; of a call, the events of the computation that it calls."""
         if instruction.opcode != "call":
             return (event,)
-        return [each for name in self._called(instruction, "to_apply") for each in self.events[name]]
+        return [each for name in self._called(instruction, "to_apply") for each in self.events.get(name, ())]
 
     def _event(self, instruction: Instruction, computation: Computation) -> Event:
         if instruction.opcode == "while":
@@ -157,6 +169,9 @@ class _Reader:
         if instruction.opcode == "conditional":
             names = self._called(instruction, "branch_computations", "true_computation", "false_computation")
             branches = [(self.works[name].outside_loops(), self.events[name]) for name in names]
+            works = {(work.collectives, work.flops) for work, _ in branches}
+            if "taken" not in instruction.attributes and len(works) > 1:
+                self.unread.add(f"%{instruction.name}: a conditional that does not say how often each branch is taken")
             return _conditional(instruction, branches)
         return Event(instruction.name, self._work(instruction, computation))
 
@@ -166,6 +181,8 @@ class _Reader:
             once = self.works[body].outside_loops(), self.events[body]
             return _conditional(loop, [(Work(), ()), once])
         trips = _trips(loop, computation, self.module)
+        if any(iterations != trips for iterations, _, _ in self.works[body].annotated):
+            self.unread.add(f"%{loop.name}: a loop of {trips} iterations around counts of other loops")
         work = self.works[body].iterated(trips) + self.works[condition].iterated(trips + 1)
         asks = self.events[condition]
         return Event(loop.name, work, (Part((*asks, *self.events[body]), trips), Part(asks)))
@@ -212,8 +229,9 @@ def _trips(loop: Instruction, where: Computation, module: Module) -> int:
     Raises:
         HLOError: there is neither an annotation nor such a counter.
     """
-    if known := re.search(r'"known_trip_count":\{"n":"([0-9]{1,18})"\}', loop.attributes.get("backend_config", "")):
-        return int(known[1])
+    known = loop.configured("known_trip_count", "n")
+    if known is not None:
+        return int(known)
     condition, body = (module.computations[loop.computation(each)] for each in ("condition", "body"))
     test = condition.root
     try:

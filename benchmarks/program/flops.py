@@ -2,11 +2,14 @@
 
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from benchmarks.program.hlo import Computation, Instruction, dims, integers
+from benchmarks.program.hlo import Computation, HLOError, Instruction, dims, integers
 from strategies.costs.predict import Cost
 from strategies.model.attention import Reach
-from strategies.model.attention.splash import MATMULS
+from strategies.model.attention.splash import MATMULS as SPLASH_MATMULS
 
 
 def flops(instruction: Instruction, computation: Computation) -> int:
@@ -16,49 +19,64 @@ def flops(instruction: Instruction, computation: Computation) -> int:
     attention/dense.py, attention with a window like the blocks of attention/sparse.py. A Pallas kernel of a TPU
     counts what its own cost estimate says. The kernels of splash attention have none: for each query they count N keys,
     where a scope `keys_N` is around them, or else all.
+
+    Raises:
+        HLOError: a field that is needed to count them is missing.
     """
-    target, config = (instruction.attributes.get(each, "") for each in ("custom_call_target", "backend_config"))
-    if instruction.opcode == "convolution":
-        return _of_convolution(instruction, computation)
-    if estimated := re.search(r'"cost_estimate":\{"flops":"([0-9]+)"', config):
-        return int(estimated[1])
-    if target == '"tpu_custom_call"':
-        return _of_splash(instruction, computation)
-    if "__cudnn$fmha" in target:
-        return _of_cudnn(instruction, computation, 5 if "Backward" in target else 2)
-    if instruction.opcode == "dot":
-        contracted = instruction["lhs_contracting_dims"]
-    elif cublas := re.search(r'"dot_dimension_numbers":\{"lhs_contracting_dimensions":\[([^\]]*)\]', config):
-        contracted = cublas[1]
-    else:
-        return 0
+    count = MATMULS.get(instruction.opcode) or KERNELS.get(instruction.target)
+    return count(instruction, computation) if count else 0
+
+
+def _of_dot(dot: Instruction, computation: Computation) -> int:
+    return _of_matmul(dot, computation, integers(dot["lhs_contracting_dims"]))
+
+
+def _of_cublas(call: Instruction, computation: Computation) -> int:
+    dims = _field(call, "gemm_backend_config", "dot_dimension_numbers", "lhs_contracting_dimensions")
+    return _of_matmul(call, computation, [int(dim) for dim in dims])
+
+
+def _of_matmul(instruction: Instruction, computation: Computation, contracted: Sequence[int]) -> int:
     lhs = dims(computation.operand(instruction, 0).shape)
-    return 2 * math.prod(dims(instruction.shape)) * math.prod(lhs[dim] for dim in integers(contracted))
+    return 2 * math.prod(dims(instruction.shape)) * math.prod(lhs[dim] for dim in contracted)
 
 
-def _of_cudnn(kernel: Instruction, computation: Computation, matmuls: int) -> int:
+def _of_cudnn(kernel: Instruction, computation: Computation, *, matmuls: int) -> int:
     """FLOPs of a kernel of cuDNN's attention."""
-    queries, keys = (dims(computation.operand(kernel, index).shape) for index in (0, 1))
-    config = kernel.attributes.get("backend_config", "")
-    scores = re.search(r'"intermediate_tensor_shape":[^\]]*"([0-9]+)"\]', config)
-    tokens = int(scores[1]) if scores else keys[1]
-    row = matmuls * 2 * math.prod(queries)
-    window = re.search(r'"sliding_window_length":\s*"?([1-9][0-9]*)', config)
-    if window and (reach := Reach(int(window[1]))).skips(tokens):
+    config = "cudnn_fmha_backend_config"
+    mask = _field(kernel, config, "mask_type")
+    tokens = int(_field(kernel, config, "intermediate_tensor_shape", "dimensions")[-1])
+    window = int(kernel.configured(config, "sliding_window_length") or 0)
+    row = matmuls * 2 * math.prod(dims(computation.operand(kernel, 0).shape))
+    if window and (reach := Reach(window)).skips(tokens):
         return row * reach.computed_keys(tokens)
-    if tokens % 2 or '"mask_type":"NO_MASK"' in config.replace(" ", ""):
+    if tokens % 2 or mask == "NO_MASK":
         return row * tokens
     return row * tokens * 3 // 4  # like attention/dense.py, count no early queries to late keys
 
 
+def _of_pallas(kernel: Instruction, computation: Computation) -> int:
+    """FLOPs of a Pallas kernel of a TPU."""
+    estimated = kernel.configured("custom_call_config", "cost_estimate", "flops")
+    return _of_splash(kernel, computation) if estimated is None else int(estimated)
+
+
+def _field(kernel: Instruction, *path: str) -> Any:
+    """A field of a kernel's `backend_config`; HLOError if it is missing."""
+    value = kernel.configured(*path)
+    if value is None:
+        raise HLOError(f"custom call {kernel.target} without {'.'.join(path)}")
+    return value
+
+
 def _of_splash(kernel: Instruction, computation: Computation) -> int:
-    """FLOPs of a kernel of splash attention; 0 for other kernels."""
+    """FLOPs of a kernel of splash attention; HLOError for other kernels."""
     source, operands = kernel.attributes.get("op_name", ""), computation.operands(kernel)
     name = re.search("splash_m[hq]a_(fwd|dq|dkv)", source)
     if not name:
-        return 0
+        raise HLOError(f"custom call {kernel.target} without a cost estimate")
     fused = r"use_fused_bwd_kernel\": true" in kernel.attributes.get("frontend_attributes", "")
-    matmuls = MATMULS[name[1]] + (name[1] == "dkv" and fused)  # which has the matmul for dq, too
+    matmuls = SPLASH_MATMULS[name[1]] + (name[1] == "dkv" and fused)  # which has the matmul for dq, too
     queries, keys = [dims(each.shape) for each in operands if re.match("bf16|f", each.shape)][:2]
     counted = re.search(r"\bkeys_([0-9]+)\b", source)
     return matmuls * 2 * math.prod(queries) * (int(counted[1]) if counted else keys[-2])
@@ -82,6 +100,18 @@ def _of_convolution(convolution: Instruction, computation: Computation) -> int:
         positions = (o * stride + k * dilation - pad for o in range(out[dim]) for k in range(rhs[dim]))
         flops *= sum(0 <= position <= (lhs[dim] - 1) * gap and position % gap == 0 for position in positions)
     return flops
+
+
+Count = Callable[[Instruction, Computation], int]
+MATMULS: Mapping[str, Count] = {"dot": _of_dot, "convolution": _of_convolution}
+"""How each opcode that multiplies matrices is counted."""
+KERNELS: Mapping[str, Count] = {
+    **dict.fromkeys(("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"), _of_cublas),
+    "__cudnn$fmhaSoftmax": partial(_of_cudnn, matmuls=2),
+    "__cudnn$fmhaSoftmaxBackward": partial(_of_cudnn, matmuls=5),
+    "tpu_custom_call": _of_pallas,
+}
+"""How each custom call that multiplies matrices is counted, by its target."""
 
 
 def unstated_flops(cost: Cost, compiled: int) -> dict[str, int]:

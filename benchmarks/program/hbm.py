@@ -32,7 +32,7 @@ class MemoryTraffic:
 
     def bytes_moved(self, instruction: Instruction, computation: Computation) -> int:
         """Bytes that one execution of an instruction reads and writes."""
-        opcode, target = instruction.opcode, instruction.attributes.get("custom_call_target", '""')[1:-1]
+        opcode, target = instruction.opcode, instruction.target
         if opcode in _FREE or opcode.endswith(("-done", "-update")) or target in _FREE_CALLS:
             return 0
         if opcode == "fusion":
@@ -66,7 +66,7 @@ class MemoryTraffic:
     def _fusion(self, fusion: Instruction, computation: Computation) -> int:
         """Bytes of the operands that the fusion uses, and of its result."""
         inside = self.computations[fusion.computation("calls")]
-        if '"AsyncCollectiveStart"' in inside.root.attributes.get("custom_call_target", ""):
+        if inside.root.target == "AsyncCollectiveStart":
             return self._bytes(fusion.shape)  # the operand and the result, which the rest of the chain shares
         read = 0
         for index, operand in enumerate(computation.operands(fusion)):
@@ -135,8 +135,8 @@ def _in_chain(instruction: Instruction) -> bool:
 
     The collective is counted at its start.
     """
-    chain, target = (instruction.attributes.get(each, "") for each in ("frontend_attributes", "custom_call_target"))
-    return "chain_id=" in chain or "AsyncCollective" in target
+    chain = instruction.attributes.get("frontend_attributes", "")
+    return "chain_id=" in chain or "AsyncCollective" in instruction.target
 
 
 def _parts(shape: str) -> Sequence[str]:

@@ -7,10 +7,12 @@
 Computations come before their callers (XLA, HloModule::Print). Operands are printed without shapes.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 class HLOError(ValueError):
@@ -43,6 +45,26 @@ class Instruction:
     def computations(self, attribute: str) -> list[str]:
         """Names of all computations that an attribute refers to; none if it is missing."""
         return re.findall(r"%([^\s,{}]+)", self.attributes.get(attribute, ""))
+
+    @property
+    def target(self) -> str:
+        """What a custom call calls; "" for other instructions."""
+        return self.attributes.get("custom_call_target", "").strip('"')
+
+    def configured(self, *path: str) -> Any:
+        """A field of the compiler's `backend_config`, by its path; None if there is none.
+
+        Raises:
+            HLOError: `backend_config` is not JSON.
+        """
+        text = self.attributes.get("backend_config", "{}")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise HLOError(f"%{self.name}: backend_config of {self.opcode} is not JSON: {text[:40]}") from error
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
 
 @dataclass(frozen=True)
@@ -100,7 +122,8 @@ class Module:
         scheduled: whether the order of instructions is the order of execution.
         text: normalised text, without names, sources, and the partitioning of loops among CPU cores. A conditional in a
             scope `taken_7_2` has the attribute `taken={7,2}`: how often each branch is taken over all iterations of the
-            loop around it. For a loop in such a scope: how often it runs zero times, and how often once.
+            loop around it. For a loop in such a scope: how often it runs zero times, and how often once. A conditional
+            in a scope `heaviest` has the attribute without counts: its heaviest branch counts.
         computations: by name; callees come before their callers.
         entry: the computation that is the program.
     """
@@ -120,7 +143,7 @@ _NOISE = re.compile(  # metadata and annotations that do not affect what is comp
 )
 _KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n((?:.*\n)*?)\}")
 """Metadata of a Pallas kernel, which is printed on lines of its own."""
-_TAKEN = re.compile(r'/taken_([0-9_]+)/(?:cond|while)"')
+_TAKEN = re.compile(r'/taken_([0-9_]+)/(?:cond|while)"|/heaviest/cond"')
 _OP_NAME = re.compile(r', (op_name="(?:[^"\\]|\\.)*")')
 _COMPUTATION = re.compile(r"(ENTRY )?%([^\s(]+) \(.*\{")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (.*)")
@@ -155,7 +178,7 @@ def parse(text: str) -> Module:
 def _kept_metadata(noise: re.Match[str]) -> str:
     """The part of a metadata match that is kept: `op_name`, and the `taken` counts in its scopes."""
     name, taken = re.search(r'[{ ](op_name="(?:[^"\\]|\\.)*")', noise[0]), _TAKEN.search(noise[0])
-    taken_attribute = f", taken={{{taken[1].replace('_', ',')}}}" if taken else ""
+    taken_attribute = f", taken={{{(taken[1] or '').replace('_', ',')}}}" if taken else ""
     return f"{taken_attribute}, {name[1]}" if name else taken_attribute
 
 

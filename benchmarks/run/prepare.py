@@ -139,13 +139,12 @@ class Preparation:
         compiled = {
             "compiled.compilations": compilation.programs,
             "compiled.bytes_accessed": bytes_accessed(compilation.program),
-            **(self._program_columns(entry.case, step, program) if program else {}),
+            **self._program_columns(entry.case, step, program),
         }
         entry = entry.with_facts(compiled=compiled)
         yield entry
-        if program:
-            require_no_deadlock(step.mesh, program.concurrent)
-        if topology and topology.chip and program:
+        require_no_deadlock(step.mesh, program.concurrent)
+        if topology and topology.chip:
             cost = cost_of(entry.case)
             chip_estimate = estimate(topology.chip, step, program, memory, cost.bubble if cost else 0.0)
             entry = entry.with_facts(estimate=chip_estimate)
@@ -196,21 +195,23 @@ class Preparation:
         yield entry  # in any case, as many stages in all processes
         return entry
 
-    def _read_program(self, entry: Entry) -> Program | None:
-        """What the compiled program does; None, with a warning, if its text cannot be parsed."""
+    def _read_program(self, entry: Entry) -> Program:
+        """What the compiled program does; a warning says what could not be read."""
         assert entry.step
         try:
-            return read_program(entry.program.as_text() or "", entry.step.mesh.shape)
+            program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
         except HLOError as error:
-            warnings.warn(f"{entry.case}: its compiled program cannot be read: {error}", stacklevel=2)
-            return None
+            program = Program(unread=f"the text: {error}")
+        if program.unread:
+            warnings.warn(f"{entry.case}: its compiled program was not read: {program.unread}", stacklevel=2)
+        return program
 
     def _program_columns(self, case: Case, step: Step, program: Program) -> dict[str, Any]:
         """Columns of a row that describe the compiled program."""
         return {
             **program.as_row(),
             **program.as_row_between(crossing_axes(step.mesh)),
-            **explanation_columns(case, step.mesh, program),
+            **({} if program.unread else explanation_columns(case, step.mesh, program)),
         }
 
     def start(self, entry: Entry, batches: int = BATCHES) -> Training:

@@ -141,12 +141,16 @@ def holds_otherwise(info: Info) -> bool:
 
 
 def unpredicted(rows: Iterable[Row]) -> list[str]:
-    """Return the lines that explain the marks in the summary; none if nothing is marked."""
+    """Return the lines that explain the marks in the summary and missing bytes; none if there are neither."""
     infos = [row.extra_info for row in rows]
     sent, held = (sum(map(otherwise, infos)) for otherwise in (sends_otherwise, holds_otherwise))
     lines = [f"{MARK} MiB sent is not what the formulas say ({sent} of {len(infos)} rows); `rewrites.text` says why"]
     lines += [f"{MARK} MiB/device is not within {MEMORY_ERROR:.0%} of what they say ({held} of {len(infos)} rows)"]
-    return [line for line, count in zip(lines, (sent, held), strict=True) if count]
+    unread = sorted({info["compiled.unread"] for info in infos} - {None})
+    return [
+        *(line for line, count in zip(lines, (sent, held), strict=True) if count),
+        *(f"not read in the compiled program, so bytes sent are unknown: {text}" for text in unread),
+    ]
 
 
 def between(info: Info) -> str:
@@ -160,7 +164,7 @@ def verdict(info: Info) -> str:
     if info["status"] != "ok":
         return f"{info['status']}: {info['reason']}"
     if info["kind"] == "compiled":
-        return "compiled only"
+        return f"not read: {info['compiled.unread']}" if info["compiled.unread"] else "compiled only"
     return "equal" if info["matches_single"] else str(info["reason"])
 
 
@@ -218,7 +222,7 @@ ABSENT: Columns = (
     ("ms at least", number("roofline.step_seconds", unit=1e-3)),
     ("bound by", lambda info: info["roofline.bound"] or ""),
     ("MFU at most", number("roofline.model_flops_utilization", ".0%")),
-    ("ended", lambda info: "compiled" if info["status"] == "ok" else verdict(info)),
+    ("ended", lambda info: verdict(info).removesuffix(" only")),
 )
 SHARES: Columns = (
     *CASE,

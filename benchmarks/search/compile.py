@@ -56,6 +56,8 @@ def case_report(row: Row) -> Iterator[str]:
         peak = info["memory.host_peak_rss_bytes"]
         host = f" with {peak / GIB:.1f} GiB of the host's memory" if peak else ""
         yield f"  compiled in {seconds:.1f} s{host}{options}"
+        if info["compiled.unread"]:
+            yield f"  not read: {info['compiled.unread']}; so FLOPs, bytes sent and times are unknown"
         held, sent = (
             (("GiB", GIB), ("GB", GB)) if (info["memory.total_bytes"] or 0) >= GIB else (("MiB", MIB), ("MB", MB))
         )
@@ -193,7 +195,7 @@ def advice_of(entry: Entry) -> list[Advice]:
     if not (cost and entry.step and entry.program):
         return []
     program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
-    return advice_on(entry.case, entry.step.mesh, rewrites(cost, program.collectives))
+    return [] if program.unread else advice_on(entry.case, entry.step.mesh, rewrites(cost, program.collectives))
 
 
 def write_trace(path: Path, record: Record) -> None:

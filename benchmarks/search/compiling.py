@@ -163,12 +163,14 @@ def compile_and_replay(case: Case, machine: Machine) -> dict[str, Any]:
 
 
 def exposed_seconds(entry: Entry, machine: Machine) -> float | None:
-    """Exposed communication of a compiled step on a machine; None if there is no program in schedule order."""
+    """Exposed communication of a compiled step on a machine; None if its program was not read or is not scheduled."""
     if not (entry.program and entry.step):
         return None
     try:
         program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
     except HLOError:
+        return None
+    if program.unread:
         return None
     rate = machine.best_rate(BYTES[entry.case.dtype]) * machine.constants.matmul_efficiency
     replayed = replay(program, entry.step.mesh, replace(machine.effective_chip, flops_per_second=rate))

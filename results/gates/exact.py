@@ -98,7 +98,7 @@ def compare(
         for finding in judge_case(str(case), row, head.rows[case], allowed, tolerance)
     ]
     findings += [Finding(str(case), "vanished", note=whereabouts(case, row, new)) for case, row in vanished.items()]
-    findings += [Finding(str(case), "new", note=ending(row)) for case, row in new.items()]
+    findings += [not_read(str(case), row) or Finding(str(case), "new", note=ending(row)) for case, row in new.items()]
     versions = (*differences(base.facts, head.facts, ("BASE", "HEAD")), *by_counter(findings)) if tolerance else ()
     about = (*versions, *remarks(findings), *about_absent(len(absent), only_head_cases), *blind_spots(head.rows))
     return Report(title, tuple(findings), measures, about)
@@ -140,6 +140,8 @@ def judge_case(
     passed = base["status"] == PASSED, head["status"] == PASSED
     if passed == (True, False):
         return [Finding(case, "worse", note=ending(head))]
+    if unread := not_read(case, head):
+        return [unread]
     if passed == (False, True):
         return [Finding(case, "better", note=f"was {ending(base)}")]
     if passed == (False, False):
@@ -160,6 +162,12 @@ def judge_case(
 def of_metric(name: str, allowances: Mapping[str, Allowance]) -> Allowance:
     """Return the last of the allowances whose pattern matches a name."""
     return [allowance for pattern, allowance in allowances.items() if fnmatch.fnmatchcase(name, pattern)][-1]
+
+
+def not_read(case: str, head: Row) -> Finding | None:
+    """Return the finding that HEAD's program was not fully read, so its counters are unknown; None if it was."""
+    unread = head.get("compiled.unread")
+    return Finding(case, "worse", note=f"not read: {unread}") if unread else None
 
 
 def other_dtypes(base: Row, head: Row) -> str:

@@ -158,4 +158,5 @@ def _onebit_update(
         updates: Any = jax.tree.map(change, mu, adam.nu, weights)
         return updates, Kept((adam._replace(count=count, mu=mu), *others), errors), norm
 
-    return lax.cond(adam.count < train.compression_warmup, warm, onebit)
+    with jax.named_scope("heaviest"):  # readers of the program count the step of the warm-up
+        return lax.cond(adam.count < train.compression_warmup, warm, onebit)

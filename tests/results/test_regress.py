@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.cases.selection import selected
-from benchmarks.program.compiled import ROW_KEYS
+from benchmarks.program.compiled import ROW_KEYS, read_program
 from benchmarks.run.record import Record
+from tests.benchmarks.program.programs import MESH, entry
 from tests.commands import command, parsed
 from tests.processes import ROOT
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
@@ -67,6 +68,21 @@ def test_a_regression_is_red(base: Path, head: Path, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "compiled.instructions  900 -> 910 instructions         1.011x" in shown
     assert shown.endswith(f"red: 1 worse, {len(sweep()) - 1} same\n")
+
+
+@pytest.mark.parametrize("also_in_base", [False, True])
+def test_a_program_that_was_not_read_is_red(
+    tmp_path: Path, also_in_base: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program of HEAD with an unknown custom call exits with 1 and names it, also if BASE has the same program."""
+    rows = sweep()
+    unread = read_program(entry('%c = f32[8,16] custom-call(%p), custom_call_target="foo"'), MESH).as_row()
+    head = write_run(tmp_path / "head.json", [edited(rows[0], unread), *rows[1:]])
+    base = head if also_in_base else write_run(tmp_path / "base.json", rows)
+    assert run(base, head, "--allow", "*=50%") == 1
+    shown = capsys.readouterr().out
+    assert "not read: custom call foo" in shown
+    assert shown.endswith(f"red: 1 worse, {len(rows) - 1} same\n")
 
 
 def test_what_is_allowed_is_green(base: Path, head: Path) -> None:
@@ -128,7 +144,8 @@ def recorded() -> list[dict[str, Any]]:
     records = [
         replace(
             record,
-            compiled=dict.fromkeys(COUNTED, 1) | {"compiled.hash": str(record.case), "compiled.dtypes": "f32"},
+            compiled=dict.fromkeys(COUNTED, 1)
+            | {"compiled.hash": str(record.case), "compiled.dtypes": "f32", "compiled.unread": None},
         )
         for record in records
     ]

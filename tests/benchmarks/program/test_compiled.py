@@ -142,10 +142,6 @@ def test_woven_collective_counts_once() -> None:
         ("all-reduce(%p), to_apply=%sum", "all-reduce without replica_groups"),
         ("all-reduce(%q), replica_groups={}", "no q in %main"),
         ("collective-permute(%p), source_target_pairs={{0,8}}", r"\[0, 8\] do not form a group along axes"),
-        (
-            "collective-broadcast(%p), replica_groups={}",
-            "collective-broadcast is not supported; supported are all-reduce, ",
-        ),
         ("fusion(%p), kind=kLoop, calls=%gone", r"fusion cannot be read: KeyError\('gone'\)"),
         ("dot(%p, %p), rhs_contracting_dims={1}", "dot without lhs_contracting_dims"),
         ("dot(%p, %p), lhs_contracting_dims={2}", "dot cannot be read: IndexError"),
@@ -153,9 +149,8 @@ def test_woven_collective_counts_once() -> None:
     ],
 )
 def test_unreadable_instructions_are_named(instruction: str, message: str) -> None:
-    """An instruction that cannot be interpreted raises an HLOError with its name and the cause."""
-    with pytest.raises(HLOError, match=f"%r: .*{message}"):
-        read_program(entry(f"%r = f32[8,16] {instruction}"), MESH)
+    """An instruction that cannot be interpreted is unread, with its name and the cause."""
+    assert re.search(f"%r: .*{message}", read_program(entry(f"%r = f32[8,16] {instruction}"), MESH).unread)
 
 
 def test_groups_of_one_device_send_nothing() -> None:
@@ -178,7 +173,7 @@ def test_row_is_a_table_of_kinds_and_axes() -> None:
     )
     row = Program(collectives, flops=7, instructions=8, hash="9").as_row()
     assert tuple(row) == ROW_KEYS
-    assert len(ROW_KEYS) == 5 + len(KINDS) * (len(all_axes()) + 1 + 2)
+    assert len(ROW_KEYS) == 6 + len(KINDS) * (len(all_axes()) + 1 + 2)
     assert {key.removeprefix("compiled."): value for key, value in row.items() if value} == {
         "flops": 7,
         "instructions": 8,

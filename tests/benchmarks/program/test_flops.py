@@ -1,5 +1,8 @@
 """The FLOPs of a compiled program: matmuls, convolutions, and calls of libraries."""
 
+import json
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -73,32 +76,35 @@ def test_matmuls_of_libraries_count() -> None:
         "%w = f32[16,32] parameter(1)",
         f'%m = (f32[8,32], s8[9]) custom-call(%p, %w), custom_call_target="__cublas$gemm", backend_config={config}',
         "%q = bf16[2,128,8,32]{3,1,2,0} parameter(2)",
-        '%f = (bf16[2,8,128,32], f32[2,8,128]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax"',
-        '%b = (bf16[2,8,128,32]) custom-call(%q, %q, %q, %f), custom_call_target="__cudnn$fmhaSoftmaxBackward"',
+        f"%f = (bf16[2,8,128,32], f32[2,8,128]) custom-call(%q, %q, %q), {attention('fmhaSoftmax')}",
+        f"%b = (bf16[2,8,128,32]) custom-call(%q, %q, %q, %f), {attention('fmhaSoftmaxBackward')}",
     )
     assert read_program(entry(*lines), MESH).flops == MATMUL + (2 + 5) * 2 * 8 * (2 * 128 * 128 * 32) * 3 / 4
 
 
-@pytest.mark.parametrize(("mask", "keys"), [("CAUSAL", 96), ("NO_MASK", 128)])
-def test_attention_of_cudnn_to_a_chunk_counts_all_keys(mask: str, keys: int) -> None:
-    """Without a mask nothing is skipped. Heads may come before tokens; the shape of the scores says which are keys."""
-    scores = '{"element_type": "BF16", "dimensions": ["2", "8", "128", "128"], "tuple_shapes": []}'
-    config = f'{{"cudnn_fmha_backend_config": {{"intermediate_tensor_shape": {scores}, "mask_type": "{mask}"}}}}'
+def attention(kernel: str, **fields: Any) -> str:
+    """The attributes of a call of cuDNN's attention to 128 keys; `fields` of its configuration, None for none."""
+    config = {"intermediate_tensor_shape": {"dimensions": ["2", "8", "128", "128"]}, "mask_type": "CAUSAL", **fields}
+    known = {"cudnn_fmha_backend_config": {name: value for name, value in config.items() if value is not None}}
+    return f'custom_call_target="__cudnn${kernel}", backend_config={json.dumps(known)}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "keys"),
+    [
+        ({"mask_type": "NO_MASK"}, 128),
+        ({"sliding_window_length": 16}, 24),
+        ({"sliding_window_length": "128"}, 96),
+        ({"sliding_window_length": 0}, 96),
+    ],
+)
+def test_attention_of_cudnn_counts_the_keys_of_its_mask(fields: dict[str, Any], keys: int) -> None:
+    """Without a mask nothing is skipped, and a window counts the keys of blocks that sparse attention computes.
+
+    Heads may come before tokens; the shape of the scores says which are keys.
+    """
     lines = (
         "%q = bf16[2,8,128,32]{3,2,1,0} parameter(1)",
-        '%f = (bf16[2,8,128,32], f32[2,8,128]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", '
-        f"backend_config={config}",
-    )
-    assert read_program(entry(*lines), MESH).flops == 2 * 2 * 8 * (2 * 128 * keys * 32)
-
-
-@pytest.mark.parametrize(("window", "keys"), [(16, 24), (128, 96), (0, 96)])
-def test_a_window_of_cudnn_counts_its_blocks(window: int, keys: int) -> None:
-    """A window counts the keys of blocks that sparse attention computes; a window of all tokens, or none, is dense."""
-    config = f'{{"cudnn_fmha_backend_config": {{"sliding_window_length": {window}}}}}'
-    lines = (
-        "%q = bf16[2,128,8,32]{3,1,2,0} parameter(1)",
-        '%f = (bf16[2,8,128,32], f32[2,8,128]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", '
-        f"backend_config={config}",
+        f"%f = (bf16[2,8,128,32], f32[2,8,128]) custom-call(%q, %q, %q), {attention('fmhaSoftmax', **fields)}",
     )
     assert read_program(entry(*lines), MESH).flops == 2 * 2 * 8 * (2 * 128 * keys * 32)

@@ -176,5 +176,6 @@ def test_loops_multiply() -> None:
 def test_a_librarys_workspace_is_no_traffic() -> None:
     """A cuBLAS call counts operands and result, and not its workspace."""
     text = "HloModule m\nENTRY %main (p: f32[8,16]) -> f32[8,8] {\n  %p = f32[8,16]{1,0} parameter(0)\n"
-    text += '  ROOT %r = (f32[8,8]{1,0}, s8[4194304]{0}) custom-call(%p, %p), custom_call_target="__cublas$gemm"\n}'
+    text += '  ROOT %r = (f32[8,8]{1,0}, s8[4194304]{0}) custom-call(%p, %p), custom_call_target="__cublas$gemm", '
+    text += 'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}\n}'
     assert read_program(text, {}).memory_bytes == 2 * 512 + 256

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.devices.topology import Topology
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import read_program
-from benchmarks.program.hlo import HLOError, parse
+from benchmarks.program.hlo import parse
 from tests.benchmarks.program.programs import BOTH, LOOP, LOOPING, MESH, collectives, compiled, entry, permute
 
 
@@ -94,17 +94,14 @@ def test_loop_counts_as_often_as_it_is_told_to_run_once() -> None:
     program = read_program(text, MESH)
     assert [(each.kind, each.times, each.in_loop) for each in program.collectives] == [("all_reduce", 3, True)]
     assert program.flops == 3 * 2 * 2 * 8 * 8 * 16
-    with pytest.raises(HLOError, match="a loop of unknown length"):
-        read_program(text.replace("taken_4_3", "taken"), MESH)
+    assert "a loop of unknown length" in read_program(text.replace("taken_4_3", "taken"), MESH).unread
 
 
 def test_loop_of_unknown_length_is_refused() -> None:
-    """A loop whose length depends on data raises an HLOError that names it."""
+    """A loop whose length depends on data is unread, and named."""
     text = compiled(lambda x: lax.while_loop(lambda x: x.sum() < 9, lambda x: lax.psum(x, "data"), x), (8, 16))
-    with pytest.raises(
-        HLOError, match=r"%while\S*: a loop of unknown length: no known_trip_count, and .*not a get-tuple"
-    ):
-        read_program(text, MESH)
+    unread = r"%while\S*: a loop of unknown length: no known_trip_count, and .*not a get-tuple"
+    assert re.match(unread, read_program(text, MESH).unread)
 
 
 def test_loop_is_counted_where_the_compiler_does_not() -> None:
@@ -120,8 +117,7 @@ def test_copies_of_copies_are_what_they_copy() -> None:
     (found,) = read_program(entry(*copied, before=LOOP), MESH).collectives
     assert found.times == 10
     itself = (start, "%copy = s32[] copy(%copy)", *rest)
-    with pytest.raises(HLOError, match="%copy: a copy of itself"):
-        read_program(entry(*itself, before=LOOP), MESH)
+    assert "%copy: a copy of itself" in read_program(entry(*itself, before=LOOP), MESH).unread
 
 
 def test_condition_of_a_loop_runs_once_more() -> None:
@@ -152,11 +148,11 @@ def test_a_stated_trip_count_takes_precedence() -> None:
     ],
 )
 def test_loops_without_constant_steps_are_refused(old: str, new: str) -> None:
-    """A loop that does not add a constant up to a constant limit is refused rather than guessed."""
+    """A loop that does not add a constant up to a constant limit is unread rather than guessed."""
     text = entry(*LOOPING, before=LOOP)
     assert text.count(old) == 1
-    with pytest.raises(HLOError, match=r"%while.1: a loop of unknown length: no known_trip_count, and %"):
-        read_program(text.replace(old, new), MESH)
+    unread = read_program(text.replace(old, new), MESH).unread
+    assert unread.startswith("%while.1: a loop of unknown length: no known_trip_count, and %")
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
