@@ -146,7 +146,7 @@ def unpredicted(rows: Iterable[Row]) -> list[str]:
     sent, held = (sum(map(otherwise, infos)) for otherwise in (sends_otherwise, holds_otherwise))
     lines = [f"{MARK} MiB sent is not what the formulas say ({sent} of {len(infos)} rows); `rewrites.text` says why"]
     lines += [f"{MARK} MiB/device is not within {MEMORY_ERROR:.0%} of what they say ({held} of {len(infos)} rows)"]
-    unread = sorted({info["compiled.unread"] for info in infos} - {None})
+    unread = sorted({str(text) for info in infos if (text := info["compiled.unread"])})
     return [
         *(line for line, count in zip(lines, (sent, held), strict=True) if count),
         *(f"not read in the compiled program, so bytes sent are unknown: {text}" for text in unread),
