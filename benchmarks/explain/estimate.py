@@ -8,8 +8,8 @@ from benchmarks.cases.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.devices.chips import GIB, Chip
 from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import Program
-from benchmarks.simulate.program import LANES, Roofline, replay, roofline
-from benchmarks.simulate.queues import Timeline
+from benchmarks.simulate.program import Roofline, replay, roofline
+from benchmarks.simulate.queues import DEVICE_LANES, Timeline
 from strategies import Step
 
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -73,7 +73,7 @@ class ChipEstimate:
             "roofline.network_seconds": seconds and least.network_seconds,
             "roofline.bound": seconds and least.bound,
             **self._rates("roofline", seconds, flops, tokens),
-            **{f"replay.{part}_seconds": replayed and replayed.parts.get(part, 0.0) for part in LANES},
+            **{f"replay.{part}_seconds": replayed and replayed.parts.get(part, 0.0) for part in DEVICE_LANES},
             **self._rates("replay", replayed and replayed.step_seconds, flops, tokens),
         }
 

@@ -1,7 +1,7 @@
 """Overlap of communication and computation, from the schedule of the compiled program.
 
-Two collectives in flight at once each count all work between their own start and end. replay.py says how much of their
-time is exposed.
+Two collectives in flight at once each count all work between their own start and end. The simulated schedule
+(simulate/program.py) says how much of their time is exposed.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,6 @@ from pathlib import Path
 from benchmarks.cases.case import Case
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import save_text
-from benchmarks.explain.trace import trace
 from benchmarks.search import scaled
 from benchmarks.search.candidates import Doublings, SearchSpace
 from benchmarks.search.compiled import compile_best, option_trials
@@ -23,6 +22,7 @@ from benchmarks.search.ranking import Candidate, ranked
 from benchmarks.search.report import Result, document, report
 from benchmarks.search.request import prepared
 from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.queues import trace
 from benchmarks.simulate.step import Step
 
 PROGRESS_SECONDS = 5.0

@@ -21,7 +21,6 @@ from benchmarks.explain.advice import Advice
 from benchmarks.explain.explanations import advice_on, cost_of
 from benchmarks.explain.overlap import OVERLAP_KINDS
 from benchmarks.explain.rewrites import rewrites
-from benchmarks.explain.trace import trace
 from benchmarks.explain.trials import trial_lines, trials
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.program.compiled import read_program
@@ -30,6 +29,7 @@ from benchmarks.run.progress import Alive
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB, progress
 from benchmarks.search.compiling import compile_entry
+from benchmarks.simulate.queues import trace
 from strategies.mesh import all_axes
 
 Size = Callable[[float | None], str]

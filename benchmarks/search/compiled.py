@@ -1,4 +1,9 @@
-"""Candidates as compiled: exposed communication of the compiler's schedule instead of what predictions assume."""
+"""Candidates as compiled: exposed communication of the compiler's schedule instead of what predictions assume.
+
+The compiled program's events run on the same queues as those of the formulas (`simulate.program.replay`), at the same
+machine's rates. Only their exposed communication replaces that of the prediction. A program tells no dims of matmuls
+and no launches, so its compute would be priced otherwise than that of candidates that were not compiled.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -21,9 +21,6 @@ from benchmarks.program.work import Work
 from benchmarks.simulate.links import Group, bandwidth, mesh_group
 from benchmarks.simulate.queues import COMPUTE, EXPOSED, IDLE, MEMORY, Event, Item, Loop, Queues, Timeline, Wait
 
-LANES = COMPUTE, MEMORY, EXPOSED, IDLE
-"""Parts of a simulated program, which are lanes of its picture."""
-
 
 def replay(program: Program, mesh: Mesh, chip: Chip, bubble: float = 0.0) -> Timeline | None:
     """Simulate a compiled step; None if the program's text is not in schedule order.

@@ -7,11 +7,11 @@ it waits counts as that event's part of the step. Each queue takes its events in
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Parts = Mapping[str, float]
 """Seconds by what they are spent on."""
-COMPUTE, MEMORY, EXPOSED, IDLE = "compute", "memory", "exposed", "idle"
+COMPUTE, MEMORY, EXPOSED, IDLE = DEVICE_LANES = "compute", "memory", "exposed", "idle"
 """Lanes of the device's own queue: bound by compute, bound by memory, waiting for a collective, waiting for a stage."""
 
 
@@ -205,3 +205,44 @@ def _unrolled(spans: Iterable[Span | Repeated], later_seconds: float) -> Iterato
         else:
             for times in range(1, span.times + 1):
                 yield from _unrolled(span.spans, later_seconds + times * span.period_seconds)
+
+
+def trace(
+    kind: Literal["replay", "prediction"], case: str, where: str, processes: Mapping[str, Sequence[Span]]
+) -> dict[str, Any]:
+    """The trace of a simulated step as JSON values: a process for each device or stage, a thread for each lane.
+
+    The format is Chrome's (Google 2016, "Trace Event Format"), which ui.perfetto.dev shows. Times are in microseconds.
+
+    Args:
+        kind: what kind of step it is.
+        case: id of the case.
+        where: the devices.
+        processes: name of each process -> its spans.
+    """
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {"kind": kind, "case": case, "devices": where},
+        "traceEvents": [
+            event for pid, (name, spans) in enumerate(processes.items()) for event in _events(pid, name, spans)
+        ],
+    }
+
+
+def _events(pid: int, process: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    """The events of a process."""
+    lanes = [*DEVICE_LANES, *sorted({span.lane for span in spans} - {*DEVICE_LANES})]
+    names = [("process_name", 0, {"name": process}), ("process_sort_index", 0, {"sort_index": pid})]
+    for index, lane in enumerate(lanes):
+        names += [("thread_name", index, {"name": lane}), ("thread_sort_index", index, {"sort_index": index})]
+    yield from ({"ph": "M", "pid": pid, "tid": index, "name": name, "args": args} for name, index, args in names)
+    for span in spans:
+        yield {
+            "ph": "X",
+            "pid": pid,
+            "tid": lanes.index(span.lane),
+            "name": span.name,
+            "cat": span.lane,
+            "ts": 1e6 * span.begin_seconds,
+            "dur": 1e6 * span.seconds,
+        }

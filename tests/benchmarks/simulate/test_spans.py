@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.explain.trace import trace
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.queues import IDLE
+from benchmarks.simulate.queues import IDLE, trace
 from benchmarks.simulate.stages import pass_name
 from benchmarks.simulate.step import LANES, PASSES, Step, predict_seconds
 from strategies.config import GPTConfig, TrainConfig
