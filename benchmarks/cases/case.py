@@ -116,8 +116,8 @@ class Case:
 
     def _with_strategy(self, strategy: str) -> "Case":
         """The same work by another strategy, with the options that it has."""
-        has = options_of(strategy)
-        return replace(self, strategy=strategy, options=tuple(each for each in self.options if each[0] in has))
+        options = tuple((name, value) for name, value in self.options if name in options_of(strategy))
+        return replace(self, strategy=strategy, options=options)
 
 
 @dataclass(frozen=True)

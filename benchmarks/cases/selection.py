@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, get_type_hints
@@ -20,7 +21,7 @@ from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
 from strategies.names import unknown
 
-OPTIONS = tuple(dict.fromkeys([*COMMON_OPTIONS, *(name for each in STRATEGIES.values() for name in each.options)]))
+OPTIONS = tuple(dict.fromkeys(itertools.chain(COMMON_OPTIONS, *(one.options for one in STRATEGIES.values()))))
 """Fields of `TrainConfig` that can be varied, for the strategies that have them."""
 
 T = TypeVar("T")
@@ -132,8 +133,8 @@ def values_of(given: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[Any, .
         if name not in OPTIONS:
             raise ValueError(f"--option: {name!r} is no option of a strategy; there are {', '.join(OPTIONS)}")
         if "=" in text:
-            each = " ".join(f"--option {part}" for part in f"{name}={text}".split(","))
-            raise ValueError(f"--option {name}={text}: commas separate values of one option; give {each}")
+            split = " ".join(f"--option {part}" for part in f"{name}={text}".split(","))
+            raise ValueError(f"--option {name}={text}: commas separate values of one option; give {split}")
         read = PARSERS.get(get_type_hints(TrainConfig)[name], str)
         try:
             values = commas(read)(text)
@@ -158,7 +159,7 @@ def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Ite
         if not unused:
             return
     for name in unused:
-        having = ", ".join(each.name for each in STRATEGIES.values() if name in each.options)
+        having = ", ".join(strategy.name for strategy in STRATEGIES.values() if name in strategy.options)
         raise ValueError(f"--option {name} changes none of the selected steps; it is one of {having}")
 
 

@@ -93,9 +93,9 @@ def contents(word: str = "") -> str:
     lines = ["usage: meshmark COMMAND ...   (meshmark COMMAND --help describes its options)", ""]
     lines += ["Parallelism strategies for training GPTs in JAX, measured."]
     for title, commands in SECTIONS.items():
-        listed = [name for name in commands if not word or name in verbs_of(word)]
-        if listed:
-            lines += ["", f"{title}:", *(f"  {name:{width}}  {commands[name].summary}" for name in listed)]
+        names = [name for name in commands if not word or name in verbs_of(word)]
+        if names:
+            lines += ["", f"{title}:", *(f"  {name:{width}}  {commands[name].summary}" for name in names)]
     return "\n".join(lines)
 
 

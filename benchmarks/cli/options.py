@@ -198,5 +198,5 @@ def add_options(parser: "pytest.Parser") -> None:
     for declared in MEASURE:
         group = parser.getgroup(f"meshmark-{declared.title}", f"meshmark: {declared.title}")
         if not getattr(group, "options", None):  # otherwise the conftest.py of a checkout has declared them
-            for each in declared.options:
-                each.declare(group.addoption)
+            for option in declared.options:
+                option.declare(group.addoption)

@@ -191,16 +191,16 @@ def safe_name(text: str) -> str:
     return encoded.decode("utf-8", "ignore") or "_"
 
 
-def apart(names: Iterable[str]) -> list[str]:
+def deduplicated(names: Iterable[str]) -> list[str]:
     """Make names unique by appending a number to repeated ones.
 
-    >>> apart(["a", "b", "a"])
+    >>> deduplicated(["a", "b", "a"])
     ['a', 'b', 'a-2']
     """
     found: list[str] = []
     for name in names:
         numbered = (f"{name}-{number}" for number in itertools.count(2))
-        found.append(next(each for each in itertools.chain([name], numbered) if each not in found))
+        found.append(next(free for free in itertools.chain([name], numbered) if free not in found))
     return found
 
 

@@ -88,7 +88,7 @@ class Group:
 
     def __getitem__(self, name: str) -> Option:
         """The option of this name."""
-        return next(each for each in self.options if each.name == name)
+        return next(option for option in self.options if option.name == name)
 
 
 class Command:
@@ -109,17 +109,17 @@ class Command:
 
     def all_options(self) -> list[Option]:
         """Its options, with those of its groups."""
-        groups = (each.options if isinstance(each, Group) else (each,) for each in self.options)
-        return [each for group in groups for each in group]
+        groups = (part.options if isinstance(part, Group) else (part,) for part in self.options)
+        return [option for group in groups for option in group]
 
     def parser(self, name: str) -> Parser:
         """Return its parser; `name` is that of the command in messages."""
         form = argparse.RawDescriptionHelpFormatter
         parser = Parser(name, description=sentence(self.summary), epilog=self.epilog, formatter_class=form)
-        for each in self.options:
-            group = parser.add_argument_group(each.title) if isinstance(each, Group) else parser
-            for one in each.options if isinstance(each, Group) else [each]:
-                one.declare(group.add_argument)
+        for part in self.options:
+            group = parser.add_argument_group(part.title) if isinstance(part, Group) else parser
+            for option in part.options if isinstance(part, Group) else [part]:
+                option.declare(group.add_argument)
         parser.set_defaults(**self.defaults)
         return parser
 
@@ -137,8 +137,8 @@ class PassOn(argparse.Action):
 
 def passed_on(groups: Iterable[Group]) -> Iterable[Option]:
     """The options of groups for a command that passes them on to others, which read them."""
-    for each in (each for group in groups for each in group.options):
-        yield Option(each.name, None, value="..." if each.read else "", many="pass")
+    for option in (option for group in groups for option in group.options):
+        yield Option(option.name, None, value="..." if option.read else "", many="pass")
 
 
 def one_of(noun: str, names: Collection[str]) -> Callable[[str], str]:

@@ -35,11 +35,11 @@ def page() -> str:
 
 def table(options: Iterable[Option]) -> Iterator[str]:
     """A row for each argument and option; nothing if there is none."""
-    shown = [each for each in options if each.help != argparse.SUPPRESS]
+    shown = [option for option in options if option.help != argparse.SUPPRESS]
     if shown:
         yield from ("| option | meaning |", "|---|---|")
-    for each in shown:
-        yield "| `{}` | {} |".format(*(text.replace("|", r"\|") for text in (spelled(each), meaning(each))))
+    for option in shown:
+        yield "| `{}` | {} |".format(*(text.replace("|", r"\|") for text in (spelled(option), meaning(option))))
 
 
 def spelled(option: Option) -> str:

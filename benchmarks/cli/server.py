@@ -70,7 +70,7 @@ class Server:
         self._command, self._folder = [python, "-m", SERVER, *options], folder
         self._environment, self._patience_seconds, self._quiet = environment or {}, patience_seconds, quiet
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = 0
+        self._requests = 0
         self.deaths: list[str] = []
 
     def __enter__(self) -> Self:
@@ -102,9 +102,9 @@ class Server:
         """Send a request without waiting for the answer, so that several processes can work at the same time."""
         if not self._process:
             self._start()
-        self._asked += 1
+        self._requests += 1
         with suppress(OSError):  # the process died; `hear` reports it
-            self._connection.send((self._asked, do, arguments))
+            self._connection.send((self._requests, do, arguments))
 
     def hear(self, begin: Callable[[], None] = lambda: None) -> Any:
         """Wait for the answer to the last request and return it. Answers that nobody waited for are skipped.
@@ -114,7 +114,7 @@ class Server:
                 or there was no answer in time ("hung").
         """
         number, answer, failure = 0, None, None
-        while number != self._asked:
+        while number != self._requests:
             try:
                 if not self._connection.poll(self._patience_seconds):
                     problem = f"no answer in {self._patience_seconds or 0:g} s"

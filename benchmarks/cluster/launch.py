@@ -64,7 +64,7 @@ def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int
         gpus: GPUs that may be used; empty for virtual CPU devices.
         cores: cores that the processes share equally; empty to leave that to the system.
     """
-    each = len(cores) // options.processes
+    cores_each = len(cores) // options.processes
     coordinator = f"127.0.0.1:{free_port()}"
     running: list[subprocess.Popen[str]] = []
     stop_signals = signal.SIGINT, signal.SIGTERM
@@ -84,8 +84,8 @@ def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int
             # In a process group of its own, so that its children are signalled with it.
             process = subprocess.Popen(command, env=env, stdout=output, stderr=errors, text=True, process_group=0)
             running.append(process)
-            if each:  # at once: threads and processes that it starts inherit the cores
-                os.sched_setaffinity(process.pid, cores[index * each : (index + 1) * each])
+            if cores_each:  # at once: threads and processes that it starts inherit the cores
+                os.sched_setaffinity(process.pid, cores[index * cores_each : (index + 1) * cores_each])
         for index, process in enumerate(running):
             if process.stderr:
                 threading.Thread(target=forward_stderr, args=(process.stderr, index), daemon=True).start()
@@ -157,7 +157,7 @@ def wait(running: Sequence[subprocess.Popen[str]]) -> int:
     bad, deadline = 0, math.inf
     while any(process.poll() is None for process in running):
         bad = bad or next(
-            (each for each in map(subprocess.Popen.poll, running) if each not in (None, *NORMAL_EXITS)), 0
+            (status for status in map(subprocess.Popen.poll, running) if status not in (None, *NORMAL_EXITS)), 0
         )
         if bad and deadline == math.inf:
             deadline = time.monotonic() + GRACE_SECONDS

@@ -36,7 +36,7 @@ def tpu_hinted(bus: Path = PCI, files: Path = Path("/dev")) -> bool:
     ours = {*NO_TPU_HOST, *SET_BY_JAX}
     if FORCED in os.environ or any(name.startswith("TPU_") and name not in ours for name in os.environ):
         return True
-    if any(each.is_file() and each.read_text().strip() == GOOGLE for each in bus.glob("*/vendor")):
+    if any(file.is_file() and file.read_text().strip() == GOOGLE for file in bus.glob("*/vendor")):
         return True
     return any(True for pattern in DEVICE_FILES for _ in files.glob(pattern))
 

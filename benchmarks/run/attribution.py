@@ -189,7 +189,7 @@ def made_dependent(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> 
         other_shapes: shapes with shardings of `others`, a tree of the same structure.
         others: the arrays to depend on.
     """
-    specs, other_specs = (jax.tree.map(lambda shape: shape.sharding.spec, each) for each in (shapes, other_shapes))
+    specs, other_specs = (jax.tree.map(lambda shape: shape.sharding.spec, tree) for tree in (shapes, other_shapes))
     mesh = jax.tree.leaves(shapes)[0].sharding.mesh
 
     def touch(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -5,14 +5,12 @@
 `python -m benchmarks.run` is this as a program, and `pytest benchmarks` is pytest around that program.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import CaseFailure
 from benchmarks.cases.row import Row
 from benchmarks.cluster import processes
 from benchmarks.explain.memory import states_budget_bytes
@@ -21,7 +19,7 @@ from benchmarks.run.journal import Journal
 from benchmarks.run.ledger import Ledger, RunSettings
 from benchmarks.run.machine import matmul_flops_per_second
 from benchmarks.run.prepare import Entry, Preparation
-from benchmarks.run.single_device import ask, has_single_device_server, server
+from benchmarks.run.single_device import has_single_device_server, matmul_rate, server
 from benchmarks.run.timing_group import TimingGroup
 
 
@@ -98,7 +96,7 @@ class Engine:
         if name in self.rows or name in ledger.entries:
             return
         ledger.entries[name] = Entry.begin(case, compile_only=self.settings.compile_only)
-        with ledger.failures_end([case]):
+        with ledger.record_failures([case]):
             self._compile_single_ahead(case.single)
             if case != case.single and not self.settings.compile_only:
                 self._reference(case.single)  # first, so that a failure of the reference is not attributed to this case
@@ -117,7 +115,7 @@ class Engine:
         entries = [self.ledger.entries[str(case)] for case in cases if str(case) not in self.rows]
         if not entries:
             return
-        with self.ledger.failures_end([entry.case for entry in entries]):
+        with self.ledger.record_failures([entry.case for entry in entries]):
             for timing_group in self._timing_groups(entries):
                 self._time_group(timing_group)
 
@@ -162,27 +160,15 @@ class Engine:
         first = entries[0].case
         self.ledger.begin(first)
         rate, reference = self._matmul_rate(first.dtype), self._reference(first.single)
-        TimingGroup(self.settings, self.clock, self.ledger, self._preparation, entries, reference, rate, self.say).run()
+        TimingGroup(self.ledger, self._preparation, entries, reference, rate, self.say).run()
 
     def _matmul_rate(self, dtype: str) -> float | None:
         """FLOPs per second of a matmul on its own, measured once per run and dtype; None if that failed."""
         if dtype not in self.matmul_rates:
-            if processes.broadcast_first(has_single_device_server):  # only the first process measures
-                self.matmul_rates[dtype] = processes.broadcast_first(partial(_single_device_matmul_rate, dtype))
-            else:
-                self.matmul_rates[dtype] = matmul_flops_per_second(dtype)
+            remote = processes.broadcast_first(has_single_device_server)  # then only the first process measures
+            rate = partial(matmul_rate if remote else matmul_flops_per_second, dtype)
+            self.matmul_rates[dtype] = processes.broadcast_first(rate) if remote else rate()
         return self.matmul_rates[dtype]
-
-
-def _single_device_matmul_rate(dtype: str) -> float | None:
-    """FLOPs per second of a matmul in the single-device server; None, with a warning, if that process died."""
-    if not has_single_device_server():
-        return None
-    try:
-        return ask("matmul", dtype=dtype)
-    except CaseFailure as error:
-        warnings.warn(f"no matmul throughput: {error}; rows have no model_flops_utilization", stacklevel=2)
-        return None
 
 
 def state_bytes(entry: Entry) -> int:

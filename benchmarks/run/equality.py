@@ -89,5 +89,5 @@ def rounding_bound(case: Case) -> float:
     """
     config = case.config
     longest = max(case.batch_size * config.sequence, config.mlp_dim, config.vocab) if case.dtype == "float32" else 1
-    sums = 2 * (4 * config.layers + 2)
-    return math.sqrt(longest * sums) * ROUNDOFF[case.dtype]
+    sums_in_sequence = 2 * (4 * config.layers + 2)
+    return math.sqrt(longest * sums_in_sequence) * ROUNDOFF[case.dtype]

@@ -91,7 +91,7 @@ class Ledger:
         self.end(case, status=status_of(error), reason=reason_of(error, self._reason_file(case)))
 
     @contextmanager
-    def failures_end(self, cases: Iterable[Case]) -> Iterator[None]:
+    def record_failures(self, cases: Iterable[Case]) -> Iterator[None]:
         """Errors in the body end these cases instead of the run. Ctrl-C and a full disk still end the run."""
         try:
             yield

@@ -65,7 +65,7 @@ def live_bytes(**holders: Any) -> dict[str, int]:
 def buffers_of(arrays: Iterable[jax.Array]) -> Buffers:
     """The buffers of this process's parts of arrays. Arrays that were donated have none."""
     shards = [shard for array in arrays if not array.is_deleted() for shard in array.addressable_shards]
-    return {(each.device.id, each.data.unsafe_buffer_pointer()): each.data.nbytes for each in shards}
+    return {(shard.device.id, shard.data.unsafe_buffer_pointer()): shard.data.nbytes for shard in shards}
 
 
 def fullest(buffers: Buffers) -> int:

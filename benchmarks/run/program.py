@@ -25,7 +25,6 @@ import jax
 
 from benchmarks.cases.case import Case, Selection
 from benchmarks.cases.columns import SCHEMA_VERSION
-from benchmarks.cases.row import Row
 from benchmarks.cases.selection import selected
 from benchmarks.cli.options import EXTRA_SECONDS, MEASURE, ROUNDS
 from benchmarks.cli.outputs import require_folder
@@ -157,14 +156,11 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervis
     journal, lines = engine.ledger.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
     tell, engine.say, status, why = journal.tell, lines.say, 0, ""
 
-    def told(entry: Mapping[str, Any]) -> None:
+    def tell_and_print(entry: Mapping[str, Any]) -> None:
         tell(entry)
-        if "began" in entry:
-            lines.begin(entry["began"])
-        elif "row" in entry:
-            lines.end(Row(**entry["row"]))
+        lines.hear(entry)
 
-    journal.tell = told
+    journal.tell = tell_and_print
     try:
         with lines.alive:
             engine.run(cases)
@@ -179,7 +175,6 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervis
         status, why = UNWRITTEN, f"{error}; its rows are not lost: make room, and continue with --resume"
     if supervised:
         signal.signal(STOP, signal.SIG_IGN)  # it is ending
-    journal.tell = tell
     processes.end(in_order=status == 0)
     interrupted = [{"row": asdict(row)} for row in engine.ledger.close()]
     report = report_path(journal.path) if journal.path else None
@@ -189,8 +184,8 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervis
     tell({"machine": machine_facts(engine.matmul_rates, selection.topology)})
     tell({"ended": status, "why": why, "interrupted": interrupted})
     forget_effects()
-    ends = {row.extra_info["status"] for row in engine.rows.values()}
-    return status if supervised or status else int(not ends <= {"ok", "infeasible"} or ends == {"infeasible"})
+    statuses = {row.extra_info["status"] for row in engine.rows.values()}
+    return status if supervised or status else int(not statuses <= {"ok", "infeasible"} or statuses == {"infeasible"})
 
 
 def forget_effects() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from benchmarks.cases.row import Row
 from benchmarks.cli.tables import PLAIN_WIDTH, minutes
@@ -97,16 +98,14 @@ class Progress:
         self.start_seconds = time.perf_counter()
         self.alive = Alive(self.doing)
 
-    def begin(self, case: str) -> None:
-        """A case begins or makes progress."""
-        self.running = case
-        self.prepared.add(case)
-
-    def end(self, row: Row) -> None:
-        """A case has ended; its row is among the rows."""
-        if len(self.rows) > self.ended:  # not the same row again, with its attribution
+    def hear(self, entry: Mapping[str, Any]) -> None:
+        """A line of the journal: a case begins or makes progress, or it has ended and its row is among the rows."""
+        if "began" in entry:
+            self.running = entry["began"]
+            self.prepared.add(self.running)
+        elif "row" in entry and len(self.rows) > self.ended:  # not the same row again, with its attribution
             self.ended = len(self.rows)
-            self.say(outcome(row))
+            self.say(outcome(Row(**entry["row"])))
 
     def doing(self) -> str:
         """What is running, for a line that says so every few seconds."""

@@ -116,8 +116,8 @@ def hide_timing_table(config: pytest.Config) -> None:
     Its warning about a run without benchmarks is hidden as well: pytest's own message and exit code already say so.
     """
     option = config.option
-    asked = option.benchmark_columns or option.benchmark_compare or option.benchmark_histogram
-    option.benchmark_quiet = not (asked or option.benchmark_verbose)
+    shown = option.benchmark_columns or option.benchmark_compare or option.benchmark_histogram
+    option.benchmark_quiet = not (shown or option.benchmark_verbose)
     warnings.filterwarnings("ignore", "Not saving anything, no benchmarks have been run")
 
 

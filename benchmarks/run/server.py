@@ -94,10 +94,10 @@ class TimingServer:
         step, program = self._compiled(case)
         corpus_N = map_file(corpus) if isinstance(corpus, Path) else self.corpus_N if corpus is None else corpus
         training = begin_training(step, program, partial(self._initial_states.begin, case, step), corpus_N)
-        begun = first_steps(training)
+        trajectory = first_steps(training)
         number = max(self.trainings, default=0) + 1
         self.trainings[number] = training
-        return {"training": number, **asdict(begun)}
+        return {"training": number, **asdict(trajectory)}
 
     def size(self, training: int) -> Answer:
         """Number of steps in a block."""

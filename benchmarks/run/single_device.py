@@ -9,6 +9,7 @@ for losses and gradients. The other one compiles at the same time.
 """
 
 import atexit
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import jax
 
 from benchmarks.cases import case as cases
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import ProcessDied
+from benchmarks.cases.failures import CaseFailure, ProcessDied
 from benchmarks.cli.server import Server, ServerFailure
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import FailedElsewhere
@@ -66,6 +67,17 @@ def train(case: Case, corpus_N: Corpus) -> "RemoteTraining":
     """Compile a case in the single-device server, train its first steps, and return the training run."""
     answer = ask("prepare", case=case, corpus=corpus_source(corpus_N))
     return RemoteTraining(answer.pop("training"), Trajectory(**answer), len(server.deaths))
+
+
+def matmul_rate(dtype: str) -> float | None:
+    """FLOPs per second of a matmul in the single-device server; None, with a warning, if that process died."""
+    if not has_single_device_server():
+        return None
+    try:
+        return ask("matmul", dtype=dtype)
+    except CaseFailure as error:
+        warnings.warn(f"no matmul throughput: {error}; rows have no model_flops_utilization", stacklevel=2)
+        return None
 
 
 @dataclass

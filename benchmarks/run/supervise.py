@@ -224,7 +224,7 @@ class Supervisor:
             self._refusal = entry["refused"]
         elif "ended" in entry:
             self._last = entry
-            self.interrupted = [Row(**each["row"]) for each in entry["interrupted"]]
+            self.interrupted = [Row(**line["row"]) for line in entry["interrupted"]]
         elif "cases" in entry:
             self.cases, self.first = entry["cases"], entry["first"]
             if self._selected is not None:

@@ -13,8 +13,7 @@ from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes
 from benchmarks.run.attribution import Attribution, attribute
-from benchmarks.run.compilation import Clock
-from benchmarks.run.ledger import Ledger, RunSettings
+from benchmarks.run.ledger import Ledger
 from benchmarks.run.measure import WIDE, BlockTimes, Interval, Training, steps_per_block, time_interleaved, trace
 from benchmarks.run.prepare import Entry, Preparation
 from benchmarks.run.single_device import RemoteTraining, has_single_device_server, train
@@ -30,10 +29,8 @@ class TimingGroup:
     shows the noise.
 
     Attributes:
-        settings: of the run.
-        clock: of the run.
-        ledger: the state of the cases.
-        preparation: starts training runs.
+        ledger: the state of the cases, and the settings of the run.
+        preparation: starts training runs, and has the clock of the run.
         entries: the prepared cases.
         reference: `single` on the same work, or why there is none.
         matmul_rate: FLOPs per second of a matmul on its own, if known.
@@ -42,8 +39,6 @@ class TimingGroup:
         times: their block times.
     """
 
-    settings: RunSettings
-    clock: Clock
     ledger: Ledger
     preparation: Preparation
     entries: Sequence[Entry]
@@ -68,7 +63,7 @@ class TimingGroup:
                     self._drop(entry, error)
         self.say(f"timing {len(self.entries)} comparable steps, interleaved")
         try:
-            with self.clock.phase("timed"):
+            with self.preparation.clock.phase("timed"):
                 self._time(lambda name: self.ledger.begin(participants[name].case))
         except BaseException:
             # Finish the cases with enough blocks even after Ctrl-C, unless other processes would have to agree.
@@ -89,8 +84,8 @@ class TimingGroup:
 
         A case that leaves does not come back, so blocks with the same index stay of the same round.
         """
-        end = time.monotonic() + self.settings.extra_seconds
-        time_interleaved(self.trainings, self.times, self.settings.rounds, begin)
+        end = time.monotonic() + self.ledger.settings.extra_seconds
+        time_interleaved(self.trainings, self.times, self.ledger.settings.rounds, begin)
         while wide := processes.broadcast_first(lambda: self._wide() if time.monotonic() < end else []):
             time_interleaved({name: self.trainings[name] for name in wide}, self.times, 1, begin)
 
@@ -114,7 +109,7 @@ class TimingGroup:
         """
         if entry.case != entry.case.single or not has_single_device_server():
             return self.preparation.start(entry)
-        training = train(entry.case, self.settings.corpus_N)
+        training = train(entry.case, self.ledger.settings.corpus_N)
         self.preparation.require_equal(training.first_steps, entry.case)
         return training
 
@@ -161,15 +156,15 @@ class TimingGroup:
         A failure is only a warning, because the row is complete without.
         """
         case = str(entry.case)
-        if self.settings.trace:
+        if self.ledger.settings.trace:
             try:
-                self._trace(entry, training, self.settings.trace / case)
+                self._trace(entry, training, self.ledger.settings.trace / case)
             except Exception as error:
                 warnings.warn(f"{case}: no trace was written: {reason_of(error)}", stacklevel=2)
-        if self.settings.attribution:
+        if self.ledger.settings.attribution:
             self.say(f"{case}: timing variants of the step")
             try:
-                with self.clock.phase("attribution"):
+                with self.preparation.clock.phase("attribution"):
                     parts = self._attribute(entry, training)
                 self.ledger.end(entry.case, attribution=parts)
             except Exception as error:
@@ -189,7 +184,7 @@ class TimingGroup:
 
         In a multi-process run with a single-device process, only the first process gets the result for `single`.
         """
-        seconds, rounds = entry.record.step_seconds_median, self.settings.rounds
+        seconds, rounds = entry.record.step_seconds_median, self.ledger.settings.rounds
         begin = partial(self.ledger.begin, entry.case)
         assert entry.step
         assert seconds

@@ -94,7 +94,7 @@ class Text:
         """The tokens of a text. Characters that the corpus does not have are left out."""
         if self.kind == "bytes":
             return list(text.encode())
-        return [self.characters.index(each) for each in text if each in self.characters]
+        return [self.characters.index(letter) for letter in text if letter in self.characters]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens. Bytes that are not UTF-8 become replacement characters."""

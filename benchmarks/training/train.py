@@ -147,4 +147,4 @@ def sample(plan: Plan, count: int, temperature: float) -> str:
     how = temperature, plan.seed, plan.text.vocab
     tokens = sampled(plan.case.config, single.train, state.params, prompt, count, *how)
     text = plan.text.decode(tokens)
-    return "".join(each if each.isprintable() or each in "\n\t" else UNPRINTABLE for each in text)
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else UNPRINTABLE for letter in text)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.cli.outputs import apart, safe_name
+from benchmarks.cli.outputs import deduplicated, safe_name
 from results.figures import windows
 from results.figures.canvas import Look, look_of
 from results.figures.curves import is_counted, left_out, widest_batch, workloads
@@ -39,15 +39,14 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
         raise RecordError(f"nothing to draw, no row counts ({why}); each row's `reason` says more")
     look = look_of(rows["strategy"].unique())
     drawable = {label: part for label, part in workloads(rows) if is_counted(part).any()}
-    folders = [out / name for name in apart(map(safe_name, drawable))] if len(drawable) > 1 else [out]
+    folders = [out / name for name in deduplicated(map(safe_name, drawable))] if len(drawable) > 1 else [out]
     paths = []
     with themed():
         for folder, part in zip(folders, drawable.values(), strict=True):
             paths += plot_workload(part, look, folder, batch or widest_batch(part))
         found = dict(windows.sweeps(rows))
-        names = (
-            [f"{windows.NAME}-{label}" for label in apart(map(safe_name, found))] if len(found) > 1 else [windows.NAME]
-        )
+        labels = deduplicated(map(safe_name, found))
+        names = [f"{windows.NAME}-{label}" for label in labels] if len(found) > 1 else [windows.NAME]
         for name, part in zip(names, found.values(), strict=False):
             at_batch = part[part["global_batch_sequences"] == (batch or widest_batch(part))]
             paths += draw_all(windows.time_and_memory_vs_window(at_batch, look), out / name)

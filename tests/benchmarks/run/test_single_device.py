@@ -185,7 +185,7 @@ def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(engine: Engine, monkey
         kill()
         return ask(do, **arguments)
 
-    monkeypatch.setattr("benchmarks.run.engine.ask", die)
+    monkeypatch.setattr("benchmarks.run.single_device.ask", die)
     with pytest.warns(UserWarning, match="no matmul throughput: the single-device process was ended by SIGABRT"):
         engine.run([SINGLE, DATA])
     assert statuses(engine) == ["ok", "ok"]

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.cli.values import MIN_ROUNDS
-from benchmarks.run.compilation import Clock
 from benchmarks.run.measure import BlockTimes
 from benchmarks.run.prepare import Entry
 from benchmarks.run.timing_group import CANARY, TimingGroup
@@ -34,8 +33,8 @@ class Planned:
 def timed(extra_seconds: float) -> dict[str, int]:
     """Blocks of each step of a group in which one step is noisy."""
     entry = Entry.begin(SINGLE)
-    plan, absent = replace(PLAN, extra_seconds=extra_seconds), cast(Any, SimpleNamespace())
-    group = TimingGroup(plan, Clock(), absent, absent, [entry], entry, None, print)
+    ledger = cast(Any, SimpleNamespace(settings=replace(PLAN, extra_seconds=extra_seconds)))
+    group = TimingGroup(ledger, cast(Any, None), [entry], entry, None, print)
     group.trainings = cast(
         Any, {str(SINGLE): Planned(1.0), QUIET: Planned(2.0), NOISY: Planned(1.0, 2.0), CANARY: Planned(1.0)}
     )
