@@ -15,9 +15,16 @@ from tests.strategies.quick import ahead_of_time, programs
 
 
 @pytest.fixture(scope="module")
-def _short_blocks() -> Iterator[None]:
+def _compiled_fast() -> Iterator[None]:
+    """Compile fast, for files in which nothing depends on XLA's fusions."""
+    with ahead_of_time():
+        yield
+
+
+@pytest.fixture(scope="module")
+def _short_blocks(_compiled_fast: None) -> Iterator[None]:
     """Shorten timed blocks and compile fast, for files in which nothing depends on how long a step takes."""
-    with ahead_of_time(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
         yield
 
