@@ -45,7 +45,7 @@ from benchmarks.run.machine import (
     machine_facts,
     use_virtual_devices,
 )
-from benchmarks.run.progress import Progress, print_summary
+from benchmarks.run.progress import Progress, print_summary, say_regularly
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -162,7 +162,7 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervis
 
     journal.tell = tell_and_print
     try:
-        with lines.alive:
+        with say_regularly(lines.doing):
             engine.run(cases)
     except KeyboardInterrupt:
         status = INTERRUPTED

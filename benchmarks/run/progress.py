@@ -5,9 +5,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmarks.cases.row import Row
@@ -26,60 +26,41 @@ SILENT_SECONDS = 15.0
 """Longest time without a line."""
 
 
-class Alive:
-    """A context in which a line is written every few seconds: what is done, for how long, and what is left.
+@contextmanager
+def say_regularly(doing: Callable[[], str], every_seconds: float = SILENT_SECONDS) -> Iterator[None]:
+    """While the body runs, write a line to standard error every few seconds: what is done, for how long, what is left.
 
-    The lines go to the standard error of the process as it is when this object is made, even if it is captured later.
+    Args:
+        doing: what is done and what is left; "" for no line.
+        every_seconds: time between two lines.
     """
+    try:
+        descriptor = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # also while it is captured
+    except OSError:  # closed: nobody reads it
+        yield
+        return
+    ended = threading.Event()
 
-    def __init__(self, doing: Callable[[], str], every_seconds: float = SILENT_SECONDS) -> None:
-        """Say what `doing` returns, with the time since it was first seen to; nothing where it returns ""."""
-        self.doing, self.every_seconds = doing, every_seconds
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._error: int | None = None
-        try:
-            self._error = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
-        except OSError:  # closed: there is nobody to tell
-            return
+    def say() -> None:
+        before, begin = doing(), time.monotonic()
+        with suppress(OSError):  # the reader has gone, which the work itself reports
+            while not ended.wait(every_seconds):
+                text = doing()
+                if text != before:  # it began some time after the line before
+                    begin = time.monotonic()
+                duration = f", {minutes(time.monotonic() - begin)} so far" if text == before else ""
+                if text:
+                    os.write(descriptor, f"{text}{duration}\n".encode())
+                before = text
 
-    def __enter__(self) -> "Alive":
-        """Start to say it."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop saying it."""
-        self.close()
-
-    def close(self) -> None:
-        """Stop saying it. It may be called several times, and where nothing was started."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        if self._error is not None:
-            os.close(self._error)
-            self._error = None
-
-    def _run(self) -> None:
-        before, begin = self.doing(), time.monotonic()
-        while not self._ended.wait(self.every_seconds):
-            text = self.doing()
-            if text == before and text:
-                self._write(f"{text}, {minutes(time.monotonic() - begin)} so far\n")
-            elif text:
-                self._write(f"{text}\n")  # it began some time after the line before
-                begin = time.monotonic()
-            before = text
-
-    def _write(self, line: str) -> None:
-        if self._error is not None:
-            try:
-                os.write(self._error, line.encode())
-            except OSError:  # the reader has gone, which the work itself reports
-                self._ended.set()
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        os.close(descriptor)
 
 
 class Progress:
@@ -96,7 +77,6 @@ class Progress:
         self.settings, self.clock, self.rows, self.total = settings, clock, rows, total
         self.ended, self.prepared, self.running = len(rows), set[str](), ""
         self.start_seconds = time.perf_counter()
-        self.alive = Alive(self.doing)
 
     def hear(self, entry: Mapping[str, Any]) -> None:
         """A line of the journal: a case begins or makes progress, or it has ended and its row is among the rows."""

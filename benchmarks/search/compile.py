@@ -25,7 +25,7 @@ from benchmarks.explain.trials import trial_lines, trials
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.program.compiled import read_program
 from benchmarks.run.prepare import Entry
-from benchmarks.run.progress import Alive
+from benchmarks.run.progress import say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB, progress
 from benchmarks.search.compiling import compile_entry
@@ -136,7 +136,7 @@ def main(option: argparse.Namespace) -> int:
             require_replay(cases, "--trace" if option.trace else "--trials")
     statuses = []
     for number, case in enumerate(cases, start=1):
-        with Alive(partial(progress, number, len(cases), f"compiling {case}", None)):
+        with say_regularly(partial(progress, number, len(cases), f"compiling {case}", None)):
             entry = compile_entry(case)
         record = entry.record
         lines = [part for line in case_report(record.as_row()) for part in wrapped(line)]
@@ -178,7 +178,7 @@ def _trial_lines(entry: Entry, given: Sequence[str]) -> list[str]:
 
     def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
         for number, case in enumerate(cases, start=1):
-            with Alive(partial(progress, number, len(cases), f"trial: compiling {case}", None)):
+            with say_regularly(partial(progress, number, len(cases), f"trial: compiling {case}", None)):
                 record = compile_entry(case).record
             estimate = record.estimate
             seconds = estimate.replay.step_seconds if estimate and estimate.fits and estimate.replay else None

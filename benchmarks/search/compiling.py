@@ -32,7 +32,7 @@ from benchmarks.run.journal import fingerprint
 from benchmarks.run.machine import COMPILER, SETTINGS
 from benchmarks.run.pool import Outcome, run_in_processes
 from benchmarks.run.prepare import Entry, Preparation
-from benchmarks.run.progress import Alive
+from benchmarks.run.progress import say_regularly
 from benchmarks.run.summary import progress
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay
@@ -214,7 +214,7 @@ class Compiler:
             return f"compiling {names}; {len(left)} of {len(cases)} left" if left else ""
 
         work = partial(compile_and_replay, machine=self.machine)
-        with Alive(doing):
+        with say_regularly(doing):
             for outcome in run_in_processes(missing, work, at_once, left_seconds):
                 case, columns = outcome.task, outcome.result
                 found[case] = outcome

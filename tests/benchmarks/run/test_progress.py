@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from benchmarks.run.progress import SILENT_SECONDS, Alive
+from benchmarks.run.progress import SILENT_SECONDS, say_regularly
 
 
 def test_a_line_says_what_is_done_and_for_how_long(capfd: pytest.CaptureFixture[str]) -> None:
     """As long as the work takes, and not after it; nothing is said where there is nothing to say."""
     doing = ["compiling a, 2 left"]
-    with Alive(lambda: doing[0], every_seconds=0.02):
+    with say_regularly(lambda: doing[0], every_seconds=0.02):
         time.sleep(0.2)
         doing[0] = ""
         time.sleep(0.05)
@@ -26,7 +26,7 @@ def test_a_line_says_what_is_done_and_for_how_long(capfd: pytest.CaptureFixture[
 def test_a_duration_is_that_of_what_is_done_now(capfd: pytest.CaptureFixture[str]) -> None:
     """What was begun since the last line has no duration yet, because nobody saw when it began."""
     doing = ["compiling a"]
-    with Alive(lambda: doing[0], every_seconds=1.2):
+    with say_regularly(lambda: doing[0], every_seconds=1.2):
         time.sleep(0.6)
         doing[0] = "compiling b"
         time.sleep(2.4)
