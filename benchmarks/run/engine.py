@@ -50,7 +50,6 @@ class Engine:
     """A run of cases.
 
     Attributes:
-        settings: of the run.
         clock: of the run.
         say: prints a line about progress.
         ledger: the state of the cases.
@@ -64,7 +63,7 @@ class Engine:
         clock: Clock | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.settings, self.clock, self.say = settings, clock or Clock(), say
+        self.clock, self.say = clock or Clock(), say
         self.ledger = Ledger(settings, journal)
         self.matmul_rates: dict[str, float | None] = {}
         self._compiled_ahead: set[Case] = set()
@@ -75,6 +74,11 @@ class Engine:
             checkpoints=settings.checkpoints,
             machine=settings.machine,
         )
+
+    @property
+    def settings(self) -> RunSettings:
+        """Settings of the run."""
+        return self.ledger.settings
 
     @property
     def rows(self) -> dict[str, Row]:
