@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -22,6 +22,7 @@ Compression = Literal["none", "int8", "onebit"]
 Master = Literal["none", "float32"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 AttentionPattern = Literal["strided", "fixed"]
+Router = Literal["softmax", "renormalised", "sigmoid"]
 LOSS_SCALES = 1.0, 2.0**64
 """The smallest and the largest loss scale. Both, and the losses that they scale, are far from the ends of float32."""
 
@@ -55,10 +56,23 @@ class GPTConfig:
         attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
+        experts: of each layer, in place of its MLP (model/experts.py); None for a dense model. The fields below are of
+            models with experts.
+        experts_per_token: experts that the router chooses for a token.
+        expert_mlp: hidden features of an expert; by default those of the MLP.
+        shared_mlp: hidden features of an expert that takes all tokens, beside the others; None for none.
+        router: how it scores experts (model/router.py).
+        routed_scale: factor of the weights of the chosen experts with router="sigmoid".
+        capacity_factor: an expert takes at most this times the tokens that it has when all have equally many, of each
+            group of `expert_group` tokens. Further tokens are dropped. None: no token is dropped.
+        expert_group: tokens of a group, consecutive ones of a sequence; by default a sequence.
+        balance_loss: factor of the load-balancing loss of each layer.
+        router_z_loss: factor of (log Z)^2 of each token in each layer, Z the denominator of the router's softmax.
 
     Raises:
         Infeasible: a field is of another type or out of range, without `head_size` `heads` does not divide `embed`,
-            `key_heads` does not divide `heads`, or the options of attention exclude each other.
+            `key_heads` does not divide `heads`, the options of attention exclude each other, or a field of experts has
+            no meaning.
     """
 
     layers: Layers
@@ -79,6 +93,16 @@ class GPTConfig:
     norm_epsilon: Positive = 1e-5
     rope_theta: Positive = 10_000.0
     rope_factor: Annotated[float, Meta(ge=1)] = 1.0
+    experts: Size | None = None
+    experts_per_token: Size = 2
+    expert_mlp: Size | None = None
+    shared_mlp: Size | None = None
+    router: Router = "renormalised"
+    routed_scale: Positive = 1.0
+    capacity_factor: Positive | None = None
+    expert_group: Size | None = None
+    balance_loss: Amount = 0.0
+    router_z_loss: Amount = 0.0
 
     def __post_init__(self) -> None:
         """Check types, ranges and sizes."""
@@ -88,6 +112,7 @@ class GPTConfig:
         if self.key_heads is not None:
             require_divides("key_heads", self.key_heads, "it", heads=self.heads)
         _require_pattern(self)
+        _require_experts(self)
 
     @property
     def head_dim(self) -> int:
@@ -110,6 +135,19 @@ class GPTConfig:
         return self.mlp or 4 * self.embed
 
     @property
+    def group_tokens(self) -> int:
+        """Tokens of a group, of which an expert takes at most `capacity`."""
+        return self.expert_group or self.sequence
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a group that an expert takes: C = ceil(k T / E x factor), or all T."""
+        if self.experts is None or self.capacity_factor is None:
+            return self.group_tokens
+        balanced = self.experts_per_token * self.group_tokens / self.experts
+        return min(self.group_tokens, math.ceil(balanced * self.capacity_factor))
+
+    @property
     def dim_sizes(self) -> Mapping[str, int]:
         """Sizes of all dims of the model's weights, by name. The vocabulary is without padding."""
         return {
@@ -123,6 +161,10 @@ class GPTConfig:
             "head_features": self.head_features,
             "key_features": self.key_features,
             "mlp": self.mlp_dim,
+            "experts": self.experts or 0,
+            "routes": self.experts or 0,
+            "expert_mlp": self.expert_mlp or self.mlp_dim,
+            "shared_mlp": self.shared_mlp or 0,
         }
 
     def vocab_rows(self, shards: int = 1) -> int:
@@ -269,6 +311,30 @@ def _require_pattern(config: GPTConfig) -> None:
         raise Infeasible(f"{problem}, whose blocks have attention_stride={stride} tokens; leave one of them out")
     elif summary > stride:
         raise Infeasible(f"attention_summary={summary} is more than the attention_stride={stride} tokens of a block")
+
+
+def _require_experts(config: GPTConfig) -> None:
+    """Refuse more experts for a token than there are, groups that do not divide a sequence, and fields without effect.
+
+    Routers that take scores of their own have no scale.
+    """
+    if config.experts is None:
+        plain = {each.name: each.default for each in fields(GPTConfig) if each.name in OF_EXPERTS}
+        if given := [name for name, default in plain.items() if getattr(config, name) != default]:
+            raise Infeasible(f"{given[0]}={getattr(config, given[0])} is for a model with experts; give experts")
+        return
+    if config.experts_per_token > config.experts:
+        raise Infeasible(f"experts_per_token={config.experts_per_token} is more than experts={config.experts}")
+    require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
+    if config.routed_scale != 1 and config.router != "sigmoid":
+        raise Infeasible(f"routed_scale={config.routed_scale} is for router=sigmoid; leave it out")
+
+
+OF_EXPERTS = (
+    *("experts_per_token", "expert_mlp", "shared_mlp", "router", "routed_scale", "capacity_factor"),
+    *("expert_group", "balance_loss", "router_z_loss"),
+)
+"""Fields of `GPTConfig` that have a meaning with `experts` only."""
 
 
 def _require_alone(train: TrainConfig) -> None:

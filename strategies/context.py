@@ -61,6 +61,7 @@ from strategies.model.attention import (
     zigzag,
 )
 from strategies.model.attention.ring import AXIS as RING
+from strategies.model.experts import require_groups
 from strategies.model.remat import KEPT
 from strategies.step import Implementation
 from strategies.strategy import Strategy
@@ -152,6 +153,8 @@ def require(plan: Plan) -> None:
         require_divides("context", size, **{"sequence": config.sequence, name: heads // tensors})
     else:
         _require_ring(config, size)
+    chunks = size if plan.train.context_attention == "ulysses" or Reach.of(config) else 2 * size
+    require_groups(config, config.sequence // chunks, f"consecutive tokens of a sequence on a device of context={size}")
 
 
 def _whole_heads(config: GPTConfig) -> tuple[str, int]:

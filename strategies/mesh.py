@@ -14,7 +14,7 @@ from typing import Any
 from strategies.infeasible import Infeasible, divisors
 from strategies.schema import require_types
 
-_axes = ["data", "fsdp", "pipeline", "context", "tensor"]
+_axes = ["data", "fsdp", "pipeline", "context", "expert", "tensor"]
 
 
 def all_axes() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Presets: published sizes of models, and three small ones for CPUs."""
+"""Presets: published sizes of models, and four small ones for CPUs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,6 +11,12 @@ _GPT2 = GPTConfig(layers=12, embed=768, heads=12)
 _GPT3 = dataclasses.replace(_GPT2, sequence=2048)
 _LLAMA2 = GPTConfig(layers=32, embed=4096, heads=32, vocab=32_000, sequence=4096, mlp=11_008, tied=False, block="llama")
 _LLAMA3 = dataclasses.replace(_LLAMA2, key_heads=8, vocab=128_256, sequence=8192, mlp=14_336, rope_theta=500_000.0)
+_NANO_LLAMA = GPTConfig(
+    layers=8, embed=128, heads=8, key_heads=4, vocab=256, sequence=64, mlp=352, tied=False, block="llama"
+)
+_MIXTRAL = dataclasses.replace(
+    _LLAMA2, key_heads=8, sequence=32_768, rope_theta=1_000_000.0, experts=8, expert_mlp=14_336
+)
 _QWEN3 = dataclasses.replace(
     _LLAMA2,
     block="qwen3",
@@ -20,14 +26,21 @@ _QWEN3 = dataclasses.replace(
     norm_epsilon=1e-6,
     rope_theta=1_000_000.0,
 )
+_QWEN3_MOE = dataclasses.replace(_QWEN3, key_heads=4, experts=128, experts_per_token=8)
 
 PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
     Named(
         "preset",
         {
             "nano": GPTConfig(layers=8, embed=128, heads=8, vocab=256, sequence=64),
-            "nano-llama": GPTConfig(
-                layers=8, embed=128, heads=8, key_heads=4, vocab=256, sequence=64, mlp=352, tied=False, block="llama"
+            "nano-llama": _NANO_LLAMA,
+            "nano-moe": dataclasses.replace(
+                _NANO_LLAMA,
+                experts=8,
+                expert_mlp=176,
+                capacity_factor=1.25,
+                balance_loss=0.01,
+                router_z_loss=0.001,
             ),
             "micro": GPTConfig(layers=8, embed=256, heads=8, vocab=2048, sequence=128, tied=False),
             # Radford et al. 2019, table 2, as released.
@@ -65,6 +78,14 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
             "qwen3-0.6b": dataclasses.replace(_QWEN3, layers=28, embed=1024, heads=16, mlp=3072, tied=True),
             "qwen3-8b": dataclasses.replace(_QWEN3, layers=36, embed=4096, heads=32, mlp=12_288),
             "qwen3-32b": dataclasses.replace(_QWEN3, layers=64, embed=5120, heads=64, mlp=25_600),
+            # Jiang et al. 2024, "Mixtral of Experts", table 1, and 8x22b as released. No token is dropped.
+            "mixtral-8x7b": _MIXTRAL,
+            "mixtral-8x22b": dataclasses.replace(
+                _MIXTRAL, layers=56, embed=6144, heads=48, sequence=65_536, expert_mlp=16_384
+            ),
+            # Yang et al. 2025, table 2.
+            "qwen3-30b-a3b": dataclasses.replace(_QWEN3_MOE, layers=48, embed=2048, heads=32, expert_mlp=768),
+            "qwen3-235b-a22b": dataclasses.replace(_QWEN3_MOE, layers=94, embed=4096, heads=64, expert_mlp=1536),
             # Zhang et al. 2024, "TinyLlama", table 2.
             "tinyllama": dataclasses.replace(_LLAMA2, layers=22, embed=2048, key_heads=4, sequence=2048, mlp=5632),
         },

@@ -9,6 +9,7 @@ from strategies.arguments import require_instance
 from strategies.auto import AUTO
 from strategies.context import CONTEXT
 from strategies.data import DATA
+from strategies.expert import EXPERT
 from strategies.fsdp import FSDP
 from strategies.hsdp import HSDP
 from strategies.mesh import add_axes
@@ -28,6 +29,7 @@ KNOWN_AS = {
     "dp": "data",
     "tp": "tensor",
     "cp": "context",
+    "ep": "expert",
     "pp": "pipeline",
     "3d": "three_d",
 }
@@ -38,7 +40,7 @@ class NotImportable(ValueError):
     """A module that `MESHMARK_STRATEGIES` names cannot be imported. The message names it and the cause."""
 
 
-BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
+BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO, EXPERT
 _registered = Named("strategy", {strategy.name: strategy for strategy in BUILT_IN}, KNOWN_AS)
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
 """All strategies by name, read-only."""

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
+from jax import lax
 from jax.sharding import Mesh
+from jaxtyping import Array
 from msgspec import Meta
 
 from strategies.arguments import require_count, require_instance
@@ -19,9 +21,10 @@ from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import Plan
 from strategies.core.train_step import assemble
-from strategies.device_mesh import device_mesh
+from strategies.device_mesh import device_mesh, mark_varying
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec, factorisations
+from strategies.model.hooks import ONE_DEVICE
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types
 from strategies.step import Implementation, Step
@@ -31,7 +34,12 @@ OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
     """What all axes of a plan do in a step, from the outermost to the innermost. They need no mesh of devices."""
-    implementation = Implementation()
+    split = plan.over((*plan.placement.batch, *plan.placement.tokens))
+
+    def batch_sum(x: Array) -> Array:
+        return mark_varying(lax.psum(x, split), split)
+
+    implementation = Implementation(hooks=replace(ONE_DEVICE, batch_sum=batch_sum) if split else ONE_DEVICE)
     for axis in plan.active:
         implementation = axis.implement(plan, implementation)
     return implementation

@@ -46,7 +46,7 @@ from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Implementation, LossTerms
 from strategies.strategy import Strategy
 
-DIMS = "head_features", "key_features", "mlp", "vocab"
+DIMS = "head_features", "key_features", "mlp", "expert_mlp", "shared_mlp", "vocab"
 
 
 def require(plan: Plan) -> None:
@@ -57,7 +57,9 @@ def require(plan: Plan) -> None:
     """
     size, contexts = plan.tensors, plan.size(*plan.placement.tokens)
     keys = {"key_heads": plan.config.key_heads} if plan.config.key_heads else {}
-    require_divides("tensor", size, heads=plan.config.heads, **keys, mlp=plan.config.mlp_dim)
+    dims = {dim for weight in plan.block.weights(plan.config).values() for dim in weight.dims if dim.endswith("mlp")}
+    hidden = {dim: plan.config.dim_sizes[dim] for dim in sorted(dims)}
+    require_divides("tensor", size, heads=plan.config.heads, **keys, **hidden)
     tokens, name = plan.config.sequence // contexts, "sequence" if contexts == 1 else "sequence/context"
     if plan.sequence_parallel and tokens % size:
         problem = f"tensor={size} does not divide {name}={tokens}"
@@ -77,6 +79,8 @@ def _halves_problem(plan: Plan) -> str:
     """Why layers cannot run on two halves of the batch; empty if they can."""
     if plan.placement.tokens:
         return "does not go with a context axis: its halves would send around two rings in any order; use halves=off"
+    if plan.config.experts:
+        return "does not go with experts, whose tokens would be counted by half; use halves=off"
     parts, batch_size = plan.size(*plan.placement.batch) * plan.train.microbatches, plan.train.batch_size
     if batch_size % (2 * parts):
         each = f"batch_size={batch_size} / {parts} = {batch_size / parts:g}"
@@ -164,6 +168,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     if not plan.sequence_parallel:
         yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
         yield from traffic(plan, "head", "all_reduce", tensors, plan.residual, dtype=dtype)
+        yield from _router_gradients(plan, tensors)
         return
     yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
     # Forward, once more backward (remat.py keeps no gather), and as the transpose of the reduce-scatter.
@@ -171,6 +176,14 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
+
+
+def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
+    """The gradients of matrices in the layers that are replicated, in each layer and microbatch."""
+    stacked = [weight for weight in plan.weights if weight.spec.is_stacked and weight.spec.is_matrix]
+    elements = sum(weight.elements for weight in stacked if not {*tensors} & {*weight.axes})
+    term = partial(traffic, plan, "router's gradients", "all_reduce", tuple(tensors), dtype=plan.train.dtype)
+    yield from term(plan.train.microbatches * elements * plan.shards, array="gradients", when="backward")
 
 
 def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iterator[Traffic]:

@@ -1,4 +1,4 @@
-"""3D parallel: any product of data (or fsdp, or hsdp), pipeline, context and tensor, composed of those strategies.
+"""3D parallel: any product of data (or fsdp, or hsdp), pipeline, context, expert and tensor, composed of those.
 
 Data, pipeline and tensor together are "PTD-P" (Narayanan et al. 2021, section 3). Llama 3 was trained with fsdp and
 context as well (Llama Team 2024, section 3.3.2). Each axis splits what the others leave whole:
@@ -6,6 +6,7 @@ context as well (Llama Team 2024, section 3.3.2). Each axis splits what the othe
     data, fsdp   the batch
     pipeline     layers, and the vocabulary
     context      the tokens of each sequence
+    expert       the experts of each layer, and the batch once more
     tensor       heads and features of each layer, the vocabulary once more, and between matmuls the tokens once more
     fsdp         each weight that pipeline and tensor have split, along another dim where the weight has one
 
@@ -16,6 +17,7 @@ Each axis communicates as its own strategy does, for its shard of batch, layers,
     dW[D,F_tensor] -reduce_scatter(fsdp)-> dW[D_fsdp,F_tensor]
     x[b,T_(context,tensor),D] -all_gather(tensor)-> x[b,T_context,D]; partial sums -reduce_scatter(tensor)-> back
     q, k, v[b,T_context,A_tensor] -all_to_all(context)-> q, k, v[b,T,A_(tensor,context)], and back; or a ring
+    x[E,G_expert,C,D+1] -all_to_all(expert)-> x[E_expert,G,C,D+1] and back, as in expert.py
     for each microbatch:
     W[V_(pipeline,tensor),D_fsdp] -all_gather(fsdp)-> W[V_(pipeline,tensor),D], for the embedding, and for the head
     x[b,T_(context,tensor),D] -permute(pipeline)-> the next stage, dx to the previous one
@@ -36,8 +38,8 @@ stages `context_attention` has no "ring": XLA's permutes wait for all devices of
 their layers at different times.
 """
 
-from strategies import context, data, fsdp, pipeline, tensor
+from strategies import context, data, expert, fsdp, pipeline, tensor
 from strategies.strategy import Strategy
 
-AXES = data.REPLICAS, fsdp.AXIS, pipeline.AXIS, context.AXIS, tensor.AXIS
+AXES = data.REPLICAS, fsdp.AXIS, pipeline.AXIS, context.AXIS, expert.AXIS, tensor.AXIS
 THREE_D = Strategy("three_d", AXES, usual_axes=("data", "pipeline", "tensor"))

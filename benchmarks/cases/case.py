@@ -213,6 +213,8 @@ class Selection:
         strategy = STRATEGIES[name]
         if strategy.twins and not self.strategies:
             return list({tuple(mesh.sizes): mesh for mesh in distinct_meshes(name, max(self.devices))}.values())
+        if name == "expert" and not (self.strategies or self.config.experts):
+            return []  # a model without experts is trained as by `data`
         return [mesh for devices in self.devices for mesh in distinct_meshes(name, devices) if strategy.is_usual(mesh)]
 
     def _variations(self, strategy: str) -> Iterator[Options]:

@@ -11,7 +11,7 @@ import jax
 
 from benchmarks.cases.case import COMMON_OPTIONS, Case, Selection
 from benchmarks.cases.failures import reason_of
-from benchmarks.cli.options import BATCH_SIZES, DEVICES, SIZES, SPARSE
+from benchmarks.cli.options import BATCH_SIZES, DEVICES, EXPERTS, SIZES, SPARSE
 from benchmarks.cli.parser import commas
 from benchmarks.cli.values import amount, count, switch
 from benchmarks.devices.placement import device_count
@@ -49,7 +49,7 @@ def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
     Raises:
         ValueError: no model has these sizes, or this attention.
     """
-    fields = (*SIZES, "block", "rope_theta")
+    fields = (*SIZES, *EXPERTS, "block", "rope_theta")
     sizes: dict[str, Any] = {field: getattr(option, field) for field in fields if getattr(option, field) is not None}
     sizes |= {"tied": False} if option.untied else {}
     sparse = {name: getattr(option, name) for name in SPARSE if getattr(option, name) is not None}

@@ -149,7 +149,7 @@ SHOWN = {
         option("names STRATEGY", "default: all of them", str, many="*"),
         CASES["--mesh"].one(help="such as fsdp=4; default: four devices, or two along each of several axes"),
         option("--topology TOPOLOGY", "all devices of a topology such as v5p:4x4x4", topology),
-        MODEL["--preset"]._replace(default="gpt2"),
+        MODEL["--preset"]._replace(default=None, help="default: gpt2, or nano-moe on a mesh with an expert axis"),
         CASES["--batch-size"].one(help="sequences in a global batch; default: 16; with --topology one per device"),
         JSON,
         option("--png PICTURE", f"draw which device holds which part of each array; {PICTURE}", Path),

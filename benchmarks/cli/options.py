@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from benchmarks.cli.parser import Group, one_of, option
 from benchmarks.cli.values import (
+    amount,
     assignment,
     count,
     devices,
@@ -23,7 +24,7 @@ from benchmarks.cli.values import (
     window,
     workers,
 )
-from strategies.config import AttentionPattern, Dtype, PipelineSchedule, Remat
+from strategies.config import AttentionPattern, Dtype, PipelineSchedule, Remat, Router
 from strategies.presets import PRESETS
 
 if TYPE_CHECKING:  # it takes longer to load than a help may
@@ -45,6 +46,18 @@ SIZES = ("layers", "embed", "heads", "key_heads", "head_size", "mlp", "vocab", "
 SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
 """Options of sparse attention besides the window, which are fields of `GPTConfig`, too."""
 DTYPES, REMATS, PATTERNS, SCHEDULES = map(get_args, (Dtype, Remat, AttentionPattern, PipelineSchedule))
+EXPERTS = {
+    "experts": option("--experts N", "experts of each layer, in place of its MLP; default: the preset's", count),
+    "experts_per_token": option("--experts-per-token N", "experts that take a token; default: 2", count),
+    "expert_mlp": option("--expert-mlp N", "hidden features of an expert; default: those of the MLP", count),
+    "shared_mlp": option("--shared-mlp N", "hidden features of an expert that takes all tokens; default: none", count),
+    "router": option(f"--router {'|'.join(get_args(Router))}", "default: renormalised"),
+    "capacity_factor": option("--capacity-factor X", "drop tokens beyond this times the mean; default: none", amount),
+    "expert_group": option("--expert-group N", "tokens of which an expert takes a share; default: a sequence", count),
+    "balance_loss": option("--balance-loss X", "factor of the load-balancing loss; default: 0", amount),
+    "router_z_loss": option("--router-z-loss X", "factor of the router's z-loss; default: 0", amount),
+}
+"""Options of models with experts, by their names in `GPTConfig`."""
 DTYPE, REMAT = one_of("dtype", DTYPES), one_of("rematerialisation policy", REMATS)
 LISTED = "`meshmark strategies` lists them"
 OF_STRATEGIES = f"of strategies, such as schedule=1f1b; {LISTED}; repeatable"
@@ -102,6 +115,7 @@ MODEL = Group(
     option("--attention-stride L", "sparse attention with far keys at this distance, or blocks of this size", count),
     option(f"--attention-pattern {'|'.join(PATTERNS)}", "with a stride; default: strided"),
     option("--attention-summary C", "fixed: tokens at a block's end that later blocks attend to; default: 1", count),
+    *EXPERTS.values(),
 )
 TEXT = Group("text", option("--corpus FILE", "the text to train on; default: the prose of pydoc_data.topics", Path))
 MEASURING = Group(

@@ -14,8 +14,8 @@ from results.figures.curves import PARTS, TIMES
 from results.records.documents import Limit
 from results.records.predictions import FIGURE_PARTS
 
-MARKERS = "osD^vPX<>ph*"
-"""Markers of matplotlib. Their number, 12, has no factor in common with the 11 colours: 132 looks."""
+MARKERS = "osD^vPX<>ph*d"
+"""Markers of matplotlib. Their number, 13, has no factor in common with the 12 colours: 156 looks."""
 
 STRATEGY_COLOURS = {
     "single": "#333333",
@@ -29,6 +29,7 @@ STRATEGY_COLOURS = {
     "pipeline": "#bb0077",
     "three_d": "#8855dd",
     "auto": "#660077",
+    "expert": "#5a483f",
 }
 """The strategies of meshmark, in the order in which legends name them."""
 

@@ -76,7 +76,7 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
 def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None:
     """Refuse a checkpoint of another model. The padding of the vocabulary may differ: it is not saved."""
     unpadded = (dataclasses.replace(resolved(each), vocab_multiple=1) for each in (saved, config))
-    before, now = map(dataclasses.asdict, unpadded)
+    before, now = (dataclasses.asdict(each) for each in unpadded)
     if differs := [f"{name}={before[name]}, not {now[name]}" for name in now if before[name] != now[name]]:
         problem = f"the checkpoint {path} is of another model: {'; '.join(differs)}"
         raise CheckpointError(f"{problem}; build the step with the saved configuration")

@@ -228,7 +228,8 @@ class Sizes:
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
-        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, self.kernel())
+        experts = self.size(*self.axes_of("experts"))
+        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts)
 
     def kernel(self, *, partitioned: bool = False) -> str:
         """The kind of attention kernel; `partitioned` if the compiler partitions the step.

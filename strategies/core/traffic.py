@@ -112,6 +112,13 @@ def losses(plan: Plan) -> Iterator[Traffic]:
         yield from traffic(plan, "loss", "all_reduce", axes, plan.loss_terms, array="number", when=plan.when_summed)
 
 
+def balance(plan: Plan) -> Iterator[Traffic]:
+    """How many choices each expert has, over the axes that split tokens (model/experts.py), for each microbatch."""
+    if plan.config.balance_loss:
+        axes, numbers = (*plan.placement.batch, *plan.placement.tokens), plan.layers * plan.config.dim_sizes["experts"]
+        yield from traffic(plan, "choices", "all_reduce", axes, plan.train.microbatches * numbers, when="forward")
+
+
 def replica_sums(plan: Plan) -> Iterator[Traffic]:
     """The loss, and each gradient once a step, over the axes along which the weight is replicated (gradients.py).
 
@@ -138,7 +145,7 @@ def terms_of(plan: Plan) -> tuple[Term, ...]:
     of_batch = [term for axis in plan.active if axis.batch for term in axis.traffic]
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term
-    return (*of_batch, losses, *sums, *last, norm)
+    return (*of_batch, balance, losses, *sums, *last, norm)
 
 
 def is_tied(plan: Plan, weight: Weight) -> bool:

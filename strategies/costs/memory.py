@@ -4,9 +4,11 @@ Each part of the model states beside its code what it keeps for the backward pas
 of working.py.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from strategies.core.compression import padded
+from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs import working
@@ -66,11 +68,15 @@ def reduction_bytes(plan: Plan) -> int:
     """Bytes of gradients and of their sums over replicas, after the backward pass; 0 if they are summed in place.
 
     Some compilers put the results of all-reduces beside their operands, others in their place. In buckets
-    (`bucket_bytes`) fewer sums are there at once, which is not counted.
+    (`bucket_bytes`) fewer sums are there at once, which is not counted. Weights that are summed over other axes are
+    summed later, in place of gradients that were summed before.
     """
     if plan.size(*plan.placement.replicas) == 1 or plan.train.reduce == "layer" or plan.backend.sums_in_place:
         return 0
-    return plan.parameter_bytes + 4 * plan.elements
+    together = Counter[Axes]()
+    for weight in plan.weights:
+        together[weight.replicas] += weight.elements if weight.replicas else 0
+    return plan.parameter_bytes + 4 * max(together.values())
 
 
 def gradient_bytes(plan: Plan) -> int:

@@ -112,13 +112,13 @@ class Overview:
 
 
 def overview(
-    name: str, preset: str = "gpt2", mesh: MeshSpec | str | None = None, batch_size: int = 16, **options: Any
+    name: str, preset: str | None = None, mesh: MeshSpec | str | None = None, batch_size: int = 16, **options: Any
 ) -> Overview:
     """The overview of a strategy.
 
     Args:
         name: name of the strategy.
-        preset: name of the model.
+        preset: name of the model; default: nano-moe on a mesh with an expert axis, otherwise gpt2.
         mesh: the mesh; default: `example_mesh`.
         batch_size: sequences in the global batch.
         options: other fields of `TrainConfig`; the default number of microbatches is that of the benchmarks.
@@ -128,10 +128,12 @@ def overview(
         UnknownName: the strategy or the model does not exist.
     """
     require_instance(name, str, "the strategy")
-    strategy, config = strategies.STRATEGIES[name], PRESETS[require_instance(preset, str, "the preset")]
+    strategy = strategies.STRATEGIES[name]
     if strategy.make_step:
         raise Infeasible(f"nothing is known of what {name} holds and sends, because it has a `make_step`")
     mesh = MeshSpec.of(example_mesh(strategy) if mesh is None else mesh)
+    preset = ("nano-moe" if "expert" in mesh.sizes else "gpt2") if preset is None else preset
+    config = PRESETS[require_instance(preset, str, "the preset")]
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
     cost = None if strategy.twins else predict(name, config, mesh, train)
     plan = cost.plan if cost else Plan.of(strategy.axes, config, mesh, train)
@@ -150,12 +152,14 @@ def overview(
     )
 
 
-def asked_overview(name: str, preset: str, mesh: str | None, topology: str | None, batch_size: int | None) -> Overview:
+def asked_overview(
+    name: str, preset: str | None, mesh: str | None, topology: str | None, batch_size: int | None
+) -> Overview:
     """The overview that a user asks for: of a mesh, of all devices of a topology, of both, or of an example.
 
     Args:
         name: name of the strategy; if it lacks axes of the mesh, `strategy_for` says which one is meant.
-        preset: name of the model.
+        preset: name of the model; default: as for `overview`.
         mesh: text of the mesh; default: the usual one of all devices of the topology, or `example_mesh`.
         topology: its text, as `devices_of` reads it; None for any devices.
         batch_size: sequences in the global batch; default: 16, or one for each device of the topology.
@@ -186,7 +190,9 @@ def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iter
     """
     held_bytes: Mapping[str, int] = cost.arguments if cost else {}
     placement, shards, updates = plan.placement, plan.placement.shards, plan.placement.updates
-    rows, columns, table = placement.dims.get("layers", ()), features(placement), placement.dims.get("vocab", ())
+    rows, table = placement.dims.get("layers", ()), placement.dims.get("vocab", ())
+    splitting = {axis for weight in plan.weights for axis in weight.axes}
+    columns = tuple(axis for axis in features(placement) if axis in splitting)
     summed = accumulated(placement, plan.train).shards
     grads = sum(each.held_bytes for each in arrays if each.what == "gradient") if cost else None
     yield Held("batch", placement.batch, placement.tokens, (), held_bytes.get("batch"))
@@ -195,7 +201,8 @@ def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iter
     moments = shards + updates
     yield Held("optimizer state", rows, columns + moments, table + moments, held_bytes.get("optimizer"))
     kept = cost.temporaries["activations"] if cost else None
-    yield Held("activations", placement.batch + rows, placement.tokens + columns, (), kept)
+    split = placement.tokens + tuple(axis for axis in columns if axis not in placement.batch)
+    yield Held("activations", placement.batch + rows, split, (), kept)
 
 
 def _joined(axes: Axes) -> str:

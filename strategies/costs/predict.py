@@ -7,6 +7,7 @@
 The formulas are held against compiled programs in tests/strategies/costs/test_predict.py.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -156,6 +157,9 @@ class Cost:
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
             matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
             and logits that are computed in chunks are recomputed.
+        capacity: of rows of experts' buffers beyond the tokens' choices (model/experts.py); below zero if the capacity
+            has fewer.
+        replicated: of matmuls with weights that the tensor axis does not split: all of its devices do them.
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but the FLOPs that are
             counted in a compiled program include them.
@@ -166,16 +170,20 @@ class Cost:
         tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
         logits = Head.matmul_flops(config, plan.padded_vocab)
+        capacity, again = self._capacity
         masked = 6 * (config.layers * self.plan.block.score_flops(config) - scores)
         layers = (
             3 * config.layers * self.plan.block.matmul_flops(config) + (2 + self._score_matmuls) * scores + recomputed
         )
+        beyond = {"capacity": 3 * capacity + again, "replicated": tokens * self._replicated}
+        of_layers = tokens * layers + sum(beyond.values())
         return {
             "model": self.model_flops(),
             "attention again": tokens * (self._score_matmuls - 4) * scores,
             "recomputed": tokens * (recomputed + (logits if plan.logits_again else 0)),
+            **beyond,
             "padding": tokens * 3 * (logits - Head.matmul_flops(config)),
-            "empty": tokens * layers // config.layers * (plan.layer_slots - config.layers),
+            "empty": of_layers // config.layers * (plan.layer_slots - config.layers),
             "masked": -tokens * masked,
         }
 
@@ -209,6 +217,23 @@ class Cost:
         return square * (4 * (2 * ring + 1) - skipped) // (16 * ring)
 
     @property
+    def _capacity(self) -> tuple[int, int]:
+        """FLOPs of padded buffers of experts in a forward pass of all layers, and those that are recomputed."""
+        layers, (forward, again) = self.plan.config.layers, self.plan.block.padding_flops(self.plan.config)
+        sequences = layers * self.plan.train.batch_size
+        return sequences * forward, sequences * again if self.plan.train.remat == "full" else 0
+
+    @property
+    def _replicated(self) -> int:
+        """FLOPs for one token of matmuls with replicated weights on all devices of a tensor axis but one."""
+        plan, axes = self.plan, {*self.plan.axes_of("head_features")}
+        split = {dim for dim in plan.config.dim_sizes if axes & {*plan.axes_of(dim)}}
+        whole = [weight for weight in plan.block.matmuls(plan.config) if not split & {*weight.dims}]
+        forward = sum(2 * math.prod(plan.config.dim_sizes[dim] for dim in weight.dims) for weight in whole)
+        times = 4 if plan.train.remat == "full" else 3
+        return (plan.tensors - 1) * plan.config.layers * times * forward
+
+    @property
     def _score_matmuls(self) -> int:
         """Matmuls of scores in the backward pass: four for gradients, and those that compute scores again."""
         return BACKWARD_MATMULS if self.plan.share.splash else 5
@@ -236,11 +261,13 @@ class Cost:
         As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. Here the gradients of inputs also include the
         recomputation of attention scores, and with `remat="full"` that of the layers.
         """
-        scores, matmuls = (
-            self._scores,
-            self.plan.config.layers * self.plan.block.matmul_flops(self.plan.config),
-        )
-        return Costs(matmuls + 2 * scores, matmuls + self._score_matmuls * scores + self._recomputed, matmuls)
+        scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
+        capacity, again = (flops / tokens for flops in self._capacity)
+        matmuls = self.plan.config.layers * self.plan.block.matmul_flops(self.plan.config) + capacity
+        repeats = 4 if self.plan.train.remat == "full" else 3
+        matmuls += self._replicated / repeats
+        recomputed = self._recomputed + again + (repeats - 3) * self._replicated / repeats
+        return Costs(matmuls + 2 * scores, matmuls + self._score_matmuls * scores + recomputed, matmuls)
 
     @property
     def ring(self) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from strategies.config import GPTConfig
 from strategies.model.attention.splash import LANES
 from strategies.model.block import block_of
+from strategies.model.experts import Experts, rows_of
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
 from strategies.model.part import Part, Share
@@ -34,6 +35,21 @@ def mlp(share: Share) -> int:
 def gated_mlp(share: Share) -> int:
     """Gate, up, their product, and the gradients of gate and up."""
     return 5 * share.tokens * share.mlp
+
+
+def experts(share: Share) -> int:
+    """Rows of tokens and their gradients, arrays around SiLU, and the router's; fitted to compiled programs.
+
+    Without recomputation an expert axis holds the rows that it exchanges once more.
+    """
+    config, full = share.config, share.train.remat == "full"
+    rows, tokens = rows_of(config, share.tokens), share.tokens * config.embed
+    hidden = rows * share.expert_mlp + share.tokens * share.shared_mlp
+    routes = 3 * share.tokens * config.dim_sizes["experts"]
+    if full:
+        return (11 * rows * config.embed + 21 * hidden) // 4 + tokens + routes
+    exchanged = rows * config.embed if share.experts > 1 else 0
+    return (10 * rows * config.embed + 12 * hidden + 6 * tokens) // 4 + routes + exchanged
 
 
 def attention(share: Share) -> int:
@@ -118,6 +134,7 @@ PARTS: dict[type[Part], Working] = {
     HeadNormAttention: Working(attention, standalone_attention),
     MLP: Working(mlp),
     GatedMLP: Working(gated_mlp),
+    Experts: Working(experts),
 }
 """The working arrays of each part of a block."""
 

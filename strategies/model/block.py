@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from strategies.config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.attention import Reach
+from strategies.model.experts import Experts
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result, added
 from strategies.model.mlp import MLP, GatedMLP
@@ -125,12 +126,19 @@ class Block(nnx.Module):
         return sum(_matmul_flops(cls, config))
 
     @classmethod
-    def recomputed_flops(cls, config: GPTConfig) -> int:
-        """The part of `matmul_flops` that the backward pass repeats with `remat="full"`: all but the last matmul's.
+    @cache
+    def padding_flops(cls, config: GPTConfig) -> tuple[int, int]:
+        """Forward FLOPs for one sequence beyond `matmul_flops`, and the part that recomputation repeats."""
+        forward, again = zip(*(part.padding_flops(config) for part in cls.branches()), strict=True)
+        return sum(forward), sum(again)
 
-        Nothing in the backward pass of the layer takes the output of the last.
+    @classmethod
+    def recomputed_flops(cls, config: GPTConfig) -> int:
+        """The part of `matmul_flops` that the backward pass repeats with `remat="full"`: all but the last matmuls'.
+
+        Nothing in the backward pass of the layer takes the outputs of the last.
         """
-        return sum(_matmul_flops(cls, config)[:-1])
+        return sum(_matmul_flops(cls, config)[: -cls.branches()[-1].last_matmuls(config)])
 
     @classmethod
     def kept_bytes(cls, share: Share) -> int:
@@ -180,14 +188,23 @@ BLOCKS: dict[str, type[Block]] = {"gpt2": Block, "llama": LlamaBlock, "qwen2": Q
 
 
 def block_of(config: GPTConfig) -> type[Block]:
-    """The kind of block of a model.
+    """The kind of block of a model. In a model with experts they are in place of its "mlp".
 
     Raises:
         Infeasible: there is none of this name.
     """
     if config.block not in BLOCKS:
         raise Infeasible(f"there is no block {config.block!r}; blocks are {', '.join(BLOCKS)}")
-    return BLOCKS[config.block]
+    return with_experts(BLOCKS[config.block]) if config.experts else BLOCKS[config.block]
+
+
+@cache
+def with_experts(block: type[Block]) -> type[Block]:
+    """The same block with experts in place of its MLP."""
+    parts = {
+        "experts" if name == "mlp" else name: Experts if name == "mlp" else part for name, part in block.parts.items()
+    }
+    return type(f"{block.__name__}WithExperts", (block,), {"parts": dict(parts)})
 
 
 @cache

@@ -200,6 +200,12 @@ def param_count(config: GPTConfig) -> int:
     return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())
 
 
+def active_param_count(config: GPTConfig) -> int:
+    """Number of parameters that a token uses: of the experts of a layer those of `experts_per_token`."""
+    sizes = {**config.dim_sizes, "experts": config.experts_per_token}
+    return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())
+
+
 def flops_per_token(config: GPTConfig) -> int:
     """Model FLOPs to train on one token, without recomputation. Attention counts in full, as if it were not causal.
 

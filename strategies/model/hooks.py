@@ -37,6 +37,10 @@ class Hooks:
         projected: features of attention [B,T,...,A], after their biases are added -> the same.
         attend: (queries, keys and values of this device's shard of the sequences, kind of kernel, reach) -> the result
             of `causal_attention` over whole sequences, for this shard.
+        dispatch: (rows [E,G,C,D] of this device's groups of tokens for all experts, their weights [E,G,C,1]) -> those
+            of all groups for this device's experts.
+        combine: rows [E,G,C,D] of all groups, from this device's experts -> of its own groups, from all experts.
+        batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
         vocab_sum: a sum over this device's rows of the vocabulary -> the sum over all rows.
@@ -56,6 +60,9 @@ class Hooks:
     project: Callable[[Array, Array], Array] = project
     projected: Callable[[Array], Array] = lambda x: x
     attend: Callable[[QKV, str, Reach | None], Array] = causal_attention
+    dispatch: Callable[[Array, Array], tuple[Array, Array]] = lambda x, weights: (x, weights)
+    combine: Callable[[Array], Array] = lambda x: x
+    batch_sum: Callable[[Array], Array] = lambda x: x
     embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x

@@ -31,6 +31,7 @@ class Share:
         contexts: devices that split the tokens of a sequence.
         ulysses: attention takes all tokens of some heads, which come from other devices.
         kernel: the kind of attention kernel, as `causal_attention` takes it.
+        experts: devices that split the experts.
     """
 
     config: GPTConfig
@@ -40,6 +41,7 @@ class Share:
     contexts: int = 1
     ulysses: bool = False
     kernel: str = "xla"
+    experts: int = 1
 
     @property
     def sequence_parallel(self) -> bool:
@@ -123,6 +125,16 @@ class Share:
         return self.config.mlp_dim // self.tensors
 
     @property
+    def expert_mlp(self) -> int:
+        """Hidden features of an expert on this device."""
+        return self.config.dim_sizes["expert_mlp"] // self.tensors
+
+    @property
+    def shared_mlp(self) -> int:
+        """Hidden features of the shared expert on this device."""
+        return self.config.dim_sizes["shared_mlp"] // self.tensors
+
+    @property
     def itemsize(self) -> int:
         """Bytes of a number in the compute dtype."""
         return jnp.dtype(self.train.dtype).itemsize
@@ -157,6 +169,16 @@ class Part(nnx.Module):
         Devices that split the first dim of the last have partial sums; `Hooks.sum` completes them.
         """
         return tuple(weight for weight in cls.weights(config).values() if weight.is_matrix)
+
+    @staticmethod
+    def last_matmuls(config: GPTConfig) -> int:
+        """How many of `matmuls`, at the end, have outputs that are only added up."""
+        return 1
+
+    @staticmethod
+    def padding_flops(config: GPTConfig) -> tuple[int, int]:
+        """Forward FLOPs for one sequence beyond those of `matmuls`, and the part that recomputation repeats."""
+        return 0, 0
 
     @staticmethod
     def kept_bytes(share: Share) -> int:

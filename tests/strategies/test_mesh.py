@@ -33,7 +33,7 @@ def test_factorisations_are_all_there_once():
         ("data=x", "cannot be read"),
         ("data=-2", "cannot be read"),
         ("data=0", "mesh axis data=0; it must be from 1 to 999,999,999"),
-        ("expert=2", "unknown mesh axis 'expert'; it can be data, fsdp, pipeline, context, tensor"),
+        ("model=2", "unknown mesh axis 'model'; it can be data, fsdp, pipeline, context, expert, tensor"),
         ("data=2,data=2", "mesh axes data, data repeat or are out of order"),
         ("tensor=2,data=2", "mesh axes tensor, data repeat or are out of order; the order is data, fsdp"),
     ],

@@ -33,9 +33,14 @@ def test_id_names_strategy_mesh_and_batch() -> None:
 
 
 def test_default_selection_has_every_strategy_count_and_batch() -> None:
-    """The default selection has every strategy, every device count and every batch size, and no case twice."""
+    """The default selection has every strategy, every device count and every batch size, and no case twice.
+
+    But for `expert`, which equals `data` unless the model has experts.
+    """
     cases = EVERYTHING.cases()
-    assert {case.strategy for case in cases} == set(STRATEGIES)
+    assert {case.strategy for case in cases} == {*STRATEGIES} - {"expert"}
+    with_experts = dataclasses.replace(EVERYTHING, preset="nano-moe", config=PRESETS["nano-moe"])
+    assert {case.strategy for case in with_experts.cases()} == {*STRATEGIES}
     assert {(case.mesh.size, case.batch_size) for case in cases} == {(n, b) for n in (1, 2, 8) for b in (8, 16)}
     assert len(set(map(str, cases))) == len(cases)
 
@@ -46,7 +51,7 @@ def test_sparse_selection_has_every_strategy_count_and_batch() -> None:
     """
     cases = dataclasses.replace(EVERYTHING, sparse=True).cases()
     assert set(map(str, cases)) < set(ids())
-    assert {case.strategy for case in cases if case.batch_size == 16} == set(STRATEGIES)
+    assert {case.strategy for case in cases if case.batch_size == 16} == {*STRATEGIES} - {"expert"}
     placed = [(case.strategy, case.mesh.size) for case in cases if case.batch_size == 16]
     assert {size for _, size in placed} == {1, 2, 8}
     assert len(set(placed)) == len(placed)

@@ -109,7 +109,7 @@ def test_a_checkpoint_without_checksums_restores(two):
         ({"metadata": []}, r"metadata is \[\]; it must be an object"),
         ({"config": {"layers": 2}}, "config lacks embed"),
         ({"config": dataclasses.asdict(CONFIG) | {"tied": "no"}}, "config.tied is 'no'; it must be true or"),
-        ({"config": dataclasses.asdict(CONFIG) | {"experts": 2}}, "config has an unknown field 'experts'"),
+        ({"config": dataclasses.asdict(CONFIG) | {"toys": 2}}, "config has an unknown field 'toys'"),
         ({"later": 1}, "has an unknown field 'later'"),
     ],
     ids=str,

@@ -32,6 +32,8 @@ SHARED = dataclasses.replace(DENSE, key_heads=1)
 HEADED = GPTConfig(layers=2, embed=44, heads=8, head_size=6, vocab=257, sequence=32, mlp=80)
 LLAMA = dataclasses.replace(ODD, block="llama", key_heads=2, head_size=8, tied=False)
 QWEN3 = dataclasses.replace(LLAMA, block="qwen3")
+# Experts that drop tokens.
+EXPERTS = dataclasses.replace(ODD, experts=8, expert_mlp=24, capacity_factor=1.0, balance_loss=0.01)
 DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
 BATCH = 16
 L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab
@@ -58,6 +60,7 @@ EVERY_DAY = [
     ("single", "data=1", GROUPED, {"remat": "full"}),
 ]
 AT_NIGHT = [
+    ("expert", "data=2,expert=4", EXPERTS, {}),
     ("data", "data=8", UNTIED, {"reduce": "layer", "bucket_bytes": 20_000}),
     ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2, "unroll": 2}),
     ("tensor", "tensor=4", ODD, {"remat": "full"}),

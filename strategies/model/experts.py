@@ -1,0 +1,223 @@
+"""A mixture of experts in place of an MLP: each token goes to k of E experts (Shazeer et al. 2017, section 2.1).
+
+Each expert is a gated MLP, SwiGLU (Shazeer 2020). Tokens are dispatched to buffers of static shape, in which an expert
+has C rows for each group of tokens; their outputs are combined, with the router's weights, to one sum for each token
+(Lepikhin et al. 2020, "GShard", section 2.2). Groups are consecutive tokens of a sequence, whatever the mesh, so one
+device and many drop the same choices of tokens. Without a capacity factor C is the size of a group, and nothing is
+dropped: then experts compute E / k times the rows that they need.
+
+The router's weight multiplies the hidden features of an expert. That equals weighting its output, and the backward pass
+needs no output of any expert.
+
+Dims: B batch, T tokens, N = B x T, D embed, E experts, F hidden features of an expert, G groups, C capacity, R = E x G
+x C rows of all buffers. H are the hidden features of the shared expert.
+"""
+
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from strategies.config import GPTConfig
+from strategies.infeasible import Infeasible, legal
+from strategies.model.layer_info import LayerInfo
+from strategies.model.layer_passes import Extras, Result
+from strategies.model.matmul import matmul
+from strategies.model.order import after
+from strategies.model.part import Part, Share
+from strategies.model.remat import KEPT, TOTALS
+from strategies.model.router import Routes, Slots, choose, kept_bytes, slots
+from strategies.model.weights import WeightSpec, matrix
+
+
+class Experts(Part):
+    """Router, experts and shared expert. A tensor axis splits the hidden features, an expert axis the experts."""
+
+    extras = ("balance_loss", "router_z_loss")
+    router_DE: nnx.Param
+    gate_EDF: nnx.Param
+    up_EDF: nnx.Param
+    down_EFD: nnx.Param
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Initialise the weights."""
+        super().__init__(config, rngs)
+        self.config = config
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of the last matmuls have a smaller deviation, by sqrt(2 layers)."""
+        out = partial(matrix, deviation=0.02 * (2 * config.layers) ** -0.5)
+        weights = {
+            "router_DE": matrix("embed", "routes"),
+            "gate_EDF": matrix("experts", "embed", "expert_mlp"),
+            "up_EDF": matrix("experts", "embed", "expert_mlp"),
+            "down_EFD": out("experts", "expert_mlp", "embed"),
+        }
+        if config.shared_mlp:
+            into = matrix("embed", "shared_mlp")
+            weights |= {"shared_gate_DH": into, "shared_up_DH": into, "shared_down_HD": out("shared_mlp", "embed")}
+        return weights
+
+    @classmethod
+    @cache
+    def matmuls(cls, config: GPTConfig) -> tuple[WeightSpec, ...]:
+        """The router, gate and up of k experts and of the shared one, and last all their downs."""
+        weights, chosen = cls.weights(config), config.experts_per_token
+        into, out = matrix("embed", "expert_mlp"), matrix("expert_mlp", "embed")
+        shared = [weights[name] for name in weights if name.startswith("shared")]
+        return (weights["router_DE"], *[into] * 2 * chosen, *shared[:2], *[out] * chosen, *shared[2:])
+
+    @staticmethod
+    def last_matmuls(config: GPTConfig) -> int:
+        """The downs of all experts of a token."""
+        return config.experts_per_token + bool(config.shared_mlp)
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep the router's logits, slots, and gate and up; of an expert axis the rows that came from other devices.
+
+        With a load-balancing loss also the choices of each expert, which were summed over devices. With `remat="none"`
+        all rows are kept, and seven arrays around SiLU, six of the shared expert.
+        """
+        config, tokens, size = share.config, share.tokens, share.itemsize
+        experts, embed, chosen = config.dim_sizes["experts"], config.embed, config.experts_per_token
+        counts = 4 * experts if config.balance_loss or share.train.remat == "none" else 0
+        if share.train.remat == "full":
+            return counts
+        rows, shared = rows_of(config, tokens), tokens * share.shared_mlp
+        kept = counts + 4 * (rows + chosen * tokens)
+        if share.train.remat == "dots":
+            received = rows * (embed + 1) if share.experts > 1 else 0
+            return kept + size * (tokens * experts + 2 * (rows * share.expert_mlp + shared) + received)
+        again = tokens * embed if shared and config.balance_loss else 0  # the tokens, once more
+        hidden = 7 * rows * share.expert_mlp + 6 * shared
+        return kept + kept_bytes(config, tokens) + size * (rows * (embed + 1) + hidden + again)
+
+    @staticmethod
+    def padding_flops(config: GPTConfig) -> tuple[int, int]:
+        """Those of the rows beyond k for each token; below zero if the capacity has fewer."""
+        rows = rows_of(config, config.sequence) - config.experts_per_token * config.sequence
+        sizes = config.dim_sizes
+        down = 2 * rows * sizes["embed"] * sizes["expert_mlp"]
+        return 3 * down, 2 * down
+
+    def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
+        """Add the experts' outputs for `normed` to the residual stream x.
+
+        Args:
+            x_BTD: for the tokens whose residual stream this device holds.
+            normed_BTD: for all tokens of its sequences.
+            info: of its hooks `dispatch` and `combine` exchange rows with devices that have other experts, `sum`
+                completes the sums over devices that split hidden features, and `batch_sum` those over the batch.
+        """
+        config, hooks = self.config, info.hooks
+        experts, (batch, tokens, embed) = config.dim_sizes["experts"], normed_BTD.shape
+        group = tokens if config.capacity_factor is None else config.group_tokens
+        groups, capacity = batch * tokens // group, min(group, config.capacity)
+        x_ND = normed_BTD.reshape(-1, embed)
+
+        routes = choose(matmul(x_ND, self.router_DE[...]), config)
+        found, count_E = slots(routes.experts_Nk, experts, groups, capacity)
+        found = Slots(*(checkpoint_name(each, KEPT) for each in found))
+        extras, x_ND = _losses(routes, lax.stop_gradient(count_E), x_ND, config, info)
+        buffers, chosen = (experts, groups, capacity, -1), config.experts_per_token
+        x_EGCD = to_rows(x_ND, found, chosen).reshape(buffers)
+        weights_M1 = routes.weights_Nk.astype(x_ND.dtype).reshape(-1, 1)
+        outputs_EGCD = self._outputs(*hooks.dispatch(x_EGCD, to_rows(weights_M1, found, 1).reshape(buffers)))
+        y_ND = from_rows(hooks.combine(outputs_EGCD).reshape(-1, embed), found, chosen)
+        y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
+        return x_BTD + hooks.sum(y_ND.reshape(normed_BTD.shape)), extras
+
+    def _outputs(self, x_EGCD: Array, weights_EGC1: Array) -> Array:
+        """The weighted outputs of this device's experts for the rows of all groups."""
+        shape, named = x_EGCD.shape, partial(checkpoint_name, name=KEPT)
+        x_ERD, weights_ER1 = (each.reshape(shape[0], -1, each.shape[-1]) for each in (x_EGCD, weights_EGC1))
+        gate_ERF = named(jnp.einsum("erd,edf->erf", x_ERD, self.gate_EDF[...]))
+        up_ERF = named(jnp.einsum("erd,edf->erf", x_ERD, self.up_EDF[...]))
+        hidden_ERF = jax.nn.silu(gate_ERF) * up_ERF * weights_ER1
+        return jnp.einsum("erf,efd->erd", hidden_ERF, self.down_EFD[...]).reshape(shape)
+
+    def _shared(self, x_ND: Array) -> Array:
+        weights: Any = self
+        hidden_NH = jax.nn.silu(matmul(x_ND, weights.shared_gate_DH[...])) * matmul(x_ND, weights.shared_up_DH[...])
+        return matmul(hidden_NH, weights.shared_down_HD[...])
+
+
+def rows_of(config: GPTConfig, tokens: int) -> int:
+    """Rows of the buffers of all experts for so many tokens."""
+    return config.dim_sizes["experts"] * tokens * config.capacity // config.group_tokens
+
+
+def require_groups(config: GPTConfig, tokens: int, why: str) -> None:
+    """Check that the consecutive tokens that a device has of a sequence are whole groups, where tokens may be dropped.
+
+    Raises:
+        Infeasible: they are not.
+    """
+    if config.experts and config.capacity_factor is not None and tokens % config.group_tokens:
+        problem = f"groups of {config.group_tokens} tokens do not divide the {tokens} {why}"
+        raise Infeasible(f"{problem}; {legal(tokens, 'expert_group')}, or leave out capacity_factor")
+
+
+def _losses(
+    routes: Routes, count_E: Array, x_ND: Array, config: GPTConfig, info: LayerInfo
+) -> tuple[Extras, Float[Array, "N D"]]:
+    """The load-balancing loss and the z-loss, as sums over the tokens of this device; and the tokens.
+
+    The loss is E sum_e f_e P_e, with f_e the share of all choices that are of expert e, and P_e its mean probability
+    (Fedus et al. 2021, "Switch Transformer", equations 4 to 6), over the whole batch or microbatch. Its gradient flows
+    through P_e alone. So with f_e summed over devices it is a sum over tokens. The z-loss is the mean of (log Z)^2
+    (Zoph et al. 2022, "ST-MoE", equation 5).
+    """
+    if config.balance_loss:
+        count_E = checkpoint_name(info.hooks.batch_sum(count_E), TOTALS)
+        x_ND = after(count_E, x_ND)  # an exchange of tokens at the same time could deadlock
+    share_E = count_E / count_E.sum()
+    balance = len(share_E) * (share_E * routes.probs_NE.sum(0)).sum()
+    extras = {"balance_loss": config.balance_loss * balance}
+    return {**extras, "router_z_loss": config.router_z_loss * jnp.square(routes.log_z_N).sum()}, x_ND
+
+
+def _take(rows: Array, index: Array) -> Array:
+    """Rows by index; zeros for the index after the last."""
+    return jnp.take(rows, index, axis=0, mode="fill", fill_value=0)
+
+
+def to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
+    """Arrays of tokens, or with `choices` = 1 of their choices, to the rows of the buffers. Empty rows are zero.
+
+    Its transpose is `from_rows`, and the other way around: neither adds up in an order that varies, as a scatter may.
+    """
+    return cast(Array, _to_rows(x_MX, found, choices))
+
+
+def from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
+    """The sums of rows over the `choices` of a token, or with one the row of each choice. What is dropped is zero."""
+    return cast(Array, _from_rows(rows_RX, found, choices))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
+    return _take(x_MX, found.choice_R // choices)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
+    return _take(rows_RX, found.row_Nk.reshape(-1, choices)).sum(1)
+
+
+_to_rows.defvjp(
+    lambda x_MX, found, choices: (to_rows(x_MX, found, choices), found),
+    lambda choices, found, drows_RX: (from_rows(drows_RX, found, choices), None),
+)
+_from_rows.defvjp(
+    lambda rows_RX, found, choices: (from_rows(rows_RX, found, choices), found),
+    lambda choices, found, dy_MX: (to_rows(dy_MX, found, choices), None),
+)

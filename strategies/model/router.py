@@ -1,0 +1,110 @@
+"""Routers: which experts a token goes to, with which weights, and in which slots of the experts' buffers.
+
+Dims: N tokens, E experts, k experts per token, G groups of tokens, S = k N / G slots of a group, C capacity.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from strategies.config import GPTConfig, Router
+
+
+class Kind(NamedTuple):
+    """How a router scores experts, and makes weights of the scores of those that it chooses.
+
+    Attributes:
+        sigmoid: scores are sigmoids of the logits, instead of their softmax over all experts.
+        renormalised: the weights of a token's experts are divided by their sum.
+    """
+
+    sigmoid: bool = False
+    renormalised: bool = False
+
+
+KINDS: Mapping[Router, Kind] = {
+    "softmax": Kind(),
+    "renormalised": Kind(renormalised=True),
+    "sigmoid": Kind(sigmoid=True, renormalised=True),
+}
+"""By `GPTConfig.router`: that of OLMoE (Muennighoff et al. 2024); that of Mixtral (Jiang et al. 2024) and Qwen3, which
+is also a softmax over the logits of the chosen experts; and that of DeepSeek-V3 (2024), without groups and bias."""
+
+
+class Routes(NamedTuple):
+    """What a router decides.
+
+    Attributes:
+        weights_Nk: of the experts of each token, float32.
+        experts_Nk: their indices, by falling score.
+        probs_NE: scores of all experts, with sum one for each token.
+        log_z_N: logarithm of the denominator of the softmax over experts.
+    """
+
+    weights_Nk: Float[Array, "N k"]
+    experts_Nk: Int[Array, "N k"]
+    probs_NE: Float[Array, "N E"]
+    log_z_N: Float[Array, " N"]
+
+
+def choose(logits_NE: Float[Array, "N E"], config: GPTConfig) -> Routes:
+    """Choose experts for each token. Computes in float32."""
+    kind, logits_NE = KINDS[config.router], logits_NE.astype(jnp.float32)
+    log_z_N = jax.nn.logsumexp(logits_NE, axis=-1)
+    scores_NE = jax.nn.sigmoid(logits_NE) if kind.sigmoid else jnp.exp(logits_NE - log_z_N[:, None])
+    weights_Nk, experts_Nk = jax.lax.top_k(scores_NE, config.experts_per_token)
+    if kind.renormalised:
+        weights_Nk = config.routed_scale * weights_Nk / weights_Nk.sum(-1, keepdims=True)
+    probs_NE = scores_NE / scores_NE.sum(-1, keepdims=True) if kind.sigmoid else scores_NE
+    return Routes(weights_Nk, experts_Nk, probs_NE, log_z_N)
+
+
+def kept_bytes(config: GPTConfig, tokens: int) -> int:
+    """Bytes that autodiff keeps of `choose` and the router's losses with `remat="none"`."""
+    kind, experts, chosen = KINDS[config.router], config.dim_sizes["experts"], config.experts_per_token
+    elements = 2 * experts + 2 + chosen
+    if kind.renormalised:
+        elements += chosen + 2
+    if kind.sigmoid:
+        elements += experts + 2
+    return tokens * (4 * elements + 1)
+
+
+class Slots(NamedTuple):
+    """Which choice of which token is in which row of the experts' buffers. A choice is an index into [N,k], flat.
+
+    Attributes:
+        choice_R: the choice in each row of the buffers [E,G,C], flat; N k for an empty row.
+        row_Nk: the row of each choice; E G C for a choice that is dropped.
+    """
+
+    choice_R: Int[Array, " R"]
+    row_Nk: Int[Array, "N k"]
+
+
+def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> tuple[Slots, Float[Array, " E"]]:
+    """Give the choices of each group rows of their experts' buffers, in the order of the tokens, and drop the rest.
+
+    Returns:
+        The slots, and how many choices each expert has, with those that are dropped.
+    """
+    choices, k = experts_Nk.size, experts_Nk.shape[1]
+    expert_GS = experts_Nk.reshape(groups, -1)
+    order_GS = jnp.argsort(expert_GS, axis=1, stable=True)
+    counts_GE = (expert_GS[..., None] == jnp.arange(experts)).sum(1)
+    starts_GE = jnp.cumsum(counts_GE, axis=1) - counts_GE
+    # The rank of a choice among those of its expert, from 0: its place in the order is the inverse permutation.
+    rank_GS = jnp.argsort(order_GS, axis=1) - jnp.take_along_axis(starts_GE, expert_GS, axis=1)
+    group_G1, per_group = jnp.arange(groups)[:, None], choices // groups
+    row_GS = jnp.where(
+        rank_GS < capacity, (expert_GS * groups + group_G1) * capacity + rank_GS, experts * groups * capacity
+    )
+
+    place_GEC = starts_GE[..., None] + jnp.arange(capacity)
+    taken_GEC = jnp.take_along_axis(order_GS, jnp.minimum(place_GEC, per_group - 1).reshape(groups, -1), axis=1)
+    taken_GEC = (taken_GEC + group_G1 * per_group).reshape(place_GEC.shape)
+    choice_GEC = jnp.where(jnp.arange(capacity) < counts_GE[..., None], taken_GEC, choices)
+    return Slots(choice_GEC.swapaxes(0, 1).reshape(-1), row_GS.reshape(-1, k)), counts_GE.sum(0).astype(jnp.float32)

@@ -1,0 +1,249 @@
+"""A layer with experts on one device: what a loop over tokens and experts computes, and what its formulas say."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from strategies import PRESETS, GPTConfig, Infeasible
+from strategies.core.sizes import BYTES
+from strategies.model.block import block_of
+from strategies.model.experts import Experts
+from strategies.model.gpt import active_param_count, flops_per_token, param_count
+from strategies.model.hooks import ONE_DEVICE
+from strategies.model.layer_info import LayerInfo
+from strategies.model.router import choose
+from strategies.pipelining.jaxpr import Loop
+from tests.strategies.costs.steps import compiled, cost, step
+from tests.strategies.costs.test_kept import loops
+from tests.strategies.sampling import nightly
+
+MOE = GPTConfig(layers=4, embed=48, heads=4, vocab=257, sequence=24, experts=6, expert_mlp=20)
+DROPPING = dataclasses.replace(MOE, capacity_factor=1.0, balance_loss=1e-2, router_z_loss=1e-3)
+OTHERS = (
+    dataclasses.replace(DROPPING, router="softmax", expert_group=8, experts_per_token=3, shared_mlp=28),
+    dataclasses.replace(DROPPING, router="sigmoid", routed_scale=2.5, experts_per_token=1),
+    dataclasses.replace(MOE, router="softmax", shared_mlp=28, experts=3, experts_per_token=3),
+)
+
+
+def part(config, deviation=1.0):
+    """The experts of a layer with weights far from zero, and tokens."""
+    experts, draw = Experts(config, nnx.Rngs(0)), np.random.default_rng(0)
+    for _, weight in nnx.to_flat_state(nnx.state(experts, nnx.Param)):
+        weight[...] = jnp.asarray(draw.normal(0, deviation / math.sqrt(config.embed), weight.shape), jnp.float32)
+    return experts, jnp.asarray(draw.normal(size=(2, config.sequence, config.embed)), jnp.float32)
+
+
+def run(experts, x_BTD):
+    """The output of the experts, and their losses."""
+    info = LayerInfo(ONE_DEVICE, "xla", None, x_BTD.shape[1])
+    return experts(jnp.zeros_like(x_BTD), x_BTD, info)
+
+
+def silu(x):
+    """In numpy."""
+    return x / (1 + np.exp(-x))
+
+
+def by_loop(config, weights, x_BTD):
+    """What a plain loop over groups, tokens and their experts computes in float64; and how many choices it drops."""
+    w = {name: np.asarray(weight, np.float64) for name, weight in weights.items()}
+    y_BTD, dropped, group = np.zeros(x_BTD.shape), 0, config.expert_group or config.sequence
+    for b, start in np.ndindex(len(x_BTD), config.sequence // group):
+        taken = dict.fromkeys(range(config.experts), 0)
+        for t in range(start * group, (start + 1) * group):
+            x_D = np.asarray(x_BTD[b, t], np.float64)
+            logits_E = x_D @ w["router_DE"]
+            scores_E = np.exp(logits_E) / np.exp(logits_E).sum()
+            if config.router == "sigmoid":
+                scores_E = 1 / (1 + np.exp(-logits_E))
+            chosen = sorted(range(config.experts), key=lambda e: -scores_E[e])[: config.experts_per_token]
+            total = 1 if config.router == "softmax" else sum(scores_E[chosen]) / config.routed_scale
+            for e in chosen:
+                taken[e] += 1
+                factor = config.capacity_factor
+                if factor and taken[e] > math.ceil(group * config.experts_per_token / config.experts * factor):
+                    dropped += 1
+                    continue
+                hidden_F = silu(x_D @ w["gate_EDF"][e]) * (x_D @ w["up_EDF"][e])
+                y_BTD[b, t] += scores_E[e] / total * (hidden_F @ w["down_EFD"][e])
+            if config.shared_mlp:
+                hidden_H = silu(x_D @ w["shared_gate_DH"]) * (x_D @ w["shared_up_DH"])
+                y_BTD[b, t] += hidden_H @ w["shared_down_HD"]
+    return y_BTD, dropped
+
+
+@pytest.mark.parametrize("config", [MOE, DROPPING, *OTHERS], ids=str)
+def test_it_computes_what_a_loop_over_tokens_and_experts_computes(config):
+    """For every kind of router. With a capacity, the later tokens of a group are dropped, and some are."""
+    experts, x_BTD = part(config)
+    weights = {name: weight for (name,), weight in nnx.to_flat_state(nnx.state(experts, nnx.Param))}
+    expected, dropped = by_loop(config, {name: weight[...] for name, weight in weights.items()}, x_BTD)
+    np.testing.assert_allclose(run(experts, x_BTD)[0], expected, rtol=1e-4, atol=1e-5)
+    assert (dropped > 0) == (config.capacity_factor is not None)
+
+
+@pytest.mark.parametrize("router", ["softmax", "renormalised", "sigmoid"])
+def test_gradients_are_those_of_all_experts_for_all_tokens(router):
+    """Without drops: autodiff of every expert's output for every token, weighted by its score if it is chosen."""
+    config = dataclasses.replace(MOE, router=router)
+    experts, x_BTD = part(config)
+    graph, weights = nnx.split(experts, nnx.Param)
+    along_BTD = jnp.asarray(np.random.default_rng(1).normal(size=x_BTD.shape), jnp.float32)
+
+    def dense(w, x_BTD):
+        routes = choose(x_BTD.reshape(-1, config.embed) @ w.router_DE[...], config)
+        chosen_NkE = jax.nn.one_hot(routes.experts_Nk, 6)
+        weight_BTE = (routes.weights_Nk[..., None] * chosen_NkE).sum(1).reshape(*x_BTD.shape[:2], -1)
+        gate, up = (jnp.einsum("btd,edf->btef", x_BTD, each[...]) for each in (w.gate_EDF, w.up_EDF))
+        outputs = jnp.einsum("btef,efd->bted", jax.nn.silu(gate) * up, w.down_EFD[...])
+        return (outputs * weight_BTE[..., None]).sum(2)
+
+    mine, reference = (
+        jax.grad(lambda w, x, function=function: (function(nnx.merge(graph, w), x) * along_BTD).sum(), (0, 1))(
+            weights, x_BTD
+        )
+        for function in (lambda w, x: run(w, x)[0], dense)
+    )
+    for got, expected in zip(jax.tree.leaves(mine), jax.tree.leaves(reference), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_softmax_over_the_chosen_logits_is_a_renormalised_one():
+    """The two definitions of the router of Mixtral and gpt-oss agree; OLMoE's weights sum to less than one."""
+    logits_NE = jnp.asarray(np.random.default_rng(0).normal(size=(50, 6)), jnp.float32)
+    routes = choose(logits_NE, MOE)
+    top_Nk, experts_Nk = jax.lax.top_k(logits_NE, 2)
+    np.testing.assert_array_equal(routes.experts_Nk, experts_Nk)
+    np.testing.assert_allclose(routes.weights_Nk, jax.nn.softmax(top_Nk), rtol=1e-6)
+    assert (choose(logits_NE, dataclasses.replace(MOE, router="softmax")).weights_Nk.sum(1) < 1).all()
+
+
+def test_losses_of_a_router_that_does_not_know():
+    """With equal logits each token adds the factor to the load-balancing loss, and factor x (log E)^2 to the z-loss.
+
+    And one that sends all tokens to one expert, of its one choice, adds E times the factor.
+    """
+    config = dataclasses.replace(DROPPING, balance_loss=0.5, router_z_loss=0.25, experts_per_token=1)
+    experts, x_BTD = part(config)
+    tokens = 2 * config.sequence
+    experts.router_DE[...] = jnp.zeros_like(experts.router_DE[...])
+    losses = run(experts, x_BTD)[1]
+    assert float(losses["balance_loss"]) == pytest.approx(0.5 * tokens)
+    assert float(losses["router_z_loss"]) == pytest.approx(0.25 * tokens * math.log(6) ** 2)
+    experts.router_DE[...] = jnp.zeros_like(experts.router_DE[...]).at[0, 3].set(100)
+    sure = run(experts, x_BTD.at[..., 0].set(1))[1]
+    assert float(sure["balance_loss"]) == pytest.approx(6 * 0.5 * tokens)
+
+
+def test_the_gradient_of_the_load_balancing_loss_is_that_of_the_mean_probabilities():
+    """The shares of choices are numbers: E sum_e f_e dP_e (Fedus et al. 2021, after equation 4)."""
+    config = dataclasses.replace(DROPPING, balance_loss=1.0)
+    experts, x_BTD = part(config)
+    graph, weights = nnx.split(experts, nnx.Param)
+    got = jax.grad(lambda w: run(nnx.merge(graph, w), x_BTD)[1]["balance_loss"])(weights)["router_DE"]
+    x_ND = x_BTD.reshape(-1, config.embed)
+    chosen_Nk = choose(x_ND @ experts.router_DE[...], config).experts_Nk
+    share_E = np.bincount(np.asarray(chosen_Nk).reshape(-1), minlength=6) / chosen_Nk.size
+    expected = jax.grad(lambda w: 6 * (share_E * jax.nn.softmax(x_ND @ w).sum(0)).sum())(experts.router_DE[...])
+    np.testing.assert_allclose(got[...], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_counts_and_flops_are_those_of_the_active_experts():
+    """A token is multiplied with the router and k of E experts; every expert counts as parameters."""
+    config = dataclasses.replace(OTHERS[0], vocab_multiple=1)
+    expert, dense = 3 * config.embed * 20, 3 * config.embed * 28 + config.embed * 6
+    without = dataclasses.replace(GPTConfig(layers=4, embed=48, heads=4, vocab=257, sequence=24, mlp=1))
+    mlp = 2 * config.embed + 1 + config.embed
+    assert param_count(config) - param_count(without) == 4 * (6 * expert + dense - mlp)
+    assert flops_per_token(config) - flops_per_token(without) == 6 * 4 * (3 * expert + dense - 2 * config.embed)
+
+
+@pytest.mark.parametrize(
+    ("preset", "total", "active", "published"),
+    [
+        ("mixtral-8x7b", 46_702_792_704, 12_879_925_248, "46.7B, 12.9B"),
+        ("mixtral-8x22b", 140_620_634_112, None, "141B, 39B"),
+        ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704, "30.5B, 3.3B"),
+        ("qwen3-235b-a22b", 235_093_634_560, 22_190_763_520, "235B, 22B"),
+    ],
+)
+def test_counts_of_presets_are_the_published_ones(preset, total, active, published):
+    """Parameters, and those that a token uses with both embeddings.
+
+    Rounded they are the counts of the announcement of Mistral AI (2023, 2024) and of the cards of the Qwen3 models.
+    """
+    config = PRESETS[preset]
+    counts = param_count(config), active_param_count(config)
+    assert counts[0] == total
+    assert counts[1] == (active or counts[1])
+    for count, text in zip(counts, published.split(", "), strict=True):
+        digits = len(text.partition(".")[2].rstrip("B"))
+        assert abs(count / 1e9 - float(text.rstrip("B"))) < 10**-digits
+    expert = 3 * config.embed * config.dim_sizes["expert_mlp"]
+    assert counts[0] - counts[1] == config.layers * (config.dim_sizes["experts"] - config.experts_per_token) * expert
+
+
+@pytest.mark.parametrize(
+    ("config", "train"),
+    [
+        (DROPPING, {"remat": "full"}),
+        *nightly(*((config, {"remat": remat}) for config in (MOE, DROPPING, *OTHERS) for remat in ("none", "dots"))),
+    ],
+    ids=str,
+)
+def test_its_formulas_are_those_of_the_compiled_program(config, train):
+    """FLOPs with those of padded buffers, and arguments, exactly; temporaries within 15%."""
+    (program, memory), predicted = (
+        compiled("single", "data=1", config, **train),
+        cost("single", "data=1", config, **train),
+    )
+    assert program.flops == sum(predicted.flops.values())
+    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
+    assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
+
+
+@pytest.mark.parametrize("config", [MOE, DROPPING, *OTHERS], ids=str)
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("single", "data=1"), *nightly(("expert", "expert=2"), ("tensor", "tensor=2"))]
+)
+def test_layers_keep_what_the_formula_says(name, mesh, remat, config):
+    """For every router, capacity, and kind of rematerialisation, to the byte."""
+    if name == "expert" and config.experts == 3:
+        config = dataclasses.replace(config, experts=4)
+    built = step(name, mesh, config, remat=remat, dtype="bfloat16")
+    plan = cost(name, mesh, config, remat=remat, dtype="bfloat16").plan
+    jaxpr = jax.make_jaxpr(built.gradients)(built.state, built.batch).jaxpr
+    forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == 4]
+    kept = forward.outvars[1 + len(plan.block.extras()) :]
+    itemsize = {**BYTES, "int32": 4, "bool": 1}
+    held = sum(itemsize[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept)
+    assert held == 4 * plan.block.kept_bytes(plan.share)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6"),
+        ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; give experts"),
+        ({"expert_group": 7}, "expert_group=7 does not divide sequence=24; it can be 1, 2, 3"),
+        ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; leave it out"),
+        ({"router": "soft"}, "router"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(fields, message):
+    """With the numbers and what can be."""
+    with pytest.raises(Infeasible, match=message):
+        dataclasses.replace(MOE, **fields)
+
+
+def test_experts_take_the_place_of_the_mlp():
+    """Of any kind of block; the other parts stay."""
+    assert [*block_of(MOE).parts] == ["norm1", "attention", "norm2", "experts"]
+    assert block_of(MOE) is block_of(DROPPING)
