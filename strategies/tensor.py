@@ -12,6 +12,7 @@ Recomputation", section 4.2.2):
     each is the transpose of the other: two and two a layer backward, with dx
     one reduce-scatter for the embedding, one gather for the head, and the transpose of each
     for the loss, an all-reduce of three numbers a token: largest logit, sum of exponentials, target's logit
+    with norms over all heads (OLMoE) all-reduces of two numbers a token, a layer forward, and as many backward
     dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, which are replicated
 
 With `sequence_parallel=False` the residual stream is replicated:
@@ -103,7 +104,8 @@ def vocab_hooks(before: Hooks, axes: Sequence[str]) -> Hooks:
 
 def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     """Hooks for layers split over `tensor`, and an embedding and a loss whose vocabulary is split over `vocab_axes`."""
-    vocab = replace(vocab_hooks(before, vocab_axes), alike=partial(lax.pmean, axis_name="tensor"))
+    mean = partial(lax.pmean, axis_name="tensor")
+    vocab = replace(vocab_hooks(before, vocab_axes), alike=mean, mean=mean)
     if not sequence_parallel:
         # All tokens are here. Marked once, before several matmuls: their gradients are added, and then summed once.
         all_tokens = partial(mark_varying, axes="tensor")
@@ -163,6 +165,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     sums = (2 * branches + again) * plan.layers * plan.residual
     extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
     yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
+    means = sum(part.means for part in plan.block.branches()) * (3 if again else 2) * plan.layers * plan.tokens
+    yield from traffic(plan, "norms of all heads", "all_reduce", tensors, means)
     partial_gradients = [weight for weight in plan.weights if _has_partial_gradient(weight.spec, plan)]
     yield from replicated_gradients(plan, tensors, sum(weight.elements for weight in partial_gradients))
     if not plan.sequence_parallel:

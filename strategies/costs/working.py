@@ -19,6 +19,7 @@ from strategies.model.self_attention import (
     BiasedRotaryAttention,
     HeadNormAttention,
     RotaryAttention,
+    WidthNormAttention,
 )
 
 
@@ -128,10 +129,10 @@ class Working(NamedTuple):
     standalone_peak_elements: Callable[[Share], int] = none
 
 
+ATTENTIONS = Attention, RotaryAttention, BiasedRotaryAttention, HeadNormAttention, WidthNormAttention
 PARTS: dict[type[Part], Working] = {
     **dict.fromkeys((LayerNorm, RMSNorm), Working(norm)),
-    **dict.fromkeys((Attention, RotaryAttention, BiasedRotaryAttention), Working(attention, standalone_attention)),
-    HeadNormAttention: Working(attention, standalone_attention),
+    **dict.fromkeys(ATTENTIONS, Working(attention, standalone_attention)),
     MLP: Working(mlp),
     GatedMLP: Working(gated_mlp),
     Experts: Working(experts),

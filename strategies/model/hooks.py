@@ -28,6 +28,7 @@ class Hooks:
         gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that
             dtype.
         sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
+        mean: means over the features of this device -> over those of all devices that split the features of a layer.
         all_tokens: [B,T,D] of the own tokens -> of all tokens.
         own_tokens: [T,D] of all tokens -> of the own tokens.
         own_context: (an array of whole sequences, the index of its dim of tokens) -> this device's shard of each
@@ -53,6 +54,7 @@ class Hooks:
     delays_sums: bool = False
     gather: Callable[[Array, WeightSpec, str], Array] = lambda weight, spec, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x
+    mean: Callable[[Array], Array] = lambda x: x
     all_tokens: Callable[[Array], Array] = lambda x: x
     own_tokens: Callable[[Array], Array] = lambda x: x
     own_context: Callable[[Array, int], Array] = lambda x, dim: x

@@ -105,14 +105,24 @@ class RMSNorm(Part):
         return 0 if share.train.remat == "full" else LayerNorm.kept_bytes(share) - 4 * share.residual_tokens
 
 
-def rms_scaled(x: Float[Array, "*batch D"], scale: Array, epsilon: float) -> Float[Array, "*batch D"]:
-    """Divide x by its root mean square over the last dim, and multiply it by a scale, which broadcasts."""
-    normed: Array = divided_by_rms(x.astype(jnp.float32), epsilon)
+def here(mean: Array) -> Array:
+    """The mean over the features of this device, which has all."""
+    return mean
+
+
+def rms_scaled(
+    x: Float[Array, "*batch D"], scale: Array, epsilon: float, mean: Callable[[Array], Array] = here
+) -> Float[Array, "*batch D"]:
+    """Divide x by its root mean square over the last dim, and multiply it by a scale, which broadcasts.
+
+    `mean` is that of `divided_by_rms`.
+    """
+    normed: Array = divided_by_rms(x.astype(jnp.float32), epsilon, mean)
     return (normed.astype(x.dtype) * scale).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def divided_by_rms(x: Array, epsilon: float, mean: Callable[[Array], Array] = lambda mean: mean) -> Array:
+def divided_by_rms(x: Array, epsilon: float, mean: Callable[[Array], Array]) -> Array:
     """Divide float32 x by its root mean square over the last dim. Differentiated by hand, as `_normalise`.
 
     `mean` averages a mean of this device over all devices that split the features.

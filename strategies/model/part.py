@@ -146,10 +146,12 @@ class Part(nnx.Module):
     Attributes:
         attends: whether it calls the attention of the hooks, once.
         extras: the names of what it adds to the loss (`layer_passes.Extras`).
+        means: how many numbers of a token it averages over devices by `Hooks.mean`, forward, and as many backward.
     """
 
     attends: ClassVar[bool] = False
     extras: ClassVar[tuple[str, ...]] = ()
+    means: ClassVar[int] = 0
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Initialise the weights."""

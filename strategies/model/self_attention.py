@@ -124,19 +124,30 @@ class BiasedRotaryAttention(RotaryAttention):
         return super().prepared(add_bias(qkv_BTCA, self.qkv_bias_CA), info)
 
 
-class HeadNormAttention(RotaryAttention):
-    """Self-attention of Qwen3: that of Llama, with an RMSNorm of each head of queries and of keys before it is rotated.
-
-    Heads of queries share a scale, and heads of keys another.
-    """
-
-    q_norm_K: nnx.Param
-    k_norm_K: nnx.Param
+class NormAttention(RotaryAttention):
+    """Self-attention of Llama with a norm of queries and of keys before they are rotated (QK-norm)."""
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Initialise the weights."""
         super().__init__(config, rngs)
         self.epsilon = config.norm_epsilon
+
+    def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
+        """Normalise and rotate queries and keys. What they are before that is kept, too: the norm's backward pass."""
+        qkv_BTCA = checkpoint_name(qkv_BTCA, KEPT)
+        qk_BTCA = self.normed(qkv_BTCA[:, :, :-1], info)
+        return rotated(jnp.concatenate([qk_BTCA, qkv_BTCA[:, :, -1:]], 2), self.rotary, info)
+
+    def normed(self, qk_BTCA: Array, info: LayerInfo) -> Array:
+        """Normalise queries and keys."""
+        raise NotImplementedError
+
+
+class HeadNormAttention(NormAttention):
+    """Self-attention of Qwen3: an RMSNorm of each head. Heads of queries share a scale, and heads of keys another."""
+
+    q_norm_K: nnx.Param
+    k_norm_K: nnx.Param
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
@@ -144,31 +155,64 @@ class HeadNormAttention(RotaryAttention):
         scale = vector("head_size", value=1.0)
         return {**RotaryAttention.weights(config), "q_norm_K": scale, "k_norm_K": scale}
 
-    def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
-        """Normalise and rotate queries and keys. What they are before that is kept, too: the norm's backward pass."""
-        qkv_BTCA = checkpoint_name(qkv_BTCA, KEPT)
-        qk_BTCJK = qkv_BTCA[:, :, :-1].reshape(*qkv_BTCA.shape[:2], qkv_BTCA.shape[2] - 1, -1, self.head_dim)
+    def normed(self, qk_BTCA: Array, info: LayerInfo) -> Array:
+        """Normalise each head."""
+        qk_BTCJK = qk_BTCA.reshape(*qk_BTCA.shape[:3], -1, self.head_dim)
         q_norm_K, k_norm_K = self.q_norm_K[...], self.k_norm_K[...]
-        scale_C1K = jnp.stack([*[q_norm_K] * (qk_BTCJK.shape[2] - 1), k_norm_K])[:, None]
-        qk_BTCA = rms_scaled(qk_BTCJK, scale_C1K, self.epsilon).reshape(*qk_BTCJK.shape[:3], -1)
-        return rotated(jnp.concatenate([qk_BTCA, qkv_BTCA[:, :, -1:]], 2), self.rotary, info)
+        scale_C1K = jnp.stack([*[q_norm_K] * (qk_BTCA.shape[2] - 1), k_norm_K])[:, None]
+        return rms_scaled(qk_BTCJK, scale_C1K, self.epsilon).reshape(qk_BTCA.shape)
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep what `Attention` keeps, and a number in float32 for each head of queries and of keys.
+        """Of norms: one for each head of queries and of keys. Of scales: one for each of these that share values."""
+        norms = (share.head_features + share.key_features) // share.config.head_dim
+        return _kept_bytes(share, norms, share.config.dim_sizes["qk"] * share.config.head_dim)
 
-        With `remat="none"` also queries and keys before the norm, and in float32 after it, and the scales. Otherwise
-        Ulysses keeps them twice: before the norm, and as they came from other devices.
-        """
-        train, features = share.train, share.head_features + share.key_features
-        kept = Attention.kept_bytes(share)
-        if train.remat == "full":
-            return kept
-        kept += 4 * share.tokens * features // share.config.head_dim
-        if train.remat == "none":
-            return (
-                kept
-                + (4 + share.itemsize) * share.tokens * features
-                + 4 * share.config.dim_sizes["qk"] * share.config.head_dim
+
+class WidthNormAttention(NormAttention):
+    """Self-attention of OLMoE: an RMSNorm over all heads of queries, and one over all heads of keys.
+
+    Devices that split the heads average the means of squares (`Hooks.mean`), one for queries and one for keys.
+    """
+
+    means = 2
+    qk_norm_CA: nnx.Param
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of `RotaryAttention`, and a scale for each feature of queries and keys."""
+        return {**RotaryAttention.weights(config), "qk_norm_CA": vector("qk", "key_features", value=1.0)}
+
+    def normed(self, qk_BTCA: Array, info: LayerInfo) -> Array:
+        """Normalise queries, and keys."""
+        mean, parts = info.hooks.mean, (slice(0, -1), slice(-1, None))
+        normed = [
+            rms_scaled(
+                qk_BTCA[:, :, part].reshape(*qk_BTCA.shape[:2], -1),
+                self.qk_norm_CA[part].reshape(-1),
+                self.epsilon,
+                mean,
             )
-        return kept + (share.itemsize * share.tokens * (features + share.key_features) if share.ulysses else 0)
+            for part in parts
+        ]
+        return jnp.concatenate(normed, -1).reshape(qk_BTCA.shape)
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Of norms: one for queries and one for keys. Of scales: one for each feature."""
+        return _kept_bytes(share, 2, share.head_features + share.key_features)
+
+
+def _kept_bytes(share: Share, norms: int, scales: int) -> int:
+    """Keep what `Attention` keeps, and a number in float32 for each norm of a token.
+
+    With `remat="none"` also queries and keys before the norm, and in float32 after it, and the scales. Otherwise
+    Ulysses keeps them twice: before the norm, and as they came from other devices.
+    """
+    kept, features = Attention.kept_bytes(share), share.head_features + share.key_features
+    if share.train.remat == "full":
+        return kept
+    kept += 4 * share.tokens * norms
+    if share.train.remat == "none":
+        return kept + (4 + share.itemsize) * share.tokens * features + 4 * scales
+    return kept + (share.itemsize * share.tokens * (features + share.key_features) if share.ulysses else 0)

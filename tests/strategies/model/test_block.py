@@ -69,6 +69,7 @@ def ran(name: str, mesh: str, block: str = "llama", **options):
     ("name", "mesh", "options"),
     [
         *((name, *MESHES[name]) for name in DAILY),
+        ("tensor", "tensor=2", {"block": "width"}),
         *nightly(*((name, *MESHES[name]) for name in STRATEGIES if name not in ("single", *DAILY))),
         *nightly(
             ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "schedule": "zb-h1"}),
@@ -80,6 +81,12 @@ def ran(name: str, mesh: str, block: str = "llama", **options):
             ("tensor", "tensor=2", {"block": "qwen3", "sequence_parallel": False}),
             ("pipeline", "pipeline=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"}),
             ("auto", "fsdp=2,tensor=2", {"block": "qwen3"}),
+            ("auto", "fsdp=2,tensor=2", {"block": "width"}),
+            (
+                "three_d",
+                "data=2,pipeline=2,tensor=2",
+                {"block": "width", "microbatches": 4, "sequence_parallel": False},
+            ),
         ),
     ],
 )
@@ -118,7 +125,7 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
         *nightly(
             *(
                 (name, mesh, {"block": block, **options})
-                for block in ("qwen2", "qwen3")
+                for block in ("qwen2", "qwen3", "width")
                 for name, mesh, options in [
                     ("single", "data=1", {"remat": "none"}),
                     ("fsdp", "fsdp=4", {"microbatches": 2}),
