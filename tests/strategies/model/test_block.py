@@ -44,6 +44,7 @@ MESHES = {
     "zero2": ("data=4", {"microbatches": 2}),
     "fsdp": ("fsdp=4", {"prefetch": "on"}),
     "hsdp": ("data=2,fsdp=2", {}),
+    "expert": ("data=4", {}),  # models without experts have no axis expert
     "tensor": ("tensor=2", {"remat": "full"}),
     "context": ("context=4", {}),
     "pipeline": ("pipeline=2", {"microbatches": 4}),
