@@ -15,10 +15,18 @@ from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.cli.tables import aligned
-from benchmarks.devices.chips import GB
+from benchmarks.devices.chips import GIB
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
-from benchmarks.simulate.published import AXES, COLUMNS, Published, PublishedRun, TableRow, run_of
+from benchmarks.simulate.published import (
+    AXES,
+    COLUMNS,
+    Published,
+    PublishedRun,
+    TableRow,
+    measured_seconds,
+    run_of,
+)
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.stack import MEGATRON, Stack
 from benchmarks.simulate.step import bound_seconds, first_stage_elements, predict_seconds
@@ -89,10 +97,10 @@ def _predicted(row: TableRow, machine: Machine | None) -> PredictedRow:
 
 
 def as_csv(predictions: Sequence[PredictedRow]) -> str:
-    """The rows with predicted and least seconds, the parts of the step, memory, machine, and why a row has none."""
+    """The rows with measured, predicted and least seconds, the parts of a step, memory, machine, and problems."""
     columns = dict.fromkeys(name for prediction in predictions for name in prediction.row)
     added = (
-        *("predicted_seconds", "bound_seconds", *map(_column, STEP_PARTS), "predicted_memory_gb"),
+        *("measured_seconds", "predicted_seconds", "bound_seconds", *map(_column, STEP_PARTS), "predicted_memory_gib"),
         *(*map(_of_machine, OF_MACHINE), "problem"),
     )
     names = [*(name for name in columns if name not in added), *added]
@@ -102,10 +110,11 @@ def as_csv(predictions: Sequence[PredictedRow]) -> str:
     for prediction in predictions:
         parts = prediction.timeline.parts if prediction.timeline else {}
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in STEP_PARTS if prediction.timeline}
-        memory = prediction.run and held_bytes(prediction.run.cost, prediction.run.stack) / GB
+        memory = prediction.run and held_bytes(prediction.run.cost, prediction.run.stack) / GIB
         numbers = {"predicted_seconds": prediction.step_seconds, "bound_seconds": prediction.bound_seconds}
-        numbers["predicted_memory_gb"] = memory
+        numbers["predicted_memory_gib"] = memory
         formatted = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
+        formatted["measured_seconds"] = str(measured_seconds(prediction.row) or "")
         facts = {_of_machine(name): getattr(prediction.machine, name) for name in OF_MACHINE if prediction.machine}
         row = {**prediction.row, **dict.fromkeys(added), **formatted, **figures, **facts}
         writer.writerow({**row, "problem": prediction.problem})

@@ -22,6 +22,7 @@ Collective = Literal["gathers", "gradients", "input gradients", "halves"]
 Until = Literal["at once", "weight gradient", "layer"]
 """When the device waits for a collective: before anything else, after the matmul of the gradient of the branch's first
 weight, or at the end of the layer."""
+ZeroStage = Literal["none", "zero1", "zero2", "zero3"]
 HALVES_SHARE = 0.16
 """Share of the reductions that `halves` overlaps with the other half of the batch. In schedules that XLA compiled for
 H100, v5e and v5p (docs/experiments), 15% to 20% less is waited for."""
@@ -64,6 +65,23 @@ class KernelCosts:
     unfused_launches: ForwardBackward = NONE
 
 
+class Recipe(NamedTuple):
+    """What the recipes of a stack do, where a published run does not say.
+
+    Attributes:
+        optimizer_sharded: the stage of ZeRO along the data axis; along the fsdp axis it is the third.
+        sequence_parallel: whether the tensor axis also splits the tokens between matmuls.
+        recompute: "none", "full", or "selective", which recomputes attention.
+    """
+
+    optimizer_sharded: ZeroStage = "none"
+    sequence_parallel: bool = False
+    recompute: Literal["none", "selective", "full"] = "none"
+
+
+PLAIN = Recipe()
+
+
 @dataclass(frozen=True)
 class Stack:
     """Rules of a training program, and the constants of its kernels.
@@ -79,6 +97,7 @@ class Stack:
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
         shares_cards: whether groups that have several but not all devices of their hosts use the same network cards.
         reduce_dtype: of gradients while they are reduced over devices.
+        recipe: what published runs are taken to do where they do not say.
     """
 
     name: str
@@ -90,6 +109,7 @@ class Stack:
     outermost: tuple[str, ...] = ()
     shares_cards: bool = False
     reduce_dtype: ReduceDtype = "bfloat16"
+    recipe: Recipe = PLAIN
 
     def until(self, collective: Collective) -> Until:
         """When the device waits for a collective."""

@@ -62,8 +62,8 @@ def panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     kinds = rows.apply(spread_of, axis=1)
     for name, (colour, marker) in SPREADS.items():
         own = rows[kinds == name]
-        axes.plot(own["step_seconds"], own[column], marker, color=colour, ms=4, mew=0.3, mec=WHITE, alpha=0.8)
-    seconds = rows[["step_seconds", "predicted_seconds"]].to_numpy(float)
+        axes.plot(own["measured_seconds"], own[column], marker, color=colour, ms=4, mew=0.3, mec=WHITE, alpha=0.8)
+    seconds = rows[["measured_seconds", "predicted_seconds"]].to_numpy(float)
     axes.set(xscale="log", xlim=(seconds.min() / 1.3, seconds.max() * 1.3))
     seconds_axis(axes.xaxis)
 
@@ -90,7 +90,7 @@ def parts_figure(rows: pd.DataFrame) -> Figure:
     for axes, part in zip(grid, drawn, strict=True):
         left = np.zeros(len(part))
         for name, colour in SPENT_COLOURS.items():
-            width = (part[f"part.{name}"] / part["step_seconds"]).to_numpy()
+            width = (part[f"part.{name}"] / part["measured_seconds"]).to_numpy()
             axes.barh(range(len(part)), width, left=left, color=colour)
             left += width
         axes.axvline(1, color=PURE_BLACK, linewidth=1.5)

@@ -14,12 +14,12 @@ from strategies.schema import Amount, Count, Positive, SchemaError, checked
 
 AXES = "data", "fsdp", "pipeline", "tensor"
 SIZES = "layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES
-SECONDS = "step_seconds", "predicted_seconds"
+SECONDS = "measured_seconds", "predicted_seconds"
 NUMBERS = *SIZES, *SECONDS, "machine.error"
 NOTHING = "", "-", "nan", "none", "null", "n/a"
 """Cells of numbers that are not known."""
 WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
-MEMORY = "memory_gb", "predicted_memory_gb"
+MEMORY = "peak_memory_gib", "predicted_memory_gib"
 """Published and predicted memory of a device. Tables need not have it."""
 TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"
 FIGURE_PARTS = {
@@ -56,7 +56,7 @@ def read(path: Path) -> pd.DataFrame:
         f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)
         for name, inside in FIGURE_PARTS.items()
     }
-    return with_names(rows.assign(error=rows["predicted_seconds"] / rows["step_seconds"] - 1, **parts))
+    return with_names(rows.assign(error=rows["predicted_seconds"] / rows["measured_seconds"] - 1, **parts))
 
 
 def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> dict[str, float | None]:
@@ -131,7 +131,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 def errors_of(rows: pd.DataFrame) -> Errors:
     """Errors of judged rows."""
-    return accuracy.errors_of(rows["predicted_seconds"].tolist(), rows["step_seconds"].tolist())
+    return accuracy.errors_of(rows["predicted_seconds"].tolist(), rows["measured_seconds"].tolist())
 
 
 def errors_by(rows: pd.DataFrame, key: str | list[str], order: Callable[[Errors], float] | None = None) -> list:

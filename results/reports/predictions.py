@@ -25,7 +25,7 @@ MOST_WORKS = 6
 ROW = {
     **{"source": "source", "model": "layers x embed", "devices": "devices", "mesh": "mesh", "batch_size": "batch"},
     **{"microbatches": "microbatches", "sequence": "tokens", "recompute": "recompute", "dtype": "dtype"},
-    **{"step_seconds": "published_seconds", "predicted_seconds": "predicted_seconds", "error": "error"},
+    **{"measured_seconds": "published_seconds", "predicted_seconds": "predicted_seconds", "error": "error"},
     **{"beside": "error_of_others", "problem": "problem"},
 }
 """Columns of a row -> their names in the CSV file."""
@@ -120,7 +120,7 @@ def memory(rows: pd.DataFrame) -> Iterator[str]:
         return
     yield "## Memory"
     table: list[tuple[str, ...]] = [
-        ("layers x embed", "mesh", "microbatch", "dtype", "published GB", "predicted GB", "error")
+        ("layers x embed", "mesh", "microbatch", "dtype", "published GiB", "predicted GiB", "error")
     ]
     for row in measured.to_dict("records"):
         published, predicted = (row[name] for name in MEMORY)

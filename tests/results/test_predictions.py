@@ -114,16 +114,18 @@ def test_errors_are_those_of_the_rows(rows: pd.DataFrame) -> None:
     """Mean, bias and rank correlation, as scipy computes it."""
     for source, found in errors_by(rows, "source"):
         part = rows[rows["source"] == source]
-        ratio = part["predicted_seconds"] / part["step_seconds"]
+        ratio = part["predicted_seconds"] / part["measured_seconds"]
         assert found.runs == len(part)
         assert (found.mean, found.bias) == pytest.approx((abs(ratio - 1).mean(), ratio.mean() - 1))
-        assert found.rank_correlation == pytest.approx(spearmanr(part["predicted_seconds"], part["step_seconds"])[0])
+        assert found.rank_correlation == pytest.approx(
+            spearmanr(part["predicted_seconds"], part["measured_seconds"])[0]
+        )
 
 
 def test_regret_is_what_the_predicted_best_loses() -> None:
     """The predicted best takes 3 s, and the best 2 s."""
-    rows = pd.DataFrame({"predicted_seconds": [1.0, 2.0], "step_seconds": [3.0, 2.0]})
-    rows["error"] = rows["predicted_seconds"] / rows["step_seconds"] - 1
+    rows = pd.DataFrame({"predicted_seconds": [1.0, 2.0], "measured_seconds": [3.0, 2.0]})
+    rows["error"] = rows["predicted_seconds"] / rows["measured_seconds"] - 1
     assert errors_of(rows).regret == pytest.approx(0.5)
     assert errors_of(rows).rank_correlation is None
 
@@ -131,12 +133,12 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
 def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:
     """A row of the page for each published memory, with the error of the formulas; no section without any."""
     rows = read(predicted)
-    measured = rows[rows["memory_gb"].notna()]
+    measured = rows[rows[["peak_memory_gib", "predicted_memory_gib"]].notna().all(axis=1)]
     lines = [line for part in page.memory(rows) for line in part.splitlines() if re.match(r"\| \d", line)]
     assert len(lines) == len(measured) > 0
     for line, (_, row) in zip(lines, measured.iterrows(), strict=True):
-        assert f"| {row['predicted_memory_gb'] / row['memory_gb'] - 1:+.1%} |" in line
-    assert not list(page.memory(rows.assign(memory_gb=np.nan)))
+        assert f"| {row['predicted_memory_gib'] / row['peak_memory_gib'] - 1:+.1%} |" in line
+    assert not list(page.memory(rows.assign(peak_memory_gib=np.nan)))
 
 
 def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
@@ -150,7 +152,7 @@ def test_text_quotes_seconds_that_were_published(rows: pd.DataFrame) -> None:
     text = (ROOT / "docs" / "experiments" / "2026-11-24-published-bad-rows.md").read_text()
     _, *parts = text.partition("\n## Choosing")[0].split("\n### ")
     for part, source in zip(parts, rows["source"].unique(), strict=True):
-        published = rows.loc[rows["source"] == source, "step_seconds"]
+        published = rows.loc[rows["source"] == source, "measured_seconds"]
         for number in re.findall(r"(\d+\.\d+)\s+s\b", part):
             assert (published.round(len(number.partition(".")[2])) == float(number)).any(), number
     assert re.search(r"\d+\.\d+\s+s\b", text)
@@ -174,8 +176,9 @@ def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:
 def test_rows_without_a_prediction_are_listed_with_the_reason(predicted: Path, tmp_path: Path) -> None:
     """They do not count in the errors."""
     table = pd.read_csv(predicted, dtype=str, keep_default_na=False)
-    table.loc[1, ["predicted_seconds", "problem"]] = "", "no such, device"
-    table.loc[2, "step_seconds"] = ""
+    first, second = judged(read(predicted)).index[:2]
+    table.loc[first, ["predicted_seconds", "problem"]] = "", "no such, device"
+    table.loc[second, "measured_seconds"] = ""
     table.to_csv(tmp_path / "some.csv", index=False)
     some = read(tmp_path / "some.csv")
     assert len(judged(some)) == len(judged(read(predicted))) - 2
@@ -210,8 +213,8 @@ def test_a_cell_that_is_no_amount_is_refused(cell: str, tmp_path: Path) -> None:
         *(f"predicted.{p}_seconds" for ps in FIGURE_PARTS.values() for p in ps),
     ]
     cells = ["" if name in TEXTS else "1" for name in names]
-    cells[names.index("step_seconds")] = f'"{cell}"'
+    cells[names.index("measured_seconds")] = f'"{cell}"'
     path = tmp_path / "predicted.csv"
     path.write_text(f"{','.join(names)}\n{','.join(cells)}\n")
-    with pytest.raises(RecordError, match=r"predicted\.csv: row 1: step_seconds is "):
+    with pytest.raises(RecordError, match=r"predicted\.csv: row 1: measured_seconds is "):
         read(path)
