@@ -66,7 +66,7 @@ class PredictedRow:
 
     @property
     def step_seconds(self) -> float | None:
-        """PredictedRow seconds."""
+        """Predicted seconds."""
         return self.timeline and self.timeline.step_seconds
 
 
@@ -140,7 +140,7 @@ def mesh_of(row: TableRow) -> str:
     >>> mesh_of({"data": "8", "fsdp": "", "pipeline": "1", "tensor": "many"})
     'data=8,tensor=many'
     """
-    return ",".join(f"{axis}={row[axis]}" for axis in AXES if row[axis] not in ("", "1")) or "one device"
+    return ",".join(f"{axis}={row[axis]}" for axis in AXES if row.get(axis, "") not in ("", "1")) or "one device"
 
 
 def work_of(row: TableRow) -> str:
