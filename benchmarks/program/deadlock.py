@@ -1,12 +1,12 @@
 """Detects collectives that may be in flight at the same time on a virtual CPU device, which can deadlock.
 
-XLA's CPU runtime runs independent instructions concurrently, in a pool with one thread per device. A collective blocks
+XLA's CPU runtime runs independent instructions concurrently, in a pool of threads (`pool_threads`). A collective blocks
 its thread until every device of its group has arrived. The program's next collective starts only when the previous one
 has ended. But a loop, conditional or call counts as started as soon as its first part runs in another thread
 (`NodeEdge::Kind::kScheduling`, execution_graph.h). A later collective that does not depend on it may then block a
-second thread beside the collective inside. If each device blocks two threads, the pool has none left for the device
-that all others wait for. If each blocks only one, a thread is always left, because the last device to arrive does not
-block.
+second thread beside the collective inside. If each device blocks two threads, a pool with one thread per device has
+none left for the device that all others wait for. If each blocks only one, a thread is always left, because the last
+device to arrive does not block. Likewise a pool with a thread per device for each collective in flight has one left.
 
 A collective followed by a loop is ordered only in a program that the running process compiled itself, and not in one
 read from JAX's persistent cache. That cache is therefore disabled (`machine.disable_compilation_cache`).
@@ -16,9 +16,11 @@ compiled step is checked. Where a strategy can make one collective depend on the
 """
 
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
+import jax
 from jax.sharding import Mesh
 
 from benchmarks.cases.failures import MayDeadlock
@@ -26,6 +28,7 @@ from benchmarks.program.collectives import kind_of
 from benchmarks.program.hlo import Computation, Instruction, Module
 from strategies.backends.backend import are_virtual
 
+POOL = "PJRT_NPROC"
 _CALLS = (
     "body",
     "condition",
@@ -46,12 +49,31 @@ def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> No
         concurrent: result of `concurrent_collectives`.
 
     Raises:
-        MayDeadlock: names the first pair.
+        MayDeadlock: names the first pair, and how many threads would be enough.
     """
-    if concurrent and are_virtual(mesh.devices.ravel()):
+    if not concurrent or not are_virtual(mesh.devices.ravel()):
+        return
+    # Of all that is in flight at once, each but the latest is the first of a pair.
+    needed = len(mesh.local_devices) * (1 + len({first for first, _ in concurrent}))
+    threads = pool_threads(len(jax.local_devices(backend="cpu")))
+    if threads < needed:
         first, later = concurrent[0]
         problem = f"%{later} may communicate at the same time as %{first}, and {len(concurrent) - 1} more such pairs"
-        raise MayDeadlock(f"{problem}: virtual CPU devices may deadlock; make one collective depend on the other")
+        way_out = f"make one collective depend on the other, or start with {POOL}={needed}; there are {threads} threads"
+        raise MayDeadlock(f"{problem}: virtual CPU devices may deadlock; {way_out}")
+
+
+def pool_threads(devices: int) -> int:
+    """Threads in which XLA's CPU client runs the computations of so many devices.
+
+    They are as many as `PJRT_NPROC` says, or else the cores that this process may use, but at least one per device
+    (`DefaultThreadPoolSize` in xla/pjrt/utils.cc). XLA ignores a `PJRT_NPROC` that is no number.
+    """
+    text = os.environ.get(POOL, "")
+    if text.isdecimal():
+        return max(int(text), devices)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores, devices)
 
 
 def concurrent_collectives(module: Module) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Collectives that could deadlock on virtual devices, because they are in no order, are found, and no step has any."""
 
 import dataclasses
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax import lax
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import MayDeadlock
 from benchmarks.program.compiled import read_program
+from benchmarks.program.deadlock import POOL, pool_threads, require_no_deadlock
 from benchmarks.run.attribution import require_safe
 from benchmarks.run.compilation import Clock
 from benchmarks.run.prepare import Preparation
@@ -58,6 +60,34 @@ def test_unordered_loops_inside_a_loop_are_found():
     assert len(read_program(compiled(nested, (8, 16)), MESH).concurrent) == 1
 
 
+@pytest.mark.parametrize(
+    ("pool", "threads"), [("1", 8), ("8", 8), ("20", 20), ("many", None), ("-3", None), (None, None)], ids=str
+)
+def test_the_pool_has_as_many_threads_as_xla_starts(pool, threads, monkeypatch):
+    """One per device at least, then what PJRT_NPROC says; XLA ignores what is no number, and counts the cores."""
+    monkeypatch.setenv(POOL, pool) if pool else monkeypatch.delenv(POOL, raising=False)
+    assert pool_threads(8) == (threads or max(8, len(os.sched_getaffinity(0))))
+
+
+def test_a_pool_with_threads_for_all_collectives_in_flight_runs_what_a_smaller_one_may_not(monkeypatch):
+    """Three loops side by side on two devices need six threads: with five they are refused, by the number needed."""
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    text = compiled(lambda x: looped(x) + looped(2 * x) + looped(3 * x), (8, 16))
+    concurrent = read_program(text, MESH).concurrent
+    monkeypatch.setattr("benchmarks.program.deadlock.pool_threads", lambda devices: 5)
+    with pytest.raises(MayDeadlock, match="or start with PJRT_NPROC=6; there are 5 threads"):
+        require_no_deadlock(mesh, concurrent)
+    monkeypatch.setattr("benchmarks.program.deadlock.pool_threads", lambda devices: 6)
+    require_no_deadlock(mesh, concurrent)
+
+
+@pytest.fixture
+def _small_pool(monkeypatch):
+    """A pool with one thread per device, on any machine."""
+    monkeypatch.setattr("benchmarks.program.deadlock.pool_threads", lambda devices: 2)
+
+
+@pytest.mark.usefixtures("_small_pool")
 def test_a_variant_that_may_deadlock_is_not_run():
     """An attribution variant with unordered collectives is refused on several virtual devices."""
     text = compiled(lambda x: looped(x) + looped(2 * x), (8, 16))
@@ -67,6 +97,7 @@ def test_a_variant_that_may_deadlock_is_not_run():
     assert require_safe(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), program) is program
 
 
+@pytest.mark.usefixtures("_small_pool")
 def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
     """A step with unordered collectives raises MayDeadlock with both instructions, before it runs."""
     case = Case("data", MeshSpec.parse("data=8"), "small", SMALL, 8, 1, "float32", "dots")
