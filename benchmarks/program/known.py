@@ -42,7 +42,9 @@ TPU_TARGETS = _words("AllocateBuffer AssumeGatherIndicesInBound AsyncCollectiveD
 """Custom calls of TPU programs without matmuls. A collective that such calls start and end is counted by itself."""
 RANDOM_TARGETS = _words("cu_threefry2x32 cu_threefry2x32_ffi")
 """JAX's random numbers on GPUs."""
-TARGETS = TPU_TARGETS | RANDOM_TARGETS | KERNELS.keys()
+TOP_TARGETS = _words("TopK __gpu$TopK")
+"""The largest elements of arrays, as a router chooses experts, on CPUs and on GPUs."""
+TARGETS = TPU_TARGETS | RANDOM_TARGETS | TOP_TARGETS | KERNELS.keys()
 
 
 def unknown(instruction: Instruction) -> str:

@@ -101,6 +101,16 @@ class Experts(Part):
         return kept + kept_bytes(config, tokens) + size * (rows * (embed + 1) + hidden + again)
 
     @staticmethod
+    def waiting_elements(share: Share) -> int:
+        """Gradients of the experts' outputs, rows of tokens unless an expert axis keeps them, and hidden features."""
+        if share.reuses_residual_buffers:
+            return 0
+        rows, full = rows_of(share.config, share.tokens), share.train.remat == "full"
+        hidden = rows * share.expert_mlp + share.tokens * share.shared_mlp
+        copies = 1 if share.experts > 1 and not full else 2
+        return copies * rows * share.config.embed + (3 if full else 2) * hidden
+
+    @staticmethod
     def padding_flops(config: GPTConfig) -> tuple[int, int]:
         """Those of the rows beyond k for each token; below zero if the capacity has fewer."""
         rows = rows_of(config, config.sequence) - config.experts_per_token * config.sequence
@@ -119,8 +129,9 @@ class Experts(Part):
         """
         config, hooks = self.config, info.hooks
         experts, (batch, tokens, embed) = config.dim_sizes["experts"], normed_BTD.shape
-        group = tokens if config.capacity_factor is None else config.group_tokens
-        groups, capacity = batch * tokens // group, min(group, config.capacity)
+        all_kept = config.capacity_factor is None  # then groups change nothing: one has all that is here of a sequence
+        group, capacity = (tokens, tokens) if all_kept else (config.group_tokens, config.capacity)
+        groups = batch * tokens // group
         x_ND = normed_BTD.reshape(-1, embed)
 
         routes = choose(matmul(x_ND, self.router_DE[...]), config)

@@ -18,6 +18,7 @@ DROPPING = dataclasses.replace(
     CONFIG, experts=8, expert_mlp=24, capacity_factor=1.0, expert_group=4, balance_loss=1e-2, router_z_loss=1e-3
 )
 ALL_KEPT = dataclasses.replace(DROPPING, capacity_factor=None, shared_mlp=40, router="sigmoid")
+LLAMA = dataclasses.replace(DROPPING, block="qwen3", key_heads=4, tied=False)
 UNBALANCED = dataclasses.replace(DROPPING, balance_loss=0.0, router="softmax")
 
 
@@ -47,6 +48,8 @@ def single(config, microbatches):
             ("three_d", "data=2,pipeline=2,expert=2", DROPPING, {"microbatches": 4}),
             ("three_d", "pipeline=3,expert=2", ALL_KEPT, {"microbatches": 4, "schedule": "zb-h1"}),
             ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False, "remat": "full"}),
+            ("three_d", "data=2,expert=2,tensor=2", LLAMA, {}),
+            ("fsdp", "fsdp=4", LLAMA, {"remat": "none"}),
             ("data", "data=4", DROPPING, {}),
             ("zero1", "data=8", DROPPING, {}),
             ("zero2", "data=4", DROPPING, {"microbatches": 2}),
@@ -81,6 +84,7 @@ def test_every_strategy_trains_a_model_with_experts(name, mesh, config, options)
         compiled.memory_analysis(),
         predict(name, config, spec, step.train),
     )
+    assert program.unread == ""
     assert program.concurrent == ()
     assert sent(program) == by_axes(predicted)
     assert program.flops * spec.size == sum(predicted.flops.values())

@@ -27,7 +27,7 @@ DROPPING = dataclasses.replace(MOE, capacity_factor=1.0, balance_loss=1e-2, rout
 OTHERS = (
     dataclasses.replace(DROPPING, router="softmax", expert_group=8, experts_per_token=3, shared_mlp=28),
     dataclasses.replace(DROPPING, router="sigmoid", routed_scale=2.5, experts_per_token=1),
-    dataclasses.replace(MOE, router="softmax", shared_mlp=28, experts=3, experts_per_token=3),
+    dataclasses.replace(MOE, router="softmax", shared_mlp=28, experts=3, experts_per_token=3, expert_group=4),
 )
 
 
