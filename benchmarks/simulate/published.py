@@ -15,7 +15,16 @@ from msgspec import Meta
 
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import CLOUD_NAMES, Topology, balanced_factors
-from benchmarks.simulate.stack import MEGATRON, MPT, Stack, ZeroStage
+from benchmarks.simulate.stack import (
+    MAXTEXT,
+    MEGATRON,
+    MEGATRON_BRIDGE,
+    MEGATRON_CORE,
+    MPT,
+    TORCHTITAN,
+    Stack,
+    ZeroStage,
+)
 from strategies import zero
 from strategies.config import Dtype, GPTConfig, Remat, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes
@@ -28,9 +37,14 @@ Seconds = Annotated[float, Meta(ge=1e-6, le=1e7)]
 TableRow = Mapping[str, Any]
 """A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
 STACK_OF: Mapping[str, tuple[Stack, ...]] = {
-    "Megatron-LM": (MEGATRON,),
+    "Megatron-LM": (MEGATRON, MEGATRON_CORE),
     "Megatron-DeepSpeed": (MEGATRON,),
     "PyTorch FSDP": (MPT,),
+    "Megatron-Bridge": (MEGATRON_BRIDGE,),
+    "NeMo": (MEGATRON_BRIDGE,),
+    "torchtitan": (TORCHTITAN,),
+    "KempnerForge": (TORCHTITAN,),  # FSDP2 and torch.compile, too
+    "MaxText": (MAXTEXT,),
 }
 """Stacks as tables name them, without a version -> the one with GPT-2's blocks, and the one with others."""
 AXES = "data", "fsdp", "pipeline", "context", "tensor"

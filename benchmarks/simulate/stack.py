@@ -6,7 +6,7 @@ A new stack is its rules, and constants of its own or of a stack with the same k
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from strategies.config import ReduceDtype
@@ -168,4 +168,59 @@ MESHMARK = Stack(
         launches=ForwardBackward(12, 25),
     ),
 )
-STACKS: Mapping[str, Stack] = {stack.name: stack for stack in (MEGATRON, MPT, MESHMARK)}
+MEGATRON_CORE = Stack(
+    # As of 2025, with TransformerEngine: cuDNN's attention, a kernel each for RMSNorm, rotary positions, SwiGLU and
+    # loss, and Adam of shards. Bytes are what such kernels read and write. Sums of gradients overlap only on request.
+    name="Megatron-Core",
+    waits={"input gradients": "weight gradient"},  # core/tensor_parallel/layers.py
+    repeats="all",
+    embedding_and_head="first and last",
+    outermost=("pipeline",),  # core/parallel_state.py, order "tp-cp-ep-dp-pp"
+    reduce_dtype="float32",  # accumulate_allreduce_grads_in_fp32, which training/arguments.py sets with --bf16
+    # --use-distributed-optimizer and --sequence-parallel are in its examples; recomputation has to be asked for.
+    recipe=Recipe("zero1", sequence_parallel=True),
+    kernels=KernelCosts(
+        score_bytes=None,
+        residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 6 + 2 * 6 + 5),  # norms, sums, rotary positions
+        mlp_bytes=ForwardBackward(6, 10),  # gate and up read, their product written; gradients
+        logit_bytes=24,
+        optimizer_bytes=30 + 4 + 8 + 4,  # Adam with weights in two bytes, norm, clipping, zeros for the next step
+        launches=ForwardBackward(14, 28),
+    ),
+)
+MEGATRON_BRIDGE = replace(
+    # Its recipes overlap sums of gradients (overlap_grad_reduce).
+    MEGATRON_CORE,
+    name="Megatron-Bridge",
+    waits={**MEGATRON_CORE.waits, "gradients": "layer"},
+)
+TORCHTITAN = Stack(
+    # FSDP2 gathers and scatters beside the layers, and torch.compile fuses what lies between matmuls.
+    name="torchtitan",
+    waits={"gathers": "layer", "gradients": "layer"},
+    reduce_dtype="float32",  # MixedPrecisionPolicy(reduce_dtype=float32)
+    recipe=Recipe("zero3", sequence_parallel=True, recompute="selective"),  # parallelize.py; the default of its recipes
+    kernels=KernelCosts(
+        score_bytes=None,
+        residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 8 + 2 * 6 + 5),
+        mlp_bytes=ForwardBackward(6, 10),
+        logit_bytes=24,
+        optimizer_bytes=28 + 4 + 8,  # fused AdamW in float32, norm, clipping
+        launches=ForwardBackward(15, 30),
+    ),
+)
+MAXTEXT = Stack(
+    # XLA, as for meshmark, without its pipelines.
+    name="MaxText",
+    waits={"gathers": "layer", "gradients": "layer"},
+    recipe=Recipe("zero3", recompute="full"),  # configs/base.yml: ici_fsdp_parallelism=-1, remat_policy "full"
+    reduce_dtype="bfloat16",  # XLA reduces gradients in the dtype of the matmuls
+    kernels=replace(MESHMARK.kernels, mlp_bytes=ForwardBackward(6, 10)),
+)
+STACKS: Mapping[str, Stack] = {
+    stack.name: stack
+    for stack in (
+        *(MEGATRON, MPT, MESHMARK),
+        *(MEGATRON_CORE, MEGATRON_BRIDGE, TORCHTITAN, MAXTEXT),
+    )
+}

@@ -129,6 +129,11 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["error"].notna()]
 
 
+def fitted(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose machine was fitted to measured runs."""
+    return rows[rows["machine.source"].str.contains("fitted to")]
+
+
 def errors_of(rows: pd.DataFrame) -> Errors:
     """Errors of judged rows."""
     return accuracy.errors_of(rows["predicted_seconds"].tolist(), rows["measured_seconds"].tolist())

@@ -9,7 +9,7 @@ import pandas as pd
 from benchmarks.cli.outputs import require_apart, save, save_text
 from results.figures.pictures import draw, themed
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import MEMORY, errors_by, errors_of, judged, read
+from results.records.predictions import MEMORY, errors_by, errors_of, fitted, judged, read
 from results.records.reading import RecordError
 from results.reports.tables import as_csv, as_markdown
 from strategies.files import read_text, shown
@@ -48,8 +48,9 @@ def write_page(path: Path, folder: Path) -> list[Path]:
     before = read_text(paths[0]) if paths[0].exists() else EMPTY
     save_text(paths[0], page(rows, before))
     save_text(paths[1], every_row(rows))
+    drawn_rows = known if fitted(known).empty else fitted(known)
     with themed():
-        for picture, figure in zip(paths[2:], (predicted_figure(known), parts_figure(known)), strict=True):
+        for picture, figure in zip(paths[2:], (predicted_figure(drawn_rows), parts_figure(drawn_rows)), strict=True):
             save(picture, lambda to, drawn=figure: draw(drawn, to, dpi=110))
     return paths
 
@@ -73,8 +74,8 @@ def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
         f"{len(known)} of {len(rows)} rows have a prediction and a published time. [{TABLE}]({TABLE}) has every row.",
         "## Errors",
         errors_table(known),
-        f"![Predicted against published seconds of a step, one panel for each source]({PICTURE})",
-        f"Where the predicted time goes in the {WORST} worst rows of each source:",
+        f"![Predicted against published seconds of a step, a panel for each source with fitted rows]({PICTURE})",
+        f"Where the predicted time goes in the {WORST} worst rows of each of these sources:",
         f"![Parts of the predicted time of the worst rows, relative to the published time]({PARTS_PICTURE})",
         *choices(known),
         *memory(rows),
@@ -89,7 +90,7 @@ def errors_table(rows: pd.DataFrame) -> str:
     for (source, name), part in rows.groupby(["source", "machine.name"], sort=False):
         errors = errors_of(part)
         shares = f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.bias:+.1%}", f"{errors.near:.0%}"
-        left_out = f"{part['machine.error'].iloc[0]:.1%}"
+        left_out = "not fitted" if fitted(part).empty else f"{part['machine.error'].iloc[0]:.1%}"
         table.append((str(source), str(name), str(errors.runs), *shares, errors.rank_text, left_out))
     return as_markdown(table, "<<" + ">" * 7)
 

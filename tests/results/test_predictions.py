@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
+from benchmarks.cli.accuracy import LEAST_RANKED
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, errors_by, errors_of, judged, read
 from results.records.reading import RecordError
@@ -111,15 +112,14 @@ def test_every_row_is_in_the_table_worst_first(predicted: Path, tmp_path: Path) 
 
 
 def test_errors_are_those_of_the_rows(rows: pd.DataFrame) -> None:
-    """Mean, bias and rank correlation, as scipy computes it."""
+    """Mean, bias and rank correlation, as scipy computes it; of fewer than three runs there is none."""
     for source, found in errors_by(rows, "source"):
         part = rows[rows["source"] == source]
         ratio = part["predicted_seconds"] / part["measured_seconds"]
         assert found.runs == len(part)
         assert (found.mean, found.bias) == pytest.approx((abs(ratio - 1).mean(), ratio.mean() - 1))
-        assert found.rank_correlation == pytest.approx(
-            spearmanr(part["predicted_seconds"], part["measured_seconds"])[0]
-        )
+        ranks = spearmanr(part["predicted_seconds"], part["measured_seconds"])[0] if len(part) >= LEAST_RANKED else None
+        assert found.rank_correlation == pytest.approx(ranks)
 
 
 def test_regret_is_what_the_predicted_best_loses() -> None:
@@ -151,7 +151,8 @@ def test_text_quotes_seconds_that_were_published(rows: pd.DataFrame) -> None:
     """Every number of seconds in the text about the bad rows of a source is one of its rows."""
     text = (ROOT / "docs" / "experiments" / "2026-11-24-published-bad-rows.md").read_text()
     _, *parts = text.partition("\n## Choosing")[0].split("\n### ")
-    for part, source in zip(parts, rows["source"].unique(), strict=True):
+    a100 = rows[rows["machine.name"].str.startswith("a100")]
+    for part, source in zip(parts, a100["source"].unique(), strict=True):
         published = rows.loc[rows["source"] == source, "measured_seconds"]
         for number in re.findall(r"(\d+\.\d+)\s+s\b", part):
             assert (published.round(len(number.partition(".")[2])) == float(number)).any(), number

@@ -21,8 +21,19 @@ MOST = {
     "megatron_a100_node.csv": 0.08,
     "mpt_fsdp_a100_80gb.csv": 0.08,
     "megatron_korthikanti_2022.csv": 0.04,
+    "simumax_b200.csv": 0.03,
+    "dgxc_benchmarking.csv": 0.04,
+    "kempnerforge_h200.csv": 0.2,
+    "torchtitan.csv": 0.4,
 }
-"""Table -> mean absolute error that the committed machine files stay below."""
+"""Table -> mean absolute error that the committed machine files stay below. The last three are not fitted."""
+WHOLE = (
+    "megatron_a100_clusters.csv",
+    "megatron_a100_node.csv",
+    "mpt_fsdp_a100_80gb.csv",
+    "megatron_korthikanti_2022.csv",
+)
+"""Tables of which every row is predicted."""
 REACHED = {
     "30 x 3072, 512 x 2048 tokens, 64 x A100": (0.9719, 0.0),
     "40 x 6144, 1024 x 2048 tokens, 256 x A100": (0.8464, 0.0940),
@@ -78,10 +89,14 @@ def by_work(name):
 
 @pytest.mark.parametrize("name", MOST)
 def test_committed_machines_predict_published_runs(name):
-    """Every row is predicted, and the mean error is below what the machine files reached when they were committed."""
-    found = published(name)
-    assert [each.problem for each in found if each.problem] == []
-    assert errors(found).mean < MOST[name]
+    """The mean error is below what the machine files reached when they were committed."""
+    assert errors([each for each in published(name) if each.run and each.run.step_seconds]).mean < MOST[name]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_row_of_older_tables_is_predicted(name):
+    """None has a problem."""
+    assert [each.problem for each in published(name) if each.problem] == []
 
 
 @pytest.mark.parametrize("work", REACHED)
@@ -141,7 +156,10 @@ WRONG = {
     "8 bits": ({"dtype": "mxfp8"}, "dtype is 'mxfp8'; what is predicted is float16, bfloat16"),
     "offloading": ({"recompute": "offload"}, "recompute is 'offload'; what is predicted is full"),
     "other blocks": ({"model": "gemma3-12b", "kv_heads": "8"}, "there are no formulas for the blocks of gemma3"),
-    "blocks of today": ({"kv_heads": "8"}, "Megatron-LM is known as it was in 2022, when it had no llama blocks"),
+    "blocks of today": (
+        {"kv_heads": "8", "stack": "Megatron-DeepSpeed"},
+        "Megatron-DeepSpeed is known as it was in 2022, when it had no llama blocks",
+    ),
     "context": (
         {"context": "8", "data": "8", "optimizer_sharded": "zero1", "microbatches": "8"},
         "no strategy shards an optimizer over data and context",
