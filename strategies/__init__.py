@@ -10,7 +10,8 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
 

@@ -44,11 +44,11 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.config import GPTConfig
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal, require_divides
 from strategies.model.attention import (
     QKV,

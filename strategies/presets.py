@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.names import Named
 
 _GPT2 = GPTConfig(layers=12, embed=768, heads=12)

@@ -29,7 +29,8 @@ from jaxtyping import Array, Float, Int
 from strategies.arguments import require_instance
 from strategies.backends.pace import keep_pace
 from strategies.backends.xla_options import as_read
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.layer_passes import Extras

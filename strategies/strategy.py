@@ -16,12 +16,13 @@ from msgspec import Meta
 from strategies.arguments import require_count, require_instance
 from strategies.backends.backend import backend_of
 from strategies.backends.xla_options import xla_options
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import Plan
 from strategies.core.train_step import assemble
 from strategies.device_mesh import device_mesh, mark_varying
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec, factorisations
 from strategies.model.hooks import ONE_DEVICE

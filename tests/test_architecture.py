@@ -20,7 +20,7 @@ NAMES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path fo
 COMMANDS = "benchmarks.cli", "benchmarks.cases.columns"
 """What all commands share, and the table of columns: of `benchmarks`, `results` may import these alone."""
 LIGHT = (
-    *("strategies.config", "strategies.presets", "strategies.schema"),
+    *("strategies.config", "strategies.gpt_config", "strategies.presets", "strategies.schema"),
     *("benchmarks.devices.chips", "benchmarks.devices.topology"),
 )
 """What it may import besides itself and the standard library."""
@@ -32,9 +32,10 @@ FORBIDDEN = {
     "benchmarks": {"results", "pandas", "seaborn", "matplotlib"},
     "results": {"strategies", "benchmarks", "jax", "jaxlib", "flax", "optax"},
 }
-MODEL = "strategies.config", "strategies.infeasible", "strategies.backends.backend", "strategies.model"
+CONFIGS = "strategies.config", "strategies.gpt_config"
+MODEL = (*CONFIGS, "strategies.infeasible", "strategies.backends.backend", "strategies.model")
 """All that the model may know of the strategies: sizes, which kernel the devices have, and its own parts."""
-KERNELS = "strategies.config", "strategies.infeasible", "strategies.backends.backend", "strategies.model.attention"
+KERNELS = (*CONFIGS, "strategies.infeasible", "strategies.backends.backend", "strategies.model.attention")
 """All that the kernels of attention may know."""
 
 

@@ -24,7 +24,8 @@ from benchmarks.cli.values import (
     window,
     workers,
 )
-from strategies.config import AttentionPattern, Dtype, PipelineSchedule, Remat, Router
+from strategies.config import Dtype, PipelineSchedule, Remat
+from strategies.gpt_config import AttentionPattern, Router
 from strategies.presets import PRESETS
 
 if TYPE_CHECKING:  # it takes longer to load than a help may

@@ -26,8 +26,9 @@ from benchmarks.simulate.stack import (
     ZeroStage,
 )
 from strategies import zero
-from strategies.config import Dtype, GPTConfig, Remat, TrainConfig
+from strategies.config import Dtype, Remat, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
 from strategies.schema import Count, Positive, SchemaError, checked

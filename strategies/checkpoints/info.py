@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from strategies.config import Compression, GPTConfig
+from strategies.config import Compression
 from strategies.files import decode_json, read_bytes
+from strategies.gpt_config import GPTConfig
 from strategies.schema import Count, SchemaError, Whole, checked
 
 FORMAT = 2

@@ -13,7 +13,7 @@ from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.checkpoints.info import INFO, CheckpointError, CheckpointInfo, damaged, local
 from strategies.checkpoints.info import read as read_info
 from strategies.checkpoints.saving import failure_of_last
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import resolved
 from strategies.step import State, Step
 

@@ -12,8 +12,9 @@ two gradients of a tied table are summed in `dtype`. Vectors (norm weights and b
 (model/weights.py), and therefore held and gathered in float32.
 """
 
-from strategies.config import Dtype, GPTConfig, TrainConfig
+from strategies.config import Dtype, TrainConfig
 from strategies.core.placement import Placement
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import map_weights
 from strategies.model.weights import Weights, WeightSpec

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from jax.sharding import PartitionSpec as P
 
-from strategies.config import GPTConfig
 from strategies.core.shards import Shards
+from strategies.gpt_config import GPTConfig
 from strategies.schema import require_types
 
 Axes = tuple[str, ...]

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.backends.backend import NO_DEVICES, Backend
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import require_master
 from strategies.core.sizes import Sizes
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
 from strategies.mesh import MeshSpec
 

@@ -17,8 +17,8 @@ from typing import Literal
 from jax import lax
 from jaxtyping import Array
 
-from strategies.config import GPTConfig
 from strategies.core.collectives import all_gather, reduce_scatter
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import require_divides
 from strategies.model.gpt import map_weights
 from strategies.model.weights import Weights, WeightSpec

@@ -11,11 +11,12 @@ from functools import cached_property
 import jax
 
 from strategies.backends.backend import NO_DEVICES, Backend
-from strategies.config import Dtype, GPTConfig, TrainConfig
+from strategies.config import Dtype, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import held_dtype
 from strategies.core.placement import Axes, Placement, size_of
 from strategies.core.shards import Shards
+from strategies.gpt_config import GPTConfig
 from strategies.mesh import MeshSpec
 from strategies.model.attention import kernel_for
 from strategies.model.block import Block, block_of

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
 from strategies.arguments import require_key, require_like
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.core.adamw import adamw
 from strategies.core.gradients import accumulated, all_reduce, mark_shares
 from strategies.core.layer_reduction import LayerReduction
@@ -30,6 +30,7 @@ from strategies.core.master import held
 from strategies.core.placement import Placement
 from strategies.core.plan import Plan
 from strategies.core.sharded_update import ShardedUpdate
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, spec_tree
 from strategies.model.weights import Weights

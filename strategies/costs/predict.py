@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import strategies
 from strategies.arguments import require_instance
 from strategies.backends.backend import backend_for
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.core.axis import Axis
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Bytes, Traffic, terms_of
 from strategies.costs import memory
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
 from strategies.model.attention import Reach

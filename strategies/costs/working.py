@@ -7,7 +7,7 @@ none.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.attention.splash import LANES
 from strategies.model.block import block_of
 from strategies.model.experts import Experts, rows_of

@@ -15,7 +15,7 @@ from typing import ClassVar
 from flax import nnx
 from jaxtyping import Array, Float
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.attention import Reach
 from strategies.model.experts import Experts

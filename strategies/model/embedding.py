@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
 from strategies.model.weights import WeightSpec, create, matrix

@@ -24,7 +24,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result

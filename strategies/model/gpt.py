@@ -18,7 +18,8 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Float, Int
 
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.attention import Reach
 from strategies.model.block import Block, block_of
 from strategies.model.embedding import Embedding

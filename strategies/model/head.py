@@ -6,7 +6,8 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
 from strategies.model.loss import losses

@@ -8,7 +8,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Result
 from strategies.model.matmul import matmul

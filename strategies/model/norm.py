@@ -10,7 +10,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.part import Part, Share
 from strategies.model.remat import KEPT
 from strategies.model.weights import WeightSpec, vector

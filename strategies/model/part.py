@@ -14,7 +14,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.attention import Reach
 from strategies.model.attention.splash import computed_keys
 from strategies.model.remat import KEPT

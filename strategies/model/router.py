@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from strategies.config import GPTConfig, Router
+from strategies.gpt_config import GPTConfig, Router
 
 
 class Kind(NamedTuple):

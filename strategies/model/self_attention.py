@@ -10,7 +10,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.model.attention import QKV
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Result

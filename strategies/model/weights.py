@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from strategies.config import Dtype, GPTConfig
+from strategies.config import Dtype
+from strategies.gpt_config import GPTConfig
 
 Weights = dict[str, Any]
 """A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}."""

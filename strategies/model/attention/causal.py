@@ -7,7 +7,8 @@ import jax
 from jaxtyping import Array, Float
 
 from strategies.backends.backend import Backend
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.attention.cudnn import available
 from strategies.model.attention.dense import attend

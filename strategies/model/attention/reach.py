@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 from strategies.infeasible import divisors
 
 MOST_BLOCKS_BEFORE = 8

@@ -11,7 +11,7 @@ from benchmarks.search.ranking import Ranking, layout, ranked
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from strategies import PRESETS, MeshSpec
-from strategies.config import GPTConfig
+from strategies.gpt_config import GPTConfig
 
 TOPOLOGY = Topology.parse("h100:2x8")
 H100S = machine("meshmark_gpus", "h100")

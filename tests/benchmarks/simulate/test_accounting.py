@@ -10,9 +10,10 @@ from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.machines import machine, machine_for
 from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
 from benchmarks.simulate.step import bound_seconds, predict_seconds
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.core.traffic import Bytes
 from strategies.costs.predict import predict
+from strategies.gpt_config import GPTConfig
 
 LAYERS, EMBED, TOKENS, VOCAB = 8, 2048, 1024, 50304
 MODEL = GPTConfig(layers=LAYERS, embed=EMBED, heads=16, sequence=TOKENS)

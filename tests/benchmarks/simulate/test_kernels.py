@@ -7,8 +7,9 @@ import pytest
 from benchmarks.simulate.kernels import Kernel, head, layer, matmul
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.costs.predict import predict
+from strategies.gpt_config import GPTConfig
 
 EMBED, HEADS, TOKENS, VOCAB = 2048, 16, 1024, 50304
 MODEL = GPTConfig(layers=8, embed=EMBED, heads=HEADS, sequence=TOKENS)

@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks.simulate.predict import activation_bytes, held_bytes, megatron_bytes
 from benchmarks.simulate.stack import MEGATRON, MPT
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.costs.predict import predict
+from strategies.gpt_config import GPTConfig
 from strategies.mesh import MeshSpec
 
 CONFIG = GPTConfig(layers=8, embed=64, heads=4, vocab=1024, sequence=32)

@@ -11,8 +11,9 @@ from benchmarks.simulate.machines import machine
 from benchmarks.simulate.queues import IDLE, trace
 from benchmarks.simulate.stages import pass_name
 from benchmarks.simulate.step import LANES, PASSES, Step, predict_seconds
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.costs.predict import predict
+from strategies.gpt_config import GPTConfig
 from tests.benchmarks.simulate.host import MACHINE
 
 MODEL = GPTConfig(layers=16, embed=512, heads=8, sequence=512)

@@ -10,8 +10,9 @@ from benchmarks.simulate.queues import Parts
 from benchmarks.simulate.stack import MESHMARK
 from benchmarks.simulate.stages import Stages, pass_name
 from benchmarks.simulate.step import Step
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.costs.predict import predict
+from strategies.gpt_config import GPTConfig
 from strategies.pipelining.schedules import Kind
 from tests.benchmarks.simulate.test_accounting import (
     CHIP,

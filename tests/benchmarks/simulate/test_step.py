@@ -15,8 +15,9 @@ from benchmarks.simulate.stack import HALVES_SHARE, MEGATRON, MESHMARK, MPT, Col
 from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import MeshSpec
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import TrainConfig
 from strategies.costs.predict import predict
+from strategies.gpt_config import GPTConfig
 from strategies.model.block import Block
 from strategies.pipelining.schedules import Costs
 
