@@ -18,15 +18,8 @@ from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
-from benchmarks.simulate.published import (
-    AXES,
-    COLUMNS,
-    Published,
-    PublishedRun,
-    TableRow,
-    measured_seconds,
-    run_of,
-)
+from benchmarks.simulate.published import AXES, PublishedRun, measured_seconds, run_of
+from benchmarks.simulate.published_row import COLUMNS, Published, TableRow
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.stack import MEGATRON, Stack
 from benchmarks.simulate.step import bound_seconds, first_stage_elements, predict_seconds

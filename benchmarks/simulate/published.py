@@ -1,20 +1,15 @@
-"""Rows of measured training runs, as steps that the formulas know.
-
-The columns are those of results/published. One row is one run: model, mesh, batch, device, software and the seconds of
-a step.
-"""
+"""Rows of measured training runs (published_row.py), as steps that the formulas know."""
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import CLOUD_NAMES, Topology, balanced_factors
+from benchmarks.simulate.published_row import Published, TableRow
 from benchmarks.simulate.stack import (
     MAXTEXT,
     MEGATRON,
@@ -23,7 +18,6 @@ from benchmarks.simulate.stack import (
     MPT,
     TORCHTITAN,
     Stack,
-    ZeroStage,
 )
 from strategies import zero
 from strategies.config import Dtype, Remat, TrainConfig
@@ -31,12 +25,8 @@ from strategies.costs.predict import Cost, predict, predict_axes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
-from strategies.schema import Count, Positive, SchemaError, checked
 from strategies.three_d import THREE_D
 
-Seconds = Annotated[float, Meta(ge=1e-6, le=1e7)]
-TableRow = Mapping[str, Any]
-"""A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
 STACK_OF: Mapping[str, tuple[Stack, ...]] = {
     "Megatron-LM": (MEGATRON, MEGATRON_CORE),
     "Megatron-DeepSpeed": (MEGATRON,),
@@ -60,123 +50,6 @@ REMAT: Mapping[str, Remat] = {
 """What published tables say of recomputation -> what a step recomputes."""
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 """Spellings of dtypes whose matmuls are predicted."""
-KINDS = {"h100_96gb": "h100"}
-"""Devices of tables -> kinds in `CHIPS`. The H100 with 96 GB and 500 W has no specifications of its own."""
-BLOCKS = {"gpt3": "gpt2", "qwen3": "qwen3", "qwen2": "qwen2"}
-"""How the name of a model begins -> its block. Of other names the block is "llama" if the row has `kv_heads`, as only
-tables of such models do, and otherwise "gpt2"."""
-OTHER_BLOCKS = "gemma", "gemma2", "gemma3", "gemma4", "nemotron", "deepseek", "kimi"
-"""Names of models, up to the first "-", whose blocks have other norms, MLPs or attention than any here."""
-
-
-class Published(msgspec.Struct, frozen=True):
-    """The columns of a row. Empty cells have defaults, if there are any.
-
-    Attributes:
-        model: its name, which decides on the block (`BLOCKS`).
-        kv_heads: heads of keys and of values.
-        head_dim: features of a head.
-        mlp: hidden features of the MLP; of a gated MLP those of each of its two halves.
-        experts: of a mixture of experts; empty for a dense model.
-        tied: whether the head is the table of tokens. By default it is with GPT-2's blocks.
-        microbatch_size: sequences of a microbatch on one replica.
-        microbatches: by default they follow from the batch, the size of a microbatch and the number of replicas.
-        recompute: "selective" recomputes attention. Here and in the next two columns the stack decides by default.
-        sequence_parallel: whether the tensor axis also splits the tokens between matmuls.
-        optimizer_sharded: which of ZeRO's stages is used along the data axis; along the fsdp axis it is the third.
-        virtual_stages: model chunks on a pipeline stage, with the interleaved schedule.
-        step_seconds: measured.
-        tokens_per_second_per_device: measured; a step has `batch_size` x `sequence` tokens.
-        contradicts: what of the row contradicts itself. Its seconds are not compared.
-    """
-
-    stack: str
-    device: str
-    devices: Count
-    devices_per_host: Count
-    layers: Count
-    embed: Count
-    heads: Count
-    vocab: Count
-    sequence: Count
-    batch_size: Count
-    data: Count
-    fsdp: Count
-    tensor: Count
-    pipeline: Count
-    dtype: str
-    context: Count = 1
-    model: str = ""
-    kv_heads: Count | None = None
-    head_dim: Count | None = None
-    mlp: Count | None = None
-    experts: Count | None = None
-    tied: bool | None = None
-    microbatch_size: Count | None = None
-    microbatches: Count | None = None
-    recompute: str | None = None
-    sequence_parallel: bool | None = None
-    optimizer_sharded: ZeroStage | None = None
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
-    virtual_stages: Count = 1
-    step_seconds: Seconds | None = None
-    tokens_per_second_per_device: Positive | None = None
-    contradicts: str = ""
-
-    @classmethod
-    def of(cls, row: TableRow) -> "Published":
-        """The columns of a row.
-
-        Raises:
-            Infeasible: a cell is missing or cannot be read.
-        """
-        try:
-            return checked({name: cell for name, cell in row.items() if cell != ""}, cls, "the row", texts=True)
-        except SchemaError as error:
-            raise Infeasible(str(error)) from None
-
-    @property
-    def kind(self) -> str:
-        """The kind of devices, as machine files name it: without a remark in brackets, and in one spelling.
-
-        >>> row = {"stack": "torchtitan", "devices": 8, "devices_per_host": 8, "layers": 1, "embed": 1, "heads": 1}
-        >>> row |= dict.fromkeys(["vocab", "sequence", "batch_size", "data", "fsdp", "tensor", "pipeline"], 1)
-        >>> [Published.of({**row, "dtype": "bf16", "device": it}).kind for it in ("H100 96GB (500W)", "TPU7x core")]
-        ['h100', 'tpu7x']
-        """
-        kind = self.device.lower().partition("(")[0].strip().removeprefix("tpu ").removesuffix(" core")
-        kind = kind.replace("-", "_").replace(" ", "_")
-        return KINDS.get(kind, kind)
-
-    @property
-    def block(self) -> str:
-        """The kind of the model's blocks.
-
-        Raises:
-            Infeasible: there are no formulas for it.
-        """
-        if (family := self.model.partition("-")[0]) in OTHER_BLOCKS:
-            raise Infeasible(f"there are no formulas for the blocks of {family}")
-        named = next((block for name, block in BLOCKS.items() if self.model.startswith(name)), None)
-        return named or ("llama" if self.kv_heads else "gpt2")
-
-    @property
-    def replicas(self) -> int:
-        """Parts of the batch."""
-        return self.data * self.fsdp
-
-    @property
-    def measured_seconds(self) -> float | None:
-        """Measured seconds of a step; None if there are none, or if the row contradicts itself."""
-        if self.contradicts:
-            return None
-        if self.step_seconds or not self.tokens_per_second_per_device:
-            return self.step_seconds
-        return self.batch_size * self.sequence / self.tokens_per_second_per_device / self.devices
-
-
-COLUMNS = *(field.name for field in msgspec.structs.fields(Published) if field.required), "mlp", "recompute"
-"""Columns that a table needs; some cells may be empty."""
 
 
 @dataclass(frozen=True)

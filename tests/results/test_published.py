@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.simulate.published import Published, config_of
+from benchmarks.simulate.published import config_of
+from benchmarks.simulate.published_row import Published
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import flops_per_token
 from tests.processes import ROOT

@@ -2,46 +2,16 @@
 
 import csv
 import re
-import statistics
-from collections import defaultdict
-from functools import cache
 
 import pytest
 
-from benchmarks.simulate.predict import errors, mesh_of, model_of, predicted_rows, read_rows, work_of
+from benchmarks.simulate.predict import mesh_of, model_of, read_rows, work_of
 from tests.commands import command
 from tests.processes import ROOT
 
 main = command("predict")
 
 PUBLISHED = ROOT / "results" / "published"
-TABLES = sorted(PUBLISHED.glob("*.csv"))
-MOST = {
-    "megatron_a100_clusters.csv": 0.08,
-    "megatron_a100_node.csv": 0.08,
-    "mpt_fsdp_a100_80gb.csv": 0.08,
-    "megatron_korthikanti_2022.csv": 0.04,
-    "simumax_b200.csv": 0.03,
-    "dgxc_benchmarking.csv": 0.04,
-    "kempnerforge_h200.csv": 0.2,
-    "torchtitan.csv": 0.4,
-}
-"""Table -> mean absolute error that the committed machine files stay below. The last three are not fitted."""
-WHOLE = (
-    "megatron_a100_clusters.csv",
-    "megatron_a100_node.csv",
-    "mpt_fsdp_a100_80gb.csv",
-    "megatron_korthikanti_2022.csv",
-)
-"""Tables of which every row is predicted."""
-REACHED = {
-    "30 x 3072, 512 x 2048 tokens, 64 x A100": (0.9719, 0.0),
-    "40 x 6144, 1024 x 2048 tokens, 256 x A100": (0.8464, 0.0940),
-    "48 x 8192, 1536 x 2048 tokens, 512 x A100": (0.7145, 0.5776),
-}
-"""Work of a cluster -> rank correlation and regret that were reached. These are no aims: those are 0.9 and 2%."""
-REACHED_ON_HOSTS = 0.0279
-"""Mean regret over all works of single hosts that was reached."""
 
 
 @pytest.fixture
@@ -71,55 +41,6 @@ def predicted(tmp_path, *arguments):
     main([*map(str, arguments), f"--out={out}"])
     with out.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-@cache
-def published(name):
-    """Predictions of a published table by the committed machines."""
-    return predicted_rows(read_rows(PUBLISHED / name))
-
-
-def by_work(name):
-    """Errors of a published table by work."""
-    groups = defaultdict(list)
-    for each in published(name):
-        groups[work_of(each.row)].append(each)
-    return {work: errors(some) for work, some in groups.items()}
-
-
-@pytest.mark.parametrize("name", MOST)
-def test_committed_machines_predict_published_runs(name):
-    """The mean error is below what the machine files reached when they were committed."""
-    assert errors([each for each in published(name) if each.run and each.run.step_seconds]).mean < MOST[name]
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_every_row_of_older_tables_is_predicted(name):
-    """None has a problem."""
-    assert [each.problem for each in published(name) if each.problem] == []
-
-
-@pytest.mark.parametrize("work", REACHED)
-def test_configurations_of_one_work_are_ranked_as_well_as_before(work):
-    """A better mean error may rank worse: rank correlation and regret stay within a thousandth of what was reached."""
-    least, most = REACHED[work]
-    found = by_work("megatron_a100_clusters.csv")[work]
-    assert found.rank_correlation is not None
-    assert found.rank_correlation > least - 0.001
-    assert found.regret < most + 0.001
-
-
-def test_the_choice_on_single_hosts_is_as_good_as_before():
-    """The mean regret of the works that were measured under several configurations."""
-    regrets = [found.regret for found in by_work("megatron_a100_node.csv").values() if found.runs > 1]
-    assert statistics.mean(regrets) < REACHED_ON_HOSTS + 0.001
-
-
-def test_every_published_table_has_a_limit():
-    """A table whose rows are predicted and measured comes with a mean error that it stays below."""
-    others = [path.name for path in TABLES if path.name not in MOST]
-    assert len(others) == len(TABLES) - len(MOST)
-    assert not [name for name in others for each in published(name) if each.run and each.run.step_seconds]
 
 
 def test_every_row_is_written(rows, write, tmp_path):
