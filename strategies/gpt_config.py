@@ -127,7 +127,8 @@ class GPTConfig:
         if self.experts is None or self.capacity_factor is None:
             return self.group_tokens
         balanced = self.experts_per_token * self.group_tokens / self.experts
-        return min(self.group_tokens, math.ceil(balanced * self.capacity_factor))
+        capacity = math.ceil(round(balanced * self.capacity_factor, 6))  # 110.00000000000001 is 110
+        return min(self.group_tokens, capacity)
 
     @property
     def dim_sizes(self) -> Mapping[str, int]:
@@ -180,7 +181,8 @@ def _require_pattern(config: GPTConfig) -> None:
 
 
 def _require_experts(config: GPTConfig) -> None:
-    """Refuse more experts for a token than there are, groups that do not divide a sequence, and fields without effect.
+    """Refuse more experts for a token than there are, groups that do not divide a sequence, and fields of experts
+    without experts.
 
     Routers that take scores of their own have no scale.
     """

@@ -19,11 +19,9 @@ from strategies.step import Step
 ONE_DEVICE = MeshSpec.parse("data=1")
 COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")
 """Options that every strategy has, including `single`."""
-
 Options = tuple[tuple[str, Any], ...]
-"""Names of `TrainConfig` fields, with values."""
 CompilerOptions = tuple[tuple[str, str], ...]
-"""XLA's names of options, with values as XLA parses them."""
+"""Names of `TrainConfig` fields and of XLA's options, with values; XLA parses its own."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,8 @@ class Case:
     @property
     def single(self) -> "Case":
         """The same work on one device: the reference that this case is checked against and compared with."""
-        return replace(self._with_strategy("single"), mesh=ONE_DEVICE, microbatches=1)
+        parts = self.microbatches if self.config.balance_loss else 1  # experts are balanced over each microbatch
+        return replace(self._with_strategy("single"), mesh=ONE_DEVICE, microbatches=parts)
 
     @property
     def twin(self) -> "Case | None":
@@ -171,23 +170,25 @@ class Selection:
     def _shown(self, pairs: list[tuple[str, MeshSpec]], batch_size: int) -> list[tuple[str, MeshSpec]]:
         """The strategies and meshes that a sparse selection measures with a batch size.
 
-        Strategies that are named have all their meshes with the largest batch, and with smaller ones the mesh with the
-        most devices and then the most axes. By default, when all strategies are measured, a strategy has one mesh for
-        each number of devices, the one with the most axes; and a smaller batch is measured on one device, and on the
-        largest mesh of each single axis that splits the batch, for the first strategy that has it.
+        Named strategies have all their meshes with the largest batch, and with smaller ones the mesh with the most
+        devices, then the most axes. By default a strategy has one mesh for each number of devices, the one with the
+        most axes; smaller batches are measured on one device, and on the largest mesh of each single axis that splits
+        the batch, for the first strategy that has it.
         """
         by_axes = sorted(pairs, key=lambda pair: len(pair[1].sizes))
         widest = dict(sorted(by_axes, key=lambda pair: pair[1].size))
         if batch_size == max(self.batch_sizes):
             of_each_size = {(name, mesh.size): mesh for name, mesh in by_axes}
             return [pair for pair in pairs if self.strategies or pair[1] == of_each_size[pair[0], pair[1].size]]
-        splitting = [pair for pair in reversed(pairs) if len(pair[1].sizes) == 1 and _splits_batch(*pair, batch_size)]
-        first = {mesh: name for name, mesh in splitting} | {ONE_DEVICE: "single"}
-        return [
+        splitting = [
             (name, mesh)
-            for name, mesh in pairs
-            if mesh == widest[name] and (self.strategies or first.get(mesh) == name)
+            for name, mesh in reversed(pairs)
+            if len(mesh.sizes) == 1
+            and (batch_shards(name, mesh) > 1 or default_microbatches(name, mesh, batch_size) > 1)
         ]
+        first = {mesh: name for name, mesh in splitting} | {ONE_DEVICE: "single"}
+        shown = [pair for pair in pairs if pair[1] == widest[pair[0]]]
+        return shown if self.strategies else [(name, mesh) for name, mesh in shown if first.get(mesh) == name]
 
     def _configs(self) -> list[GPTConfig]:
         """The model with each of the windows."""
@@ -286,10 +287,6 @@ def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
     [8, 4, 2]
     """
     return STRATEGIES[name].default_microbatches(mesh, batch_size)
-
-
-def _splits_batch(name: str, mesh: MeshSpec, batch_size: int) -> bool:
-    return batch_shards(name, mesh) > 1 or default_microbatches(name, mesh, batch_size) > 1
 
 
 def batch_shards(name: str, mesh: MeshSpec) -> int:

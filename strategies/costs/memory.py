@@ -68,8 +68,8 @@ def reduction_bytes(plan: Plan) -> int:
     """Bytes of gradients and of their sums over replicas, after the backward pass; 0 if they are summed in place.
 
     Some compilers put the results of all-reduces beside their operands, others in their place. In buckets
-    (`bucket_bytes`) fewer sums are there at once, which is not counted. Weights that are summed over other axes are
-    summed later, in place of gradients that were summed before.
+    (`bucket_bytes`) fewer sums are there at once, which is not counted. Sums over different axes come one after
+    another, and the later ones reuse the memory of the earlier: the largest counts.
     """
     if plan.size(*plan.placement.replicas) == 1 or plan.train.reduce == "layer" or plan.backend.sums_in_place:
         return 0

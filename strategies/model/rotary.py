@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from strategies.infeasible import Infeasible
 from strategies.model.layer_info import LayerInfo
 
 ORIGINAL_TOKENS = 8192
@@ -29,6 +30,15 @@ class Rotary:
     head_dim: int
     theta: float
     factor: float
+
+    def __post_init__(self) -> None:
+        """Refuse heads whose features are no pairs.
+
+        Raises:
+            Infeasible: their number is odd.
+        """
+        if self.head_dim % 2:
+            raise Infeasible(f"head_size={self.head_dim} is odd, and rotary positions turn pairs of features")
 
     @property
     def angle_K(self) -> Float[Array, " K/2"]:

@@ -12,6 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from strategies.gpt_config import GPTConfig, Router
 
+TINY = 1e-20
+"""Keeps sums of sigmoids that are all zero in float32 from being divided by, as in DeepSeek-V3."""
+
 
 class Kind(NamedTuple):
     """How a router scores experts, and makes weights of the scores of those that it chooses.
@@ -57,8 +60,8 @@ def choose(logits_NE: Float[Array, "N E"], config: GPTConfig) -> Routes:
     scores_NE = jax.nn.sigmoid(logits_NE) if kind.sigmoid else jnp.exp(logits_NE - log_z_N[:, None])
     weights_Nk, experts_Nk = jax.lax.top_k(scores_NE, config.experts_per_token)
     if kind.renormalised:
-        weights_Nk = config.routed_scale * weights_Nk / weights_Nk.sum(-1, keepdims=True)
-    probs_NE = scores_NE / scores_NE.sum(-1, keepdims=True) if kind.sigmoid else scores_NE
+        weights_Nk = config.routed_scale * weights_Nk / (weights_Nk.sum(-1, keepdims=True) + TINY)
+    probs_NE = scores_NE / (scores_NE.sum(-1, keepdims=True) + TINY) if kind.sigmoid else scores_NE
     return Routes(weights_Nk, experts_Nk, probs_NE, log_z_N)
 
 

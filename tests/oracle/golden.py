@@ -111,7 +111,12 @@ def main() -> int:
         if check:
             there = json.loads(path.read_text())
             parts = (difference(facts[part], there[part]) for part in ("logits", "gradients", "weights"))
-            worst = max(worst, *(max(part.values()) for part in parts))
+            steps = (
+                abs(a - b) / abs(b)
+                for name in ("loss", "grad_norm")
+                for a, b in zip(facts[name], there[name], strict=True)
+            )
+            worst = max(worst, *(max(part.values()) for part in parts), *steps)
         else:
             path.write_text(json.dumps(facts, indent=1) + "\n")
     print(f"transformers {transformers.__version__}, torch {torch.__version__}: {len(FAMILIES)} families", end=" ")

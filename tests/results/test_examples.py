@@ -11,7 +11,7 @@ from benchmarks.cases.columns import SCHEMA_VERSION
 from benchmarks.cases.selection import selected
 from benchmarks.run.record import Record
 from benchmarks.simulate.predict import read_rows
-from benchmarks.simulate.published import run_of
+from benchmarks.simulate.published_row import Published
 from results.gates.counters import read_snapshot
 from results.records.documents import read_search
 from results.records.reading import read_run, rows_of
@@ -53,7 +53,7 @@ def reader_of(path: Path) -> Callable[[Path], Sized]:
     if path.parent.name == "baselines":
         return lambda baseline: read_snapshot(baseline).rows
     if path.parent.name == "published":
-        return lambda table: [run_of(row) for row in read_rows(table)]
+        return lambda table: [Published.of(row) for row in read_rows(table)]
     if path.suffix == ".jsonl":
         return lambda log: read_training([log])
     if path.suffix == ".csv":

@@ -16,7 +16,8 @@ spec = MeshSpec.parse(mesh)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", spec.size)
 train = {key: ast.literal_eval(value) for key, _, value in (option.partition("=") for option in options)}
-config = GPTConfig(layers=16, embed=32, heads=8, vocab=256, sequence=32)
+experts = 8 if "expert" in spec.sizes else None
+config = GPTConfig(layers=16, embed=32, heads=8, vocab=256, sequence=32, experts=experts)
 step = STRATEGIES[name].build(config, spec, TrainConfig(16, **train))
 state = step.init(jax.random.key(0))
 batch = step.place(np.random.default_rng(0).integers(0, config.vocab, step.batch.shape))

@@ -94,11 +94,11 @@ def test_combinations_equal_one_device(mesh, options):
 
 
 def test_in_combinations_each_two_axes_meet():
-    """The meshes of three_d that are tested every day have every pair of axes."""
+    """The meshes of three_d that are tested every day have every pair of axes; of `expert`, test_expert.py at night."""
     meshes = [HARDEST["three_d"], *(mesh for name, mesh in RESUMED if name == "three_d")]
     meshes += [MeshSpec.parse(mesh) for mesh, _ in COMBINATIONS]
     pairs = {pair for mesh in meshes for pair in itertools.combinations(mesh.sizes, 2)}
-    assert pairs == {*itertools.combinations(all_axes(), 2)}
+    assert pairs == {*itertools.combinations([axis for axis in all_axes() if axis != "expert"], 2)}
 
 
 @pytest.mark.factorisations

@@ -25,6 +25,7 @@ MESHES = {
     "tensor": ["tensor=8"],
     "context": ["context=8"],
     "pipeline": ["pipeline=8"],
+    "expert": ["data=2,expert=4"],
     "auto": ["data=8", "fsdp=8", "tensor=8", "fsdp=4,tensor=2"],
     "three_d": [
         *("data=2,pipeline=2,tensor=2", "data=2,tensor=4", "fsdp=2,tensor=4", "fsdp=2,pipeline=2,context=2"),

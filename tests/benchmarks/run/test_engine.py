@@ -45,6 +45,7 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
         assert row["status"] == "ok"
         missing = {
             "reason",
+            "compiled.unread",
             "memory.device_peak_bytes",
             "topology",
             "attention_window",

@@ -16,6 +16,7 @@ VARIANTS = {
     "hsdp": ("hsdp", "data=2,fsdp=4", {}),
     "tensor": ("tensor", "tensor=8", {}),
     "context": ("context", "context=8", {}),
+    "expert": ("expert", "data=2,expert=4", {}),
     "interleaved": ("pipeline", "pipeline=4", {"microbatches": 4, "schedule": "interleaved"}),
     "empty slots": ("three_d", "pipeline=3,tensor=2", {"microbatches": 4}),
     "three_d": ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4}),
