@@ -1,5 +1,6 @@
 """Candidates are all combinations of strategy, mesh and options, each once."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -19,16 +20,19 @@ def space(devices: int = 8, **others: Any) -> SearchSpace:
     return SearchSpace(Topology("cpu", (devices,)), "tiny", CONFIG, 24, "bfloat16", **others)
 
 
-@pytest.mark.parametrize("devices", [1, 8, 12])
-def test_every_factorisation_of_the_devices_is_there(devices: int) -> None:
+@pytest.mark.parametrize(("devices", "experts"), [(1, None), (8, None), (12, None), (8, 8)])
+def test_every_factorisation_of_the_devices_is_there(devices: int, experts: int | None) -> None:
     """Every factorisation of the devices is a candidate mesh with every strategy that has formulas, once.
 
-    `single` is a candidate on one device only, and the others on more.
+    `single` is a candidate on one device only, and the others on more. Only models with experts have an expert axis.
     """
-    cases = list(space(devices).cases())
-    assert {case.mesh for case in cases} == set(factorisations(all_axes(), devices))
+    dense = set() if experts else {"expert"}
+    searched = dataclasses.replace(space(devices), config=dataclasses.replace(CONFIG, experts=experts))
+    cases = list(searched.cases())
+    axes = [axis for axis in all_axes() if axis not in dense]
+    assert {case.mesh for case in cases} == set(factorisations(axes, devices))
     assert {case.strategy for case in cases} == (
-        {"single"} if devices == 1 else set(strategies_with_formulas()) - {"single"}
+        {"single"} if devices == 1 else set(strategies_with_formulas()) - {"single"} - dense
     )
     work = [(case.strategy, case.mesh, case.training()) for case in cases]
     assert len(work) == len(set(work))
