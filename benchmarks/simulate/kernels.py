@@ -14,6 +14,7 @@ from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
+from strategies.model.experts import rows_of
 from strategies.model.weights import WeightSpec
 
 Kind = Literal["matmul", "attention", "memory"]
@@ -113,13 +114,20 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     itemsize = BYTES[plan.train.dtype]
     scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
     tokens, embed = share.tokens, config.embed
-    projections = [(tokens, *_columns_and_rows(plan, weight)) for weight in plan.block.matmuls(config)]
-    forward = [matmul(*dims, itemsize) for dims in projections]
-    backward, weights = map(list, zip(*(gradients_of(*dims, itemsize) for dims in projections), strict=True))
+    multiplied = [*projections(plan)]
+    forward = [matmul(*dims, itemsize, batch) for *dims, batch in multiplied]
+    backward, weights = map(
+        list, zip(*(gradients_of(*dims, itemsize, batch) for *dims, batch in multiplied), strict=True)
+    )
     ahead, back = (plan.block.attentions() * kernels for kernels in attention(plan, stack))
     forward += ahead
     backward += back
-    residual, hidden = share.residual_tokens * embed * scale, tokens * share.mlp * scale
+    hidden = (
+        (rows_of(config, tokens) * share.expert_mlp + tokens * share.shared_mlp)
+        if config.experts
+        else tokens * share.mlp
+    )
+    residual, hidden = share.residual_tokens * embed * scale, hidden * scale
     moved = [
         of_residual * residual + of_mlp * hidden
         for of_residual, of_mlp in zip(stack.kernels.residual_bytes, stack.kernels.mlp_bytes, strict=True)
@@ -127,10 +135,29 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     forward.append(Kernel("memory", 0, moved[0]))
     backward.append(Kernel("memory", 0, moved[1]))
     some = ahead if stack.kernels.score_bytes else forward[-1:]
-    last = len(projections) - 1
-    full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
+    end = len(multiplied)
+    last = end - (2 if config.experts and config.shared_mlp else 1)  # the downs of experts and of the shared one
+    full = forward if stack.repeats == "all" else forward[:last] + forward[end:]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
+
+
+def projections(plan: Plan) -> Iterator[tuple[int, int, int, int]]:
+    """m, n, k of each matmul of a layer with weights, and how many there are side by side.
+
+    The experts of a device are side by side, each with the rows of its buffers, in place of k matmuls for each token.
+    """
+    share, config = plan.share, plan.config
+    of_experts = 0
+    for weight in plan.block.matmuls(config):
+        columns, rows = _columns_and_rows(plan, weight)
+        if "expert_mlp" not in weight.dims:
+            yield share.tokens, columns, rows, 1
+            continue
+        of_experts += 1
+        if of_experts % config.experts_per_token == 0:
+            held = config.dim_sizes["experts"] // share.experts
+            yield rows_of(config, share.tokens) // held, columns, rows, held
 
 
 def first_weight_gradients(plan: Plan) -> Iterator[Kernel]:

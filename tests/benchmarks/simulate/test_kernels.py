@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Kernel, head, layer, matmul
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.step import bound_seconds, predict_seconds
+from strategies import PRESETS
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
+from strategies.model.experts import Experts
 
 EMBED, HEADS, TOKENS, VOCAB = 2048, 16, 1024, 50304
 MODEL = GPTConfig(layers=8, embed=EMBED, heads=HEADS, sequence=TOKENS)
@@ -80,3 +84,20 @@ def test_a_kernel_takes_the_time_of_its_bytes_or_of_its_flops():
     assert large.seconds(its) == pytest.approx(2**38 / peak * (1 + 64 / 2048))
     assert thin.moved_bytes == 2 * (8192 + 4096 + 2**25)
     assert thin.seconds(changed(its, matmul_dim=0.0)) == pytest.approx(2 * thin.moved_bytes / moved)
+
+
+@pytest.mark.parametrize("factor", [None, 1.25])
+@pytest.mark.parametrize(("name", "mesh"), [("single", "data=1"), ("expert", "expert=4"), ("tensor", "tensor=4")])
+def test_experts_take_the_time_of_all_rows_of_their_buffers(name, mesh, factor):
+    """Matmuls of a layer have the FLOPs that formulas count, padding of buffers too; no step is faster than its bound."""
+    model = replace(PRESETS["mixtral-8x7b"], layers=2, sequence=1024, capacity_factor=factor)
+    cost = predict(name, model, mesh, TrainConfig(8, dtype="bfloat16", remat="none"), "cuda")
+    plan, devices = cost.plan, cost.plan.mesh.size
+    found = devices * sum(each.flops for each in layer(plan, MESHMARK).forward if each.kind == "matmul")
+    padding, _ = Experts.padding_flops(model)
+    router = 2 * model.embed * model.dim_sizes["routes"]
+    repeated = 8 * 1024 * router * (devices - 1 if name == "tensor" else 0)  # each device of the tensor axis routes all
+    assert found == pytest.approx(8 * (1024 * plan.block.matmul_flops(model) + padding) + repeated)
+    devices_of = Topology("h100", (1, devices))
+    chosen = machine("meshmark_gpus", "h100")
+    assert bound_seconds(cost, chosen, devices_of) <= predict_seconds(cost, chosen, devices_of).step_seconds
