@@ -89,7 +89,7 @@ def test_a_kernel_takes_the_time_of_its_bytes_or_of_its_flops():
 @pytest.mark.parametrize("factor", [None, 1.25])
 @pytest.mark.parametrize(("name", "mesh"), [("single", "data=1"), ("expert", "expert=4"), ("tensor", "tensor=4")])
 def test_experts_take_the_time_of_all_rows_of_their_buffers(name, mesh, factor):
-    """Matmuls of a layer have the FLOPs that formulas count, padding of buffers too; no step is faster than its bound."""
+    """Matmuls of a layer have the FLOPs that formulas count, with padding; no step is faster than its bound."""
     model = replace(PRESETS["mixtral-8x7b"], layers=2, sequence=1024, capacity_factor=factor)
     cost = predict(name, model, mesh, TrainConfig(8, dtype="bfloat16", remat="none"), "cuda")
     plan, devices = cost.plan, cost.plan.mesh.size
