@@ -115,18 +115,15 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
     tokens, embed = share.tokens, config.embed
     multiplied = [*projections(plan)]
-    forward = [matmul(*dims, itemsize, batch) for *dims, batch in multiplied]
-    backward, weights = map(
-        list, zip(*(gradients_of(*dims, itemsize, batch) for *dims, batch in multiplied), strict=True)
-    )
+    forward = [matmul(m, n, k, itemsize, batch) for m, n, k, batch in multiplied]
+    gradients = (gradients_of(m, n, k, itemsize, batch) for m, n, k, batch in multiplied)
+    backward, weights = map(list, zip(*gradients, strict=True))
     ahead, back = (plan.block.attentions() * kernels for kernels in attention(plan, stack))
     forward += ahead
     backward += back
-    hidden = (
-        (rows_of(config, tokens) * share.expert_mlp + tokens * share.shared_mlp)
-        if config.experts
-        else tokens * share.mlp
-    )
+    hidden = tokens * share.mlp
+    if config.experts:
+        hidden = rows_of(config, tokens) * share.expert_mlp + tokens * share.shared_mlp
     residual, hidden = share.residual_tokens * embed * scale, hidden * scale
     moved = [
         of_residual * residual + of_mlp * hidden
