@@ -32,7 +32,7 @@ from jaxtyping import Array
 
 from strategies import tensor
 from strategies.core.axis import Axis
-from strategies.core.gradients import cast
+from strategies.core.gradients import cast, microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
@@ -91,9 +91,10 @@ def scheduled(plan: Plan) -> Differentiate:
             run=run,
             loss=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / divisor,
         )
-        tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
-        if plan.block.extras():  # they may depend on which sequences a microbatch takes: every M-th, as elsewhere
-            tokens_MbS = tokens_BS.reshape(-1, schedule.microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
+        if plan.block.extras():  # they may depend on which sequences a microbatch takes
+            tokens_MbS = microbatched(tokens_BS, schedule.microbatches)
+        else:
+            tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
         executor = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop)
         loss, dblocks, dends = executor()

@@ -25,6 +25,7 @@ from strategies.device_mesh import device_mesh, mark_varying
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec, factorisations
+from strategies.model.gpt import weight_specs
 from strategies.model.hooks import ONE_DEVICE
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types
@@ -157,6 +158,11 @@ class Strategy:
         devices = require_count(devices, "devices")
         meshes = factorisations(self.axis_names, devices) if devices <= self.most_devices else ()
         return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
+
+    def idle_axes(self, config: GPTConfig) -> set[str]:
+        """Axes for weights that a model lacks, as of experts: along such an axis only the batch is split."""
+        dims = {dim for spec in weight_specs(config).values() for dim in spec.dims}
+        return {axis.name for axis in self.axes if axis.dims and dims.isdisjoint(axis.dims)}
 
     def batch_shards(self, mesh: MeshSpec) -> int:
         """Into how many parts the batch is split on a mesh."""

@@ -214,9 +214,9 @@ class Selection:
         strategy = STRATEGIES[name]
         if strategy.twins and not self.strategies:
             return list({tuple(mesh.sizes): mesh for mesh in distinct_meshes(name, max(self.devices))}.values())
-        if name == "expert" and not (self.strategies or self.config.experts):
-            return []  # a model without experts is trained as by `data`
-        return [mesh for devices in self.devices for mesh in distinct_meshes(name, devices) if strategy.is_usual(mesh)]
+        model = None if self.strategies else self.config
+        meshes = (mesh for devices in self.devices for mesh in distinct_meshes(name, devices, model))
+        return [mesh for mesh in meshes if strategy.is_usual(mesh)]
 
     def _variations(self, strategy: str) -> Iterator[Options]:
         """Combinations of values of the strategy's options; a single empty one if none of its options is varied."""
@@ -259,10 +259,11 @@ def option_texts(options: Options) -> list[str]:
     return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options]
 
 
-def distinct_meshes(name: str, devices: int) -> list[MeshSpec]:
+def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) -> list[MeshSpec]:
     """A strategy's meshes of that many devices, without those on which it equals a simpler strategy.
 
-    Strategies whose step the compiler partitions are not compared with others in this way.
+    Strategies whose step the compiler partitions are not compared with others in this way. For a model without the
+    weights that an axis splits, as experts, meshes with this axis are left out: it does what the data axis does.
 
     >>> [str(mesh) for mesh in distinct_meshes("hsdp", 8)]
     ['data=2,fsdp=4', 'data=4,fsdp=2']
@@ -275,9 +276,10 @@ def distinct_meshes(name: str, devices: int) -> list[MeshSpec]:
     if devices == 1 and strategy.most_devices > 1:
         return []
     by_hand = [] if strategy.twins else [other for other in STRATEGIES.values() if not other.twins]
-    simpler = [other for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
-    known = [set(other.axis_names) for other in simpler]
-    return [mesh for mesh in strategy.meshes(devices) if not any(set(mesh.sizes) <= axes for axes in known)]
+    known = [set(other.axis_names) for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
+    idle = strategy.idle_axes(config) if config else set()
+    meshes = (mesh for mesh in strategy.meshes(devices) if not idle & {*mesh.sizes})
+    return [mesh for mesh in meshes if not any(set(mesh.sizes) <= axes for axes in known)]
 
 
 def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:

@@ -82,14 +82,9 @@ class SearchSpace:
                     yield Case(name, mesh, *work, options, self.topology, self.compiler_options)
 
     def strategy_meshes(self) -> Iterator[tuple[str, MeshSpec]]:
-        """Pairs of strategies that have formulas, and their distinct meshes of all devices.
-
-        Without experts an expert axis is another name of the data axis, and is left out.
-        """
+        """Pairs of strategies that have formulas, and their distinct meshes of all devices."""
         for name in self.strategies or tuple(strategies_with_formulas()):
-            for mesh in distinct_meshes(name, device_count(self.topology)):
-                if not self.config.experts and (name == "expert" or "expert" in mesh.sizes):
-                    continue
+            for mesh in distinct_meshes(name, device_count(self.topology), self.config):
                 if mesh in self.meshes or not self.meshes:
                     yield name, mesh
 

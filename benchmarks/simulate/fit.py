@@ -45,7 +45,7 @@ class Fit(NamedTuple):
 
 
 def predicted_seconds(runs: Sequence[PublishedRun], machine: Machine, constants: Constants) -> np.ndarray:
-    """PredictedRow seconds of runs on a machine with other constants."""
+    """Predicted seconds of runs on a machine with other constants."""
     other = dataclasses.replace(machine, constants=constants)
     return np.array([predict_seconds(run.cost, other, run.topology).step_seconds for run in runs])
 

@@ -14,7 +14,7 @@ from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
-from strategies.model.experts import rows_of
+from strategies.model.part import Part
 from strategies.model.weights import WeightSpec
 
 Kind = Literal["matmul", "attention", "memory"]
@@ -113,18 +113,16 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     share, config = plan.share, plan.config
     itemsize = BYTES[plan.train.dtype]
     scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
-    tokens, embed = share.tokens, config.embed
-    multiplied = [*projections(plan)]
+    branches = plan.block.branches()
+    multiplied = [dims for branch in branches for dims in projections(plan, branch)]
     forward = [matmul(m, n, k, itemsize, batch) for m, n, k, batch in multiplied]
     gradients = (gradients_of(m, n, k, itemsize, batch) for m, n, k, batch in multiplied)
     backward, weights = map(list, zip(*gradients, strict=True))
     ahead, back = (plan.block.attentions() * kernels for kernels in attention(plan, stack))
     forward += ahead
     backward += back
-    hidden = tokens * share.mlp
-    if config.experts:
-        hidden = rows_of(config, tokens) * share.expert_mlp + tokens * share.shared_mlp
-    residual, hidden = share.residual_tokens * embed * scale, hidden * scale
+    hidden = sum(branch.activated_elements(share) for branch in branches) * scale
+    residual = share.residual_tokens * config.embed * scale
     moved = [
         of_residual * residual + of_mlp * hidden
         for of_residual, of_mlp in zip(stack.kernels.residual_bytes, stack.kernels.mlp_bytes, strict=True)
@@ -133,35 +131,24 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     backward.append(Kernel("memory", 0, moved[1]))
     some = ahead if stack.kernels.score_bytes else forward[-1:]
     end = len(multiplied)
-    last = end - (2 if config.experts and config.shared_mlp else 1)  # the downs of experts and of the shared one
+    last = end - branches[-1].last_matmuls(config)
     full = forward if stack.repeats == "all" else forward[:last] + forward[end:]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
 
 
-def projections(plan: Plan) -> Iterator[tuple[int, int, int, int]]:
-    """m, n, k of each matmul of a layer with weights, and how many there are side by side.
-
-    The experts of a device are side by side, each with the rows of its buffers, in place of k matmuls for each token.
-    """
-    share, config = plan.share, plan.config
-    of_experts = 0
-    for weight in plan.block.matmuls(config):
-        columns, rows = _columns_and_rows(plan, weight)
-        if "expert_mlp" not in weight.dims:
-            yield share.tokens, columns, rows, 1
-            continue
-        of_experts += 1
-        if of_experts % config.experts_per_token == 0:
-            held = config.dim_sizes["experts"] // share.experts
-            yield rows_of(config, share.tokens) // held, columns, rows, held
+def projections(plan: Plan, branch: type[Part]) -> Iterator[tuple[int, int, int, int]]:
+    """m, n, k of each matmul of a branch with weights, and how many there are side by side."""
+    for one in branch.matmuls(plan.config):
+        rows, side_by_side = branch.rows(plan.share, one)
+        yield rows, *_columns_and_rows(plan, one.weight), side_by_side
 
 
 def first_weight_gradients(plan: Plan) -> Iterator[Kernel]:
     """The matmuls of the gradient of each branch's first weight. Gradients of its inputs can be reduced meanwhile."""
     itemsize = BYTES[plan.train.dtype]
     for branch in plan.block.branches():
-        columns, rows = _columns_and_rows(plan, branch.matmuls(plan.config)[0])
+        columns, rows = _columns_and_rows(plan, branch.matmuls(plan.config)[0].weight)
         yield matmul(rows, columns, plan.share.tokens, itemsize)
 
 

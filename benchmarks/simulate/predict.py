@@ -19,7 +19,7 @@ from benchmarks.devices.chips import GIB
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
 from benchmarks.simulate.published import AXES, PublishedRun, measured_seconds, run_of
-from benchmarks.simulate.published_row import COLUMNS, Published, TableRow
+from benchmarks.simulate.published_row import COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.stack import MEGATRON, Stack
 from benchmarks.simulate.step import bound_seconds, first_stage_elements, predict_seconds
@@ -80,7 +80,7 @@ def predicted_rows(rows: Iterable[TableRow], machine: Machine | None = None) -> 
 def _predicted(row: TableRow, machine: Machine | None) -> PredictedRow:
     try:
         run = run_of(row)
-        chosen = machine or machine_for(Published.of(row).kind, run.stack.name, run.topology.hosts)
+        chosen = machine or machine_for(run.kind, run.stack.name, run.topology.hosts)
         if chosen.stack != run.stack:
             raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack.name}")
     except (Infeasible, UnknownMachine, ValueError) as error:

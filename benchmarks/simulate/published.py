@@ -57,12 +57,14 @@ class PublishedRun:
     """A measured run.
 
     Attributes:
+        kind: of its devices, as machine files name it.
         cost: its step by formulas.
         topology: its devices.
         stack: its software.
         step_seconds: measured; None if the row has none, or contradicts itself.
     """
 
+    kind: str
     cost: Cost
     topology: Topology
     stack: Stack
@@ -91,7 +93,7 @@ def run_of(row: TableRow) -> PublishedRun:
     sizes = sizes_of(published)
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))
     require_batch(published)
-    return PublishedRun(cost, topology_of(published), stack, published.measured_seconds)
+    return PublishedRun(published.kind, cost, topology_of(published), stack, published.measured_seconds)
 
 
 def stack_of(row: Published) -> Stack:

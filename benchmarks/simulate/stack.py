@@ -2,7 +2,7 @@
 
 A new stack is its rules, and constants of its own or of a stack with the same kernels:
 
-    TORCHTITAN = replace(MPT, name="torchtitan", reduce_dtype="float32")
+    MINE = replace(MPT, name="mine", reduce_dtype="float32")
 """
 
 from collections.abc import Mapping
@@ -218,9 +218,5 @@ MAXTEXT = Stack(
     kernels=replace(MESHMARK.kernels, mlp_bytes=ForwardBackward(6, 10)),
 )
 STACKS: Mapping[str, Stack] = {
-    stack.name: stack
-    for stack in (
-        *(MEGATRON, MPT, MESHMARK),
-        *(MEGATRON_CORE, MEGATRON_BRIDGE, TORCHTITAN, MAXTEXT),
-    )
+    stack.name: stack for stack in (MEGATRON, MPT, MESHMARK, MEGATRON_CORE, MEGATRON_BRIDGE, TORCHTITAN, MAXTEXT)
 }

@@ -55,6 +55,14 @@ def cast(arrays: Arrays, dtype: str) -> Arrays:
     return jax.tree.map(lambda x: x.astype(dtype), arrays)
 
 
+def microbatched(tokens_BS: Tokens, microbatches: int) -> Tokens:
+    """[B,S] -> [M,b,S]: a microbatch takes every M-th sequence.
+
+    So if the compiler splits the batch, each device has a shard of each microbatch.
+    """
+    return tokens_BS.reshape(-1, microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
+
+
 def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads:
     """Accumulate loss and gradients in float32 over microbatches of the batch, one after another."""
     if microbatches == 1:
@@ -64,8 +72,7 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
         def add(total: Any, tokens_bS: Tokens) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
 
-        # A microbatch takes every M-th sequence: if the compiler splits the batch, each device has a shard of each.
-        tokens_MbS = tokens_BS.reshape(-1, microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
+        tokens_MbS = microbatched(tokens_BS, microbatches)
         shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])  # and over which axes they vary
         zeros = jax.tree.map(lambda like: jnp.zeros_like(like, jnp.float32), shapes)
         return lax.scan(add, zeros, tokens_MbS)[0]

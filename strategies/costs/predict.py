@@ -7,7 +7,6 @@
 The formulas are held against compiled programs in tests/strategies/costs/test_predict.py.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,7 +85,7 @@ def _require_known_split(plan: Plan) -> None:
     if unknown := [dim for dim in ("embed", "qkv", "sequence") if dim in silent]:
         problem = f"there are no formulas for axes that split {unknown[0]}"
         raise Infeasible(f"{problem}; state what they send, or leave this dim whole")
-    contracted = (branch.matmuls(plan.config)[-1].dims[0] for branch in plan.block.branches())
+    contracted = (branch.matmuls(plan.config)[-1].weight.dims[0] for branch in plan.block.branches())
     branches = dict.fromkeys(contracted)
     if len({plan.over(plan.axes_of(dim)) for dim in branches}) > 1:
         raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; give both the same")
@@ -176,7 +175,8 @@ class Cost:
         layers = (
             3 * config.layers * self.plan.block.matmul_flops(config) + (2 + self._score_matmuls) * scores + recomputed
         )
-        beyond = {"capacity": 3 * capacity + again, "replicated": tokens * self._replicated}
+        replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
+        beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
         of_layers = tokens * layers + sum(beyond.values())
         return {
             "model": self.model_flops(),
@@ -226,13 +226,11 @@ class Cost:
 
     @property
     def _replicated(self) -> int:
-        """FLOPs for one token of matmuls with replicated weights on all devices of a tensor axis but one."""
+        """Forward FLOPs for one token of matmuls with replicated weights, on all devices of a tensor axis but one."""
         plan, axes = self.plan, {*self.plan.axes_of("head_features")}
         split = {dim for dim in plan.config.dim_sizes if axes & {*plan.axes_of(dim)}}
-        whole = [weight for weight in plan.block.matmuls(plan.config) if not split & {*weight.dims}]
-        forward = sum(2 * math.prod(plan.config.dim_sizes[dim] for dim in weight.dims) for weight in whole)
-        times = 4 if plan.train.remat == "full" else 3
-        return (plan.tensors - 1) * plan.config.layers * times * forward
+        whole = [one for one in plan.block.matmuls(plan.config) if not split & {*one.weight.dims}]
+        return (plan.tensors - 1) * plan.config.layers * sum(one.flops(plan.config) for one in whole)
 
     @property
     def _score_matmuls(self) -> int:
@@ -264,10 +262,8 @@ class Cost:
         """
         scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
         capacity, again = (flops / tokens for flops in self._capacity)
-        matmuls = self.plan.config.layers * self.plan.block.matmul_flops(self.plan.config) + capacity
-        repeats = 4 if self.plan.train.remat == "full" else 3
-        matmuls += self._replicated / repeats
-        recomputed = self._recomputed + again + (repeats - 3) * self._replicated / repeats
+        matmuls = self.plan.config.layers * self.plan.block.matmul_flops(self.plan.config) + capacity + self._replicated
+        recomputed = self._recomputed + again + (self._replicated if self.plan.train.remat == "full" else 0)
         return Costs(matmuls + 2 * scores, matmuls + self._score_matmuls * scores + recomputed, matmuls)
 
     @property

@@ -45,7 +45,7 @@ def experts(share: Share) -> int:
     """
     config, full = share.config, share.train.remat == "full"
     rows, tokens = rows_of(config, share.tokens), share.tokens * config.embed
-    hidden = rows * share.expert_mlp + share.tokens * share.shared_mlp
+    hidden = Experts.activated_elements(share)
     routes = 3 * share.tokens * config.dim_sizes["experts"]
     if full:
         return (11 * rows * config.embed + 21 * hidden) // 4 + tokens + routes

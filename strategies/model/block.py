@@ -7,7 +7,6 @@ both.
 Dims: B batch, T tokens, D embed.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import ClassVar
@@ -23,7 +22,7 @@ from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result, added
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
-from strategies.model.part import Part, Share
+from strategies.model.part import Matmul, Part, Share
 from strategies.model.self_attention import (
     Attention,
     BiasedRotaryAttention,
@@ -104,8 +103,8 @@ class Block(nnx.Module):
         return {f"{name}.{weight}": spec for name, part in parts for weight, spec in part.weights(config).items()}
 
     @classmethod
-    def matmuls(cls, config: GPTConfig) -> Iterator[WeightSpec]:
-        """The weights that a token is multiplied with, in order."""
+    def matmuls(cls, config: GPTConfig) -> Iterator[Matmul]:
+        """The matmuls of a token with weights, in order."""
         for part in cls.branches():
             yield from part.matmuls(config)
 
@@ -150,13 +149,12 @@ class Block(nnx.Module):
         is the input of the next layer, which keeps it. With `remat="none"` the stream after a branch that has a bias is
         kept in float32, because the bias is added to it in float32.
         """
-        stream, remat = share.itemsize, share.train.remat
-        for branch in cls.branches()[:-1] if remat != "full" else ():
+        stream = share.itemsize
+        for branch in cls.branches()[:-1] if share.train.remat != "full" else ():
             biased = any(spec.dims == ("embed",) for spec in branch.weights(share.config).values())
-            stream += 4 if remat == "none" and biased else share.itemsize
-        return stream * share.residual_tokens * share.config.embed + sum(
-            part.kept_bytes(share) for part in cls.parts.values()
-        )
+            stream += 4 if biased and share.train.remat == "none" else share.itemsize
+        streams = stream * share.residual_tokens * share.config.embed
+        return streams + sum(part.kept_bytes(share) for part in cls.parts.values())
 
     @classmethod
     def waiting_elements(cls, share: Share) -> int:
@@ -201,14 +199,11 @@ def block_of(config: GPTConfig) -> type[Block]:
 @cache
 def with_experts(block: type[Block]) -> type[Block]:
     """The same block with experts in place of its MLP."""
-    parts = {
-        "experts" if name == "mlp" else name: Experts if name == "mlp" else part for name, part in block.parts.items()
-    }
-    return type(f"{block.__name__}WithExperts", (block,), {"parts": dict(parts)})
+    parts = dict(("experts", Experts) if name == "mlp" else (name, part) for name, part in block.parts.items())
+    return type(f"{block.__name__}WithExperts", (block,), {"parts": parts})
 
 
 @cache
 def _matmul_flops(block: type[Block], config: GPTConfig) -> tuple[int, ...]:
     """Of one token with each matrix, in order."""
-    sizes = config.dim_sizes
-    return tuple(2 * math.prod(sizes[dim] for dim in weight.dims) for weight in block.matmuls(config))
+    return tuple(matmul.flops(config) for matmul in block.matmuls(config))

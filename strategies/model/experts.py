@@ -30,7 +30,7 @@ from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result
 from strategies.model.matmul import matmul
 from strategies.model.order import after
-from strategies.model.part import Part, Share
+from strategies.model.part import Matmul, Part, Share
 from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import Routes, Slots, choose, kept_bytes, slots
 from strategies.model.weights import WeightSpec, matrix
@@ -44,11 +44,6 @@ class Experts(Part):
     gate_EDF: nnx.Param
     up_EDF: nnx.Param
     down_EFD: nnx.Param
-
-    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights."""
-        super().__init__(config, rngs)
-        self.config = config
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
@@ -67,17 +62,30 @@ class Experts(Part):
 
     @classmethod
     @cache
-    def matmuls(cls, config: GPTConfig) -> tuple[WeightSpec, ...]:
+    def matmuls(cls, config: GPTConfig) -> tuple[Matmul, ...]:
         """The router, gate and up of k experts and of the shared one, and last all their downs."""
         weights, chosen = cls.weights(config), config.experts_per_token
-        into, out = matrix("embed", "expert_mlp"), matrix("expert_mlp", "embed")
-        shared = [weights[name] for name in weights if name.startswith("shared")]
-        return (weights["router_DE"], *[into] * 2 * chosen, *shared[:2], *[out] * chosen, *shared[2:])
+        into, out = (Matmul(matrix(*dims), chosen) for dims in (("embed", "expert_mlp"), ("expert_mlp", "embed")))
+        shared = [Matmul(weights[name]) for name in weights if name.startswith("shared")]
+        return Matmul(weights["router_DE"]), into, into, *shared[:2], out, *shared[2:]
 
     @staticmethod
     def last_matmuls(config: GPTConfig) -> int:
-        """The downs of all experts of a token."""
-        return config.experts_per_token + bool(config.shared_mlp)
+        """The downs of the experts, and of the shared one."""
+        return 1 + bool(config.shared_mlp)
+
+    @staticmethod
+    def rows(share: Share, matmul: Matmul) -> tuple[int, int]:
+        """The experts of a device are side by side, each with the rows of its buffers."""
+        if "expert_mlp" not in matmul.weight.dims:
+            return share.tokens, 1
+        held = share.config.dim_sizes["experts"] // share.experts
+        return rows_of(share.config, share.tokens) // held, held
+
+    @staticmethod
+    def activated_elements(share: Share) -> int:
+        """Hidden features of all rows, and of the shared expert."""
+        return rows_of(share.config, share.tokens) * share.expert_mlp + share.tokens * share.shared_mlp
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
@@ -106,7 +114,7 @@ class Experts(Part):
         if share.reuses_residual_buffers:
             return 0
         rows, full = rows_of(share.config, share.tokens), share.train.remat == "full"
-        hidden = rows * share.expert_mlp + share.tokens * share.shared_mlp
+        hidden = Experts.activated_elements(share)
         copies = 1 if share.experts > 1 and not full else 2
         return copies * rows * share.config.embed + (3 if full else 2) * hidden
 

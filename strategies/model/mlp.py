@@ -46,6 +46,11 @@ class MLP(Part):
         return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D), {}
 
     @staticmethod
+    def activated_elements(share: Share) -> int:
+        """Hidden features."""
+        return share.tokens * share.mlp
+
+    @staticmethod
     def kept_bytes(share: Share) -> int:
         """Keep the input of GELU; with `remat="none"` in float32, and three more arrays and those of its tanh."""
         hidden = share.tokens * share.mlp
@@ -56,11 +61,7 @@ class MLP(Part):
     @staticmethod
     def waiting_elements(share: Share) -> int:
         """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept."""
-        if share.reuses_residual_buffers:
-            return 0
-        whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
-        split = {"none": 0, "dots": 1, "full": 2}[share.train.remat]
-        return share.tokens * (whole * share.config.embed + split * share.mlp)
+        return _waiting_elements(share, results=1)
 
 
 @cache
@@ -89,6 +90,11 @@ class GatedMLP(Part):
         return add_branch(x_BTD, info.hooks.sum(matmul(gated(gate_BTF, up_BTF), self.down_FD[...]))), {}
 
     @staticmethod
+    def activated_elements(share: Share) -> int:
+        """Hidden features."""
+        return share.tokens * share.mlp
+
+    @staticmethod
     def kept_bytes(share: Share) -> int:
         """Keep the results of the first two matmuls; with `remat="none"` also their gated product."""
         arrays = {"none": 3, "dots": 2, "full": 0}[share.train.remat]
@@ -97,11 +103,16 @@ class GatedMLP(Part):
     @staticmethod
     def waiting_elements(share: Share) -> int:
         """The gradients of all outputs, and inputs that neither are kept nor follow from what is kept."""
-        if share.reuses_residual_buffers:
-            return 0
-        whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
-        split = {"none": 0, "dots": 1, "full": 3}[share.train.remat]
-        return share.tokens * (whole * share.config.embed + split * share.mlp)
+        return _waiting_elements(share, results=2)
+
+
+def _waiting_elements(share: Share, results: int) -> int:
+    """Of an MLP whose hidden features follow from so many results of matmuls."""
+    if share.reuses_residual_buffers:
+        return 0
+    whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
+    split = {"none": 0, "dots": 1, "full": 1 + results}[share.train.remat]
+    return share.tokens * (whole * share.config.embed + split * share.mlp)
 
 
 @jax.custom_vjp

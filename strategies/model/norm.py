@@ -22,11 +22,6 @@ class LayerNorm(Part):
     scale_D: nnx.Param
     bias_D: nnx.Param
 
-    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights."""
-        super().__init__(config, rngs)
-        self.epsilon = config.norm_epsilon
-
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
         """Scale one and bias zero."""
@@ -34,7 +29,9 @@ class LayerNorm(Part):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Normalise over D. The result has the dtype of the input."""
-        return (_normalise(x_BTD.astype(jnp.float32), self.epsilon) * self.scale_D + self.bias_D).astype(x_BTD.dtype)
+        return (_normalise(x_BTD.astype(jnp.float32), self.config.norm_epsilon) * self.scale_D + self.bias_D).astype(
+            x_BTD.dtype
+        )
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
@@ -85,11 +82,6 @@ class RMSNorm(Part):
 
     scale_D: nnx.Param
 
-    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the scale."""
-        super().__init__(config, rngs)
-        self.epsilon = config.norm_epsilon
-
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
         """Scale one."""
@@ -97,7 +89,7 @@ class RMSNorm(Part):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Divide by the root mean square over D. The result has the dtype of the input."""
-        return rms_scaled(x_BTD, self.scale_D[...], self.epsilon)
+        return rms_scaled(x_BTD, self.scale_D[...], self.config.norm_epsilon)
 
     @staticmethod
     def kept_bytes(share: Share) -> int:

@@ -4,10 +4,11 @@ A part states its weights (`Part.weights`), and by the other functions of `Part`
 microbatch. costs/ adds up the parts: another MLP, say, is another file and nothing else.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -141,6 +142,22 @@ class Share:
         return jnp.dtype(self.train.dtype).itemsize
 
 
+class Matmul(NamedTuple):
+    """A matmul of a token with a weight, whose first dim is contracted.
+
+    Attributes:
+        weight: of one matmul, without a dim over which several are stacked.
+        times: how many such matmuls a token has.
+    """
+
+    weight: WeightSpec
+    times: int = 1
+
+    def flops(self, config: GPTConfig) -> int:
+        """Forward FLOPs for one token."""
+        return 2 * self.times * math.prod(config.dim_sizes[dim] for dim in self.weight.dims)
+
+
 class Part(nnx.Module):
     """A part of a transformer block. By default it has no weights, and keeps nothing.
 
@@ -156,6 +173,7 @@ class Part(nnx.Module):
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Initialise the weights."""
+        self.config = config
         for name, param in create(self.weights(config), config, rngs).items():
             setattr(self, name, param)
 
@@ -166,17 +184,27 @@ class Part(nnx.Module):
 
     @classmethod
     @cache
-    def matmuls(cls, config: GPTConfig) -> tuple[WeightSpec, ...]:
-        """The weights that a token is multiplied with, in order. Each matmul contracts the first dim of its weight.
+    def matmuls(cls, config: GPTConfig) -> tuple[Matmul, ...]:
+        """The matmuls of a token with weights, in order.
 
         Devices that split the first dim of the last have partial sums; `Hooks.sum` completes them.
         """
-        return tuple(weight for weight in cls.weights(config).values() if weight.is_matrix)
+        return tuple(Matmul(weight) for weight in cls.weights(config).values() if weight.is_matrix)
 
     @staticmethod
     def last_matmuls(config: GPTConfig) -> int:
         """How many of `matmuls`, at the end, have outputs that are only added up."""
         return 1
+
+    @staticmethod
+    def rows(share: Share, matmul: Matmul) -> tuple[int, int]:
+        """Rows of a matmul on a device, for a microbatch, and how many such matmuls are side by side."""
+        return share.tokens, 1
+
+    @staticmethod
+    def activated_elements(share: Share) -> int:
+        """Elements of the inputs of its activation function, of each input if there are two."""
+        return 0
 
     @staticmethod
     def padding_flops(config: GPTConfig) -> tuple[int, int]:

@@ -31,11 +31,6 @@ class Attention(Part):
     out_AD: nnx.Param
     out_bias_D: nnx.Param
 
-    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights."""
-        super().__init__(config, rngs)
-        self.head_dim = config.head_dim
-
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
         """Those of the output projection have a smaller deviation, by sqrt(2 layers).
@@ -61,7 +56,7 @@ class Attention(Part):
         """
         hooks = info.hooks
         qkv_BTCA = self.prepared(hooks.project(normed_BTD, self.qkv_DCA[...]), info)
-        mixed_BTA = hooks.attend(QKV(hooks.projected(qkv_BTCA), self.head_dim), info.kernel, info.reach)
+        mixed_BTA = hooks.attend(QKV(hooks.projected(qkv_BTCA), self.config.head_dim), info.kernel, info.reach)
         return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), getattr(self, "out_bias_D", None)), {}
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
@@ -127,11 +122,6 @@ class BiasedRotaryAttention(RotaryAttention):
 class NormAttention(RotaryAttention):
     """Self-attention of Llama with a norm of queries and of keys before they are rotated (QK-norm)."""
 
-    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights."""
-        super().__init__(config, rngs)
-        self.epsilon = config.norm_epsilon
-
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
         """Normalise and rotate queries and keys. What they are before that is kept, too: the norm's backward pass."""
         qkv_BTCA = checkpoint_name(qkv_BTCA, KEPT)
@@ -157,10 +147,10 @@ class HeadNormAttention(NormAttention):
 
     def normed(self, qk_BTCA: Array, info: LayerInfo) -> Array:
         """Normalise each head."""
-        qk_BTCJK = qk_BTCA.reshape(*qk_BTCA.shape[:3], -1, self.head_dim)
+        qk_BTCJK = qk_BTCA.reshape(*qk_BTCA.shape[:3], -1, self.config.head_dim)
         q_norm_K, k_norm_K = self.q_norm_K[...], self.k_norm_K[...]
         scale_C1K = jnp.stack([*[q_norm_K] * (qk_BTCA.shape[2] - 1), k_norm_K])[:, None]
-        return rms_scaled(qk_BTCJK, scale_C1K, self.epsilon).reshape(qk_BTCA.shape)
+        return rms_scaled(qk_BTCJK, scale_C1K, self.config.norm_epsilon).reshape(qk_BTCA.shape)
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
@@ -190,7 +180,7 @@ class WidthNormAttention(NormAttention):
             rms_scaled(
                 qk_BTCA[:, :, part].reshape(*qk_BTCA.shape[:2], -1),
                 self.qk_norm_CA[part].reshape(-1),
-                self.epsilon,
+                self.config.norm_epsilon,
                 mean,
             )
             for part in parts
