@@ -110,6 +110,8 @@ def as_csv(predictions: Sequence[PredictedRow]) -> str:
         formatted["measured_seconds"] = str(measured_seconds(prediction.row) or "")
         facts = {_of_machine(name): getattr(prediction.machine, name) for name in OF_MACHINE if prediction.machine}
         row = {**prediction.row, **dict.fromkeys(added), **formatted, **figures, **facts}
+        if prediction.run:  # a row may leave out how many follow from its batch
+            row["microbatches"] = prediction.run.cost.plan.train.microbatches
         writer.writerow({**row, "problem": prediction.problem})
     return stream.getvalue()
 

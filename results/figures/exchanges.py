@@ -22,7 +22,7 @@ PHRASES = {
     "all_gather": "all-gather: each gets the parts of all",
     "reduce_scatter": "reduce-scatter: each gets its part of the sum",
     "all_reduce": "all-reduce: each gets the sum",
-    "all_to_all": "all-to-all: all tokens of its own heads",
+    "all_to_all": "all-to-all: each gets its own part from all",
     "permute": "permute: each sends to its neighbours",
 }
 AROUND = "permute: each sends to the next in a ring"
