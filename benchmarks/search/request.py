@@ -54,8 +54,8 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     for path in outputs.values():
         require_file(path)
     if args.compile:
-        require_schedules(args.topology)
         require_folder(args.cache)
+        require_schedules(args.topology)
     return space, chosen
 
 
