@@ -122,7 +122,8 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     if log:
         log.write("run", schema_version=SCHEMA_VERSION, resumed_after=position, **plan.facts(step))
     saved = position if option.resume else None
-    training = Run(plan, replace(step, update=compilation.program), log, progress, stopping, position, saved)
+    compiled = replace(step, update=compilation.program, xla_options={})  # its options are in the program
+    training = Run(plan, compiled, log, progress, stopping, position, saved)
     try:
         with stopping.listening():
             ended = training.train(state)

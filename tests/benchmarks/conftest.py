@@ -1,6 +1,7 @@
 """Fixtures that tests of the benchmarks share."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,9 @@ def _built_once() -> Iterator[None]:
     @cache
     def built(case: Case, train: TrainConfig) -> Step:
         with programs():
-            return build(SimpleNamespace(case=case, train=train))
+            step = build(SimpleNamespace(case=case, train=train))
+        # Strategies have options of their own, unless XLA_FLAGS has them, as in tests.
+        return replace(step, xla_options={"xla_cpu_enable_fast_math": False})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Case, "build", cache(Case.build))
