@@ -8,7 +8,7 @@ from benchmarks.cases.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.devices.chips import GIB, Chip
 from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import Program
-from benchmarks.simulate.program import Roofline, replay, roofline
+from benchmarks.simulate.program import Priced, Roofline, published, replay
 from benchmarks.simulate.queues import DEVICE_LANES, Timeline
 from strategies import Step
 
@@ -99,13 +99,13 @@ def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory, bubbl
     """
     if program.unread:
         return ChipEstimate(memory.total_bytes or 0, chip.memory_bytes)
-    sent = [(op.kind, op.axes, float(op.times * op.sent_bytes)) for op in program.collectives]
+    machine = published(chip)
     return ChipEstimate(
         memory.total_bytes or 0,
         chip.memory_bytes,
-        roofline(chip, step.mesh, program.flops, program.memory_bytes, sent),
+        Priced(step.mesh, machine).roofline(program),
         chip.flops_per_second,
-        replay(program, step.mesh, chip, bubble),
+        replay(program, step.mesh, machine, bubble=bubble),
     )
 
 

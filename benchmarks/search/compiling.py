@@ -172,8 +172,7 @@ def exposed_seconds(entry: Entry, machine: Machine) -> float | None:
         return None
     if program.unread:
         return None
-    rate = machine.best_rate(BYTES[entry.case.dtype]) * machine.constants.matmul_efficiency
-    replayed = replay(program, entry.step.mesh, replace(machine.effective_chip, flops_per_second=rate))
+    replayed = replay(program, entry.step.mesh, machine, BYTES[entry.case.dtype])
     return replayed and replayed.parts.get(EXPOSED_LANE, 0.0)
 
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.machine import Constants, Machine
 from benchmarks.simulate.queues import Event
 from strategies import MeshSpec
 from strategies.backends.torus import positions
@@ -201,10 +201,7 @@ class Network:
 
     def seconds(self, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:
         """Seconds of collectives of a group. Arguments are those of `event`."""
-        chip = self.machine.effective_chip
-        if self.machine.stack.shares_cards and where.groups_sharing_hosts > 1 and kind not in ("permute", "all_to_all"):
-            chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.groups_sharing_hosts)
-        return calls * self.latency_seconds(kind, where) + float(sent_bytes) / bandwidth(chip, kind, where)
+        return collective_seconds(self.machine, kind, where, sent_bytes, calls)
 
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""
@@ -214,15 +211,31 @@ class Network:
         """Where the first and the last device along some axes lie."""
         return Group(2, min(2, self.group(axes).hosts), (Along(2, ring=False),))
 
-    def latency_seconds(self, kind: str, where: Group) -> float:
-        """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
 
-        NCCL takes rings inside a host, and trees between hosts where latency matters (Jeaugey 2019, "Massively Scale
-        Your Deep Learning Training with NCCL 2.4").
-        """
-        constants = self.machine.constants
-        inside = constants.link_seconds if where.devices > where.hosts else 0.0
-        between = constants.network_seconds if where.hosts > 1 else 0.0
-        if kind == "permute":
-            return max(inside, between)
-        return inside * (where.devices // where.hosts - 1) + between * math.log2(max(2, where.hosts))
+def collective_seconds(machine: Machine, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:
+    """Seconds of collectives of one kind.
+
+    Args:
+        machine: the devices, and what is reached of their specifications.
+        kind: a key of `strategies.core.traffic.SENT`.
+        where: the devices of a group.
+        sent_bytes: that a device sends in all of them.
+        calls: how many collectives that are.
+    """
+    chip = machine.effective_chip
+    if machine.stack.shares_cards and where.groups_sharing_hosts > 1 and kind not in ("permute", "all_to_all"):
+        chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.groups_sharing_hosts)
+    return calls * latency_seconds(machine.constants, kind, where) + float(sent_bytes) / bandwidth(chip, kind, where)
+
+
+def latency_seconds(constants: Constants, kind: str, where: Group) -> float:
+    """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
+
+    NCCL takes rings inside a host, and trees between hosts where latency matters (Jeaugey 2019, "Massively Scale
+    Your Deep Learning Training with NCCL 2.4").
+    """
+    inside = constants.link_seconds if where.devices > where.hosts else 0.0
+    between = constants.network_seconds if where.hosts > 1 else 0.0
+    if kind == "permute":
+        return max(inside, between)
+    return inside * (where.devices // where.hosts - 1) + between * math.log2(max(2, where.hosts))

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.links import extents, group_along
-from benchmarks.simulate.program import collective_bandwidth
+from benchmarks.simulate.links import bandwidth, extents, group_along, mesh_group
 from strategies import MeshSpec
 from strategies.device_mesh import device_mesh
 from strategies.mesh import all_axes, factorisations
@@ -70,7 +69,7 @@ def test_chips_of_the_innermost_axis_lie_in_two_rows(
     inner = placed.axis_names[-1]
     assert sorted(extents(group_along(placed, (inner,))))[-2:] == block
     for axis, count in links.items():
-        found = collective_bandwidth(topology.chip, placed, "all_gather", (axis,))
+        found = bandwidth(topology.chip, "all_gather", mesh_group(topology.chip, placed, (axis,)))
         assert found == pytest.approx(count * topology.chip.link_bytes_per_second)
 
 

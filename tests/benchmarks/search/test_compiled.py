@@ -1,7 +1,6 @@
 """What is compiled waits for what its schedule leaves exposed, and computes for as long as predicted."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from benchmarks.run.pool import Outcome
 from benchmarks.search import compiling
 from benchmarks.search.compiled import SENDING, compile_best, compiled, table
 from benchmarks.search.compiling import EXPOSED, Compiler, compile_entry, exposed_seconds
-from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import machine
+from benchmarks.simulate.program import published
 from strategies import GPTConfig, MeshSpec
 from tests.benchmarks.search.test_ranking import ranking
 from tests.benchmarks.simulate.host import FILE
@@ -40,26 +39,18 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def published() -> Machine:
-    """The machine whose steps reach all that is published."""
-    reached = replace(
-        H100S.constants, matmul_efficiency=1.0, memory_efficiency=1.0, link_efficiency=1.0, network_efficiency=1.0
-    )
-    return replace(H100S, matmul_flops_per_second=H100S.chip.flops_per_second, float32_share=1.0, constants=reached)
-
-
 @pytest.mark.usefixtures("pretended")
 def test_exposed_communication_is_that_of_the_replay_at_the_rates_of_the_machine() -> None:
-    """With all published rates it is the row's replay; half of the bandwidth takes twice as long where all is waited
-    for, as the CPU's compiler does.
+    """With published rates it is the row's replay; half of the bandwidth takes twice as long where all is waited for,
+    as the CPU's compiler does.
     """
     case = Case("fsdp", MeshSpec.parse("fsdp=4"), "tiny", CONFIG, 4, 1, "float32", "dots", topology=FOUR)
     entry = compile_entry(case)
     assert entry.record.estimate
     assert entry.record.estimate.replay
-    exposed = exposed_seconds(entry, published())
+    exposed = exposed_seconds(entry, published(H100S.chip))
     assert exposed == pytest.approx(entry.record.estimate.replay.parts["exposed"])
-    half = exposed_seconds(entry, published().with_changes({"link_bandwidth": "0.5x"}))
+    half = exposed_seconds(entry, published(H100S.chip).with_changes({"link_bandwidth": "0.5x"}))
     assert half is not None
     assert exposed is not None
     assert half > 1.2 * exposed > 0

@@ -2,14 +2,18 @@
 
 import dataclasses
 import math
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.devices.chips import CHIPS
-from benchmarks.simulate.program import Roofline, collective_bandwidth, roofline
+from benchmarks.devices.chips import CHIPS, Chip
+from benchmarks.program.collectives import Collective
+from benchmarks.program.work import Work
+from benchmarks.simulate.links import bandwidth, mesh_group
+from benchmarks.simulate.program import Priced, Roofline, published
 
 V5P, H100 = CHIPS["v5p"], CHIPS["h100"]
 
@@ -18,6 +22,16 @@ def mesh(sizes: dict[str, int], place) -> Any:
     """A mesh of devices that have a location and nothing else."""
     devices = np.array([place(i) for i in range(math.prod(sizes.values()))], dtype=object)
     return SimpleNamespace(devices=devices.reshape(tuple(sizes.values())), axis_names=tuple(sizes))
+
+
+def collective_bandwidth(chip: Chip, mesh: Any, kind: str, axes: tuple[str, ...]) -> float:
+    """Bytes per second that a device sends along some axes."""
+    return bandwidth(chip, kind, mesh_group(chip, mesh, axes))
+
+
+def sent(kind: str, axes: tuple[str, ...], sent_bytes: float) -> Collective:
+    """A collective by which a device sends so many bytes."""
+    return Collective(kind, axes, 1, False, Fraction(sent_bytes))
 
 
 def cube(index: int) -> Any:
@@ -106,10 +120,9 @@ def test_an_all_gather_on_v5e_takes_as_long_as_published():
     """
     v5e = dataclasses.replace(CHIPS["v5e"], link_bytes_per_second=45e9)
     spread = mesh({"data": 8, "tensor": 4}, chip_of((8, 4)))
-    sent = [("all_gather", ("tensor",), 2**25 * 3 / 4)]
-    assert roofline(v5e, spread, 0, 0, sent).network_seconds == pytest.approx(560e-6, rel=2e-3)
-    published = roofline(CHIPS["v5e"], spread, 0, 0, sent).network_seconds
-    assert published == pytest.approx(503e-6, rel=2e-3)
+    work = Work((sent("all_gather", ("tensor",), 2**25 * 3 / 4),))
+    for chip, seconds in ((v5e, 560e-6), (CHIPS["v5e"], 503e-6)):
+        assert Priced(spread, published(chip)).roofline(work).network_seconds == pytest.approx(seconds, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +142,18 @@ def test_hosts_are_a_switch_each_and_a_network(sizes, kind, axes, bound):
     assert collective_bandwidth(H100, mesh(sizes, gpu), kind, axes) == pytest.approx(bound)
 
 
-def test_the_slowest_part_is_the_bound():
-    """A step takes at least the largest of its compute, memory and network times; its collectives' times add up."""
-    sent = [("all_gather", ("tensor",), 2e11), ("permute", ("data",), 1e11)]
-    least = roofline(V5P, mesh({"data": 16, "tensor": 4}, cube), 459e12, 2 * 2765e9, sent)
+def test_the_busiest_resource_is_the_bound():
+    """A step takes at least the largest of its compute, its memory and its network times.
+
+    Collectives on the same links add up, and those on other links go side by side.
+    """
+    collectives = (
+        sent("all_gather", ("tensor",), 2e11),
+        sent("permute", ("tensor",), 1e11),
+        sent("permute", ("data",), 1e11),
+    )
+    cubes = Priced(mesh({"data": 16, "tensor": 4}, cube), published(V5P))
+    least = cubes.roofline(Work(collectives, int(459e12), memory_bytes=int(2 * 2765e9)))
     parts = least.compute_seconds, least.memory_seconds, least.network_seconds
     assert parts == pytest.approx((1.0, 2.0, 1.0 + 1.0))
     assert (Roofline(1, 2, 3).bound, Roofline(1, 2, 3).step_seconds) == ("network", 3)
