@@ -21,6 +21,7 @@ Switch = Literal["auto", "on", "off"]
 Compression = Literal["none", "int8", "onebit"]
 Master = Literal["none", "float32"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
+Dispatch = Literal["auto", "all_to_all", "all_gather"]
 LOSS_SCALES = 1.0, 2.0**64
 """The smallest and the largest loss scale. Both, and the losses that they scale, are far from the ends of float32."""
 
@@ -69,6 +70,8 @@ class TrainConfig:
         compression_warmup: steps before "onebit" sums momentum in 1 bit.
         context_attention: how tokens attend to tokens on other devices of a context axis: "ring", "ulysses", or "auto":
             "ulysses" with pipeline stages or strides, and where GPUs have cuDNN's attention; otherwise "ring".
+        dispatch: how tokens reach the experts on other devices of an expert axis: each choice is sent to its expert
+            ("all_to_all"), or all tokens to all devices ("all_gather"). "auto" is the one that sends fewer bytes.
         logits_bytes: the most bytes that float32 logits may take on a device. They are computed for a chunk of tokens
             at a time, and recomputed in the backward pass. None: for all tokens at once.
         z_loss: factor of (log Z)^2, which is added to the cross entropy of each token; Z is the denominator of the
@@ -106,6 +109,7 @@ class TrainConfig:
     reduce: Reduce = "auto"
     reduce_dtype: ReduceDtype = "float32"
     context_attention: ContextAttention = "auto"
+    dispatch: Dispatch = "auto"
     logits_bytes: Count | None = None
     z_loss: Amount = 0.0
     loss_scale: LossScale = 2.0**15

@@ -33,6 +33,7 @@ AXIS = {
     "sequence_parallel": "tensor",
     "halves": "tensor",
     "context_attention": "context",
+    "dispatch": "expert",
 }
 """The mesh axis that an option requires to have an effect."""
 

@@ -41,15 +41,16 @@ def gated_mlp(share: Share) -> int:
 def experts(share: Share) -> int:
     """Rows of tokens and their gradients, arrays around SiLU, and the router's; fitted to compiled programs.
 
-    Without recomputation an expert axis holds the rows that it exchanges once more.
+    An expert axis holds what it exchanges once more, unless it is recomputed; tokens that are gathered twice then.
     """
     config, full = share.config, share.train.remat == "full"
     rows, tokens = rows_of(config, share.tokens), share.tokens * config.embed
     hidden = Experts.activated_elements(share)
     routes = 3 * share.tokens * config.dim_sizes["experts"]
+    gathered = share.gathered_tokens * config.embed
     if full:
-        return (11 * rows * config.embed + 21 * hidden) // 4 + tokens + routes
-    exchanged = rows * config.embed if share.experts > 1 else 0
+        return (11 * rows * config.embed + 21 * hidden) // 4 + tokens + routes + 2 * gathered
+    exchanged = gathered or (rows * config.embed if share.experts > 1 else 0)
     return (10 * rows * config.embed + 12 * hidden + 6 * tokens) // 4 + routes + exchanged
 
 

@@ -20,7 +20,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
@@ -32,7 +31,7 @@ from strategies.model.matmul import matmul
 from strategies.model.order import after
 from strategies.model.part import Matmul, Part, Share
 from strategies.model.remat import KEPT, TOTALS
-from strategies.model.router import Routes, Slots, choose, kept_bytes, slots
+from strategies.model.router import Routed, Routes, Slots, choices_of, choose, kept_bytes, slots
 from strategies.model.weights import WeightSpec, matrix
 
 
@@ -89,7 +88,7 @@ class Experts(Part):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep the router's logits, slots, and gate and up; of an expert axis the rows that came from other devices.
+        """Keep the router's logits, slots, and gate and up; of an expert axis what came from other devices.
 
         With a load-balancing loss also the choices of each expert, which were summed over devices. With `remat="none"`
         all rows are kept, and seven arrays around SiLU, six of the shared expert.
@@ -100,9 +99,10 @@ class Experts(Part):
         if share.train.remat == "full":
             return counts
         rows, shared = rows_of(config, tokens), tokens * share.shared_mlp
-        kept = counts + 4 * (rows + chosen * tokens)
+        kept = counts + 4 * (rows + chosen * (share.gathered_tokens or tokens))
         if share.train.remat == "dots":
-            received = rows * (embed + 1) if share.experts > 1 else 0
+            exchanged = rows * (embed + 1) if share.experts > 1 else 0
+            received = share.gathered_tokens * (embed + 2 * chosen) or exchanged
             return kept + size * (tokens * experts + 2 * (rows * share.expert_mlp + shared) + received)
         again = tokens * embed if shared and config.balance_loss else 0  # the tokens, once more
         hidden = 7 * rows * share.expert_mlp + 6 * shared
@@ -132,25 +132,28 @@ class Experts(Part):
         Args:
             x_BTD: for the tokens whose residual stream this device holds.
             normed_BTD: for all tokens of its sequences.
-            info: of its hooks `dispatch` and `combine` exchange rows with devices that have other experts, `sum`
-                completes the sums over devices that split hidden features, and `batch_sum` those over the batch.
+            info: of its hooks `dispatch` and `combine` exchange rows with devices that have other experts, or
+                `gather_routed` and `scatter_routed` tokens; `sum` completes the sums over devices that split hidden
+                features, and `batch_sum` those over the batch.
         """
         config, hooks = self.config, info.hooks
-        experts, (batch, tokens, embed) = config.dim_sizes["experts"], normed_BTD.shape
+        experts, (_, tokens, embed) = config.dim_sizes["experts"], normed_BTD.shape
         all_kept = config.capacity_factor is None  # then groups change nothing: one has all that is here of a sequence
         group, capacity = (tokens, tokens) if all_kept else (config.group_tokens, config.capacity)
-        groups = batch * tokens // group
         x_ND = normed_BTD.reshape(-1, embed)
 
         routes = choose(matmul(x_ND, self.router_DE[...]), config)
-        found, count_E = slots(routes.experts_Nk, experts, groups, capacity)
+        count_E = choices_of(routes.experts_Nk, experts)
+        extras, x_ND = _losses(routes, count_E, x_ND, config, info)
+        routed = hooks.gather_routed(Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts))
+        groups, chosen = len(routed.x_ND) // group, config.experts_per_token
+        found = slots(routed.experts_Nk, routed.experts, groups, capacity)
         found = Slots(*(checkpoint_name(each, KEPT) for each in found))
-        extras, x_ND = _losses(routes, lax.stop_gradient(count_E), x_ND, config, info)
-        buffers, chosen = (experts, groups, capacity, -1), config.experts_per_token
-        x_EGCD = to_rows(x_ND, found, chosen).reshape(buffers)
-        weights_M1 = routes.weights_Nk.astype(x_ND.dtype).reshape(-1, 1)
-        outputs_EGCD = self._outputs(*hooks.dispatch(x_EGCD, to_rows(weights_M1, found, 1).reshape(buffers)))
-        y_ND = from_rows(hooks.combine(outputs_EGCD).reshape(-1, embed), found, chosen)
+        buffers = routed.experts, groups, capacity, -1
+        x_EGCD = to_rows(routed.x_ND, found, chosen).reshape(buffers)
+        weights_EGC1 = to_rows(routed.weights_Nk.reshape(-1, 1), found, 1).reshape(buffers)
+        outputs_EGCD = self._outputs(*hooks.dispatch(x_EGCD, weights_EGC1))
+        y_ND = hooks.scatter_routed(from_rows(hooks.combine(outputs_EGCD).reshape(-1, embed), found, chosen))
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
         return x_BTD + hooks.sum(y_ND.reshape(normed_BTD.shape)), extras
 

@@ -64,6 +64,11 @@ class Share:
         return self.train.remat == "none" and not self.sequence_parallel
 
     @property
+    def gathered_tokens(self) -> int:
+        """Tokens of all devices that split the experts, where all have them all (`dispatch="all_gather"`); else 0."""
+        return self.tokens * self.experts if self.experts > 1 and self.train.dispatch == "all_gather" else 0
+
+    @property
     def skipping(self) -> Reach | None:
         """The reach of attention whose blocks are skipped; None if it is computed like dense attention."""
         reach = None if self.splash else Reach.of(self.config)

@@ -76,24 +76,41 @@ def kept_bytes(config: GPTConfig, tokens: int) -> int:
     return tokens * (4 * elements + 1)
 
 
+def choices_of(experts_Nk: Int[Array, "N k"], experts: int) -> Float[Array, " E"]:
+    """How many choices each expert has."""
+    return (experts_Nk[..., None] == jnp.arange(experts)).sum((0, 1)).astype(jnp.float32)
+
+
+class Routed(NamedTuple):
+    """Tokens and their choices, of which a device writes those of some experts to buffers.
+
+    Attributes:
+        x_ND: the tokens.
+        weights_Nk: of their choices.
+        experts_Nk: the expert of each choice, among those for which there are buffers; `experts` for any other one.
+        experts: how many experts have buffers.
+    """
+
+    x_ND: Float[Array, "N D"]
+    weights_Nk: Float[Array, "N k"]
+    experts_Nk: Int[Array, "N k"]
+    experts: int
+
+
 class Slots(NamedTuple):
     """Which choice of which token is in which row of the experts' buffers. A choice is an index into [N,k], flat.
 
     Attributes:
         choice_R: the choice in each row of the buffers [E,G,C], flat; N k for an empty row.
-        row_Nk: the row of each choice; E G C for a choice that is dropped.
+        row_Nk: the row of each choice; E G C for a choice that is dropped, or of an expert without buffers.
     """
 
     choice_R: Int[Array, " R"]
     row_Nk: Int[Array, "N k"]
 
 
-def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> tuple[Slots, Float[Array, " E"]]:
-    """Give the choices of each group rows of their experts' buffers, in the order of the tokens, and drop the rest.
-
-    Returns:
-        The slots, and how many choices each expert has, with those that are dropped.
-    """
+def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> Slots:
+    """Give the choices of each group rows of their experts' buffers, in the order of the tokens, and drop the rest."""
     choices, k = experts_Nk.size, experts_Nk.shape[1]
     expert_GS = experts_Nk.reshape(groups, -1)
     order_GS = jnp.argsort(expert_GS, axis=1, stable=True)
@@ -102,12 +119,11 @@ def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: in
     # The rank of a choice among those of its expert, from 0: its place in the order is the inverse permutation.
     rank_GS = jnp.argsort(order_GS, axis=1) - jnp.take_along_axis(starts_GE, expert_GS, axis=1)
     group_G1, per_group = jnp.arange(groups)[:, None], choices // groups
-    row_GS = jnp.where(
-        rank_GS < capacity, (expert_GS * groups + group_G1) * capacity + rank_GS, experts * groups * capacity
-    )
+    taken_GS = (rank_GS < capacity) & (expert_GS < experts)
+    row_GS = jnp.where(taken_GS, (expert_GS * groups + group_G1) * capacity + rank_GS, experts * groups * capacity)
 
     place_GEC = starts_GE[..., None] + jnp.arange(capacity)
     taken_GEC = jnp.take_along_axis(order_GS, jnp.minimum(place_GEC, per_group - 1).reshape(groups, -1), axis=1)
     taken_GEC = (taken_GEC + group_G1 * per_group).reshape(place_GEC.shape)
     choice_GEC = jnp.where(jnp.arange(capacity) < counts_GE[..., None], taken_GEC, choices)
-    return Slots(choice_GEC.swapaxes(0, 1).reshape(-1), row_GS.reshape(-1, k)), counts_GE.sum(0).astype(jnp.float32)
+    return Slots(choice_GEC.swapaxes(0, 1).reshape(-1), row_GS.reshape(-1, k))

@@ -39,7 +39,13 @@ def single(config, microbatches):
     [
         ("expert", "data=2,expert=4", DROPPING, {"remat": "full"}),
         ("tensor", "tensor=4", DROPPING, {}),
+        ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),  # dispatch is "all_gather"
         *nightly(
+            ("expert", "data=2,expert=4", DROPPING, {"dispatch": "all_gather", "remat": "full"}),
+            ("expert", "expert=4", UNBALANCED, {"dispatch": "all_gather", "remat": "none", "microbatches": 2}),
+            ("three_d", "fsdp=2,expert=2,tensor=2", DROPPING, {"dispatch": "all_gather"}),
+            ("three_d", "context=2,expert=4", DROPPING, {"dispatch": "all_gather"}),
+            ("three_d", "pipeline=2,expert=4", DROPPING, {"dispatch": "all_gather", "microbatches": 4}),
             ("expert", "expert=8", ALL_KEPT, {}),
             ("expert", "expert=4", UNBALANCED, {"remat": "none", "microbatches": 2}),
             ("expert", "data=2,expert=2", DROPPING, {"reduce": "layer"}),
@@ -93,17 +99,27 @@ def test_every_strategy_trains_a_model_with_experts(name, mesh, config, options)
     assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
 
 
-def test_exchanges_are_what_the_docstring_says():
-    """A device sends (4 D + 2) L R (n-1)/n elements, or (5 D + 3) with remat="full"; R counts all rows of buffers."""
-    config, devices = PRESETS["nano-moe"], 4
-    tokens = 16 * config.sequence // devices
-    assert config.dim_sizes["experts"] == 8
-    rows = 8 * 20 * tokens // 64  # ceil(2 x 64 / 8 x 1.25) = 20 rows for each of 8 experts and 64 tokens
-    kept, repeated = TrainConfig(16), TrainConfig(16, remat="full")
-    for train, elements in ((kept, 4 * config.embed + 2), (repeated, 5 * config.embed + 3)):
-        cost = predict("expert", config, "expert=4", train)
-        exchanged = sum(cost.sent["all_to_all", ("expert",)].values())
-        assert exchanged == 4 * elements * config.layers * rows * 3 / 4
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_exchanges_are_what_the_docstring_says(remat):
+    """(4 D + 2) L R (n-1)/n elements, or (5 D + 3) with remat="full"; R counts all rows of buffers.
+
+    With `dispatch="all_gather"` (4 D + 4 k) L T (n-1), or (5 D + 6 k). "auto" is the one that sends less.
+    """
+    config, embed = PRESETS["nano-moe"], PRESETS["nano-moe"].embed
+    assert (config.dim_sizes["experts"], config.experts_per_token) == (8, 2)
+    for devices, best in ((2, "all_gather"), (4, "all_to_all")):
+        tokens = 16 * config.sequence // devices
+        rows = 8 * 20 * tokens // 64  # ceil(2 x 64 / 8 x 1.25) = 20 rows for each of 8 experts and 64 tokens
+        elements = {
+            "all_to_all": (5 * embed + 3 if remat == "full" else 4 * embed + 2) * rows * (devices - 1) / devices,
+            "all_gather": (5 * embed + 12 if remat == "full" else 4 * embed + 8) * tokens * (devices - 1),
+        }
+        assert min(elements, key=lambda way: elements[way]) == best
+        for dispatch in (*elements, "auto"):
+            train = dataclasses.replace(TRAIN, remat=remat, dispatch=dispatch)
+            cost = predict("expert", config, f"expert={devices}", train)
+            exchanged = sum(each.sent_bytes for each in cost.traffic if each.what in ("dispatch", "combine"))
+            assert exchanged == 4 * config.layers * elements[best if dispatch == "auto" else dispatch]
 
 
 def test_gradients_of_experts_are_not_summed_over_their_axis():
@@ -127,10 +143,18 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
         ),
         ("tensor", "tensor=16", {"heads": 16}, "tensor=16 does not divide expert_mlp=24"),
         ("tensor", "tensor=2", {}, "halves=on does not go with experts"),
+        (
+            "expert",
+            "expert=2",
+            {"experts": 258},
+            "dispatch=all_gather numbers experts in bfloat16, exactly up to 256, not experts=258",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(name, mesh, changes, message):
     """With the numbers and the way out."""
     train = dataclasses.replace(TRAIN, halves="on" if "halves" in message else "auto")
+    if "dispatch" in message:
+        train = dataclasses.replace(train, dtype="bfloat16", dispatch="all_gather")
     with pytest.raises(Infeasible, match=message):
         predict(name, dataclasses.replace(DROPPING, **changes), mesh, train)
