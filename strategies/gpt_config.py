@@ -30,7 +30,8 @@ class GPTConfig:
         key_heads: heads of keys and of values, each for as many heads of queries (Ainslie et al. 2023, "GQA").
         block: the kind of its blocks, one of `BLOCKS` (model/block.py). It decides on norm, positions, MLP and biases:
             "gpt2", "llama" (RMSNorm, rotary positions, SwiGLU, no biases), "qwen2" (llama with biases of queries, keys
-            and values) or "qwen3" (llama with a norm of each head of queries and of keys).
+            and values), "qwen3" (llama with a norm of each head of queries and of keys) or "olmoe" (llama with a norm
+            of all queries and one of all keys).
         norm_epsilon: what norms add to the mean of squares.
         rope_theta: the base of the angles of rotary positions (Su et al. 2021, "RoFormer", section 3.2.2).
         rope_factor: by how much Llama 3.1's scaling slows the slowest rotations; 1 is none (model/rotary.py).

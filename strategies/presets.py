@@ -86,6 +86,19 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
             # Yang et al. 2025, table 2.
             "qwen3-30b-a3b": dataclasses.replace(_QWEN3_MOE, layers=48, embed=2048, heads=32, expert_mlp=768),
             "qwen3-235b-a22b": dataclasses.replace(_QWEN3_MOE, layers=94, embed=4096, heads=64, expert_mlp=1536),
+            # Muennighoff et al. 2024, "OLMoE", as released. No token is dropped.
+            "olmoe-1b-7b": dataclasses.replace(
+                _LLAMA2,
+                block="olmoe",
+                layers=16,
+                embed=2048,
+                heads=16,
+                vocab=50_304,
+                experts=64,
+                experts_per_token=8,
+                expert_mlp=1024,
+                router="softmax",
+            ),
             # Zhang et al. 2024, "TinyLlama", table 2.
             "tinyllama": dataclasses.replace(_LLAMA2, layers=22, embed=2048, key_heads=4, sequence=2048, mlp=5632),
         },

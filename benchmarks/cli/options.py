@@ -109,7 +109,7 @@ MODEL = Group(
     "model",
     option("--preset PRESET", f"{joined(PRESETS)}; default: %(default)s", one_of("preset", PRESETS), "nano"),
     *(option(f"--{_dashed(size)} N", f"{size} of the model; default: the preset's", count) for size in SIZES),
-    option("--block BLOCK", "kind of the blocks: gpt2, llama, qwen2, qwen3; default: the preset's", str),
+    option("--block BLOCK", "kind of the blocks: gpt2, llama, qwen2, qwen3, olmoe; default: the preset's", str),
     option("--rope-theta X", "base of the angles of rotary positions; default: the preset's", float),
     option("--untied", "give the head its own weights instead of the embedding's"),
     option("--attention-window W,...", f"{WINDOW}; a list sweeps; default: the preset's", window),

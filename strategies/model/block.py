@@ -28,6 +28,7 @@ from strategies.model.self_attention import (
     BiasedRotaryAttention,
     HeadNormAttention,
     RotaryAttention,
+    WidthNormAttention,
 )
 from strategies.model.weights import WeightSpec
 
@@ -181,7 +182,19 @@ class Qwen3Block(LlamaBlock):
     parts: ClassVar = {**LlamaBlock.parts, "attention": HeadNormAttention}
 
 
-BLOCKS: dict[str, type[Block]] = {"gpt2": Block, "llama": LlamaBlock, "qwen2": Qwen2Block, "qwen3": Qwen3Block}
+class OlmoeBlock(LlamaBlock):
+    """Block of OLMoE (Muennighoff et al. 2024, table 1), with experts in place of its MLP."""
+
+    parts: ClassVar = {**LlamaBlock.parts, "attention": WidthNormAttention}
+
+
+BLOCKS: dict[str, type[Block]] = {
+    "gpt2": Block,
+    "llama": LlamaBlock,
+    "qwen2": Qwen2Block,
+    "qwen3": Qwen3Block,
+    "olmoe": OlmoeBlock,
+}
 """The kinds of blocks, by the names that `GPTConfig.block` takes."""
 
 

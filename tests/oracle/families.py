@@ -27,7 +27,7 @@ LLAMA = GPTConfig(
     rope_theta=500_000.0,
     rope_factor=8.0,
 )
-FAMILIES: Mapping[str, GPTConfig] = {
+DENSE: Mapping[str, GPTConfig] = {
     "llama": LLAMA,
     "qwen2": dataclasses.replace(LLAMA, block="qwen2", rope_theta=1e6, rope_factor=1.0, norm_epsilon=1e-6),
     "qwen3": dataclasses.replace(
@@ -35,7 +35,15 @@ FAMILIES: Mapping[str, GPTConfig] = {
     ),
     "mistral": dataclasses.replace(LLAMA, rope_theta=1e4, rope_factor=1.0, attention_window=8),
 }
-"""Sizes are small and differ from each other. The heads of Qwen3 together are wider than the residual stream."""
+PLAIN = dataclasses.replace(DENSE["mistral"], attention_window=None)
+FAMILIES: Mapping[str, GPTConfig] = {
+    **DENSE,
+    "mixtral": dataclasses.replace(PLAIN, experts=4, balance_loss=0.1),
+    "qwen3-moe": dataclasses.replace(DENSE["qwen3"], experts=8, experts_per_token=3, expert_mlp=24, balance_loss=0.1),
+    "olmoe": dataclasses.replace(PLAIN, block="olmoe", experts=8, router="softmax", balance_loss=0.1),
+}
+"""Sizes are small and differ from each other. The heads of Qwen3 together are wider than the residual stream. The
+factor of the load-balancing loss is large, so that its gradient matters."""
 TRAIN = TrainConfig(batch_size=2, learning_rate=1e-2, clip_norm=0.5, epsilon=1e-3)
 """AdamW's epsilon is about the size of a gradient's element. With 1e-8 rounding decides the sign of small updates."""
 STEPS = 3
@@ -61,7 +69,8 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def stored(config: GPTConfig, params: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Parameters, or their gradients, by their names in transformers -> the tree of weights of `GPT`.
 
-    torch stores matrices as [out, in]. Queries, keys and values are one array here, by heads of keys.
+    torch stores matrices as [out, in], and gate and up of experts as one array. Queries, keys and values are one array
+    here, by heads of keys.
     """
     key_heads, size = config.key_heads or config.heads, config.head_dim
 
@@ -69,6 +78,16 @@ def stored(config: GPTConfig, params: Mapping[str, np.ndarray]) -> dict[str, Any
         """[A, ...] of queries, or [E, ...] of keys or values -> [G, E, ...]."""
         by_head = features.reshape(key_heads, -1, size, *features.shape[1:])
         return np.moveaxis(by_head, 1, 0).reshape(by_head.shape[1], key_heads * size, *features.shape[1:])
+
+    def mlp(own: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        weights = {f"{name}_DF": own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up")}
+        return {"mlp": {**weights, "down_FD": own["mlp.down_proj.weight"].T}}
+
+    def experts(own: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        gate, up = np.split(own["mlp.experts.gate_up_proj"], 2, axis=1)
+        down = own["mlp.experts.down_proj"]
+        matrices = {name: w.swapaxes(1, 2) for name, w in {"gate_EDF": gate, "up_EDF": up, "down_EFD": down}.items()}
+        return {"experts": {"router_DE": own["mlp.gate.weight"].T, **matrices}}
 
     def layer(index: int) -> dict[str, Any]:
         prefix = f"model.layers.{index}."
@@ -80,15 +99,16 @@ def stored(config: GPTConfig, params: Mapping[str, np.ndarray]) -> dict[str, Any
         }
         attention = {"qkv_DCA": np.moveaxis(qkv["weight"], -1, 0), "out_AD": own["self_attn.o_proj.weight"].T}
         attention |= {"qkv_bias_CA": qkv["bias"]} if "bias" in qkv else {}
-        norms = {f"{name}_norm_K": own.get(f"self_attn.{name}_norm.weight") for name in "qk"}
+        norms = {name: own[f"self_attn.{name}_norm.weight"] for name in "qk" if f"self_attn.{name}_norm.weight" in own}
+        if config.block == "olmoe":
+            attention["qk_norm_CA"] = np.concatenate([grouped(norm) for norm in norms.values()])
+        else:
+            attention |= {f"{name}_norm_K": norm for name, norm in norms.items()}
         return {
             "norm1": {"scale_D": own["input_layernorm.weight"]},
-            "attention": attention | {name: norm for name, norm in norms.items() if norm is not None},
+            "attention": attention,
             "norm2": {"scale_D": own["post_attention_layernorm.weight"]},
-            "mlp": {
-                **{f"{name}_DF": own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up")},
-                "down_FD": own["mlp.down_proj.weight"].T,
-            },
+            **(experts(own) if config.experts else mlp(own)),
         }
 
     layers = [layer(index) for index in range(config.layers)]

@@ -4,6 +4,7 @@ It needs torch and transformers (the extra `oracle`).
 """
 
 import argparse
+import importlib
 import json
 import sys
 from typing import Any
@@ -32,6 +33,9 @@ CLASSES = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+    "qwen3-moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
 }
 SCALED = {
     "rope_type": "llama3",
@@ -44,7 +48,14 @@ SCALED = {
 def model_of(family: str, config: GPTConfig) -> Any:
     """The model in float64, with the weights that `drawn` gives."""
     scaling = {**SCALED, "factor": config.rope_factor} if config.rope_factor > 1 else {"rope_type": "default"}
-    of_family = {"sliding_window": config.attention_window} if family == "mistral" else {}
+    of_family: dict[str, Any] = {"sliding_window": config.attention_window} if family == "mistral" else {}
+    hidden = config.dim_sizes["expert_mlp"]
+    if config.experts:
+        number = "num_local_experts" if family == "mixtral" else "num_experts"
+        of_family |= {number: config.experts, "num_experts_per_tok": config.experts_per_token}
+        of_family |= {"output_router_logits": True, "experts_implementation": "eager"}
+    if family == "qwen3-moe":
+        of_family |= {"moe_intermediate_size": hidden, "norm_topk_prob": True}
     kind, model_kind = CLASSES[family]
     model = model_kind(
         kind(
@@ -53,12 +64,14 @@ def model_of(family: str, config: GPTConfig) -> Any:
             num_attention_heads=config.heads,
             num_key_value_heads=config.key_heads,
             head_dim=config.head_dim,
-            intermediate_size=config.mlp_dim,
+            intermediate_size=hidden,
             vocab_size=config.vocab,
             max_position_embeddings=16_384,
             rms_norm_eps=config.norm_epsilon,
             rope_parameters={**scaling, "rope_theta": config.rope_theta},
             tie_word_embeddings=False,
+            eos_token_id=None,
+            pad_token_id=None,  # OLMoE's embedding of it would have no gradient
             use_cache=False,
             attn_implementation="eager",
             **of_family,
@@ -68,6 +81,19 @@ def model_of(family: str, config: GPTConfig) -> Any:
         for name, param in model.named_parameters():
             param.copy_(torch.from_numpy(drawn(name, tuple(param.shape))))
     return model
+
+
+def balance_loss(model: Any, result: Any, config: GPTConfig) -> Any:
+    """The load-balancing loss of transformers, one layer at a time, as in "Switch Transformer".
+
+    transformers computes it of the choices and probabilities of all layers together, and its shares of choices sum to
+    k. The last token is no input of ours, so it is masked.
+    """
+    loss = importlib.import_module(type(model).__module__).load_balancing_loss_func
+    inputs = torch.ones(TRAIN.batch_size, config.sequence + 1)
+    inputs[:, -1] = 0
+    layers = (loss((logits,), config.experts, config.experts_per_token, inputs) for logits in result.router_logits)
+    return config.balance_loss * sum(layers) / config.experts_per_token
 
 
 def golden(family: str, config: GPTConfig) -> dict[str, Any]:
@@ -82,18 +108,22 @@ def golden(family: str, config: GPTConfig) -> dict[str, Any]:
         params = {name: of(param).detach().numpy() for name, param in model.named_parameters()}
         return named(stored(config, params))
 
-    facts: dict[str, Any] = {"loss": [], "grad_norm": []}
+    shapes = {name: "x".join(map(str, param.shape)) for name, param in model.named_parameters()}
+    facts: dict[str, Any] = {"shapes": shapes, "loss": [], "balance_loss": [], "grad_norm": []}
     for step in range(STEPS):
         batch = torch.from_numpy(tokens(step)).long()
-        result = model(input_ids=batch, labels=batch)
+        result = model(input_ids=batch)
+        loss = model.loss_function(result.logits, batch, config.vocab)
+        balance = balance_loss(model, result, config) if config.experts else torch.zeros(())
         optimizer.zero_grad()
-        result.loss.backward()
+        (loss + balance).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), TRAIN.clip_norm)
         if step == 0:
             facts["logits"] = {"logits": sketch(result.logits[:, :-1].detach().numpy(), "logits")}
             facts["gradients"] = {name: sketch(array, name) for name, array in arrays(lambda p: p.grad).items()}
         optimizer.step()
-        facts["loss"].append(result.loss.item())
+        facts["loss"].append(loss.item())
+        facts["balance_loss"].append(balance.item())
         facts["grad_norm"].append(norm.item())
     facts["weights"] = {name: sketch(array, name) for name, array in arrays(lambda p: p).items()}
     return facts
@@ -112,8 +142,8 @@ def main() -> int:
             there = json.loads(path.read_text())
             parts = (difference(facts[part], there[part]) for part in ("logits", "gradients", "weights"))
             steps = (
-                abs(a - b) / abs(b)
-                for name in ("loss", "grad_norm")
+                abs(a - b) / max(abs(b), 1e-30)
+                for name in ("loss", "balance_loss", "grad_norm")
                 for a, b in zip(facts[name], there[name], strict=True)
             )
             worst = max(worst, *(max(part.values()) for part in parts), *steps)

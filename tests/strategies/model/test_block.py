@@ -70,7 +70,7 @@ def ran(name: str, mesh: str, block: str = "llama", **options):
     ("name", "mesh", "options"),
     [
         *((name, *MESHES[name]) for name in DAILY),
-        ("tensor", "tensor=2", {"block": "width"}),
+        ("tensor", "tensor=2", {"block": "olmoe"}),
         *nightly(*((name, *MESHES[name]) for name in STRATEGIES if name not in ("single", *DAILY))),
         *nightly(
             ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "schedule": "zb-h1"}),
@@ -82,11 +82,11 @@ def ran(name: str, mesh: str, block: str = "llama", **options):
             ("tensor", "tensor=2", {"block": "qwen3", "sequence_parallel": False}),
             ("pipeline", "pipeline=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"}),
             ("auto", "fsdp=2,tensor=2", {"block": "qwen3"}),
-            ("auto", "fsdp=2,tensor=2", {"block": "width"}),
+            ("auto", "fsdp=2,tensor=2", {"block": "olmoe"}),
             (
                 "three_d",
                 "data=2,pipeline=2,tensor=2",
-                {"block": "width", "microbatches": 4, "sequence_parallel": False},
+                {"block": "olmoe", "microbatches": 4, "sequence_parallel": False},
             ),
         ),
     ],
@@ -126,7 +126,7 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
         *nightly(
             *(
                 (name, mesh, {"block": block, **options})
-                for block in ("qwen2", "qwen3", "width")
+                for block in ("qwen2", "qwen3", "olmoe")
                 for name, mesh, options in [
                     ("single", "data=1", {"remat": "none"}),
                     ("fsdp", "fsdp=4", {"microbatches": 2}),
@@ -215,7 +215,7 @@ def test_more_devices_than_heads_of_keys_are_refused(name, mesh, options, messag
 
 def test_a_block_that_does_not_exist_is_refused() -> None:
     """With those that do."""
-    with pytest.raises(Infeasible, match="there is no block 'lama'; blocks are gpt2, llama, qwen2, qwen3, both"):
+    with pytest.raises(Infeasible, match="there is no block 'lama'; blocks are gpt2, llama, qwen2, qwen3, olmoe, both"):
         SINGLE.build(dataclasses.replace(SMALL, block="lama"), "data=1", TRAIN, first_devices(1))
 
 

@@ -171,12 +171,14 @@ def test_counts_and_flops_are_those_of_the_active_experts():
         ("mixtral-8x22b", 140_620_634_112, 39_152_031_744, "141B, 39B"),
         ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704, "30.5B, 3.3B"),
         ("qwen3-235b-a22b", 235_093_634_560, 22_190_763_520, "235B, 22B"),
+        ("olmoe-1b-7b", 6_919_161_856, 1_282_017_280, "6.9B, 1.3B"),
     ],
 )
 def test_counts_of_presets_are_the_published_ones(preset, total, active, published):
     """Parameters, and those that a token uses with both embeddings.
 
-    To a unit of the last digit they are those of the announcements of Mistral AI (2023, 2024) and of Qwen3's cards.
+    To a unit of the last digit they are those of the announcements of Mistral AI (2023, 2024), of Qwen3's cards, and of
+    the paper of OLMoE.
     """
     config = PRESETS[preset]
     counts = param_count(config), active_param_count(config)

@@ -13,14 +13,7 @@ from strategies import GPTConfig
 from strategies.costs import working
 from strategies.model.block import BLOCKS, Block, LlamaBlock
 from strategies.model.mlp import GatedMLP
-from strategies.model.self_attention import WidthNormAttention
 from tests.strategies.equality import CONFIG
-
-
-class WidthNormBlock(LlamaBlock):
-    """A Llama block with the attention of OLMoE."""
-
-    parts: ClassVar = {**LlamaBlock.parts, "attention": WidthNormAttention}
 
 
 class Alternating(Block):
@@ -52,6 +45,6 @@ TOY = GPTConfig(layers=6, embed=48, heads=8, key_heads=4, head_size=8, vocab=257
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that has to be told of the blocks."""
-    for name, block in (("both", Alternating), ("width", WidthNormBlock), ("penalised", PenalisedBlock)):
+    for name, block in (("both", Alternating), ("penalised", PenalisedBlock)):
         monkeypatch.setitem(BLOCKS, name, block)
     monkeypatch.setitem(working.PARTS, PenalisedMLP, working.PARTS[GatedMLP])
