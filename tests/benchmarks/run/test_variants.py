@@ -51,7 +51,7 @@ def compiled(strategy: str, silence: WithoutCommunication | None = None) -> tupl
     return program, dict(read_program(program.as_text() or "", step.mesh.shape).as_row())
 
 
-@pytest.mark.parametrize("strategy", ["three_d", *nightly("data", "fsdp", "tensor", "context", "pipeline")])
+@pytest.mark.parametrize("strategy", ["pipeline", *nightly("data", "fsdp", "tensor", "context", "three_d")])
 def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
     """Without communication a step sends nothing, with waits alone under 2%, and both do all of its FLOPs.
 

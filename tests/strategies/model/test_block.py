@@ -106,11 +106,11 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
     ("name", "mesh", "train"),
     [
         ("single", "data=1", {}),
-        ("fsdp", "fsdp=4", {"microbatches": 2}),
-        ("tensor", "tensor=4", {"remat": "full"}),
         ("pipeline", "pipeline=2", {"microbatches": 4}),
         ("three_d", "fsdp=2,context=2,tensor=2", {}),
         *nightly(
+            ("fsdp", "fsdp=4", {"microbatches": 2}),
+            ("tensor", "tensor=4", {"remat": "full"}),
             ("tensor", "tensor=4", {}),
             ("context", "context=4", {}),
             ("context", "context=4", {"remat": "full"}),

@@ -22,8 +22,9 @@ from tests.strategies.sampling import nightly
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
+        ("three_d", "data=2,pipeline=2", {"microbatches": 2}),
         *nightly(
+            ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
             ("fsdp", "fsdp=2", {"prefetch": "on", "microbatches": 2}),
             ("data", "data=4", {"reduce": "layer"}),
             ("three_d", "fsdp=2,pipeline=3", {"microbatches": 4, "schedule": "zb-h1"}),
