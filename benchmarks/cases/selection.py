@@ -14,6 +14,7 @@ from benchmarks.cases.failures import reason_of
 from benchmarks.cli.options import BATCH_SIZES, DEVICES, EXPERTS, SIZES, SPARSE
 from benchmarks.cli.parser import commas
 from benchmarks.cli.values import amount, count, switch
+from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
@@ -105,11 +106,12 @@ def selected(option: argparse.Namespace) -> Selection:
 
 
 def available_devices() -> int:
-    """Number of devices that JAX finds.
+    """Number of devices that JAX finds. TPUs that are not there are not looked for.
 
     Raises:
         ValueError: it finds none, for example because the platform is not installed.
     """
+    skip_absent_tpus()
     try:
         return jax.device_count()
     except (RuntimeError, AssertionError) as error:
