@@ -116,7 +116,6 @@ PLANNED = {
         "benchmarks.search.compile",
         option("--topology TOPOLOGY", f"{DEVICES_OF} v5p:4x4x4, h100:2x8 or cpu:64", topology, required=True),
         option("--trace FILE", f"write the replayed step, {TRACE}", Path),
-        option("--trials", "also compile other values of reduce_dtype and unroll, and what is advised"),
         CASES,
         MODEL,
     ),

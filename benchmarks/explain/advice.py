@@ -19,22 +19,19 @@ overlapped with matmuls, and temporaries:
 
 Fewer bytes do not always take less time: an all-reduce uses all dims of a torus at once, but a reduce-scatter
 implemented as one ring (`StrategyRing` in the program) uses one dim, which in three dims is a third of the links.
-Hence what is named here keeps the collective, and nothing more is claimed. `meshmark compile --trials` compiles it and
-compares the simulated times.
+Hence what is named here keeps the collective, and nothing more is claimed. `meshmark compile` simulates its time.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from jax.sharding import Mesh
 
-from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.simulate.links import extents, group_along
-from strategies import STRATEGIES, MeshSpec
+from strategies import STRATEGIES
 
 GATHER_OPTIONS: Mapping[str, str] = {
     "xla_tpu_prefer_async_allgather_to_allreduce": "true",
@@ -73,12 +70,6 @@ class Advice:
         options = " ".join(f"--compiler-option {name}={value}" for name, value in self.options.items())
         kept = f"it stays with --strategy {self.strategy} --mesh {self.mesh}"
         return f"{self.problem}; {kept}{options and f', or for the most part with {options}'}"
-
-    def changes(self, case: Case) -> list[dict[str, Any]]:
-        """Fields of a case that change if it follows the advice: its mesh, and by themselves its compiler options."""
-        mesh = {"strategy": self.strategy, "mesh": MeshSpec.parse(self.mesh)}
-        options = {"compiler_options": tuple({**dict(case.compiler_options), **self.options}.items())}
-        return [mesh, options] if self.options else [mesh]
 
 
 def advice(

@@ -14,7 +14,7 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import save_text
 from benchmarks.search import scaled
 from benchmarks.search.candidates import Doublings, SearchSpace
-from benchmarks.search.compiled import compile_best, option_trials
+from benchmarks.search.compiled import compile_best
 from benchmarks.search.compiling import Compiler, log
 from benchmarks.search.improvements import improvements
 from benchmarks.search.measured import measure_best
@@ -36,10 +36,9 @@ def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Re
     log(f"{count} candidates in {time.monotonic() - begin:.1f} s")
     compiler = Compiler(machine, args.cache, args.again, args.workers, args.time_budget)
     compiled = compile_best(ranking, args.compile, compiler) if args.compile else []
-    trials = option_trials(compiled, compiler, dict(args.option))
     measured = measure_best(ranking, args.measure) if args.measure else []
     found = {} if space.topology.is_virtual else improvements(ranking)
-    return Result(space, machine, ranking, found, compiled, trials, measured)
+    return Result(space, machine, ranking, found, compiled, measured)
 
 
 def with_progress(cases: Iterable[Case]) -> Iterator[Case]:

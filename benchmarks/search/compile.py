@@ -17,14 +17,8 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_file, save_text
 from benchmarks.cli.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
-from benchmarks.explain.advice import Advice
-from benchmarks.explain.explanations import advice_on, cost_of
 from benchmarks.explain.overlap import OVERLAP_KINDS
-from benchmarks.explain.rewrites import rewrites
-from benchmarks.explain.trials import trial_lines, trials
 from benchmarks.program.collectives import KINDS, SEVERAL
-from benchmarks.program.compiled import read_program
-from benchmarks.run.prepare import Entry
 from benchmarks.run.progress import say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB, progress
@@ -130,72 +124,31 @@ def main(option: argparse.Namespace) -> int:
     with refusing():
         cases = selected(option).cases()
         if option.trace:
-            require_one(cases, "--trace")
+            require_traceable(cases)
             require_file(option.trace)
-        if option.trace or option.trials:
-            require_replay(cases, "--trace" if option.trace else "--trials")
     statuses = []
     for number, case in enumerate(cases, start=1):
         with say_regularly(partial(progress, number, len(cases), f"compiling {case}", None)):
-            entry = compile_entry(case)
-        record = entry.record
+            record = compile_entry(case).record
         lines = [part for line in case_report(record.as_row()) for part in wrapped(line)]
         print("\n".join(lines), end="\n\n", flush=True)
         statuses.append(record.status)
-        if option.trials:
-            print("\n".join(_trial_lines(entry, [name for name, _ in option.option])), end="\n\n", flush=True)
         if option.trace:
             write_trace(option.trace, record)
     return int(any(status not in ("ok", "oom", "infeasible") for status in statuses))
 
 
-def require_one(cases: Sequence[Case], option: str) -> None:
-    """Check that an option that is about one step is given one.
+def require_traceable(cases: Sequence[Case]) -> None:
+    """Check that there is one step to trace, and that it can be replayed.
 
     Raises:
-        ValueError: there are several cases.
+        ValueError: there are several cases, or their devices have no published figures.
     """
     if len(cases) > 1:
-        raise ValueError(f"{option} is of one step, and {len(cases)} are selected; give one --strategy and one --mesh")
-
-
-def require_replay(cases: Sequence[Case], option: str) -> None:
-    """Check that steps can be replayed, as an option needs.
-
-    Raises:
-        ValueError: their devices have no published figures.
-    """
-    for case in cases:
-        if case.topology and not case.topology.chip:
-            raise ValueError(f"{option}: {case.topology} has no published figures to replay a step by; try v5e:4x4")
-
-
-def _trial_lines(entry: Entry, given: Sequence[str]) -> list[str]:
-    """Compile the step with other values of options and what its page advises; the lines say what each saves."""
-    replayed = entry.record.estimate and entry.record.estimate.replay
-    if not replayed:
-        return [f"no trials: {entry.record.reason or 'the program was not replayed'}"]
-
-    def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
-        for number, case in enumerate(cases, start=1):
-            with say_regularly(partial(progress, number, len(cases), f"trial: compiling {case}", None)):
-                record = compile_entry(case).record
-            estimate = record.estimate
-            seconds = estimate.replay.step_seconds if estimate and estimate.fits and estimate.replay else None
-            yield case, seconds, estimate and estimate.needed_bytes, record.reason or ""
-
-    advised = [change for advice in advice_of(entry) for change in advice.changes(entry.case)]
-    found = trials(entry.case, replayed.step_seconds, compile_all, given, advised)
-    return trial_lines(entry.case, replayed.step_seconds, found) or ["no trials: no other values are worth one"]
-
-
-def advice_of(entry: Entry) -> list[Advice]:
-    """The advice on a compiled step."""
-    cost = None if entry.case.twin else cost_of(entry.case)
-    if not (cost and entry.step and entry.program):
-        return []
-    program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
-    return [] if program.unread else advice_on(entry.case, entry.step.mesh, rewrites(cost, program.collectives))
+        raise ValueError(f"--trace is of one step, and {len(cases)} are selected; give one --strategy and one --mesh")
+    topology = cases[0].topology
+    if topology and not topology.chip:
+        raise ValueError(f"--trace: {topology} has no published figures to replay a step by; try v5e:4x4")
 
 
 def write_trace(path: Path, record: Record) -> None:

@@ -5,17 +5,16 @@ machine's rates. Only their exposed communication replaces that of the predictio
 and no launches, so its compute would be priced otherwise than that of candidates that were not compiled.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
-from benchmarks.explain.trials import Trial, trials
 from benchmarks.run.pool import Outcome
 from benchmarks.search.compiling import EXPOSED, Compiler
-from benchmarks.search.ranking import Candidate, Ranking, candidate_of, layout_cells
+from benchmarks.search.ranking import Candidate, Ranking, layout_cells
 from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
 from benchmarks.simulate.step import LANES
 
@@ -86,25 +85,6 @@ def compiled(candidates: Iterable[Candidate], outcomes: Iterable[Outcome[Case]])
         needed = columns.get("chip.needed_bytes")
         found.append(CompiledCandidate(by_case[outcome.task], needed, columns.get(EXPOSED), reason))
     return sorted(found, key=lambda one: (one.step_seconds is None, one.step_seconds or one.candidate.step_seconds))
-
-
-def option_trials(found: Sequence[CompiledCandidate], compiler: Compiler, given: Collection[str]) -> list[Trial]:
-    """Trials of other options of the fastest compiled candidate; none if its time is not known.
-
-    Args:
-        found: the compiled candidates, fastest first.
-        compiler: compiles the others.
-        given: options that the user named; they keep their values.
-    """
-
-    def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
-        others = [candidate_of(case, compiler.machine) for case in cases]
-        for result in compiled(others, compiler.outcomes(cases)):
-            yield result.candidate.case, result.step_seconds, result.needed_bytes, result.reason
-
-    if not found or (seconds := found[0].step_seconds) is None:
-        return []
-    return trials(found[0].candidate.case, seconds, compile_all, given)
 
 
 def table(found: Sequence[CompiledCandidate], ranking: Ranking) -> list[str]:

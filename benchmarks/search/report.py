@@ -9,7 +9,6 @@ from benchmarks.cases.case import Case
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
-from benchmarks.explain.trials import Trial, trial_lines
 from benchmarks.search import compiled, improvements, measured
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.compiled import CompiledCandidate
@@ -36,7 +35,6 @@ class Result:
         ranking: all candidates.
         improvements: of the best of each strategy and set of mesh axes.
         compiled: candidates that were compiled, fastest first.
-        trials: other options of the fastest of these.
         measured: candidates that were measured, fastest first.
         scaling: of a search on several numbers of devices, whether the batch is the same on all of them or grows with
             them. The ranking has the best candidate alone, or one that says why nothing fits.
@@ -47,7 +45,6 @@ class Result:
     ranking: Ranking
     improvements: Mapping[Case, Improvement | None]
     compiled: Sequence[CompiledCandidate] = ()
-    trials: Sequence[Trial] = ()
     measured: Sequence[MeasuredCandidate] = ()
     scaling: Literal["strong", "weak"] | None = None
 
@@ -88,10 +85,9 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
         blocks.append(wrapped(f"no candidate fits: the smallest needs {least:.1f} GiB a device; {way_out}"))
     if result.compiled:
         blocks.append(compiled.table(result.compiled, ranking))
-    if result.trials:
-        blocks.append(trial_lines(result.compiled[0].candidate.case, _compiled_seconds(result) or 0.0, result.trials))
     if tokens and ranking.fitting:
-        seconds = _compiled_seconds(result) or ranking.fitting[0].step_seconds
+        compiled_seconds = result.compiled[0].step_seconds if result.compiled else None
+        seconds = compiled_seconds or ranking.fitting[0].step_seconds
         rate = result.space.batch_size * result.space.config.sequence / seconds
         blocks.append(cost_lines(rate, device_count(result.space.topology), tokens, price, machine))
     if result.measured and result.predicted:
@@ -230,7 +226,6 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "tied": ranking.tied(machine.error) if result.predicted and not result.scaling else None,
         "versions": versions(space.topology),
         "candidates": [row for found in results for row in _rows(found)],
-        "trials": [trial.as_row(_compiled_seconds(result) or 0.0) for trial in result.trials],
     }
 
 
@@ -282,8 +277,3 @@ def _fitting_row(candidate: Candidate, result: Result) -> dict[str, Any]:
     for tried in (*result.compiled, *result.measured):
         known |= tried.as_row() if tried.candidate.case == case else {}
     return _row(case, result, "fits", "", **known)
-
-
-def _compiled_seconds(result: Result) -> float | None:
-    """Time of the fastest compiled step; None if it is not known."""
-    return result.compiled[0].step_seconds if result.compiled else None

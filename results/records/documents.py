@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from results.records.reading import read_document
 from strategies.files import shown
-from strategies.schema import Amount, Count, Number, Positive, Scalar, checked_fields
+from strategies.schema import Amount, Count, Number, Scalar, checked_fields
 
 SCHEMA_VERSION = 3
 WRITTEN_BY = "`meshmark search --json FILE`"
@@ -36,14 +36,6 @@ CANDIDATE: dict[str, Any] = {
 """Columns of a candidate, with their types; it has others."""
 
 
-class Trial(msgspec.Struct, frozen=True):
-    """The fastest compiled step with other values of options, and the part of its time that they save."""
-
-    options: dict[str, Scalar]
-    compiled_seconds: Positive | None
-    saves: Number | None
-
-
 class Search(msgspec.Struct, frozen=True):
     """The result of a search; on several numbers of devices, the facts are those of the first."""
 
@@ -60,7 +52,6 @@ class Search(msgspec.Struct, frozen=True):
     sequence_tokens: Count
     dtype: str
     candidates: Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    trials: list[Trial] = []
 
 
 def read_search(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:

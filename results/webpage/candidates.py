@@ -1,12 +1,10 @@
 """Converts the result of a search to the page's data: the best candidates, and those compiled or measured."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from results.figures.search import TIMES, counts_by_status, drawn_candidates, how_certain, tried, what_was_searched
-from results.records.documents import Trial
 from results.webpage.columns import DERIVED, as_json, column
 from results.webpage.words import many, size
 
@@ -60,19 +58,7 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
         f"The first by rank is {first['strategy']} ({first['mesh']}): a step takes {times}. "
         f"It needs {size(first['needed_bytes'])} by formula.",
         f"{many(compiled, 'candidate')} were compiled; {over} of them did not fit. {measured} were measured.",
-        *trial_words(facts["trials"]),
         how_certain(facts),
         "The least time is that of the matmuls at the chip's peak or of the communication, whichever is longer. As "
         "compiled, the communication that the compiler's schedule leaves exposed replaces that of the prediction.",
     ]
-
-
-def trial_words(trials: Sequence[Trial]) -> list[str]:
-    """Return the sentence on what other options of the fastest compiled step would save; none if none were compiled."""
-    faster = [
-        f"{', '.join(f'{name}={value}' for name, value in trial.options.items())} "
-        f"{1e3 * trial.compiled_seconds:,.1f} ms ({trial.saves:+.1%} saved)"
-        for trial in trials
-        if trial.compiled_seconds is not None and trial.saves is not None
-    ]
-    return [f"The fastest compiled step with other options: {'; '.join(faster)}."] if faster else []

@@ -1,4 +1,4 @@
-"""The replayed step of `benchmarks.search.compile`: `--trace` writes it, and `--trials` compares it with others."""
+"""The replayed step of `benchmarks.search.compile`: `--trace` writes it."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,6 @@ import pytest
 
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.advice import Advice
-from benchmarks.search import compile as page
 from tests.benchmarks.search.test_compile import TINY, pretended  # noqa: F401
 from tests.commands import command
 
@@ -39,29 +37,6 @@ def test_the_replayed_step_is_written_as_a_trace(
     assert max(event.get("ts", 0) + event.get("dur", 0) for event in events) == pytest.approx(
         spent["compute"] + spent["memory"] + spent["exposed"]
     )
-
-
-@pytest.mark.factorisations
-def test_trials_compile_other_values_and_what_the_page_advises(
-    pretended: Any,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """`--trials` compiles steps with what the advice changes and with other options, and says what each saves."""
-    pretended(80 * GIB)
-    monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
-    monkeypatch.setattr(Topology, "require_compiler", lambda self: None)
-    advised = Advice("reduce_scatter", "it becomes an all-reduce", "hsdp", "data=2,fsdp=2")
-    monkeypatch.setattr(page, "advice_of", lambda entry: [advised])
-    asked = ["--topology=h100:1x4", "--strategy=fsdp", *TINY, "--layers=4", "--trials"]
-    assert main(asked) == 0
-    lines = capsys.readouterr().out.split("with other options it takes\n")[1].splitlines()
-    assert lines[0].split() == ["other", "options", "ms", "saves", "GiB"]
-    saves = {row[:-3]: float(row[-2].rstrip("%")) for row in (tuple(line.split()) for line in lines[1:]) if row}
-    assert set(saves) == {("unroll=2",), ("strategy=hsdp", "mesh=data=2,fsdp=2")}
-    assert list(saves.values()) == sorted(saves.values(), reverse=True)
-    assert main([*asked, "--option=unroll=1", "--mesh=fsdp=4"]) == 0
-    assert "unroll=2" not in capsys.readouterr().out
 
 
 def test_a_trace_is_of_one_step_on_a_known_chip(

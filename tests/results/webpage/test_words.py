@@ -1,6 +1,5 @@
 """Tests of a page's sentences: they are true of the rows, and unknown values get no sentence."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -82,19 +81,6 @@ def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
     assert words[2] == f"The first by rank is fsdp (fsdp=16): a step takes {times}. It needs 12.0 GiB by formula."
     assert words[3] == "2 candidates were compiled; 1 of them did not fit. 1 were measured."
     assert words[4].endswith("are assumed to be off by 20% on average, which nobody measured.")
-    assert not [text for text in words if "other options" in text]
-
-
-def test_what_other_options_save_is_said(found: Path) -> None:  # noqa: F811
-    """Each option that was compiled in the place of another has its time; those without one are left out."""
-    document = json.loads(found.read_text())
-    saved = {"options": {"unroll": 4, "reduce_dtype": "bfloat16"}, "compiled_seconds": 0.6451, "saves": 0.2034}
-    longer = {"options": {"unroll": 2}, "compiled_seconds": 0.9, "saves": -0.11}
-    unknown = {"options": {"unroll": 8}, "compiled_seconds": None, "saves": None}
-    found.write_text(json.dumps({**document, "trials": [saved, longer, unknown]}))
-    (said,) = [text for text in search_words(*read(found)) if "other options" in text]
-    times = "unroll=4, reduce_dtype=bfloat16 645.1 ms (+20.3% saved); unroll=2 900.0 ms (-11.0% saved)"
-    assert said == f"The fastest compiled step with other options: {times}."
 
 
 def test_the_machine_is_said_once(tmp_path: Path) -> None:
