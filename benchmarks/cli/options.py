@@ -191,9 +191,7 @@ SPACE = Group(
     CASES["--batch-size"].one(help="sequences in a global batch", required=True),
     CASES["--strategy"]._replace(help=f"default: all hand-written ones; {LISTED}"),
     CASES["--mesh"]._replace(help="such as data=2,tensor=4; repeatable; default: all meshes"),
-    CASES["--microbatches"]._replace(
-        help="per batch; default: 1, 2, 4, ... per pipeline stage, until steps get slower"
-    ),
+    CASES["--microbatches"]._replace(help="per batch; default: 1, 2, 4, ... per pipeline stage"),
     CASES["--dtype"]._replace(default="bfloat16"),
     CASES["--remat"]._replace(help=f"{joined(REMATS)}: what is recomputed; default: all", default=None, many="list"),
     CASES["--option"]._replace(help=f"{OF_STRATEGIES}; default: every schedule and gather"),

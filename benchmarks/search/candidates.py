@@ -1,9 +1,8 @@
 """The search space: strategies, meshes, microbatches, rematerialisation and options for a number of devices."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, get_args
 
@@ -43,9 +42,6 @@ MEMORY_FRACTION = 0.85
 The formulas model XLA's CPU backend. Of the compiled steps of gpt3-6.7b, those for H100 needed up to 19% less and 2%
 more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 44% more."""
 
-SLOWER = 2
-"""Numbers of microbatches in a row that are slower than a smaller one. Larger ones are then not tried."""
-
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -77,7 +73,7 @@ class SearchSpace:
     def cases(self) -> Iterator[Case]:
         """All cases of the space, feasible or not, each once."""
         for name, mesh in self.strategy_meshes():
-            for parts in self.microbatches or microbatch_choices(name, mesh, self.batch_size):  # fewest first
+            for parts in self.microbatches or microbatch_choices(name, mesh, self.batch_size):
                 for options, remat in product(self._variations(name, mesh), self.remats):
                     work = self.preset, self.config, self.batch_size, parts, self.dtype, remat
                     yield Case(name, mesh, *work, options, self.topology, self.compiler_options)
@@ -107,37 +103,6 @@ class SearchSpace:
         return list(dict.fromkeys(map(without_unused_chunks, variations)))
 
 
-@dataclass
-class Doublings:
-    """Which numbers of microbatches are not worth a prediction, because doubling has made the step slower.
-
-    More microbatches take less memory and leave a shorter pipeline bubble, but each has smaller matmuls and gathers
-    weights again. So of those that fit the time falls and then rises.
-
-    Attributes:
-        every: whether to try all, as those that a user names.
-        fastest: seconds of the fastest so far, by all else that a case has.
-        slower: how many in a row were slower than that.
-    """
-
-    every: bool = False
-    fastest: dict[tuple[Any, ...], float] = field(default_factory=dict)
-    slower: Counter[tuple[Any, ...]] = field(default_factory=Counter)
-
-    def worth(self, case: Case) -> bool:
-        """Whether to predict a case. Those with fewer microbatches must have come before."""
-        return self.every or self.slower[self._key(case)] < SLOWER
-
-    def add(self, case: Case, seconds: float = math.inf) -> None:
-        """Add the prediction of a case that fits, or infinity for one that is infeasible."""
-        key = self._key(case)
-        self.slower[key] = self.slower[key] + 1 if seconds >= self.fastest.get(key, math.inf) else 0
-        self.fastest[key] = min(seconds, self.fastest.get(key, math.inf))
-
-    def _key(self, case: Case) -> tuple[Any, ...]:
-        return case.strategy, case.mesh, case.remat, case.options
-
-
 def without_unused_chunks(options: Options) -> Options:
     """The options without chunks, if the schedule has none.
 
@@ -152,7 +117,7 @@ def microbatch_choices(name: str, mesh: MeshSpec, batch_size: int) -> list[int]:
     """Numbers of microbatches to try: from one, or from the number of pipeline stages, in powers of two.
 
     They divide a device's share of the batch, down to microbatches of one sequence. If none does, one number is
-    returned all the same, and its row says why it is infeasible. `Doublings` stops where more would be slower.
+    returned all the same, and its row says why it is infeasible.
 
     >>> meshes = map(MeshSpec.parse, ("fsdp=16", "pipeline=8", "data=16,pipeline=8", "data=5"))
     >>> [microbatch_choices("three_d", mesh, 128) for mesh in meshes]

@@ -13,7 +13,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import save_text
 from benchmarks.search import scaled
-from benchmarks.search.candidates import Doublings, SearchSpace
+from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.compiled import compile_best
 from benchmarks.search.compiling import Compiler, log
 from benchmarks.search.improvements import improvements
@@ -31,7 +31,7 @@ PROGRESS_SECONDS = 5.0
 def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Result:
     """Rank the search space; compile and measure as many of the best as the options ask for."""
     begin = time.monotonic()
-    ranking = ranked(with_progress(space.cases()), machine, Doublings(every=bool(space.microbatches)))
+    ranking = ranked(with_progress(space.cases()), machine)
     count = len(ranking.fitting) + len(ranking.too_large) + len(ranking.infeasible)
     log(f"{count} candidates in {time.monotonic() - begin:.1f} s")
     compiler = Compiler(machine, args.cache, args.again, args.workers, args.time_budget)
@@ -42,7 +42,7 @@ def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Re
 
 
 def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
-    """Yield the same cases, and log every few seconds how many were tried; some of them are dropped later."""
+    """Yield the same cases, and log every few seconds how many were tried."""
     last_log = time.monotonic()
     for count_so_far, case in enumerate(cases, start=1):
         yield case

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.cases.case import Case, option_texts
 from benchmarks.devices.topology import Topology
-from benchmarks.search.candidates import MEMORY_FRACTION, Doublings
+from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
@@ -133,30 +133,18 @@ class Ranking:
         return sum(candidate.step_seconds * low <= self.fitting[0].step_seconds * high for candidate in self.fitting)
 
 
-def ranked(cases: Iterable[Case], machine: Machine, doublings: Doublings | None = None) -> Ranking:
-    """Rank cases by predicted seconds, and then by memory.
-
-    Args:
-        cases: the candidates, those with fewer microbatches before those with more.
-        machine: predicts their seconds.
-        doublings: says which of them to leave out; by default none.
-    """
-    doublings = doublings or Doublings(every=True)
+def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
+    """Rank cases by the seconds that a machine predicts, and then by memory."""
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
     infeasible: list[tuple[Case, str]] = []
-    for case in filter(doublings.worth, cases):
+    for case in cases:
         try:
             candidate = candidate_of(case, machine)
         except Infeasible as error:
             infeasible.append((case, str(error)))
-            doublings.add(case)
             continue
-        if candidate.lacking_bytes > 0:
-            too_large.append(candidate)
-            continue
-        fitting.append(candidate)
-        doublings.add(case, candidate.step_seconds)
+        (too_large if candidate.lacking_bytes > 0 else fitting).append(candidate)
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
 

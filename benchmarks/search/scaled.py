@@ -9,7 +9,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology, balanced_factors
-from benchmarks.search.candidates import Doublings, SearchSpace
+from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.ranking import Ranking, layout_cells, ranked
 from benchmarks.search.report import Result
 from benchmarks.simulate.machine import Machine
@@ -54,7 +54,7 @@ def results(
             batch = device_batch_size * devices if scaling == "weak" else space.batch_size
             sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
             cases = filter(usual, sized_space.cases())
-            best = best_of(ranked(cases, machine, Doublings(every=bool(space.microbatches))))
+            best = best_of(ranked(cases, machine))
             improvements = {candidate.case: None for candidate in best.fitting}
             yield Result(sized_space, machine, best, improvements, scaling=scaling)
 

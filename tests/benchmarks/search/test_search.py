@@ -192,17 +192,6 @@ def test_days_and_money(tmp_path, capsys):
     assert f"{money / 1.2:,.0f} to {money / 0.8:,.0f} at 2 an hour" in said
 
 
-def test_microbatches_scale_with_the_sequences_of_a_device(tmp_path):
-    """None that are named by hand are faster than those that are tried by default, at 256 sequences a device."""
-    big = ("--preset=gpt2-xl", "--batch-size=2048", "--strategy=fsdp,hsdp", "--remat=dots", "--option=gather=layer")
-    best = fitting(found(tmp_path, *big))
-    every = fitting(found(tmp_path, *big, f"--microbatches={','.join(str(2**power) for power in range(9))}"))
-    assert best[0]["predicted_seconds"] == every[0]["predicted_seconds"]
-    assert best[0]["microbatches"] > 8
-    assert {row["strategy"] for row in best} == {row["strategy"] for row in every} > {"fsdp", "hsdp"}
-    assert len(best) < len(every)
-
-
 def test_a_margin_of_memory_is_stated(tmp_path, capsys):
     """What fits needs no more than the report says, which is less than the device has."""
     told = found(tmp_path, "--preset=gpt2-xl", "--strategy=data", "--remat=none")
