@@ -40,8 +40,12 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
 """Parsers by the type of a `TrainConfig` field; fields of other types are texts."""
 
 
-def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
+def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None) -> tuple[str, GPTConfig]:
     """The model that the options describe.
+
+    Args:
+        option: the options.
+        base: name and configuration of the model whose sizes they vary; default: those of the preset.
 
     Returns:
         Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows it
@@ -54,15 +58,17 @@ def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
     sizes: dict[str, Any] = {field: getattr(option, field) for field in fields if getattr(option, field) is not None}
     sizes |= {"tied": False} if option.untied else {}
     sparse = {name: getattr(option, name) for name in SPARSE if getattr(option, name) is not None}
+    name, config = base or (option.preset, PRESETS[option.preset])
     try:
-        window, *others = option.attention_window or [PRESETS[option.preset].attention_window]
-        config = dataclasses.replace(PRESETS[option.preset], **sizes, **sparse, attention_window=window)
+        window, *others = option.attention_window or [config.attention_window]
+        config = dataclasses.replace(config, **sizes, **sparse, attention_window=window)
         block_of(config)
         for other in others:
             dataclasses.replace(config, attention_window=other)
     except Infeasible as error:
-        raise ValueError(f"--preset {option.preset} with {sizes | sparse}: {error}") from error
-    return ",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]), config
+        said = name if base else f"--preset {name}"
+        raise ValueError(f"{said} with {sizes | sparse}: {error}") from error
+    return ",".join([name, *(f"{name}={size}" for name, size in sizes.items())]), config
 
 
 def selected(option: argparse.Namespace) -> Selection:

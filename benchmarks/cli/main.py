@@ -71,7 +71,7 @@ def prepared(name: str, arguments: Sequence[str]) -> Callable[[], int | None]:
     options = parser.parse_args(arguments)
     # Not by runpy as `__main__`: processes that a command spawns must find its functions under the module's name.
     try:
-        main_of_command = importlib.import_module(command.module).main
+        main_of_command = importlib.import_module(command.module_of(options)).main
     except ValueError as error:  # of a module that MESHMARK_STRATEGIES names
         parser.exit(WRONG_USAGE, f"{parser.prog}: {error}")
 

@@ -158,6 +158,12 @@ TRAIN = Group(
     CASES["--option"]._replace(help=OF_STRATEGIES, value="NAME=VALUE"),
     CASES["--compiler-option"],
 )
+TRAINED_MODEL = Group(
+    "model",
+    option("--init FOLDER", "begin with the model and the weights of a Hugging Face folder", Path),
+    MODEL["--preset"]._replace(default=None, help=f"{joined(PRESETS)}; default: that of --init, or nano"),
+    *(each for each in MODEL.options if each.name != "--preset"),
+)
 TRAINING = Group(
     "training; the defaults are nanoGPT's for CPUs",
     option("--steps N", "train until step N; default: %(default)s", count, 300),

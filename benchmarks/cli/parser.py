@@ -1,8 +1,9 @@
 """The parser of all commands, and the options that it reads. It reports what it cannot parse in one line."""
 
 import argparse
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from benchmarks.cli.statuses import WRONG_USAGE
@@ -99,13 +100,25 @@ class Command:
         module: the module whose function `main` runs it, with the options as its argument.
         options: groups of options, and options of its own.
         epilog: the end of its help.
+        instead: the module that runs it in place of `module`, by the option that selects it.
         defaults: values of the parsed options that have no option.
     """
 
     def __init__(
-        self, summary: str, module: str, *options: Group | Option, epilog: str | None = None, **defaults: Any
+        self,
+        summary: str,
+        module: str,
+        *options: Group | Option,
+        epilog: str | None = None,
+        instead: Mapping[str, str] = MappingProxyType({}),
+        **defaults: Any,
     ) -> None:
         self.summary, self.module, self.options, self.epilog, self.defaults = summary, module, options, epilog, defaults
+        self.instead = instead
+
+    def module_of(self, options: argparse.Namespace) -> str:
+        """The module that runs it with these options."""
+        return next((module for name, module in self.instead.items() if getattr(options, name)), self.module)
 
     def all_options(self) -> list[Option]:
         """Its options, with those of its groups."""

@@ -24,8 +24,9 @@ from benchmarks.cases.selection import (
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
-from strategies import STRATEGIES, GPTConfig, Step, TrainConfig
+from strategies import STRATEGIES, GPTConfig, State, Step, TrainConfig
 from strategies.checkpoints import CheckpointInfo
+from strategies.huggingface import Pretrained, read
 from strategies.model.gpt import param_count, resolved
 
 LEARNING = (
@@ -48,6 +49,7 @@ class Plan:
         case: strategy, mesh, model and batch.
         train: of the step.
         text: to train on.
+        init: the folder with the first weights; None if they are drawn.
         steps: where it ends.
         seed: of weights, batches and sample.
         out: the folder of its log and checkpoints.
@@ -59,6 +61,7 @@ class Plan:
     case: Case
     train: TrainConfig
     text: Text
+    init: Pretrained | None
     steps: int
     seed: int
     out: Path
@@ -76,7 +79,7 @@ class Plan:
             ValueError: the options contradict each other, or the text cannot be used.
         """
         text = Text.read(option.corpus, option.tokenizer)
-        preset, config = _model_of(option, text)
+        preset, config, init = _model_of(option, text)
         text.require_sequences(config.sequence)
         if not 0 <= option.temperature < math.inf:
             raise ValueError(f"--temperature {option.temperature}; it must be at least 0")
@@ -85,6 +88,7 @@ class Plan:
             case=case,
             train=case.training(**_optimizer_of(option)),
             text=text,
+            init=init,
             out=option.out.expanduser() if option.out else Path("runs", safe_name(f"{case.strategy}-{case.mesh}")),
             **{name: getattr(option, name) for name in ("steps", "seed", "log_every", "evaluate_every", "keep")},
             **{name: getattr(option, name) for name in ("checkpoint_every", "evaluation_batches")},
@@ -98,6 +102,10 @@ class Plan:
         """
         case = self.case
         return STRATEGIES[case.strategy].build(case.config, case.mesh, self.train, case.devices)
+
+    def first_state(self, step: Step) -> State:
+        """The state before the first step."""
+        return self.init.state(step) if self.init else step.init(jax.random.key(self.seed))
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -172,17 +180,24 @@ def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in facts.items()}
 
 
-def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig]:
-    """The model, with the vocabulary of the text if tokens are its characters."""
-    if option.tokenizer == "chars":
+def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig, Pretrained | None]:
+    """The model, of a folder or of a preset: then with the vocabulary of the text if tokens are its characters."""
+    if option.init and option.preset:
+        raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; leave one of them out")
+    init = read(option.init) if option.init else None
+    option.preset = option.preset or "nano"
+    if option.tokenizer == "chars" and not init:
         if option.vocab not in (None, text.vocab):
             problem = f"--vocab {option.vocab}, and the corpus {text.name} has {text.vocab} characters"
             raise ValueError(f"{problem}; leave --vocab out, or use --tokenizer bytes")
         option.vocab = text.vocab
-    preset, config = model(option)
+    preset, config = model(option, (str(init.folder), init.config) if init else None)
+    if init:
+        init.require_same(config)
     if config.vocab < text.vocab:
-        raise ValueError(f"vocab={config.vocab} does not hold the {text.vocab} byte values of text; use 256 or more")
-    return preset, config
+        what = "byte values of text" if text.kind == "bytes" else "characters of the corpus"
+        raise ValueError(f"vocab={config.vocab} does not hold the {text.vocab} {what}; use {text.vocab} or more")
+    return preset, config, init
 
 
 def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case:

@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-import jax
-
 from benchmarks.cases.failures import CompileError, reason_of
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.outputs import Unwritable, require_folder
@@ -114,7 +112,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     disable_compilation_cache()
     first = processes.is_first()
     stopping, checkpoints = Stopping(), plan.out / CHECKPOINTS
-    state = restore(step, checkpoints, at=position) if option.resume else step.init(jax.random.key(plan.seed))
+    state = restore(step, checkpoints, at=position) if option.resume else plan.first_state(step)
     compilation = compile_step(step, plan.case.compiler_options)
     progress = Progress(plan.steps, position, silent=not first)
     progress.say(f"{plan.case}: {plan.case.preset}, compiled in {compilation.seconds:.1f} s, log: {plan.out / LOG}")

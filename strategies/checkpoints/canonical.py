@@ -6,7 +6,7 @@ of the state to ranges of the array on disk, so a process reads and writes its o
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,26 @@ def leaves(step: Step) -> list[Leaf]:
         shape = tuple(sizes[dim] for dim in dims) if dims else stored.shape
         found.append(Leaf(f"{group}/{weight}" if weight else group, dims, shape, slots, stored))
     return found
+
+
+def assembled(leaf: Leaf, fill: Callable[[np.ndarray, Iterator[tuple[Index, Index]]], None]) -> jax.Array:
+    """An array of the state, from values that are read elsewhere. Padding is zero. Equal shards are read once.
+
+    Args:
+        leaf: the array.
+        fill: takes a shard of zeros, and its `Leaf.pieces`, whose values it writes into the shard.
+    """
+    shards: dict[Any, np.ndarray] = {}
+
+    def shard(index: Any) -> np.ndarray:
+        index = full(index, leaf.stored.shape)
+        key = tuple((part.start, part.stop) for part in index)
+        if key not in shards:
+            shards[key] = np.zeros([part.stop - part.start for part in index], leaf.stored.dtype)
+            fill(shards[key], leaf.pieces(index))
+        return shards[key]
+
+    return jax.make_array_from_callback(leaf.stored.shape, leaf.stored.sharding, shard)
 
 
 def host_shards(array: jax.Array) -> Iterator[tuple[Index, np.ndarray]]:

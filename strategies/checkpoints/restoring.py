@@ -54,8 +54,8 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
     ]
     if torn := [leaf.name for leaf in lacking if leaf.dims]:
         raise damaged(path, f"{INFO} lacks {', '.join(torn)}")
-    _require_unchanged(path, info)
-    fresh = _initial(step, {leaf.name for leaf in lacking})
+    require_unchanged(path, info)
+    fresh = initial(step, {leaf.name for leaf in lacking})
 
     def value(leaf: Leaf) -> jax.Array:
         if leaf.name in fresh:
@@ -82,8 +82,12 @@ def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None
         raise CheckpointError(f"{problem}; build the step with the saved configuration")
 
 
-def _require_unchanged(path: Path, info: CheckpointInfo) -> None:
-    """Refuse arrays whose metadata are not as they were written. A checkpoint of format 1 has no checksums of them."""
+def require_unchanged(path: Path, info: CheckpointInfo) -> None:
+    """Refuse arrays whose metadata are not as they were written. A checkpoint of format 1 has no checksums of them.
+
+    Raises:
+        CheckpointError: an array is missing, or its metadata differ.
+    """
     try:
         now = zarr_arrays.checksums(path, info.array_checksums)
     except (OSError, ValueError) as error:
@@ -92,8 +96,8 @@ def _require_unchanged(path: Path, info: CheckpointInfo) -> None:
         raise damaged(path, f"{changed[0]}/zarr.json is not as it was written")
 
 
-def _initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
-    """Arrays of the state before the first step. The compiler removes the computation of all others."""
+def initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
+    """Arrays of the state before the first step, by their names as leaves. The compiler removes all others."""
     wanted = [leaf for leaf in leaves(step) if leaf.name in names]
     if not wanted:
         return {}

@@ -6,7 +6,7 @@ All chunks of an array are written, zeros as well, so one that is missing is fou
 import hashlib
 import math
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from strategies.checkpoints.canonical import Index, Leaf, full
+from strategies.checkpoints.canonical import Index, Leaf, assembled
 
 
 def create(folder: Path, leaf: Leaf) -> ts.TensorStore:
@@ -53,20 +53,13 @@ def read(folder: Path, leaf: Leaf) -> jax.Array:
         raise ValueError(f"{leaf.name} has shape {store.shape}, not {leaf.shape}")
     if (dtype := store.dtype.name) not in ("float32", str(leaf.stored.dtype)):
         raise ValueError(f"{leaf.name} has dtype {dtype}, not float32")
-    shards: dict[Any, np.ndarray] = {}
 
-    def shard(index: Any) -> np.ndarray:
-        index = full(index, leaf.stored.shape)
-        key = tuple((part.start, part.stop) for part in index)
-        if key not in shards:
-            values = np.zeros([part.stop - part.start for part in index], leaf.stored.dtype)
-            reads = [(here, store[there].read()) for there, here in leaf.pieces(index)]
-            for here, piece in reads:
-                values[here] = piece.result()
-            shards[key] = values
-        return shards[key]
+    def fill(values: np.ndarray, pieces: Iterator[tuple[Index, Index]]) -> None:
+        reads = [(here, store[there].read()) for there, here in pieces]
+        for here, piece in reads:
+            values[here] = piece.result()
 
-    return jax.make_array_from_callback(leaf.stored.shape, leaf.stored.sharding, shard)
+    return assembled(leaf, fill)
 
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:

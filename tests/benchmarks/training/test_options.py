@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("_built_once")
         ("--strategy=fsdp --devices=2 --mesh=fsdp=2", "--mesh says how many devices it takes"),
         ("--strategy=fsdp --devices=2 --option=schedule=gpipe", "--option schedule changes none of the selected steps"),
         ("--attention-window=4,8", r"--attention-window \(4, 8\) has several values, and a run trains with one"),
+        ("--init=here --preset=nano", "--preset nano and --init here both name a model; leave one of them out"),
+        ("--init=/dev/null", "/dev/null/config.json"),
         ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
         ("--tokenizer=chars --vocab=7", r"--vocab 7, and the corpus pydoc_data.topics has \d+ characters"),
         ("--decay-steps=5 --warmup-steps=9", "decay_steps=5 ends before warmup_steps=9"),

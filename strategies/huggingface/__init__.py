@@ -1,0 +1,15 @@
+"""Folders of Hugging Face (config.json and safetensors): read into the state of any step, written from a checkpoint.
+
+    families.py       families of models: their fields and tensors
+    config_json.py    config.json <-> `GPTConfig`
+    tensors.py        which tensors of a folder are which weights, and how they lie there
+    safetensors.py    files of tensors, mapped into memory
+    folder.py         `read` a folder, `write` one
+
+It needs neither torch nor transformers.
+"""
+
+from strategies.huggingface.config_json import HuggingFaceError, differences
+from strategies.huggingface.folder import Pretrained, read, write
+
+__all__ = ["HuggingFaceError", "Pretrained", "differences", "read", "write"]

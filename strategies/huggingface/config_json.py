@@ -1,0 +1,133 @@
+"""The `config.json` of a folder <-> `GPTConfig`.
+
+A field of `config.json` is that of a `GPTConfig`, has the only value that the family has here, or changes nothing that
+is trained. All others are refused by name: a model that is trained is never silently another one.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from strategies.gpt_config import GPTConfig
+from strategies.huggingface.families import FAMILIES, IGNORED, Family
+from strategies.infeasible import Infeasible
+from strategies.model.block import block_of
+from strategies.model.gpt import resolved
+from strategies.model.rotary import FAST, ORIGINAL_TOKENS, SLOW
+from strategies.schema import checked
+
+OF_TRAINING = {"vocab_multiple", "capacity_factor", "expert_group", "balance_loss", "router_z_loss"}
+"""Fields of `GPTConfig` that a folder does not have: they are chosen for each training."""
+_ALIASES = {"num_local_experts": "num_experts"}
+"""Names of transformers 5 for fields of Qwen3Moe, and what released files call them."""
+
+
+class HuggingFaceError(ValueError):
+    """A folder cannot be read or written. The message names the file, and the field or the tensor."""
+
+
+def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
+    """The family and the configuration of a `config.json`.
+
+    Raises:
+        HuggingFaceError: the family, a field or its value is not supported, or a field is missing.
+    """
+    names = facts.get("architectures")
+    family = next((family for name, family in FAMILIES.items() if names == [name]), None)
+    if family is None:
+        raise HuggingFaceError(f"{where} has architectures: {names}; supported are {', '.join(FAMILIES)}")
+    if family.model_type == "qwen3_moe":
+        facts = {_ALIASES.get(name, name): value for name, value in facts.items()}
+    facts = {**family.defaults, **facts}
+    _require_supported(facts, family, where)
+    values = {ours: facts[name] for name, ours in family.fields.items()}
+    if isinstance(values.get("router"), bool):
+        values["router"] = "renormalised" if values["router"] else "softmax"
+    kind = "sliding_attention" if values.get("attention_window") else "full_attention"
+    types = checked(facts.get("layer_types") or [], list[str], f"{where}: layer_types")
+    if others := {*types} - {kind}:
+        raise HuggingFaceError(f"{where} has layer_types with {min(others)}; all layers must have {kind}")
+    rope = _rope(facts, where) if family.is_rotary else {}
+    try:
+        config = GPTConfig(block=family.block, **values, **rope)
+        block_of(config)
+    except Infeasible as error:
+        raise HuggingFaceError(f"{where}: {error}") from error
+    return family, config
+
+
+def _require_supported(facts: Mapping[str, Any], family: Family, where: str) -> None:
+    """Refuse a file that lacks a field, or has another one, or another value than the only one."""
+    if lacking := [name for name in family.fields if name not in facts]:
+        raise HuggingFaceError(f"{where} lacks {', '.join(lacking)}")
+    for name, value in family.fixed.items():
+        if facts.get(name, value) != value:
+            shown = f"{name}: {json.dumps(facts[name])}"
+            raise HuggingFaceError(f"{where} has {shown}; only {json.dumps(value)} is supported")
+    known = {*family.fields, *family.fixed, *family.ignored, *IGNORED}
+    for name, value in facts.items():
+        if name not in known and value not in (None, False, [], {}):
+            raise HuggingFaceError(f"{where} has {name}: {json.dumps(value)}, which is not supported")
+
+
+def _rope(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of rotary positions, as transformers 4 or 5 writes them."""
+    found = facts.get("rope_parameters") or facts.get("rope_scaling") or {}
+    rope = checked(found, dict[str, Any], f"{where}: rope_scaling")
+    theta, kind = rope.get("rope_theta", facts.get("rope_theta")), rope.get("rope_type", rope.get("type", "default"))
+    if theta is None:
+        raise HuggingFaceError(f"{where} lacks rope_theta")
+    fixed: dict[str, Any] = {"partial_rotary_factor": 1.0}
+    if kind == "llama3":
+        fixed |= _scaled(None)
+    elif kind != "default":
+        raise HuggingFaceError(f"{where} has rope_type: {kind}; supported are default and llama3")
+    for name, value in fixed.items():
+        if rope.get(name, value) != value:
+            raise HuggingFaceError(f"{where} has {name}: {rope[name]}; only {value} is supported")
+    return {"rope_theta": theta, "rope_factor": rope.get("factor") if kind == "llama3" else 1.0}
+
+
+def _scaled(factor: float | None) -> dict[str, Any]:
+    """Llama 3.1's scaling of rotary positions, with the numbers of all released models; without its factor if None."""
+    fixed = {"low_freq_factor": SLOW, "high_freq_factor": FAST, "original_max_position_embeddings": ORIGINAL_TOKENS}
+    return fixed if factor is None else {"rope_type": "llama3", "factor": factor, **fixed}
+
+
+def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
+    """The family of a model, and its `config.json`: the first family whose `config.json` has all of the model.
+
+    Raises:
+        HuggingFaceError: there is none; the message names what the nearest family lacks.
+    """
+    own = dataclasses.asdict(config) | {"mlp": config.mlp_dim, "head_size": config.head_dim}
+    own |= {"key_heads": config.key_heads or config.heads, "expert_mlp": config.dim_sizes["expert_mlp"]}
+    own |= {"router": config.router == "renormalised"}
+    lacking: list[str] = []
+    for name, family in FAMILIES.items():
+        if family.block != config.block or ("experts" in family.fields.values()) != (config.experts is not None):
+            continue
+        facts = {"architectures": [name], "model_type": family.model_type, "torch_dtype": dtype}
+        facts |= {**{theirs: own[ours] for theirs, ours in family.fields.items()}, **family.fixed}
+        facts |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        if family.is_rotary:
+            scaling = _scaled(config.rope_factor) if config.rope_factor > 1 else None
+            facts |= {"rope_theta": config.rope_theta, "rope_scaling": scaling}
+        if not (differing := differences(config_of(facts, name)[1], config)):
+            return family, facts
+        lacking = lacking or [f"{name} does not have {' and '.join(differing)}"]
+    kind = f"block={config.block}{' with experts' if config.experts else ''}"
+    raise HuggingFaceError(f"{lacking[0] if lacking else f'no family of Hugging Face has {kind}'}")
+
+
+def differences(config: GPTConfig, other: GPTConfig, but: Iterable[str] = ()) -> list[str]:
+    """What of a model another one has otherwise, such as "layers=4". Fields of training alone do not count."""
+
+    def own(model: GPTConfig) -> dict[str, Any]:
+        facts = dataclasses.asdict(resolved(model)) | {"attention_window": model.attention_window}
+        return facts | ({"mlp": None, "expert_mlp": model.dim_sizes["expert_mlp"]} if model.experts else {})
+
+    one, two = own(config), own(other)
+    names = [name for name in one if name not in {*OF_TRAINING, *but}]
+    return [f"{name}={two[name]}" for name in names if one[name] != two[name]]

@@ -1,0 +1,193 @@
+"""Families of models of Hugging Face transformers: fields of their `config.json`, and names of their tensors."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+IGNORED = {
+    *("_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "pretraining_tp", "task_specific_params"),
+    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "output_router_logits", "router_aux_loss_coef"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "layer_types", "max_window_layers"),
+    *("n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
+    *("summary_type", "summary_use_proj"),
+}
+"""Fields that are read elsewhere, or are of dropout, losses of routers, generation and other tasks than training."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        model_type: as `config.json` has it.
+        block: `GPTConfig.block`.
+        fields: of `config.json`, and the fields of `GPTConfig` that they are.
+        tensors: the names of tensors by those of weights. {layer} and {expert} are numbers, {part} is q, k or v.
+        fixed: fields of `config.json` with the only value that is supported.
+        defaults: of fields that a file may lack; it must have all others.
+        linear: matrices are stored as torch's `Linear` has them, [out, in].
+        ignored: fields that change nothing, besides those of `IGNORED`.
+    """
+
+    model_type: str
+    block: str
+    fields: Mapping[str, str]
+    tensors: Mapping[str, str]
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    linear: bool = True
+    ignored: frozenset[str] = frozenset()
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether positions are rotary. If not, they are learned, and their table has one row for each token."""
+        return self.linear
+
+
+_LLAMA = Family(
+    model_type="llama",
+    block="llama",
+    fields={
+        "hidden_size": "embed",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "key_heads",
+        "head_dim": "head_size",
+        "intermediate_size": "mlp",
+        "vocab_size": "vocab",
+        "max_position_embeddings": "sequence",
+        "rms_norm_eps": "norm_epsilon",
+        "tie_word_embeddings": "tied",
+    },
+    tensors={
+        "embedding.token_VD": "model.embed_tokens.weight",
+        "head.norm.scale_D": "model.norm.weight",
+        "head.token_VD": "lm_head.weight",
+        "blocks.norm1.scale_D": "model.layers.{layer}.input_layernorm.weight",
+        "blocks.norm2.scale_D": "model.layers.{layer}.post_attention_layernorm.weight",
+        "blocks.attention.qkv_DCA": "model.layers.{layer}.self_attn.{part}_proj.weight",
+        "blocks.attention.qkv_bias_CA": "model.layers.{layer}.self_attn.{part}_proj.bias",
+        "blocks.attention.out_AD": "model.layers.{layer}.self_attn.o_proj.weight",
+        "blocks.attention.q_norm_K": "model.layers.{layer}.self_attn.q_norm.weight",
+        "blocks.attention.k_norm_K": "model.layers.{layer}.self_attn.k_norm.weight",
+        "blocks.attention.qk_norm_CA": "model.layers.{layer}.self_attn.{part}_norm.weight",
+        "blocks.mlp.gate_DF": "model.layers.{layer}.mlp.gate_proj.weight",
+        "blocks.mlp.up_DF": "model.layers.{layer}.mlp.up_proj.weight",
+        "blocks.mlp.down_FD": "model.layers.{layer}.mlp.down_proj.weight",
+        "blocks.experts.router_DE": "model.layers.{layer}.mlp.gate.weight",
+        "blocks.experts.gate_EDF": "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
+        "blocks.experts.up_EDF": "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
+        "blocks.experts.down_EFD": "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
+    },
+    fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    defaults={"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False, "rope_theta": 10_000.0},
+)
+_WINDOW = {"sliding_window": "attention_window"}
+_TIED = {"tie_word_embeddings": False}
+_QWEN2 = dataclasses.replace(
+    _LLAMA,
+    model_type="qwen2",
+    block="qwen2",
+    fixed={"hidden_act": "silu", "use_sliding_window": False},
+    defaults={**_TIED, "head_dim": None},
+    ignored=frozenset({"sliding_window"}),
+)
+_QWEN3 = dataclasses.replace(
+    _QWEN2, model_type="qwen3", block="qwen3", fixed={**_QWEN2.fixed, "attention_bias": False}, defaults=_TIED
+)
+_DENSE = {name: ours for name, ours in _LLAMA.fields.items() if ours != "mlp"}
+_EXPERTS = {"num_experts": "experts", "num_experts_per_tok": "experts_per_token", "norm_topk_prob": "router"}
+_MOE = "model.layers.{layer}.block_sparse_moe"
+
+FAMILIES: Mapping[str, Family] = {
+    "GPT2LMHeadModel": Family(
+        model_type="gpt2",
+        block="gpt2",
+        fields={
+            "n_embd": "embed",
+            "n_layer": "layers",
+            "n_head": "heads",
+            "n_inner": "mlp",
+            "vocab_size": "vocab",
+            "n_positions": "sequence",
+            "layer_norm_epsilon": "norm_epsilon",
+            "tie_word_embeddings": "tied",
+        },
+        tensors={
+            "embedding.token_VD": "transformer.wte.weight",
+            "embedding.position_TD": "transformer.wpe.weight",
+            "head.norm.scale_D": "transformer.ln_f.weight",
+            "head.norm.bias_D": "transformer.ln_f.bias",
+            "head.token_VD": "lm_head.weight",
+            "blocks.norm1.scale_D": "transformer.h.{layer}.ln_1.weight",
+            "blocks.norm1.bias_D": "transformer.h.{layer}.ln_1.bias",
+            "blocks.attention.qkv_DCA": "transformer.h.{layer}.attn.c_attn.weight",
+            "blocks.attention.qkv_bias_CA": "transformer.h.{layer}.attn.c_attn.bias",
+            "blocks.attention.out_AD": "transformer.h.{layer}.attn.c_proj.weight",
+            "blocks.attention.out_bias_D": "transformer.h.{layer}.attn.c_proj.bias",
+            "blocks.norm2.scale_D": "transformer.h.{layer}.ln_2.weight",
+            "blocks.norm2.bias_D": "transformer.h.{layer}.ln_2.bias",
+            "blocks.mlp.up_DF": "transformer.h.{layer}.mlp.c_fc.weight",
+            "blocks.mlp.up_bias_F": "transformer.h.{layer}.mlp.c_fc.bias",
+            "blocks.mlp.down_FD": "transformer.h.{layer}.mlp.c_proj.weight",
+            "blocks.mlp.down_bias_D": "transformer.h.{layer}.mlp.c_proj.bias",
+        },
+        fixed={
+            "activation_function": "gelu_new",
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        defaults={"n_inner": None, "tie_word_embeddings": True},
+        linear=False,
+    ),
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": dataclasses.replace(
+        _LLAMA,
+        model_type="mistral",
+        fields={**_LLAMA.fields, **_WINDOW},
+        fixed={"hidden_act": "silu"},
+        defaults={**_TIED, "head_dim": None},
+    ),
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen3ForCausalLM": _QWEN3,
+    "MixtralForCausalLM": dataclasses.replace(
+        _LLAMA,
+        model_type="mixtral",
+        fields={
+            **_DENSE,
+            **_WINDOW,
+            "intermediate_size": "expert_mlp",
+            "num_local_experts": "experts",
+            "num_experts_per_tok": "experts_per_token",
+        },
+        tensors={
+            **_LLAMA.tensors,
+            "blocks.experts.router_DE": f"{_MOE}.gate.weight",
+            "blocks.experts.gate_EDF": f"{_MOE}.experts.{{expert}}.w1.weight",
+            "blocks.experts.down_EFD": f"{_MOE}.experts.{{expert}}.w2.weight",
+            "blocks.experts.up_EDF": f"{_MOE}.experts.{{expert}}.w3.weight",
+        },
+        fixed={"hidden_act": "silu", "router_jitter_noise": 0.0},
+        defaults={**_TIED, "head_dim": None, "sliding_window": None},
+    ),
+    "Qwen3MoeForCausalLM": dataclasses.replace(
+        _QWEN3,
+        model_type="qwen3_moe",
+        fields={**_DENSE, **_EXPERTS, "moe_intermediate_size": "expert_mlp"},
+        fixed={**_QWEN3.fixed, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        defaults={**_TIED, "head_dim": None, "norm_topk_prob": False},
+        ignored=frozenset({"sliding_window", "intermediate_size"}),
+    ),
+    "OlmoeForCausalLM": dataclasses.replace(
+        _LLAMA,
+        model_type="olmoe",
+        block="olmoe",
+        fields={**_DENSE, **_EXPERTS, "intermediate_size": "expert_mlp"},
+        fixed={"hidden_act": "silu", "attention_bias": False, "clip_qkv": None},
+        defaults={**_LLAMA.defaults, "norm_topk_prob": False},
+    ),
+}
+"""By the class in transformers, which `config.json` names in `architectures`."""

@@ -1,0 +1,164 @@
+"""Which tensors of a Hugging Face folder are the weights of a model, and how they lie there.
+
+Here a weight is one array for all layers and experts, and queries, keys and values are together, by heads of keys. A
+folder has a tensor for each layer, expert and projection, and most matrices are [out, in]. A `Block` is a range of a
+weight that is a view of a tensor: through it any range of the weight is read or written, without other elements.
+
+Dims: J heads of keys, G queries of each, K head dim.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from strategies.checkpoints.canonical import Index
+from strategies.gpt_config import GPTConfig
+from strategies.huggingface.config_json import HuggingFaceError
+from strategies.huggingface.families import Family
+from strategies.model.gpt import weight_specs
+
+Tensors = Mapping[str, np.ndarray]
+TABLES = "vocab", "sequence"
+"""First dims of what no matmul takes as [in, out]: it is stored as here."""
+
+
+class Block(NamedTuple):
+    """A range of a weight that one tensor has.
+
+    Attributes:
+        place: the range, one slice for each dim of the weight.
+        tensor: the name of the tensor.
+        shape: of the tensor.
+        view: from the tensor to its part in the shape and the order of the range, without a copy.
+    """
+
+    place: Index
+    tensor: str
+    shape: tuple[int, ...]
+    view: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of a folder have a weight.
+
+    Attributes:
+        shape: of the weight, without padding.
+        is_stacked: whether its first dim is layers.
+        layers: the blocks of each layer; those of a weight that is not stacked are in one list.
+    """
+
+    shape: tuple[int, ...]
+    is_stacked: bool
+    layers: list[list[Block]]
+
+    def read(self, tensors: Tensors, index: Index, values: np.ndarray) -> None:
+        """Read a range of the weight into an array of its shape."""
+        for ours, theirs in self._pairs(tensors, index, values):
+            ours[...] = theirs
+
+    def write(self, tensors: Tensors, index: Index, values: np.ndarray) -> None:
+        """Write a range of the weight into the tensors."""
+        for ours, theirs in self._pairs(tensors, index, values):
+            theirs[...] = ours
+
+    def _pairs(self, tensors: Tensors, index: Index, values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Views of equal elements, of the array and of a tensor."""
+        for block in chain.from_iterable(self.layers[index[0]] if self.is_stacked else self.layers):
+            ranges = [_overlap(*pair) for pair in zip(index, block.place, strict=True)]
+            if all(part.start < part.stop for part in ranges):
+                theirs = block.view(tensors[block.tensor])
+                yield values[_within(ranges, index)], theirs[_within(ranges, block.place)]
+
+
+def layouts(config: GPTConfig, family: Family) -> dict[str, Layout]:
+    """The layout of each weight of a model, by its name.
+
+    Raises:
+        HuggingFaceError: the family lacks a weight.
+    """
+    found, sizes = {}, config.dim_sizes
+    for name, spec in weight_specs(config).items():
+        if name not in family.tensors:
+            raise HuggingFaceError(f"{family.model_type} of Hugging Face has no tensor for the weight {name}")
+        count, dims = (sizes["layers"], spec.dims[1:]) if spec.is_stacked else (1, spec.dims)
+        layers = [
+            [
+                block._replace(place=(slice(layer, layer + 1), *block.place), view=partial(_deeper, block.view))
+                if spec.is_stacked
+                else block
+                for block in _blocks(config, family, dims, partial(family.tensors[name].format, layer=layer))
+            ]
+            for layer in range(count)
+        ]
+        found[name] = Layout(tuple(sizes[dim] for dim in spec.dims), spec.is_stacked, layers)
+    return found
+
+
+def shapes(found: Mapping[str, Layout]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model by name, in order, with their shapes."""
+    return {block.tensor: block.shape for layout in found.values() for layer in layout.layers for block in layer}
+
+
+def _blocks(config: GPTConfig, family: Family, dims: tuple[str, ...], named: Callable[..., str]) -> Iterator[Block]:
+    """The blocks of a weight of one layer; `named` gives the name of a tensor by the number of the expert, or by q, k
+    or v."""
+    sizes = [config.dim_sizes[dim] for dim in dims]
+    whole = tuple(slice(0, size) for size in sizes)
+    if dims[0] == "experts":
+        for expert in range(sizes[0]):
+            for block in _blocks(config, family, dims[1:], partial(named, expert=expert)):
+                place = slice(expert, expert + 1), *block.place
+                yield block._replace(place=place, view=partial(_deeper, block.view))
+    elif dims[-2:-1] in (("qkv",), ("qk",)):
+        yield from _projections(config, family, sizes, named)
+    elif family.linear and len(dims) == 2 and dims[0] not in TABLES:
+        yield Block(whole, named(), (sizes[1], sizes[0]), np.transpose)
+    else:
+        yield Block(whole, named(), tuple(sizes), np.asarray)
+
+
+def _projections(config: GPTConfig, family: Family, sizes: list[int], named: Callable[..., str]) -> Iterator[Block]:
+    """Of queries, keys and values: here [..., G + 2, J x K], there [J x G x K, ...] of queries, and [J x K, ...]."""
+    *others, count, features = sizes
+    whole = tuple(slice(0, size) for size in others)
+    if not family.linear:
+        yield Block(
+            (*whole, slice(0, count), slice(0, features)), named(), (*others, count * features), partial(_shaped, sizes)
+        )
+        return
+    queries = config.dim_sizes["qk"] - 1
+    for part, start, copies in (("q", 0, queries), ("k", queries, 1), ("v", queries + 1, 1))[: count - queries + 1]:
+        heads = features // config.head_dim if copies > 1 else 1  # of which the queries of each are a block
+        size = features // heads
+        for head in range(heads):
+            place = *whole, slice(start, start + copies), slice(head * size, (head + 1) * size)
+            view = partial(_head, (heads, copies, size, *others), head)
+            yield Block(place, named(part=part), (heads * copies * size, *others), view)
+
+
+def _shaped(sizes: list[int], tensor: np.ndarray) -> np.ndarray:
+    return tensor.reshape(sizes)
+
+
+def _head(shape: tuple[int, ...], head: int, tensor: np.ndarray) -> np.ndarray:
+    """Of a tensor of this shape the part of one head, with its first two dims last."""
+    return np.moveaxis(tensor.reshape(shape)[head], (0, 1), (-2, -1))
+
+
+def _deeper(view: Callable[[np.ndarray], np.ndarray], tensor: np.ndarray) -> np.ndarray:
+    """The view with one more dim, of one layer or of one expert."""
+    return view(tensor)[None]
+
+
+def _overlap(one: slice, other: slice) -> slice:
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _within(ranges: list[slice], index: Index) -> Index:
+    """Ranges of a whole as ranges of the part of it at an index."""
+    return tuple(slice(part.start - at.start, part.stop - at.start) for part, at in zip(ranges, index, strict=True))
