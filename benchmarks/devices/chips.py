@@ -31,6 +31,8 @@ class Chip:
         network_bytes_per_second: bandwidth to other hosts outside of the torus: the device's share of its host's
             network. 0 where it is not known.
         source: where the figures were published.
+        peers: of GPUs without a switch, how many others a host has, each at the end of the same share of the links; 0
+            where there is a switch.
     """
 
     platform: Literal["tpu", "cuda", "cpu"]
@@ -43,6 +45,7 @@ class Chip:
     slice_chips: Whole
     network_bytes_per_second: Amount
     source: str
+    peers: Whole = 0
 
     def rings(self, extents: Sequence[int]) -> tuple[bool, ...]:
         """Which dims of a slice of this shape wrap around.
@@ -217,5 +220,45 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_second=400 * GB / 8,
             source="NVIDIA HGX B200 datasheet; DGX B200 user guide; memory: XLA's b200.txtpb",
         ),
+        # One port of 400 Gbit/s for a GPU of GB200, and of 800 Gbit/s for one of B300 and GB300. The GPUs of a rack of
+        # GB200 or GB300 share a switch (`SWITCHED`).
+        "gb200": Chip(
+            platform="cuda",
+            flops_per_second=2500 * TFLOP,
+            memory_bytes=197_897_748_480,
+            memory_bytes_per_second=8000 * GB,
+            link_bytes_per_second=900 * GB,
+            torus_dims=0,
+            ring_multiple=0,
+            slice_chips=0,
+            network_bytes_per_second=400 * GB / 8,
+            source="NVIDIA GB200 NVL72 datasheet, a GPU's part of 72; memory: XLA's gb200.txtpb",
+        ),
+        "b300": Chip(
+            platform="cuda",
+            flops_per_second=2250 * TFLOP,
+            memory_bytes=297_021_865_984,
+            memory_bytes_per_second=8000 * GB,
+            link_bytes_per_second=900 * GB,
+            torus_dims=0,
+            ring_multiple=0,
+            slice_chips=0,
+            network_bytes_per_second=800 * GB / 8,
+            source="NVIDIA HGX B300 datasheet; DGX B300 user guide; memory: XLA's b300.txtpb",
+        ),
+        "gb300": Chip(
+            platform="cuda",
+            flops_per_second=2500 * TFLOP,
+            memory_bytes=297_021_079_552,
+            memory_bytes_per_second=8000 * GB,
+            link_bytes_per_second=900 * GB,
+            torus_dims=0,
+            ring_multiple=0,
+            slice_chips=0,
+            network_bytes_per_second=800 * GB / 8,
+            source="NVIDIA GB300 NVL72 datasheet, a GPU's part of 72; memory: XLA's gb300.txtpb",
+        ),
     }
 )
+SWITCHED: Mapping[str, int] = {"gb200": 72, "gb300": 72}
+"""Kinds whose hosts share a switch -> the most GPUs on one switch."""

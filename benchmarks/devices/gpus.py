@@ -5,6 +5,7 @@ from typing import Any
 
 VOLTA = {
     "compute_capability": 7,
+    "compute_capability_minor": 0,
     "feature_extension": "NONE",
     "fpus_per_core": 64,
     "shared_memory_per_core": 98_304,
@@ -12,6 +13,7 @@ VOLTA = {
 }
 AMPERE = {
     "compute_capability": 8,
+    "compute_capability_minor": 0,
     "feature_extension": "NONE",
     "fpus_per_core": 64,
     "shared_memory_per_core": 167_936,
@@ -19,12 +21,14 @@ AMPERE = {
 }
 HOPPER = {
     "compute_capability": 9,
+    "compute_capability_minor": 0,
     "feature_extension": "ACCELERATED_FEATURES",
     "fpus_per_core": 128,
     "shared_memory_per_core": 233_472,
     "shared_memory_per_block_optin": 232_448,
 }
 BLACKWELL = {**HOPPER, "compute_capability": 10}
+BLACKWELL_ULTRA = {**BLACKWELL, "compute_capability_minor": 3}
 """What the GPUs of an architecture have in common (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 GPUS: Mapping[str, Mapping[str, Any]] = {
@@ -84,13 +88,40 @@ GPUS: Mapping[str, Mapping[str, Any]] = {
         "l2_cache_size": 132_644_864,
         "clock_rate_ghz": 1.965,
     },
+    "gb200": {
+        **BLACKWELL,
+        "name": "NVIDIA GB200",
+        "memory_bandwidth": 7_928_064_000_000,
+        "core_count": 152,
+        "l2_cache_size": 135_528_448,
+        "clock_rate_ghz": 2.062,
+    },
+    "b300": {
+        **BLACKWELL_ULTRA,
+        "feature_extension": "NONE",
+        "name": "NVIDIA B300",
+        "memory_bandwidth": 7_936_000_000_000,
+        "core_count": 158,
+        "l2_cache_size": 135_528_448,
+        "clock_rate_ghz": 1.965,
+    },
+    "gb300": {
+        **BLACKWELL_ULTRA,
+        "name": "NVIDIA GB300",
+        "memory_bandwidth": 7_928_064_000_000,
+        "core_count": 152,
+        "l2_cache_size": 135_528_448,
+        "clock_rate_ghz": 2.07,
+    },
 }
 """Further properties that XLA needs of a GPU, as in its own descriptions (xla/backends/gpu/target_config/specs)."""
 
 GPU_TARGET = """
 gpu_device_info {{
   name: "{name}"
-  cuda_compute_capability {{ major: {compute_capability} feature_extension: {feature_extension} }}
+  cuda_compute_capability {{
+    major: {compute_capability} minor: {compute_capability_minor} feature_extension: {feature_extension}
+  }}
   core_count: {core_count}
   clock_rate_ghz: {clock_rate_ghz}
   l2_cache_size: {l2_cache_size}

@@ -47,7 +47,8 @@ class Fit(NamedTuple):
 def predicted_seconds(runs: Sequence[PublishedRun], machine: Machine, constants: Constants) -> np.ndarray:
     """Predicted seconds of runs on a machine with other constants."""
     other = dataclasses.replace(machine, constants=constants)
-    return np.array([predict_seconds(run.cost, other, run.topology).step_seconds for run in runs])
+    timelines = [predict_seconds(run.cost, other.running(run.stack, run.precision), run.topology) for run in runs]
+    return np.array([timeline.step_seconds for timeline in timelines])
 
 
 def fit(runs: Sequence[PublishedRun], machine: Machine, only: Collection[str] = ()) -> Fit:
@@ -55,7 +56,7 @@ def fit(runs: Sequence[PublishedRun], machine: Machine, only: Collection[str] = 
 
     Args:
         runs: measured.
-        machine: with values for the constants that are not fitted.
+        machine: with values for the constants that are not fitted, and from which a fit starts.
         only: names of constants to fit; by default all on which the runs depend.
 
     Raises:
@@ -81,7 +82,9 @@ def fit(runs: Sequence[PublishedRun], machine: Machine, only: Collection[str] = 
     def errors(place: np.ndarray) -> np.ndarray:
         return np.log(predicted_seconds(runs, machine, constants_at(place)) / measured)
 
-    start = [(RANGES[name].start - least) / width for name, least, width in zip(free, low, span, strict=True)]
+    # From the constants of the machine, but inside of the ranges, where a fit can move to either side.
+    begin = np.array([getattr(machine.constants, name) for name in free])
+    start = np.clip((begin - low) / span, 2 * EDGE, 1 - 2 * EDGE)
     found = least_squares(errors, start, bounds=(0, 1), loss="cauchy", f_scale=OUTLIER, diff_step=1e-3, max_nfev=50)
     at_edges = [name for name, place in zip(free, found.x, strict=True) if min(place, 1 - place) < EDGE]
     return Fit(constants_at(found.x), tuple(at_edges), tuple(name for name in RANGES if name not in free))
@@ -156,7 +159,7 @@ def expressed(rows: Sequence[TableRow], start: Machine) -> tuple[list[TableRow],
         except Infeasible as error:
             print(f"left out: row {number}: {error}")
             continue
-        if one.stack.name != start.stack.name:
+        if one.stack.fitted_as != start.stack.name:
             print(f"left out: row {number}: it is of {one.stack.name}, and machine {start.name} of {start.stack.name}")
         elif one.step_seconds:
             kept.append(row)

@@ -11,9 +11,10 @@ from functools import cache
 from typing import Literal
 
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.stack import Stack
+from benchmarks.simulate.stack import Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
+from strategies.model.experts import rows_of
 from strategies.model.part import Part
 from strategies.model.weights import WeightSpec
 
@@ -52,14 +53,14 @@ class Kernel:
         flops: of its matmuls.
         moved_bytes: that it reads and writes in memory.
         dims: m, n, k of a matmul [m,k] x [k,n], and how many there are in the batch.
-        itemsize: bytes of an element; 4 for float32.
+        itemsize: bytes of an element of its operands; 4 for float32.
     """
 
     kind: Kind
     flops: float
     moved_bytes: float
     dims: tuple[float, float, float, float] = (0, 0, 0, 0)
-    itemsize: int = 2
+    itemsize: float = 2
 
     def seconds(self, machine: Machine) -> float:
         """Seconds on a machine: of its FLOPs or of its bytes, whichever take longer."""
@@ -73,7 +74,8 @@ class Kernel:
         m, n, k, batch = self.dims
         rate = best * constants.matmul_efficiency
         filled = tiles_filled(m, n, batch, machine.cores) if machine.cores else 1.0
-        return max(self.flops / rate / filled * (1 + constants.matmul_dim / k), streaming)
+        at_ends = constants.matmul_dim * max(1.0, 2 / self.itemsize)  # seconds that a higher rate does not shorten
+        return max(self.flops / rate / filled * (1 + at_ends / k), streaming)
 
 
 @dataclass(frozen=True)
@@ -96,23 +98,29 @@ class Layer:
         return *self.inputs, *self.weights
 
 
-def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Kernel:
-    """A batch of matmuls [m,k] x [k,n]."""
-    moved = batch * itemsize * (m * k + k * n + m * n)
+def matmul(m: float, n: float, k: float, itemsize: float, batch: float = 1) -> Kernel:
+    """A batch of matmuls [m,k] x [k,n]. Results have two bytes at least."""
+    moved = batch * (itemsize * (m * k + k * n) + max(2, itemsize) * m * n)
     return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch), itemsize)
 
 
-def gradients_of(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Iterator[Kernel]:
+def gradients_of(m: float, n: float, k: float, itemsize: float, batch: float = 1) -> Iterator[Kernel]:
     """The two matmuls of the gradients of `matmul`: of its first operand, and of its second."""
     yield matmul(m, k, n, itemsize, batch)
     yield matmul(k, n, m, itemsize, batch)
 
 
-def layer(plan: Plan, stack: Stack) -> Layer:
-    """The kernels of a layer on one device, for one microbatch."""
+def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer:
+    """The kernels of a layer on one device, for one microbatch.
+
+    Args:
+        plan: the step.
+        stack: the software.
+        precision: of the matmuls with weights, if it is not the dtype of the step. Their operands are cast to it.
+    """
     share, config = plan.share, plan.config
-    itemsize = BYTES[plan.train.dtype]
-    scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
+    itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
+    scale = BYTES[plan.train.dtype] / 2  # stacks state the bytes of two-byte dtypes
     branches = plan.block.branches()
     multiplied = [dims for branch in branches for dims in projections(plan, branch)]
     forward = [matmul(m, n, k, itemsize, batch) for m, n, k, batch in multiplied]
@@ -127,10 +135,18 @@ def layer(plan: Plan, stack: Stack) -> Layer:
         of_residual * residual + of_mlp * hidden
         for of_residual, of_mlp in zip(stack.kernels.residual_bytes, stack.kernels.mlp_bytes, strict=True)
     ]
+    if config.experts:
+        rows = rows_of(config, share.tokens) / share.tensors * config.embed * scale
+        moved = [one + of_row * rows for one, of_row in zip(moved, stack.kernels.row_bytes, strict=True)]
+    if precision:
+        moved[0] += precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied})
+        moved[1] += precision.cast_bytes * sum(m * n * batch for m, n, _, batch in multiplied)
     forward.append(Kernel("memory", 0, moved[0]))
     backward.append(Kernel("memory", 0, moved[1]))
-    some = ahead if stack.kernels.score_bytes else forward[-1:]
     end = len(multiplied)
+    some = ahead if stack.kernels.score_bytes else forward[-1:]
+    if stack.selective == "every second matmul":
+        some = [*forward[1:end:2], forward[-1]]
     last = end - branches[-1].last_matmuls(config)
     full = forward if stack.repeats == "all" else forward[:last] + forward[end:]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
@@ -144,9 +160,9 @@ def projections(plan: Plan, branch: type[Part]) -> Iterator[tuple[int, int, int,
         yield rows, *_columns_and_rows(plan, one.weight), side_by_side
 
 
-def first_weight_gradients(plan: Plan) -> Iterator[Kernel]:
+def first_weight_gradients(plan: Plan, precision: Precision | None = None) -> Iterator[Kernel]:
     """The matmuls of the gradient of each branch's first weight. Gradients of its inputs can be reduced meanwhile."""
-    itemsize = BYTES[plan.train.dtype]
+    itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     for branch in plan.block.branches():
         columns, rows = _columns_and_rows(plan, branch.matmuls(plan.config)[0].weight)
         yield matmul(rows, columns, plan.share.tokens, itemsize)
@@ -168,7 +184,8 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
     itemsize, keys, head = BYTES[plan.train.dtype], share.computed_keys, config.head_dim
     if stack.kernels.score_bytes is None:
         # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
-        flops = 2 * 2 * share.tokens * (keys / 2) * share.head_features
+        features = getattr(config, "score_features", 0) / share.tensors or share.head_features
+        flops = 2 * 2 * share.tokens * (keys / 2) * features
         moved = itemsize * share.tokens * share.attended_features
         return (
             [Kernel("attention", flops, moved, itemsize=itemsize)],
@@ -200,7 +217,7 @@ def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tupl
     """The kernels of logits and loss for one microbatch, forward and backward, where `parts` devices split them."""
     tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
     dims = (tokens, rows, plan.config.embed)
-    moved = stack.kernels.logit_bytes * tokens * rows / 2
+    moved = stack.kernels.logit_bytes * tokens * (plan.padded_vocab if stack.gathers_logits else rows) / 2
     again = (matmul(*dims, itemsize),) if plan.logits_again else ()
     forward = (matmul(*dims, itemsize), Kernel("memory", 0, moved))
     return forward, (*again, *gradients_of(*dims, itemsize), Kernel("memory", 0, moved))

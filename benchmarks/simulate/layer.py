@@ -9,18 +9,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
-from benchmarks.simulate.links import Network
+from benchmarks.simulate.kernels import (
+    Kernel,
+    Layer,
+    first_weight_gradients,
+    head,
+    layer,
+    softmax_is_fused,
+)
+from benchmarks.simulate.links import Network, distinct
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
+from strategies.core.sizes import BYTES
 from strategies.core.traffic import SENT, Traffic
 
 Way = Literal["forward", "backward", "inputs", "weights"]
 """A pass. The backward pass may be split: one for gradients of inputs, with all sums, and one for those of weights."""
 Direction = Literal["forward", "backward"]
-LAYER_TRAFFIC = "layers", "keys and values", "tokens and heads"
+TOKENS = "dispatch", "combine"
+"""What devices that split experts send each other."""
+LAYER_TRAFFIC = "layers", "keys and values", "tokens and heads", *TOKENS
 """What layers send for each microbatch, as strategies name it. The device waits for it."""
 HEAD_TRAFFIC = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""
@@ -31,6 +41,8 @@ GATHERED: dict[Way, tuple[str, ...]] = {
     "weights": ("gradients",),
 }
 """What is gathered and scattered in each pass, where weights are sharded, as strategies name it."""
+PROJECTIONS = {"qkv": 3, "qk": 2}
+"""Dims of a matrix of several projections that other stacks multiply one by one."""
 HOST = "launches"
 """The queue of the host that launches kernels, and the part of a step in which the device waits for it."""
 
@@ -66,7 +78,7 @@ class LayerEvents:
             gradients: all-reduces of the layer's gradients over replicas, which are sent beside it.
         """
         gathers = [*self.gathers(GATHERED[way])]
-        beside = [*(gathers if self.prefetches else ()), *gradients, *self._overlapped_by_halves(way)]
+        beside = [*(gathers if self.prefetches else ()), *gradients, *self._hidden_collectives(way), *self._beside(way)]
         yield Event(HOST, self._launches(way) * self.network.machine.constants.kernel_seconds, (HOST,), (HOST,))
         yield from (event._replace(labels=("layer",)) for event in beside)
         yield from self._work(way)
@@ -117,45 +129,82 @@ class LayerEvents:
                 half = self.network.event("head collectives", term.kind, axes, sent / 2, 1 / 2)
                 forward.append(half)
                 backward.append(half)
+        if self.stack.gathers_logits and plan.tensors > 1:
+            logits = BYTES[plan.train.dtype] * plan.share.tokens * plan.padded_vocab // plan.tensors
+            axes = plan.over(plan.axes_of("head_features"))
+            forward.append(self.network.event("head collectives", "all_gather", axes, logits * (plan.tensors - 1)))
         return forward, backward
+
+    def exposed(self, kind: Literal["all_gather", "reduce_scatter"]) -> Iterator[Event]:
+        """Yield what nothing hides at an end of a microbatch, where weights are gathered beside layers.
+
+        That is the gather of the first layer, or of tables, or the reduce-scatter of their gradients.
+        """
+        if not self.stack.first_tables:
+            yield from self.gathers(GATHERED["forward" if kind == "all_gather" else "weights"])
+        elif self.shards:
+            dtype = self.plan.train.dtype if kind == "all_gather" else self.plan.train.reduce_dtype
+            elements = self.stack.first_tables * self.plan.padded_vocab * self.plan.config.embed
+            whole = BYTES[dtype] * elements // self.plan.size(*self.plan.vocab_axes)
+            shards = self.plan.shards
+            yield self.network.event("gathers", kind, self.shards, whole * (shards - 1) / shards)
 
     @cached_property
     def kernels(self) -> Layer:
         """The kernels of the layer."""
-        return layer(self.plan, self.stack)
+        return layer(self.plan, self.stack, self.network.machine.precision)
 
     def _work(self, way: Way) -> Iterator[Item]:
         """Yield the kernels of a pass, and the collectives that the device waits for before the end of the layer."""
         kernels = [*getattr(self.kernels, way)]
         overlaps = way == "backward" and self.stack.until("input gradients") == "weight gradient"
-        matmuls = [*first_weight_gradients(self.plan)] if overlaps else []
+        matmuls = [*first_weight_gradients(self.plan, self.network.machine.precision)] if overlaps else []
         for kernel in matmuls:
             kernels.remove(kernel)
         yield from map(self._priced, kernels)
         terms, direction = [*self._layer_traffic(way)], direction_of(way)
         reductions = [term for term in terms if term.what == "layers" and term.kind != "all_gather"] if matmuls else []
         for term in terms:
+            if self._is_beside(term):
+                continue
             calls = self._calls(term, direction) - len(matmuls) * (term in reductions)
-            yield self._collectives(term, direction, calls * (1 - self._halves_share))
+            hidden = self._hidden_share if term.what == "layers" else 0
+            yield self._collectives(term, direction, calls * (1 - hidden))
         for kernel in matmuls:
             for term in reductions:
                 yield self._collectives(term, direction, 1)._replace(labels=("weight gradient",))
             yield self._priced(kernel)
             yield from [Wait("weight gradient")] if reductions else []
 
-    def _overlapped_by_halves(self, way: Way) -> Iterator[Event]:
-        """Yield the collectives of a pass that run beside the other half of the batch."""
-        for term in self._layer_traffic(way) if self._halves_share else ():
+    def _is_beside(self, term: Traffic) -> bool:
+        """Whether all of a collective of a layer runs beside its kernels."""
+        if term.what in TOKENS:
+            return self.stack.until("tokens") == "layer" and self.plan.schedule.chunks > 1
+        return term.what == "keys and values" and self.stack.until("keys and values") == "layer"
+
+    def _beside(self, way: Way) -> Iterator[Event]:
+        """Yield the collectives of a layer that run beside its kernels."""
+        for term in filter(self._is_beside, self._layer_traffic(way)):
             direction = direction_of(way)
-            yield self._collectives(term, direction, self._calls(term, direction) * self._halves_share)
+            yield self._collectives(term, direction, self._calls(term, direction))
+
+    def _hidden_collectives(self, way: Way) -> Iterator[Event]:
+        """Yield the collectives of a pass that run beside the other half of the batch, or beside matmuls in chunks."""
+        for term in self._layer_traffic(way) if self._hidden_share else ():
+            if term.what != "layers":
+                continue
+            direction = direction_of(way)
+            yield self._collectives(term, direction, self._calls(term, direction) * self._hidden_share)
 
     @property
-    def _halves_share(self) -> float:
-        """Share of the layer's collectives that runs beside the other half of the batch.
+    def _hidden_share(self) -> float:
+        """Share of the layer's collectives over the tensor axis that runs beside matmuls.
 
         On two halves of the batch a layer has twice as many collectives. Those of both halves are in flight at once, so
         that their latency counts once.
         """
+        if self.stack.until("tensor") == "layer" and self.plan.sequence_parallel:
+            return 1 - 1 / self.plan.tensors
         return HALVES_SHARE if self.plan.train.halves == "on" and self.stack.until("halves") == "layer" else 0.0
 
     def _layer_traffic(self, way: Way) -> Iterator[Traffic]:
@@ -169,6 +218,9 @@ class LayerEvents:
         """Kernels that the host launches for a pass. A part of a backward pass has its share of the seconds."""
         costs, backward = self.stack.kernels, way != "forward"
         launches = costs.launches.backward if backward else costs.launches.forward
+        if self.plan.config.experts:
+            held = self.plan.config.experts // self.plan.share.experts * (2 if self.network.machine.precision else 1)
+            launches += costs.router_launches[backward] + held * costs.expert_launches[backward]
         if backward and self.plan.train.remat == "full":
             launches += costs.launches.forward
         if not softmax_is_fused(self.plan, self.stack):
@@ -188,7 +240,33 @@ class LayerEvents:
         gathers = term.kind == "all_gather"
         share = 1 / 3 / self._calls(term, direction) if gathers else 1 / self._calls_by_direction(term.what)[1]
         sent = term.sent_bytes * share / self.plan.train.microbatches / self.plan.layers
+        calls *= self._repeats(term, direction)
+        if term.what in TOKENS and self.stack.deduplicates:
+            where, config = self.network.group(term.axes), self.plan.config
+            places = where.hosts if where.hosts > 1 else where.devices
+            sent *= distinct(config.experts or 1, config.experts_per_token, places)
         return self.network.event("layer collectives", term.kind, term.axes, sent * calls, calls)
+
+    @property
+    def _inputs(self) -> Iterator[tuple[str, ...]]:
+        """Dims of each matrix that multiplies the residual stream."""
+        matmuls = (one for part in self.plan.block.branches() for one in part.matmuls(self.plan.config))
+        return (one.weight.dims for one in matmuls if one.weight.dims[0] == "embed")
+
+    def _repeats(self, term: Traffic, direction: Direction) -> float:
+        """How often each collective of a layer is done, where each projection gathers its input alone.
+
+        Then its gradient is also reduced alone, and full recomputation gathers once more.
+        """
+        if term.what != "layers" or not self.plan.sequence_parallel or self.stack.gathers_inputs == "branch":
+            return 1.0
+        branches, full = self.plan.block.branches(), self.plan.train.remat == "full"
+        more = sum(PROJECTIONS.get(dims[1], 1) for dims in self._inputs) / len(branches)
+        gathers = term.kind == "all_gather"
+        if direction == "forward":
+            return more if gathers else 1.0
+        again = full * (len(branches) - 1)
+        return 1 + full * more if gathers else (more * len(branches) + again) / (len(branches) + again)
 
     def _calls(self, term: Traffic, direction: Direction) -> int:
         """Collectives that a layer needs in a pass."""
@@ -204,6 +282,9 @@ class LayerEvents:
         if what == "keys and values" and self.plan.share.ring > 1:
             hops = self.plan.share.ring - 1
             return ForwardBackward(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
+        if what in TOKENS:
+            back = 2 if full and what == "dispatch" else 1
+            return ForwardBackward(1, back), 1 + back
         if what == "tokens and heads":
             back = (4 if full else 2) * attentions
             return ForwardBackward(2 * attentions, back), 2 * attentions + back

@@ -133,7 +133,8 @@ def extents(group: Iterable[Any]) -> list[int]:
 def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:
     """Bytes per second that a GPU can send.
 
-    GPUs of a host share a switch; to other hosts, each has its share of the network.
+    GPUs of a host share a switch; to other hosts, each has its share of the network. Where there is no switch, as in
+    NVIDIA's HGX boards of four GPUs, a group uses the links between its own devices.
 
     Data that all devices need enters each host only once. Of the n-1 parts that a device forwards in a ring over n
     devices, the h-1 that cross between h hosts use the network (NCCL's rings: one through each of a host's network
@@ -145,11 +146,14 @@ def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:
         devices: number of devices in the group.
         hosts: number of hosts that they are on.
     """
+    inside = chip.link_bytes_per_second
+    if chip.peers and devices > hosts:
+        inside *= min(1.0, (devices / hosts - 1) / chip.peers)
     if hosts == 1:
-        return chip.link_bytes_per_second
+        return inside
     crossing = {"permute": 1.0, "all_to_all": (devices - devices / hosts) / (devices - 1)}
     return min(
-        chip.link_bytes_per_second,
+        inside,
         chip.network_bytes_per_second / crossing.get(kind, (hosts - 1) / (devices - 1)),
     )
 
@@ -176,6 +180,17 @@ def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
     links = sum((2 if dim.ring else 1) / dim.gap for dim in dims)
     hops = max(1.0, sum(dim.extent for dim in dims) / 4) if kind == "all_to_all" else 1.0
     return links * chip.link_bytes_per_second / hops
+
+
+def distinct(experts: int, chosen: int, places: int) -> float:
+    """Places that have experts of a token, as a part of its chosen experts, if all experts are as likely.
+
+    >>> round(8 * distinct(256, 8, 8), 2), distinct(8, 2, 8)
+    (5.29, 1.0)
+    """
+    here = experts // min(places, experts)
+    none = math.comb(experts - here, chosen) / math.comb(experts, chosen)
+    return min(1.0, experts / here * (1 - none) / chosen)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from benchmarks.devices.chips import Chip
-from benchmarks.simulate.stack import Stack
+from benchmarks.simulate.stack import Precision, Stack
+from strategies.infeasible import Infeasible
 from strategies.schema import MOST
 
 
@@ -93,6 +94,8 @@ class Machine:
             says `IN_SAMPLE`, of runs that they were fitted to.
         source: what the constants were fitted to.
         float32_share: rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
+        narrow: by `Precision.rate`, the best rate of matmuls as a multiple of that of bfloat16.
+        precision: of the layers' matmuls; None if it is the dtype of the step.
     """
 
     name: str
@@ -104,6 +107,8 @@ class Machine:
     error: float
     source: str
     float32_share: float = 1.0
+    narrow: Mapping[str, float] = field(default_factory=dict, hash=False)
+    precision: Precision | None = None
 
     @property
     def assumed(self) -> bool:
@@ -130,9 +135,21 @@ class Machine:
             memory_bytes_per_second=chip.memory_bytes_per_second * constants.memory_efficiency,
         )
 
-    def best_rate(self, itemsize: int) -> float:
-        """The device's best matmul rate in FLOP/s, by the bytes of an element."""
+    def best_rate(self, itemsize: float) -> float:
+        """The device's best matmul rate in FLOP/s, by the bytes of an element; below two it is `precision`."""
+        if itemsize < 2 and self.precision:
+            return self.matmul_flops_per_second * self.narrow[self.precision.rate]
         return self.matmul_flops_per_second * (self.float32_share if itemsize == 4 else 1)
+
+    def running(self, stack: Stack, precision: Precision | None = None) -> "Machine":
+        """The machine under a stack whose constants it has, with a precision of the layers' matmuls.
+
+        Raises:
+            Infeasible: it does not multiply in that precision.
+        """
+        if precision and precision.rate not in self.narrow:
+            raise Infeasible(f"machine {self.name} has no rate of {precision.rate} matmuls")
+        return replace(self, stack=stack, precision=precision)
 
     def with_changes(self, changes: Mapping[str, str]) -> "Machine":
         """The machine with other specifications, such as {"inter_host_bandwidth": "2x", "hbm": "141GiB"}.

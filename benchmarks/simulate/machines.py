@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
+from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -13,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS
 from benchmarks.simulate.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
-from benchmarks.simulate.stack import STACKS
+from benchmarks.simulate.stacks import STACKS
 from strategies.files import read_json
 from strategies.schema import Count, Positive, checked
 
@@ -28,7 +29,19 @@ ACHIEVED: Mapping[str, float] = {
     "h200": 794.5e12,
     "b200": 1745e12,
 }
-"""Kind of device -> the best rate that was measured for any matmul. Of others it is the peak."""
+"""Kind of device -> the best rate that was measured for any matmul. Of others it is the peak, or that of `LIKE`."""
+LIKE = {"gb200": "b200", "b300": "b200", "gb300": "b200"}
+"""Kinds of devices of which no rate is known -> a kind that reaches the same share of its peak."""
+NARROW: Mapping[str, Mapping[str, float]] = {
+    "h100": {"fp8": 2},
+    "h200": {"fp8": 2},
+    "b200": {"fp8": 2, "fp4": 4},
+    "gb200": {"fp8": 2, "fp4": 4},
+    "b300": {"fp8": 2, "fp4": 6},
+    "gb300": {"fp8": 2, "fp4": 6},
+    "tpu7x": {"fp8": 2},
+}
+"""Kind of device -> peaks of dense matmuls of narrow elements, in multiples of that of bfloat16 (NVIDIA, Google)."""
 
 
 ANY_HOSTS = 1, 10**6
@@ -74,7 +87,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def calibrated(self) -> bool:
         """Whether all specifications were measured, instead of published."""
-        return {*self.specifications} == {field.name for field in dataclasses.fields(Chip)}
+        return {*self.specifications} >= {field.name for field in dataclasses.fields(Chip) if field.default is MISSING}
 
     def fits(self, hosts: int) -> bool:
         """Whether it is for runs of so many hosts."""
@@ -167,10 +180,25 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
         raise UnknownMachine(f"machine {name}: ring_multiple is 0; it must be at least 1 where there is a torus")
     # Whole specifications are measured ones: their rate of matmuls is reached, and waves of tiles are in it.
     cores = GPUS[chosen]["core_count"] if chosen in GPUS and not whole else 0
-    achieved = chip.flops_per_second if whole else ACHIEVED.get(chosen, chip.flops_per_second)
+    achieved = chip.flops_per_second if whole else achieved_rate(chosen, chip)
     share = file.float32_share or float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated: JAX's names
     constants = Constants(**file.constants)
-    return Machine(name, chip, achieved, cores, STACKS[file.stack], constants, file.error, file.source, share)
+    rates = NARROW.get(chosen, {})
+    return Machine(name, chip, achieved, cores, STACKS[file.stack], constants, file.error, file.source, share, rates)
+
+
+def achieved_rate(kind: str, chip: Chip) -> float:
+    """The best matmul rate of a kind of device in bfloat16.
+
+    >>> achieved_rate("gb200", CHIPS["gb200"]) / CHIPS["gb200"].flops_per_second == 1745 / 2250
+    True
+    """
+    like = LIKE.get(kind, kind)
+    return (
+        chip.flops_per_second * ACHIEVED[like] / CHIPS[like].flops_per_second
+        if like in ACHIEVED
+        else chip.flops_per_second
+    )
 
 
 def float32_share(kind: str, chip: Chip) -> float:

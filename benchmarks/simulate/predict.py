@@ -16,9 +16,10 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GIB
+from benchmarks.simulate.folding import AXES
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
-from benchmarks.simulate.published import AXES, PublishedRun, measured_seconds, run_of
+from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
 from benchmarks.simulate.published_row import COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.stack import MEGATRON, Stack
@@ -80,9 +81,10 @@ def predicted_rows(rows: Iterable[TableRow], machine: Machine | None = None) -> 
 def _predicted(row: TableRow, machine: Machine | None) -> PredictedRow:
     try:
         run = run_of(row)
-        chosen = machine or machine_for(run.kind, run.stack.name, run.topology.hosts)
-        if chosen.stack != run.stack:
+        chosen = machine or machine_for(run.kind, run.stack.fitted_as, run.topology.hosts)
+        if chosen.stack.name != run.stack.fitted_as:
             raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack.name}")
+        chosen = chosen.running(run.stack, run.precision)
     except (Infeasible, UnknownMachine, ValueError) as error:
         return PredictedRow(row, problem=str(error))
     timeline, least = predict_seconds(run.cost, chosen, run.topology), bound_seconds(run.cost, chosen, run.topology)

@@ -4,28 +4,37 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
-from benchmarks.devices.chips import CHIPS
+from benchmarks.devices.chips import CHIPS, SWITCHED
 from benchmarks.devices.topology import CLOUD_NAMES, Topology, balanced_factors
+from benchmarks.simulate.folding import (
+    LatentConfig,
+    axes_of,
+    capacity_factor,
+    expert_group,
+    latent_heads,
+    sizes_of,
+    strategy_of,
+)
 from benchmarks.simulate.published_row import Published, TableRow
-from benchmarks.simulate.stack import (
+from benchmarks.simulate.stack import MEGATRON, MPT, PRECISIONS, Precision, Stack
+from benchmarks.simulate.stacks import (
+    KEMPNERFORGE,
     MAXTEXT,
-    MEGATRON,
     MEGATRON_BRIDGE,
     MEGATRON_CORE,
-    MPT,
     TORCHTITAN,
-    Stack,
+    TORCHTITAN_EAGER,
 )
-from strategies import zero
+from strategies.backends.topologies import DEVICES_PER_CHIP
 from strategies.config import Dtype, Remat, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
-from strategies.three_d import THREE_D
 
 STACK_OF: Mapping[str, tuple[Stack, ...]] = {
     "Megatron-LM": (MEGATRON, MEGATRON_CORE),
@@ -34,11 +43,10 @@ STACK_OF: Mapping[str, tuple[Stack, ...]] = {
     "Megatron-Bridge": (MEGATRON_BRIDGE,),
     "NeMo": (MEGATRON_BRIDGE,),
     "torchtitan": (TORCHTITAN,),
-    "KempnerForge": (TORCHTITAN,),  # FSDP2 and torch.compile, too
+    "KempnerForge": (KEMPNERFORGE,),
     "MaxText": (MAXTEXT,),
 }
 """Stacks as tables name them, without a version -> the one with GPT-2's blocks, and the one with others."""
-AXES = "data", "fsdp", "pipeline", "context", "tensor"
 REMAT: Mapping[str, Remat] = {
     "full": "full",
     "selective": "dots",
@@ -46,10 +54,17 @@ REMAT: Mapping[str, Remat] = {
     "selective (op)": "dots",
     "selective (per op)": "dots",  # torchtitan keeps the outputs of attention and of every second matmul
     "decoder_layer_input offload (custom)": "full",  # MaxText keeps the inputs of layers in the memory of the host
+    "offload": "full",
+    "qkv_proj_offloaded": "full",
+    "qkv+context+input kept (custom)": "full",
+    "custom": "full",
 }
 """What published tables say of recomputation -> what a step recomputes."""
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
-"""Spellings of dtypes whose matmuls are predicted."""
+"""Spellings of dtypes of two bytes."""
+NARROW = {"fp8-mx": "mxfp8", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}
+"""How what tables say of narrower dtypes begins -> a name in `PRECISIONS`; the first that fits. The rest of such a step
+is in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,7 @@ class PublishedRun:
         topology: its devices.
         stack: its software.
         step_seconds: measured; None if the row has none, or contradicts itself.
+        precision: of the layers' matmuls, if they are narrower than two bytes.
     """
 
     kind: str
@@ -69,6 +85,7 @@ class PublishedRun:
     topology: Topology
     stack: Stack
     step_seconds: float | None
+    precision: Precision | None = None
 
 
 def measured_seconds(row: TableRow) -> float | None:
@@ -86,14 +103,18 @@ def run_of(row: TableRow) -> PublishedRun:
         Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
     published = Published.of(row)
-    if published.experts:
-        raise Infeasible("mixtures of experts are not predicted")
     stack = stack_of(published)
     published = completed(published, stack)
     sizes = sizes_of(published)
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))
     require_batch(published)
-    return PublishedRun(published.kind, cost, topology_of(published), stack, published.measured_seconds)
+    seconds, precision = published.measured_seconds, precision_of(published)
+    return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision)
+
+
+def precision_of(row: Published) -> Precision | None:
+    """The precision of a row's matmuls; None if it is a dtype of two bytes."""
+    return next((PRECISIONS[name] for begins, name in NARROW.items() if row.dtype.startswith(begins)), None)
 
 
 def stack_of(row: Published) -> Stack:
@@ -106,6 +127,8 @@ def stack_of(row: Published) -> Stack:
     stacks = STACK_OF.get(name, ())
     if not stacks:
         raise Infeasible(f"the kernels of stack {name!r} are not known; known are {', '.join(STACK_OF)}")
+    if stacks == (TORCHTITAN,) and "no compile" in row.notes:
+        return TORCHTITAN_EAGER
     if row.block == "gpt2":
         return stacks[0]
     if stacks[-1] == MEGATRON:
@@ -119,8 +142,11 @@ def completed(row: Published, stack: Stack) -> Published:
     Raises:
         Infeasible: neither the number nor the size of microbatches is there.
     """
-    recipe = stack.recipe
-    microbatches = row.microbatches
+    recipe, microbatches, chunks = stack.recipe, row.microbatches, row.virtual_stages
+    while (
+        row.pipeline * chunks > row.layers and chunks % 2 == 0
+    ):  # Megatron-Core may count embedding and loss as layers
+        chunks //= 2
     if not microbatches and row.microbatch_size:
         microbatches = max(1, row.batch_size // (row.microbatch_size * row.replicas))
     if not microbatches:
@@ -131,6 +157,8 @@ def completed(row: Published, stack: Stack) -> Published:
         recompute=row.recompute or recipe.recompute,
         sequence_parallel=recipe.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel,
         optimizer_sharded=row.optimizer_sharded or ("zero3" if row.fsdp > 1 else recipe.optimizer_sharded),
+        schedule="interleaved" if row.pipeline > 1 and chunks > 1 else row.schedule,
+        virtual_stages=chunks,
     )
 
 
@@ -140,19 +168,30 @@ def config_of(row: Published) -> GPTConfig:
     Raises:
         Infeasible: there are no formulas for its blocks, or its sizes do not fit together.
     """
-    if row.mlp is None:
-        raise Infeasible("the row lacks mlp")
-    return GPTConfig(
-        row.layers,
+    if not (row.expert_mlp if row.experts else row.mlp):
+        raise Infeasible("the row lacks " + ("expert_mlp" if row.experts else "mlp"))
+    mixture: dict[str, Any] = {}
+    if row.experts and row.expert_mlp:
+        mixture = {
+            "experts": row.experts,
+            "experts_per_token": row.experts_per_token or 1,
+            "expert_mlp": row.expert_mlp,
+            "shared_mlp": (row.shared_experts or 0) * row.expert_mlp or None,
+            "capacity_factor": capacity_factor(row),
+            "expert_group": expert_group(row),
+        }
+    heads = latent_heads(row) if row.is_latent else {"head_size": row.head_dim, "key_heads": row.kv_heads}
+    return (LatentConfig if row.is_latent else GPTConfig)(
+        row.layers + ("with MTP" in row.notes),  # a further layer predicts one more token
         row.embed,
         row.heads,
         row.vocab,
         row.sequence,
         row.mlp,
         tied=row.block == "gpt2" if row.tied is None else row.tied,
-        head_size=row.head_dim,
-        key_heads=row.kv_heads,
         block=row.block,
+        **heads,
+        **mixture,
     )
 
 
@@ -164,20 +203,13 @@ def cost_of(row: Published, sizes: Mapping[str, int], config: GPTConfig, train: 
     Raises:
         Infeasible: the formulas do not know such a step.
     """
-    if row.context > 1 and row.optimizer_sharded != "none":
-        raise Infeasible("no strategy shards an optimizer over data and context")
     mesh = MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
     strategy, sharded = strategy_of(row, sizes), row.optimizer_sharded
-    if mesh.sizes.get("data", 1) == 1 or sharded not in ("zero1", "zero2"):
+    shards = mesh.sizes.get("data", 1) > 1 and sharded in ("zero1", "zero2")
+    train = replace(train, master="float32") if shards else train
+    if row.context == 1 and not row.experts and (strategy == sharded or not shards):
         return predict(strategy, config, mesh, train, "cuda")
-    train = replace(train, master="float32")
-    if strategy == sharded:
-        return predict(strategy, config, mesh, train, "cuda")
-    # Megatron-LM's distributed optimizer (megatron/optimizer/distrib_optimizer.py), which no strategy here has. It
-    # splits a flat buffer of all weights: whatever tensor splits is not split again.
-    data = replace(zero.AXIS2 if sharded == "zero2" else zero.AXIS1, may_split_dim_twice=False)
-    others = [axis for axis in THREE_D.axes if axis.name not in ("data", "fsdp")]
-    return predict_axes((data, *others), config, mesh, train, "cuda")
+    return predict_axes(axes_of(row), config, mesh, train, "cuda")
 
 
 def topology_of(row: Published) -> Topology:
@@ -186,28 +218,18 @@ def topology_of(row: Published) -> Topology:
     Raises:
         Infeasible: such devices are not known.
     """
-    kind = CLOUD_NAMES.get(row.kind, row.kind)
-    shape = math.ceil(row.devices / row.devices_per_host), min(row.devices, row.devices_per_host)
+    kind = CLOUD_NAMES.get(row.kind, row.kind.partition("_96gb")[0])
+    host = row.devices_per_host
+    if kind in SWITCHED:  # as many GPUs of each rack as make equal parts
+        host = next(size for size in range(min(row.devices, SWITCHED[kind]), 0, -1) if row.devices % size == 0)
+    shape = math.ceil(row.devices / host), min(row.devices, host)
     if kind in CHIPS and CHIPS[kind].torus_dims:
-        shape = balanced_factors(row.devices, CHIPS[kind].torus_dims)
+        chips = row.devices // DEVICES_PER_CHIP[kind]
+        shape = balanced_factors(chips, CHIPS[kind].torus_dims)
     try:
         return Topology(kind, shape)
     except ValueError as error:
         raise Infeasible(str(error)) from error
-
-
-def sizes_of(row: Published) -> dict[str, int]:
-    """Sizes of the mesh axes. What shards parameters is called fsdp here, and what shards less is called data.
-
-    Raises:
-        Infeasible: their product is not the number of devices.
-    """
-    sizes: dict[str, int] = {axis: getattr(row, axis) for axis in AXES}
-    if (size := math.prod(sizes.values())) != row.devices:
-        raise Infeasible(f"{sizes} are {size} devices, and the row has {row.devices}")
-    if row.optimizer_sharded != "zero3":
-        return {**sizes, "data": row.data * row.fsdp, "fsdp": 1}
-    return {**sizes, "data": 1, "fsdp": row.data} if row.fsdp == 1 else sizes
 
 
 def require_batch(row: Published) -> None:
@@ -223,31 +245,20 @@ def require_batch(row: Published) -> None:
         raise Infeasible(f"{problem}, and batch_size is {row.batch_size}")
 
 
-def strategy_of(row: Published, sizes: Mapping[str, int]) -> str:
-    """The strategy that spreads a step as the row says, but for an optimizer that is sharded beside other axes."""
-    axes = {axis for axis, size in sizes.items() if size > 1}
-    if not axes:
-        return "single"
-    if axes == {"data"} and row.optimizer_sharded in ("zero1", "zero2"):
-        return row.optimizer_sharded
-    if len(axes) == 1:
-        return axes.pop()
-    return "hsdp" if axes == {"data", "fsdp"} else "three_d"
-
-
 def training_of(row: Published, stack: Stack) -> TrainConfig:
     """The training options of a row. Its stack decides what overlaps.
 
     Raises:
         Infeasible: the dtype or the recomputation is not known.
     """
-    for name, value, known in (("dtype", row.dtype, DTYPES), ("recompute", row.recompute, REMAT)):
+    dtype = "bfloat16" if precision_of(row) else row.dtype
+    for name, value, known in (("dtype", dtype, DTYPES), ("recompute", row.recompute, REMAT)):
         if value not in known:
             raise Infeasible(f"{name} is {value!r}; what is predicted is {', '.join(known)}")
     return TrainConfig(
         row.batch_size,
         row.microbatches or 1,
-        dtype=DTYPES[row.dtype],
+        dtype=DTYPES[dtype],
         remat=REMAT[row.recompute or "none"],
         schedule=row.schedule,
         chunks=max(2, row.virtual_stages),

@@ -8,17 +8,17 @@ from msgspec import Meta
 
 from benchmarks.simulate.stack import ZeroStage
 from strategies.infeasible import Infeasible
-from strategies.schema import Count, Positive, SchemaError, checked
+from strategies.schema import Count, Positive, SchemaError, Whole, checked
 
 Seconds = Annotated[float, Meta(ge=1e-6, le=1e7)]
 TableRow = Mapping[str, Any]
 """A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
-KINDS = {"h100_96gb": "h100"}
-"""Devices of tables -> kinds in `CHIPS`. The H100 with 96 GB and 500 W has no specifications of its own."""
 BLOCKS = {"gpt3": "gpt2", "qwen3": "qwen3", "qwen2": "qwen2"}
 """How the name of a model begins -> its block. Of other names the block is "llama" if the row has `kv_heads`, as only
 tables of such models do, and otherwise "gpt2"."""
-OTHER_BLOCKS = "gemma", "gemma2", "gemma3", "gemma4", "nemotron", "deepseek", "kimi"
+LATENT = "deepseek", "kimi"
+"""How names of models with multi-head latent attention begin."""
+OTHER_BLOCKS = "gemma", "gemma2", "gemma3", "gemma4", "nemotron"
 """Names of models, up to the first "-", whose blocks have other norms, MLPs or attention than any here."""
 
 
@@ -31,6 +31,11 @@ class Published(msgspec.Struct, frozen=True):
         head_dim: features of a head.
         mlp: hidden features of the MLP; of a gated MLP those of each of its two halves.
         experts: of a mixture of experts; empty for a dense model.
+        experts_per_token: that take each token.
+        expert_mlp: hidden features of an expert.
+        shared_experts: experts of the same size that take all tokens.
+        dense_layers: layers without experts.
+        expert: devices that split the experts. They are counted along other axes, too, unless `notes` says otherwise.
         tied: whether the head is the table of tokens. By default it is with GPT-2's blocks.
         microbatch_size: sequences of a microbatch on one replica.
         microbatches: by default they follow from the batch, the size of a microbatch and the number of replicas.
@@ -41,6 +46,7 @@ class Published(msgspec.Struct, frozen=True):
         step_seconds: measured.
         tokens_per_second_per_device: measured; a step has `batch_size` x `sequence` tokens.
         contradicts: what of the row contradicts itself. Its seconds are not compared.
+        notes: remarks; "no compile" means that a stack with a compiler ran without it.
     """
 
     stack: str
@@ -64,6 +70,11 @@ class Published(msgspec.Struct, frozen=True):
     head_dim: Count | None = None
     mlp: Count | None = None
     experts: Count | None = None
+    experts_per_token: Count | None = None
+    expert_mlp: Count | None = None
+    shared_experts: Whole | None = None
+    dense_layers: Whole | None = None
+    expert: Count | None = None
     tied: bool | None = None
     microbatch_size: Count | None = None
     microbatches: Count | None = None
@@ -75,6 +86,7 @@ class Published(msgspec.Struct, frozen=True):
     step_seconds: Seconds | None = None
     tokens_per_second_per_device: Positive | None = None
     contradicts: str = ""
+    notes: str = ""
 
     @classmethod
     def of(cls, row: TableRow) -> "Published":
@@ -95,11 +107,10 @@ class Published(msgspec.Struct, frozen=True):
         >>> row = {"stack": "torchtitan", "devices": 8, "devices_per_host": 8, "layers": 1, "embed": 1, "heads": 1}
         >>> row |= dict.fromkeys(["vocab", "sequence", "batch_size", "data", "fsdp", "tensor", "pipeline"], 1)
         >>> [Published.of({**row, "dtype": "bf16", "device": it}).kind for it in ("H100 96GB (500W)", "TPU7x core")]
-        ['h100', 'tpu7x']
+        ['h100_96gb', 'tpu7x']
         """
         kind = self.device.lower().partition("(")[0].strip().removeprefix("tpu ").removesuffix(" core")
-        kind = kind.replace("-", "_").replace(" ", "_")
-        return KINDS.get(kind, kind)
+        return kind.replace("-", "_").replace(" ", "_")
 
     @property
     def block(self) -> str:
@@ -111,12 +122,23 @@ class Published(msgspec.Struct, frozen=True):
         if (family := self.model.partition("-")[0]) in OTHER_BLOCKS:
             raise Infeasible(f"there are no formulas for the blocks of {family}")
         named = next((block for name, block in BLOCKS.items() if self.model.startswith(name)), None)
-        return named or ("llama" if self.kv_heads else "gpt2")
+        return named or ("llama" if self.kv_heads or self.is_latent else "gpt2")
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it has multi-head latent attention."""
+        return self.model.startswith(LATENT)
 
     @property
     def replicas(self) -> int:
         """Parts of the batch."""
-        return self.data * self.fsdp
+        return self.data * self.fsdp * self.own_experts
+
+    @property
+    def own_experts(self) -> int:
+        """Devices that split experts and are not counted along other axes, by `notes`; otherwise 1."""
+        own = "own mesh axis" in self.notes or "own axis" in self.notes
+        return self.expert or 1 if own else 1
 
     @property
     def measured_seconds(self) -> float | None:

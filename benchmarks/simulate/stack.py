@@ -6,18 +6,33 @@ A new stack is its rules, and constants of its own or of a stack with the same k
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from strategies.config import ReduceDtype
 
-Collective = Literal["gathers", "gradients", "input gradients", "halves"]
+Collective = Literal[
+    "gathers",
+    "gradients",
+    "updated weights",
+    "input gradients",
+    "halves",
+    "keys and values",
+    "tensor",
+    "sends",
+    "tokens",
+]
 """Collectives that a stack may overlap with compute:
 
 - gathers of sharded weights, and reduce-scatters of their gradients;
 - all-reduces of gradients over replicas;
 - reductions over the tensor axis of the gradients of a branch's inputs;
-- all reductions over the tensor axis, with `TrainConfig.halves`.
+- all reductions over the tensor axis, with `TrainConfig.halves`;
+- keys and values on their way around a ring of a context axis;
+- gathers of weights after the update of a sharded optimizer, beside passes instead of before them;
+- gathers and reduce-scatters over the tensor axis in chunks beside their matmuls, all but one chunk of each;
+- sends to the next stage, with several chunks on a stage;
+- dispatch and combine of tokens beside the pass of another microbatch, with several chunks on a stage.
 """
 Until = Literal["at once", "weight gradient", "layer"]
 """When the device waits for a collective: before anything else, after the matmul of the gradient of the branch's first
@@ -28,6 +43,33 @@ HALVES_SHARE = 0.16
 H100, v5e and v5p (docs/experiments), 15% to 20% less is waited for."""
 
 
+class Precision(NamedTuple):
+    """What the operands of the layers' matmuls are made of, where that is narrower than the dtype of the step.
+
+    Attributes:
+        name: as tables name it.
+        itemsize: bytes of an element, its share of the scaling factors included.
+        rate: of a device's rates in `machines.NARROW`, the one that multiplies it.
+        cast_bytes: read and written to cast an element of an operand or of a gradient: it is read in two bytes, and
+            written twice, as rows and as columns.
+    """
+
+    name: str
+    itemsize: float
+    rate: Literal["fp8", "fp4"]
+    cast_bytes: float
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    # A scale for a tensor or a row is known only after a pass that looks for the largest value.
+    "fp8": Precision("fp8", 1, "fp8", 2 + 2 + 1 + 1),
+    # A scale of one byte for 32 elements (OCP Microscaling Formats 1.0, section 5); of NVFP4 for 16.
+    "mxfp8": Precision("mxfp8", 33 / 32, "fp8", 2 + 2 * 33 / 32),
+    "nvfp4": Precision("nvfp4", 9 / 16, "fp4", 2 + 2 + 2 * 9 / 16),
+}
+"""Beginnings of what tables say of dtypes -> the precision."""
+
+
 class ForwardBackward(NamedTuple):
     """A number for the forward pass and one for the backward pass."""
 
@@ -36,6 +78,10 @@ class ForwardBackward(NamedTuple):
 
 
 NONE = ForwardBackward(0, 0)
+SORTED = ForwardBackward(2 * 4, 2 * 4)
+"""Bytes of tokens that are sorted by expert and back: each time read and written in two bytes."""
+ROUTER = ForwardBackward(45, 80)
+"""Kernels of a router in PyTorch: scores, the largest of them, losses, counts, and indices of rows."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +98,9 @@ class KernelCosts:
         softmax_multiple: the fused softmax takes only multiples of so many sequences x heads of a device.
         unfused_bytes: like `score_bytes`, where it does not take them.
         unfused_launches: further kernels of a layer, where it does not take them.
+        row_bytes: to sort tokens by expert and back, for each element of each token's choices.
+        router_launches: further kernels of a layer with experts.
+        expert_launches: further kernels for each expert of a device; as many again cast operands to a `Precision`.
     """
 
     score_bytes: ForwardBackward | None
@@ -63,6 +112,9 @@ class KernelCosts:
     softmax_multiple: int = 1
     unfused_bytes: ForwardBackward = NONE
     unfused_launches: ForwardBackward = NONE
+    row_bytes: ForwardBackward = SORTED
+    router_launches: ForwardBackward = ROUTER
+    expert_launches: ForwardBackward = NONE
 
 
 class Recipe(NamedTuple):
@@ -98,6 +150,13 @@ class Stack:
         shares_cards: whether groups that have several but not all devices of their hosts use the same network cards.
         reduce_dtype: of gradients while they are reduced over devices.
         recipe: what published runs are taken to do where they do not say.
+        selective: what selective recomputation repeats: attention, or all but attention and every second matmul.
+        gathers_inputs: whether a tensor axis that splits tokens gathers them for each branch, or for each projection.
+        gathers_logits: whether all devices of the tensor axis compute the loss of all logits.
+        first_tables: of the tables of the embedding and the head, those whose gather and whose last reduce-scatter
+            nothing hides; with none it is those of a layer.
+        deduplicates: whether a host, or inside a host a device, that has several experts of a token receives it once.
+        constants_of: the name of the stack whose machine files have its constants; by default its own.
     """
 
     name: str
@@ -110,6 +169,17 @@ class Stack:
     shares_cards: bool = False
     reduce_dtype: ReduceDtype = "bfloat16"
     recipe: Recipe = PLAIN
+    selective: Literal["attention", "every second matmul"] = "attention"
+    gathers_inputs: Literal["branch", "projection"] = "branch"
+    gathers_logits: bool = False
+    first_tables: int = 0
+    deduplicates: bool = False
+    constants_of: str = ""
+
+    @property
+    def fitted_as(self) -> str:
+        """The name of the stack whose machine files have its constants."""
+        return self.constants_of or self.name
 
     def until(self, collective: Collective) -> Until:
         """When the device waits for a collective."""
@@ -168,55 +238,3 @@ MESHMARK = Stack(
         launches=ForwardBackward(12, 25),
     ),
 )
-MEGATRON_CORE = Stack(
-    # As of 2025, with TransformerEngine: cuDNN's attention, a kernel each for RMSNorm, rotary positions, SwiGLU and
-    # loss, and Adam of shards. Bytes are what such kernels read and write. Sums of gradients overlap only on request.
-    name="Megatron-Core",
-    waits={"input gradients": "weight gradient"},  # core/tensor_parallel/layers.py
-    repeats="all",
-    embedding_and_head="first and last",
-    outermost=("pipeline",),  # core/parallel_state.py, order "tp-cp-ep-dp-pp"
-    reduce_dtype="float32",  # accumulate_allreduce_grads_in_fp32, which training/arguments.py sets with --bf16
-    # --use-distributed-optimizer and --sequence-parallel are in its examples; recomputation has to be asked for.
-    recipe=Recipe("zero1", sequence_parallel=True),
-    kernels=KernelCosts(
-        score_bytes=None,
-        residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 6 + 2 * 6 + 5),  # norms, sums, rotary positions
-        mlp_bytes=ForwardBackward(6, 10),  # gate and up read, their product written; gradients
-        logit_bytes=24,
-        optimizer_bytes=30 + 4 + 8 + 4,  # Adam with weights in two bytes, norm, clipping, zeros for the next step
-        launches=ForwardBackward(14, 28),
-    ),
-)
-MEGATRON_BRIDGE = replace(
-    # Its recipes overlap sums of gradients (overlap_grad_reduce).
-    MEGATRON_CORE,
-    name="Megatron-Bridge",
-    waits={**MEGATRON_CORE.waits, "gradients": "layer"},
-)
-TORCHTITAN = Stack(
-    # FSDP2 gathers and scatters beside the layers, and torch.compile fuses what lies between matmuls.
-    name="torchtitan",
-    waits={"gathers": "layer", "gradients": "layer"},
-    reduce_dtype="float32",  # MixedPrecisionPolicy(reduce_dtype=float32)
-    recipe=Recipe("zero3", sequence_parallel=True, recompute="selective"),  # parallelize.py; the default of its recipes
-    kernels=KernelCosts(
-        score_bytes=None,
-        residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 8 + 2 * 6 + 5),
-        mlp_bytes=ForwardBackward(6, 10),
-        logit_bytes=24,
-        optimizer_bytes=28 + 4 + 8,  # fused AdamW in float32, norm, clipping
-        launches=ForwardBackward(15, 30),
-    ),
-)
-MAXTEXT = Stack(
-    # XLA, as for meshmark, without its pipelines.
-    name="MaxText",
-    waits={"gathers": "layer", "gradients": "layer"},
-    recipe=Recipe("zero3", recompute="full"),  # configs/base.yml: ici_fsdp_parallelism=-1, remat_policy "full"
-    reduce_dtype="bfloat16",  # XLA reduces gradients in the dtype of the matmuls
-    kernels=replace(MESHMARK.kernels, mlp_bytes=ForwardBackward(6, 10)),
-)
-STACKS: Mapping[str, Stack] = {
-    stack.name: stack for stack in (MEGATRON, MPT, MESHMARK, MEGATRON_CORE, MEGATRON_BRIDGE, TORCHTITAN, MAXTEXT)
-}

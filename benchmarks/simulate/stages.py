@@ -18,6 +18,8 @@ from strategies.core.plan import Plan
 from strategies.pipelining.schedules import Kind, Op
 from strategies.pipelining.timetable import KINDS
 
+MANY = 4
+"""Microbatches for each stage from which an interleaved schedule is not simulated pass by pass, which takes long."""
 Class = tuple[Kind, bool, bool]
 """Of a pass on a stage: its kind, whether it includes the embedding and the head, and whether its result is sent."""
 
@@ -80,7 +82,14 @@ class Stages:
             return self.plan.train.microbatches * sum(self.seconds[kind, True, False] for kind in self.work)
         if self.lockstep:
             return float(self.ticks[-1])
-        return max(start + self.seconds[self._class(*key)] for key, start in self.starts.items())
+        stages, times, chunks = self.plan.stages, self.plan.train.microbatches, self.plan.schedule.chunks
+        if chunks == 1 or times < MANY * stages or self.plan.schedule.splits_backward:
+            return max(start + self.seconds[self._class(*key)] for key, start in self.starts.items())
+        # The last stage works without a pause, after the first forward passes of the stages before it, and before their
+        # last backward passes (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 2.2).
+        inner = sum(self.seconds[kind, self.stack.embedding_and_head == "all", True] for kind in self.work)
+        ends = sum(self.seconds[kind, True, kind == "B"] for kind in self.work)
+        return times * ((chunks - 1) * inner + ends) + (stages - 1) * inner
 
     @cached_property
     def starts(self) -> Mapping[tuple[int, Op], float]:

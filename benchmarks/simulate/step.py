@@ -122,7 +122,7 @@ class Step:
         }
         if self.layer.prefetches:
             # A microbatch's first gather, and its last scatter, have nothing to hide behind.
-            first, last = (simulate(self.layer.gathers(GATHERED[way])).parts for way in ("forward", "weights"))
+            first, last = (simulate(self.layer.exposed(kind)).parts for kind in ("all_gather", "reduce_scatter"))
             found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
         return found
 
@@ -130,7 +130,8 @@ class Step:
     def send_seconds(self) -> float:
         """Seconds to send a microbatch's residual stream to the next stage."""
         plan = self.plan
-        if not plan.staged:
+        hidden = self.machine.stack.until("sends") == "layer" and plan.schedule.chunks > 1
+        if not plan.staged or hidden:
             return 0.0
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
         elements = plan.residual / plan.tensors if self.layer.head_on_last_stage else plan.own_residual
@@ -156,14 +157,16 @@ class Step:
         Weights are gathered after the update, beside nothing. The first stage may have more of both than others.
         """
         plan, held, others = self.plan, self.elements / self.plan.elements, self.tied_seconds
-        hides = self.machine.stack.until("gradients") == "layer" or plan.train.reduce == "layer"
+        stack = self.machine.stack
+        hides = {"gradients": stack.until("gradients") == "layer" or plan.train.reduce == "layer"}
+        hides["weights"] = stack.until("updated weights") == "layer"
         beside: list[Event] = []
         for term in self.traffic:
             if term.what in (*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES) or self.layer.is_sharded(term):
                 continue
             sent = term.sent_bytes * (held if term.what in PARAMETER_TRAFFIC else 1)
             event = self.network.event("gradients", term.kind, term.axes, sent, calls=0)
-            if term.what == "gradients" and hides:
+            if hides.get(term.what):
                 beside.append(event._replace(seconds=event.seconds / plan.layers))
             else:
                 others += event.seconds

@@ -96,7 +96,10 @@ def test_every_kind_is_described():
     assert {chip.platform for chip in CHIPS.values()} == set(module.COMPILERS)
 
 
-@pytest.mark.parametrize(("kind", "gigabytes"), [("a100_40gb", 40), ("h100", 80), ("h200", 141), ("b200", 180)])
+@pytest.mark.parametrize(
+    ("kind", "gigabytes"),
+    [("a100_40gb", 40), ("h100", 80), ("h200", 141), ("b200", 180), ("gb200", 186), ("gb300", 279)],
+)
 def test_a_gpu_holds_more_than_decimal_gigabytes(kind, gigabytes):
     """A GPU's memory, as XLA describes it, is over 5% above its decimal gigabytes, and at most as many binary ones."""
     assert 1.05 * gigabytes * 1e9 < CHIPS[kind].memory_bytes <= gigabytes * 2**30

@@ -3,6 +3,7 @@
 import statistics
 from collections import defaultdict
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -17,11 +18,22 @@ MOST = {
     "mpt_fsdp_a100_80gb.csv": 0.08,
     "megatron_korthikanti_2022.csv": 0.04,
     "simumax_b200.csv": 0.03,
-    "dgxc_benchmarking.csv": 0.04,
-    "kempnerforge_h200.csv": 0.2,
-    "torchtitan.csv": 0.4,
+    "dgxc_benchmarking.csv": 0.06,
+    "kempnerforge_h200.csv": 0.09,
+    "maxtext_tpu.csv": 0.05,
+    "megatron_bridge.csv": 0.1,
+    "nemo.csv": 0.05,
+    "torchtitan.csv": 0.2,
 }
-"""Table -> mean absolute error that the committed machine files stay below. The last three are not fitted."""
+"""Table -> mean absolute error that the committed machine files stay below, of dense models."""
+MOST_OF_MIXTURES = {
+    "simumax_b200.csv": 0.12,
+    "dgxc_benchmarking.csv": 0.15,
+    "kempnerforge_h200.csv": 0.8,
+    "maxtext_tpu.csv": 0.32,
+    "megatron_bridge.csv": 0.16,
+}
+"""The same of mixtures of experts. These are no aims: that is 0.12."""
 WHOLE = (
     "megatron_a100_clusters.csv",
     "megatron_a100_node.csv",
@@ -54,10 +66,17 @@ def by_work(name):
     return {work: errors(some) for work, some in groups.items()}
 
 
-@pytest.mark.parametrize("name", MOST)
-def test_committed_machines_predict_published_runs(name):
+def measured(name, *, mixtures):
+    """Predictions of measured rows of a table, of mixtures of experts or of dense models."""
+    rows = [each for each in published(name) if each.run and each.run.step_seconds]
+    return [each for each in rows if bool(each.row.get("experts")) == mixtures]
+
+
+@pytest.mark.parametrize(("mixtures", "name"), [*product([False], MOST), *product([True], MOST_OF_MIXTURES)])
+def test_committed_machines_predict_published_runs(mixtures, name):
     """The mean error is below what the machine files reached when they were committed."""
-    assert errors([each for each in published(name) if each.run and each.run.step_seconds]).mean < MOST[name]
+    limits = MOST_OF_MIXTURES if mixtures else MOST
+    assert errors(measured(name, mixtures=mixtures)).mean < limits[name]
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -84,6 +103,5 @@ def test_the_choice_on_single_hosts_is_as_good_as_before():
 
 def test_every_published_table_has_a_limit():
     """A table whose rows are predicted and measured comes with a mean error that it stays below."""
-    others = [path.name for path in TABLES if path.name not in MOST]
-    assert len(others) == len(TABLES) - len(MOST)
-    assert not [name for name in others for each in published(name) if each.run and each.run.step_seconds]
+    for mixtures, limits in ((False, MOST), (True, MOST_OF_MIXTURES)):
+        assert {path.name for path in TABLES if measured(path.name, mixtures=mixtures)} == {*limits}

@@ -26,6 +26,7 @@ from tests.benchmarks.simulate.test_accounting import (
     topology_of,
 )
 
+MANY = GPTConfig(layers=8, embed=128, heads=4, sequence=128)
 PASSES = {
     # Two stages, two microbatches. Of a stage's part F=1 and B=2. Forward all parts but the last send for 1/4, backward
     # all but the first: f=5/4 and b=2 on stage 0, f'=1 and b'=9/4 on stage 1; with the head f'=3/2 and b'=13/4.
@@ -112,3 +113,14 @@ def test_a_link_takes_the_time_of_all_that_it_sends(name):
     )
     found = sum(seconds(cost, SENDING, devices, waits={**MESHMARK.waits, "gradients": "layer"}).values())
     assert found >= wanted * (1 - 1e-6)  # scalars, such as the loss, may be left out
+
+
+@pytest.mark.parametrize("ends", ["first and last", "all"])
+def test_many_microbatches_take_as_long_as_if_simulated(ends):
+    """The sum for an interleaved schedule of many microbatches is the end of its passes, one by one."""
+    plan = predict("pipeline", MANY, "pipeline=4", TrainConfig(64, 32, schedule="interleaved", chunks=2)).plan
+    stack = replace(MESHMARK, lockstep=False, embedding_and_head=ends)
+    work: dict[Kind, Parts] = {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}
+    stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, 0.0)
+    last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
+    assert stages.end_seconds == pytest.approx(last)

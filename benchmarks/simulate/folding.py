@@ -1,0 +1,174 @@
+"""Meshes of published rows, and the axes of steps that no strategy here has.
+
+These are optimizers that are sharded beside other axes, rings of a context axis in a pipeline, and experts that are
+split over the devices of other axes (Liu et al. 2025, "MoE Parallel Folding").
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from benchmarks.simulate.published_row import Published
+from strategies import context, expert, tensor, zero
+from strategies.core.axis import Axis
+from strategies.core.layer_reduction import resolve_reduce
+from strategies.core.plan import Plan
+from strategies.core.traffic import Traffic, traffic
+from strategies.gpt_config import GPTConfig
+from strategies.infeasible import Infeasible
+from strategies.model.experts import rows_of
+from strategies.three_d import THREE_D
+
+AXES = "data", "fsdp", "pipeline", "context", "tensor"
+"""Columns of mesh axes whose product is the number of devices."""
+
+
+@dataclass(frozen=True)
+class LatentConfig(GPTConfig):
+    """A model with multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
+
+    Its heads have as many features as make its projections as large as those of keys, values and queries together.
+
+    Attributes:
+        score_features: features of all heads in products of queries and keys, and of scores and values, on average.
+    """
+
+    score_features: int = 0
+
+
+def latent_heads(row: Published) -> dict[str, int]:
+    """Sizes of heads of a model with latent attention, as DeepSeek-V2, -V3 and Kimi K2 have them, for `LatentConfig`.
+
+    >>> row = Published("", "", 8, 8, 61, 7168, 128, 129280, 4096, 8, 8, 1, 1, 1, "bf16")
+    >>> latent_heads(row)
+    {'head_size': 96, 'key_heads': 1, 'score_features': 20480}
+    """
+    queries, keys, plain, turned, heads, embed = 1536, 512, 128, 64, row.heads, row.embed
+    into = embed * queries + queries * heads * (plain + turned) + embed * (keys + turned) + keys * heads * 2 * plain
+    features = (into + heads * plain * embed) / (2 * embed * (heads + 1))
+    score = heads * (2 * plain + turned) // 2
+    size = 16 * round(features / 16)  # of which replicas can have equal parts
+    return {"head_size": size, "key_heads": row.tensor, "score_features": score}
+
+
+def axes_of(row: Published) -> tuple[Axis, ...]:
+    """The axes of the step of a row.
+
+    Megatron-LM's distributed optimizer (megatron/optimizer/distrib_optimizer.py) splits a flat buffer of all weights:
+    whatever tensor splits is not split again. A context axis sends keys and values around a ring, also in a pipeline.
+    """
+    changes = {"context": replace(context.AXIS, resolve=_ring)}
+    if row.optimizer_sharded in ("zero1", "zero2"):
+        shards = zero.AXIS2 if row.optimizer_sharded == "zero2" else zero.AXIS1
+        changes["data"] = replace(shards, may_split_dim_twice=False)
+    if row.experts:
+        changes["expert"] = replace(expert.AXIS, traffic=(_exchanged(row),))
+        if _folded(row):
+            changes["tensor"] = replace(tensor.AXIS, traffic=(_of_attention, tensor.vocabulary))
+    return tuple(changes.get(axis.name, axis) for axis in THREE_D.axes)
+
+
+def sizes_of(row: Published) -> dict[str, int]:
+    """Sizes of the mesh axes. What shards parameters is called fsdp here, and what shards less is called data.
+
+    Raises:
+        Infeasible: their product is not the number of devices.
+    """
+    sizes: dict[str, int] = {axis: getattr(row, axis) for axis in AXES}
+    if (size := row.own_experts * math.prod(sizes.values())) != row.devices:
+        raise Infeasible(f"{sizes} are {size} devices, and the row has {row.devices}")
+    if row.optimizer_sharded != "zero3":
+        sizes |= {"data": row.data * row.fsdp, "fsdp": 1}
+    elif row.fsdp == 1:
+        sizes |= {"data": 1, "fsdp": row.data}
+    return expert_sizes(row, sizes) if row.experts else sizes
+
+
+def strategy_of(row: Published, sizes: Mapping[str, int]) -> str:
+    """The strategy that spreads a step as the row says, but for an optimizer that is sharded beside other axes."""
+    axes = {axis for axis, size in sizes.items() if size > 1}
+    if not axes:
+        return "single"
+    if axes == {"data"} and row.optimizer_sharded in ("zero1", "zero2"):
+        return row.optimizer_sharded
+    if len(axes) == 1:
+        return axes.pop()
+    return "hsdp" if axes == {"data", "fsdp"} else "three_d"
+
+
+def expert_sizes(row: Published, sizes: dict[str, int]) -> dict[str, int]:
+    """The sizes of the mesh axes with those devices along an axis `expert` that a row counts along others.
+
+    Where the tensor axis does not split single experts it splits their number. Here it splits their hidden features
+    instead, which is as much work and memory. The other devices are of the replicas.
+
+    Raises:
+        Infeasible: the row has no number of devices that split the experts, or they fit no axis.
+    """
+    size = row.expert or 1
+    if row.expert is None and "EP not printed" in row.notes:
+        raise Infeasible("the row lacks expert")
+    if row.own_experts > 1:
+        return _ordered({**sizes, "expert": size})
+    size = size // row.tensor if _folded(row) else size
+    of_data = math.gcd(size, sizes["data"])
+    of_fsdp = math.gcd(size // of_data, sizes["fsdp"])
+    replicas = {"data": sizes["data"] // of_data, "fsdp": sizes["fsdp"] // of_fsdp}
+    return _ordered({**sizes, **replicas, "expert": of_data * of_fsdp})
+
+
+def _ordered(sizes: dict[str, int]) -> dict[str, int]:
+    return {axis.name: sizes[axis.name] for axis in THREE_D.axes}
+
+
+def expert_group(row: Published) -> int:
+    """Tokens of which each expert takes an equal part: those of a sequence on a device, or half of them in a ring."""
+    return row.sequence // (2 * row.context if row.context > 1 else 1)
+
+
+def capacity_factor(row: Published) -> float:
+    """The capacity factor in the notes of a row. By default routing is balanced, and experts have no padding.
+
+    >>> bool(re.search(CAPACITY, "token dropping, capacity factor 1.25; one logged step"))
+    True
+    """
+    found = re.search(CAPACITY, row.notes)
+    return float(found[1]) if found else 1.0
+
+
+CAPACITY = r"capacity factor ([0-9.]*[0-9])"
+
+
+def _folded(row: Published) -> bool:
+    """Whether experts are whole, and the tensor axis splits their number."""
+    split = re.search(r"ETP ([0-9]+)", row.notes)
+    whole = row.own_experts == 1 and (not split or split[1] == "1")
+    return whole and row.tensor > 1 and bool(row.expert) and (row.expert or 1) % row.tensor == 0
+
+
+def _exchanged(row: Published) -> Callable[[Plan], Iterator[Traffic]]:
+    """Dispatch and combine of tokens in the layers that have experts, over all devices that split these."""
+    folded, share = _folded(row), Fraction(row.layers - (row.dense_layers or 0), row.layers)
+
+    def exchanged(plan: Plan) -> Iterator[Traffic]:
+        rows = rows_of(plan.config, plan.tokens) // (plan.tensors if folded else 1)
+        elements = int(share * plan.layers * rows * plan.config.embed)
+        axes = ("expert", "tensor") if folded else ("expert",)
+        dispatches = 3 if plan.train.remat == "full" else 2
+        for what, times in (("dispatch", dispatches), ("combine", 2)):
+            yield from traffic(plan, what, "all_to_all", axes, times * elements, dtype=plan.train.dtype)
+
+    return exchanged
+
+
+def _of_attention(plan: Plan) -> Iterator[Traffic]:
+    """What the tensor axis sends in layers where attention alone gathers tokens: half as much for its two branches."""
+    for term in tensor.layers(plan):
+        halved = replace(term, operand_bytes=term.operand_bytes // 2, sent_bytes=Fraction(term.sent_bytes) / 2)
+        yield halved if term.what == "layers" else term
+
+
+def _ring(plan: Plan) -> dict[str, str]:
+    return {**resolve_reduce(plan), "context_attention": "ring"}

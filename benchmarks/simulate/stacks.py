@@ -1,0 +1,110 @@
+"""Stacks of 2024 to 2026, and all stacks by name. They are read from code, as those of stack.py."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from benchmarks.simulate.stack import (
+    MEGATRON,
+    MESHMARK,
+    MPT,
+    SORTED,
+    ForwardBackward,
+    KernelCosts,
+    Recipe,
+    Stack,
+)
+
+MEGATRON_CORE = Stack(
+    # As of 2025, with TransformerEngine: cuDNN's attention, a kernel each for RMSNorm, rotary positions, SwiGLU and
+    # loss, and Adam of shards. Bytes are what such kernels read and write. Sums of gradients overlap only on request.
+    name="Megatron-Core",
+    # core/tensor_parallel/layers.py; TransformerEngine's context_parallel.py
+    waits={"input gradients": "weight gradient", "keys and values": "layer"},
+    repeats="all",
+    embedding_and_head="first and last",
+    outermost=("pipeline",),  # core/parallel_state.py, order "tp-cp-ep-dp-pp"
+    reduce_dtype="float32",  # accumulate_allreduce_grads_in_fp32, which training/arguments.py sets with --bf16
+    # --use-distributed-optimizer and --sequence-parallel are in its examples; recomputation has to be asked for.
+    recipe=Recipe("zero1", sequence_parallel=True),
+    kernels=KernelCosts(
+        score_bytes=None,
+        residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 6 + 2 * 6 + 5),  # norms, sums, rotary positions
+        mlp_bytes=ForwardBackward(6, 10),  # gate and up read, their product written; gradients
+        logit_bytes=24,
+        optimizer_bytes=30 + 4 + 8 + 4,  # Adam with weights in two bytes, norm, clipping, zeros for the next step
+        launches=ForwardBackward(14, 28),
+        row_bytes=ForwardBackward(
+            4 * 4, 4 * 4
+        ),  # by expert, by device, and both back (transformer/moe/token_dispatcher.py)
+        # TransformerEngine's GroupedLinear calls cuBLAS for each expert, and casts the operands of each alone.
+        expert_launches=ForwardBackward(2, 4),
+    ),
+)
+MEGATRON_BRIDGE = replace(
+    # Its recipes set overlap_grad_reduce, overlap_param_gather, tp_comm_overlap, overlap_p2p_comm and
+    # overlap_moe_expert_parallel_comm.
+    MEGATRON_CORE,
+    name="Megatron-Bridge",
+    waits={
+        **MEGATRON_CORE.waits,
+        **dict.fromkeys(("gathers", "gradients", "updated weights", "tensor", "sends", "tokens"), "layer"),
+    },
+    deduplicates=True,  # moe_flex_dispatcher_backend: DeepEP, HybridEP
+    kernels=replace(MEGATRON_CORE.kernels, row_bytes=SORTED),
+)
+TORCHTITAN = Stack(
+    # FSDP2 gathers and scatters beside the layers, and torch.compile fuses what lies between matmuls.
+    name="torchtitan",
+    waits={"gathers": "layer", "gradients": "layer", "keys and values": "layer"},
+    reduce_dtype="float32",  # MixedPrecisionPolicy(reduce_dtype=float32)
+    recipe=Recipe("zero3", sequence_parallel=True, recompute="selective"),  # parallelize.py; the default of its recipes
+    selective="every second matmul",  # activation_checkpoint.py, _get_custom_policy
+    first_tables=1,  # the embedding is a module of its own
+    kernels=KernelCosts(
+        score_bytes=None,
+        residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 8 + 2 * 6 + 5),
+        mlp_bytes=ForwardBackward(6, 10),
+        logit_bytes=24,
+        optimizer_bytes=28 + 4 + 8,  # fused AdamW in float32, norm, clipping
+        launches=ForwardBackward(15, 30),
+    ),
+)
+TORCHTITAN_EAGER = replace(
+    # Without torch.compile each operation is a kernel. RMSNorm: cast, square, mean, product, cast, product, most in
+    # float32; rotary positions: cast, complex product, cast, of queries and a quarter as many keys; sums; and their
+    # gradients.
+    TORCHTITAN,
+    name="torchtitan, eager",
+    constants_of="torchtitan",
+    kernels=replace(
+        TORCHTITAN.kernels,
+        residual_bytes=ForwardBackward(2 * 36 + 1.25 * 20 + 2 * 6, 2 * 70 + 1.25 * 20 + 2 * 6),
+        mlp_bytes=ForwardBackward(4 + 6, 6 + 6 + 6),
+        logit_bytes=6 + 4 + 8 + 4 + 12,
+        launches=ForwardBackward(60, 120),
+    ),
+)
+KEMPNERFORGE = replace(
+    # distributed/parallel.py and tensor_parallel.py: FSDP2 over DTensors, one model compiled as a whole.
+    TORCHTITAN,
+    name="KempnerForge",
+    selective="attention",
+    gathers_inputs="projection",  # ColwiseParallel(input_layouts=Shard(1)) of each projection
+    gathers_logits=True,  # the head has output_layouts=Replicate()
+    first_tables=2,  # the root module has both
+)
+MAXTEXT = Stack(
+    # XLA, as for meshmark, without its pipelines.
+    name="MaxText",
+    waits={"gathers": "layer", "gradients": "layer"},
+    recipe=Recipe("zero3", recompute="full"),  # configs/base.yml: ici_fsdp_parallelism=-1, remat_policy "full"
+    reduce_dtype="bfloat16",  # XLA reduces gradients in the dtype of the matmuls
+    kernels=replace(MESHMARK.kernels, mlp_bytes=ForwardBackward(6, 10)),
+)
+STACKS: Mapping[str, Stack] = {
+    stack.name: stack
+    for stack in (
+        *(MEGATRON, MPT, MESHMARK, MEGATRON_CORE, MEGATRON_BRIDGE),
+        *(TORCHTITAN, TORCHTITAN_EAGER, KEMPNERFORGE, MAXTEXT),
+    )
+}
