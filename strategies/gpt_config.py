@@ -1,6 +1,7 @@
 """Configuration of the model as a frozen dataclass."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
@@ -12,6 +13,10 @@ from strategies.schema import Amount, Positive, require_types
 
 AttentionPattern = Literal["strided", "fixed"]
 Router = Literal["softmax", "renormalised", "sigmoid"]
+ROUTINGS = "learned", "balanced", "one"
+"""Values of `GPTConfig.routing` besides zipf=X."""
+MOST_UNEVEN = 8.0
+"""The largest X of zipf=X. With it nearly all tokens choose the same experts already."""
 Layers = Annotated[int, Meta(ge=1, le=100_000)]
 Size = Annotated[int, Meta(ge=1, le=2**40)]
 """A size of a model or of a batch. Far above all that exists, so that sums over sizes end soon and fit into 63 bits."""
@@ -45,6 +50,9 @@ class GPTConfig:
         expert_mlp: hidden features of an expert; by default those of the MLP.
         shared_mlp: hidden features of an expert that takes all tokens, beside the others; None for none.
         router: how it scores experts (model/router.py).
+        routing: "learned": tokens go to the experts with the highest scores. Otherwise they go where their position in
+            the sequence says, for benchmarks of (im)balance: "balanced", "zipf=1.2" (any exponent) or "one" (all to the
+            same experts); `forced` in model/router.py.
         routed_scale: factor of the weights of the chosen experts with router="sigmoid".
         capacity_factor: an expert takes at most this times the tokens that it has when all have equally many, of each
             group of `expert_group` tokens. Further tokens are dropped. None: no token is dropped.
@@ -81,6 +89,7 @@ class GPTConfig:
     expert_mlp: Size | None = None
     shared_mlp: Size | None = None
     router: Router = "renormalised"
+    routing: str = "learned"
     routed_scale: Positive = 1.0
     capacity_factor: Positive | None = None
     expert_group: Size | None = None
@@ -197,10 +206,23 @@ def _require_experts(config: GPTConfig) -> None:
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
     if config.routed_scale != 1 and config.router != "sigmoid":
         raise Infeasible(f"routed_scale={config.routed_scale} is for router=sigmoid; leave it out")
+    if config.routing not in ROUTINGS and not 0 < zipf_exponent(config.routing) <= MOST_UNEVEN:
+        kinds = f"it can be {', '.join(ROUTINGS)} or zipf=X with X above 0 and up to {MOST_UNEVEN:g}, such as zipf=1.2"
+        raise Infeasible(f"routing={config.routing}; {kinds}")
+
+
+def zipf_exponent(routing: str) -> float:
+    """The exponent X of "zipf=X"; 0 if that is not what it says.
+
+    >>> zipf_exponent("zipf=1.2"), zipf_exponent("balanced")
+    (1.2, 0.0)
+    """
+    found = re.fullmatch(r"zipf=([0-9]{1,4}(\.[0-9]{1,4})?)", routing)
+    return float(found[1]) if found else 0.0
 
 
 OF_EXPERTS = (
-    *("experts_per_token", "expert_mlp", "shared_mlp", "router", "routed_scale", "capacity_factor"),
+    *("experts_per_token", "expert_mlp", "shared_mlp", "router", "routing", "routed_scale", "capacity_factor"),
     *("expert_group", "balance_loss", "router_z_loss"),
 )
 """Fields of `GPTConfig` that have a meaning with `experts` only."""

@@ -57,11 +57,11 @@ class Case:
     def __str__(self) -> str:
         """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`.
 
-        It contains the number of microbatches and the attention only if they are not the default.
+        It contains the number of microbatches, the attention and the routing only if they are not the default.
         """
         default = default_microbatches(self.strategy, self.mesh, self.batch_size)
         parts = () if self.microbatches == default else (("microbatches", self.microbatches),)
-        parts += attention_given(self.config)
+        parts += model_options(self.config)
         return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *option_texts((*parts, *self.options))])
 
     def build(self, **training: Any) -> Step:
@@ -138,6 +138,7 @@ class Selection:
         topology: of devices that need not be present.
         compiler_options: of every case.
         windows: attention windows of the model, None for dense attention; empty for that of `config`.
+        routings: of tokens to experts; empty for that of `config`.
     """
 
     strategies: tuple[str, ...]
@@ -154,9 +155,10 @@ class Selection:
     topology: Topology | None = None
     compiler_options: CompilerOptions = ()
     windows: tuple[int | None, ...] = ()
+    routings: tuple[str, ...] = ()
 
     def cases(self) -> list[Case]:
-        """All cases, ordered by attention window, then by batch size and then by strategy."""
+        """All cases, ordered by attention window and routing, then by batch size and then by strategy."""
         strategy_meshes, common = list(self._strategy_meshes()), (self.topology, self.compiler_options)
         return [
             Case(name, mesh, self.preset, config, size, parts, self.dtype, self.remat, options, *common)
@@ -184,15 +186,16 @@ class Selection:
             (name, mesh)
             for name, mesh in reversed(pairs)
             if len(mesh.sizes) == 1
-            and (batch_shards(name, mesh) > 1 or default_microbatches(name, mesh, batch_size) > 1)
+            and (STRATEGIES[name].batch_shards(mesh) > 1 or default_microbatches(name, mesh, batch_size) > 1)
         ]
         first = {mesh: name for name, mesh in splitting} | {ONE_DEVICE: "single"}
         shown = [pair for pair in pairs if pair[1] == widest[pair[0]]]
         return shown if self.strategies else [(name, mesh) for name, mesh in shown if first.get(mesh) == name]
 
     def _configs(self) -> list[GPTConfig]:
-        """The model with each of the windows."""
-        return [replace(self.config, attention_window=window) for window in self.windows] or [self.config]
+        """The model with each of the windows and of the routings."""
+        varied = product(self.windows or [self.config.attention_window], self.routings or [self.config.routing])
+        return [replace(self.config, attention_window=window, routing=routing) for window, routing in varied]
 
     def _strategy_meshes(self) -> Iterator[tuple[str, MeshSpec]]:
         """Pairs of strategies and meshes. If both were given, all pairs are returned, feasible or not; rows say why."""
@@ -240,9 +243,10 @@ def attention_of(config: GPTConfig) -> dict[str, int | str | None]:
     }
 
 
-def attention_given(config: GPTConfig) -> Options:
-    """The options of a model's sparse attention that it has; empty if attention is dense."""
-    return tuple((name, value) for name, value in attention_of(config).items() if value is not None)
+def model_options(config: GPTConfig) -> Options:
+    """The options of a model that ids have: those of its sparse attention, and a routing that is forced."""
+    forced = {"routing": config.routing} if config.routing != "learned" else {}
+    return tuple((name, value) for name, value in (attention_of(config) | forced).items() if value is not None)
 
 
 def options_of(strategy: str) -> tuple[str, ...]:
@@ -289,12 +293,3 @@ def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
     [8, 4, 2]
     """
     return STRATEGIES[name].default_microbatches(mesh, batch_size)
-
-
-def batch_shards(name: str, mesh: MeshSpec) -> int:
-    """Number of parts that the strategy of this name shards the batch into on a mesh.
-
-    >>> batch_shards("three_d", MeshSpec.parse("data=2,fsdp=2,tensor=2"))
-    4
-    """
-    return STRATEGIES[name].batch_shards(mesh)

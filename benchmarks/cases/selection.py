@@ -48,8 +48,8 @@ def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None)
         base: name and configuration of the model whose sizes they vary; default: those of the preset.
 
     Returns:
-        Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows it
-        has the first.
+        Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows or
+        routings it has the first.
 
     Raises:
         ValueError: no model has these sizes, or this attention.
@@ -65,6 +65,7 @@ def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None)
         block_of(config)
         for other in others:
             dataclasses.replace(config, attention_window=other)
+        *_, config = [dataclasses.replace(config, routing=routing) for routing in reversed(option.routing)] or [config]
     except Infeasible as error:
         said = name if base else f"--preset {name}"
         raise ValueError(f"{said} with {sizes | sparse}: {error}") from error
@@ -104,6 +105,7 @@ def selected(option: argparse.Namespace) -> Selection:
         topology=absent,
         compiler_options=tuple(dict(option.compiler_option).items()),
         windows=unique(option.attention_window),
+        routings=unique(option.routing),
     )
     if not (cases := chosen.cases()):
         raise ValueError(_nothing_selected(chosen))

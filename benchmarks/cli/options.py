@@ -117,6 +117,7 @@ MODEL = Group(
     option(f"--attention-pattern {'|'.join(PATTERNS)}", "with a stride; default: strided"),
     option("--attention-summary C", "fixed: tokens at a block's end that later blocks attend to; default: 1", count),
     *EXPERTS.values(),
+    option("--routing R,...", "forced on tokens: balanced, zipf=1.2 or one; a list sweeps; default: learned", str),
 )
 TEXT = Group("text", option("--corpus FILE", "the text to train on; default: the prose of pydoc_data.topics", Path))
 MEASURING = Group(

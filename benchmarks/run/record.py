@@ -179,6 +179,11 @@ class Record:
         return _quotient(self.attribution and self.attribution.total_seconds, self.step_seconds_median)
 
     @property
+    def routing(self) -> str | None:
+        """How tokens choose experts; None for a model without experts."""
+        return self.case.config.routing if self.case.config.experts else None
+
+    @property
     def options(self) -> str:
         """The case's strategy options, as text."""
         return ",".join(option_texts(self.case.options))

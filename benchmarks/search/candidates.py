@@ -10,7 +10,6 @@ from benchmarks.cases.case import (
     Case,
     CompilerOptions,
     Options,
-    batch_shards,
     distinct_meshes,
     options_of,
 )
@@ -123,7 +122,7 @@ def microbatch_choices(name: str, mesh: MeshSpec, batch_size: int) -> list[int]:
     >>> [microbatch_choices("three_d", mesh, 128) for mesh in meshes]
     [[1, 2, 4, 8], [8, 16, 32, 64, 128], [8], [1]]
     """
-    stages, shards = mesh.sizes.get("pipeline", 1), batch_shards(name, mesh)
+    stages, shards = mesh.sizes.get("pipeline", 1), STRATEGIES[name].batch_shards(mesh)
     if batch_size % shards:
         return [1]
     sequences = batch_size // shards

@@ -6,7 +6,7 @@ from typing import get_args
 
 import jax
 
-from benchmarks.cases.case import attention_given, option_texts
+from benchmarks.cases.case import model_options, option_texts
 from benchmarks.cases.selection import (
     available_devices,
     known_meshes,
@@ -63,18 +63,20 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     """The search space that the options ask for.
 
     Raises:
-        ValueError: several windows, sizes that no model has, a mesh of another number of devices, no candidate, or an
-            unused option.
+        ValueError: several windows or routings, sizes that no model has, a mesh of another number of devices, no
+            candidate, or an unused option.
     """
     if len(args.attention_window) > 1:
         windows = " or ".join(str(window or "dense") for window in args.attention_window)
         raise ValueError(f"--attention-window {windows}: a search is for one model; give one window")
+    if len(args.routing) > 1:
+        raise ValueError(f"--routing {' or '.join(args.routing)}: a search is for one model; give one routing")
     name, config = model(args)
     meshes = known_meshes(args.mesh)
     require_all_devices(args.topology, meshes)
     space = SearchSpace(
         args.topology,
-        ",".join([name, *option_texts(attention_given(config))]),
+        ",".join([name, *option_texts(model_options(config))]),
         config,
         args.batch_size,
         args.dtype,
@@ -88,8 +90,7 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     if not any(True for _ in space.strategy_meshes()):
         devices = device_count(args.topology)
         experts = "" if space.config.experts else ", and only a model with experts takes the axis expert"
-        a_mesh = "such a mesh" if meshes else "a mesh"
-        raise ValueError(f"no candidate: no selected strategy has {a_mesh} of {devices} devices{experts}")
+        raise ValueError(f"no candidate: no selected strategy has such a mesh of {devices} devices{experts}")
     require_options(space.options, space.cases())
     return space
 

@@ -216,6 +216,7 @@ def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case
         dtype=option.dtype,
         remat=option.remat,
         windows=unique(option.attention_window),
+        routings=unique(option.routing),
         options=values_of(option.option),
         compiler_options=tuple(dict(option.compiler_option).items()),
     )
@@ -226,7 +227,12 @@ def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case
     wanted = f"{option.strategy} on {selection.devices[0]} devices"
     if meshes := sorted({str(case.mesh) for case in cases}):
         if len(meshes) == 1:
-            varied = f"--option {selection.options} or --attention-window {selection.windows}"
+            several = {
+                "option": selection.options,
+                "attention-window": selection.windows,
+                "routing": selection.routings,
+            }
+            varied = " or ".join(f"--{name} {values}" for name, values in several.items() if values)
             raise ValueError(f"{varied} has several values, and a run trains with one; leave the others out")
         raise ValueError(f"{wanted} has {len(meshes)} meshes; choose one of them by --mesh: {', '.join(meshes)}")
     raise ValueError(f"{wanted} has no mesh of its own; name one by --mesh, or another number by --devices")

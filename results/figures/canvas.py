@@ -94,9 +94,9 @@ def what_was_run(rows: pd.DataFrame) -> str:
     rows = rows[is_counted(rows)]
     facts = rows.iloc[0]
     batches = " or ".join(f"{batch:.0f}" for batch in sorted(rows["global_batch_sequences"].unique()))
-    attentions = rows["attention"].unique()
-    attention = f", {attentions[0]}" if len(attentions) == 1 and attentions[0] else ""
-    precision = f"{facts['dtype']}, remat {facts['remat']}{attention}"
+    kinds = [rows["attention"].unique(), rows["forced"].map(lambda routing: routing and f"routing={routing}").unique()]
+    common = "".join(f", {values[0]}" for values in kinds if len(values) == 1 and values[0])
+    precision = f"{facts['dtype']}, remat {facts['remat']}{common}"
     return (
         f"{facts['preset']} ({parameters(facts['param_count'])}), "
         f"{batches} sequences of {facts['sequence_tokens']:.0f} tokens, {precision}\n"

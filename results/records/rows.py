@@ -14,7 +14,7 @@ from results.records.reading import RecordError, read_run, records_of
 # Rows are comparable only on the same machine: these columns must be equal in all rows.
 MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
 # Rows are comparable only for the same workload: each combination of these columns gets its own figures.
-WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat", "attention"]
+WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat", "attention", "forced"]
 # Options of sparse attention. Records of older versions lack them: their attention is dense.
 ATTENTION = [name for name, column in COLUMNS.items() if column.source == "attention"]
 
@@ -35,8 +35,9 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
 
     Returns:
         A table of all columns, unknown where a file lacks them, and of further keys of `extra_info`. `name` is the
-        test, `file` the file, `fingerprint` the machine, `attention` the options of sparse attention as text, and
-        `samples` the step times in seconds (an empty tuple if nothing was timed).
+        test, `file` the file, `fingerprint` the machine, `attention` the options of sparse attention as text, `forced`
+        a forced routing (empty without one), and `samples` the step times in seconds (an empty tuple if nothing was
+        timed).
 
     Raises:
         RecordError: a file is missing, is not a complete file of records, or is not comparable with the others.
@@ -45,6 +46,7 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
     lacking = [name for name, column in COLUMNS.items() if name not in rows and not column.is_family]
     rows = rows.reindex(columns=[*rows.columns, *lacking])
     rows = with_attention(pd.DataFrame({name: as_numbers(str(name), values) for name, values in rows.items()}))
+    rows = rows.assign(forced=rows["routing"].where(rows["routing"].notna(), "").replace("learned", ""))
     refuse_several_machines(rows)
     refuse_repeated_rows(rows)
     return rows

@@ -54,6 +54,7 @@ def workload(facts: pd.Series) -> str:
         f"{facts['preset']} ({parameters(facts['param_count'])}), {facts['sequence_tokens']:,.0f} tokens "
         f"per sequence, {facts['dtype']}, remat {facts['remat']}"
         f"{', ' + facts['attention'] if facts['attention'] else ''}"
+        f"{', routing=' + facts['forced'] if facts['forced'] else ''}"
     )
 
 

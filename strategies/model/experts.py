@@ -31,7 +31,7 @@ from strategies.model.matmul import matmul
 from strategies.model.order import after
 from strategies.model.part import Matmul, Part, Share
 from strategies.model.remat import KEPT, TOTALS
-from strategies.model.router import Routed, Routes, Slots, choices_of, choose, kept_bytes, slots
+from strategies.model.router import Routed, Routes, Slots, choices_of, choose, forced, kept_bytes, slots
 from strategies.model.weights import WeightSpec, matrix
 
 
@@ -142,7 +142,8 @@ class Experts(Part):
         group, capacity = (tokens, tokens) if all_kept else (config.group_tokens, config.capacity)
         x_ND = normed_BTD.reshape(-1, embed)
 
-        routes = choose(matmul(x_ND, self.router_DE[...]), config)
+        forced_Tk = None if config.routing == "learned" else forced(config, info.positions_T)
+        routes = choose(matmul(x_ND, self.router_DE[...]), config, forced_Tk)
         count_E = choices_of(routes.experts_Nk, experts)
         extras, x_ND = _losses(routes, count_E, x_ND, config, info)
         routed = hooks.gather_routed(Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts))

@@ -4,13 +4,15 @@ Dims: N tokens, E experts, k experts per token, G groups of tokens, S = k N / G 
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from strategies.gpt_config import GPTConfig, Router
+from strategies.gpt_config import GPTConfig, Router, zipf_exponent
 
 TINY = 1e-20
 """Keeps sums of sigmoids that are all zero in float32 from being divided by, as in DeepSeek-V3."""
@@ -42,7 +44,7 @@ class Routes(NamedTuple):
 
     Attributes:
         weights_Nk: of the experts of each token, float32.
-        experts_Nk: their indices, by falling score.
+        experts_Nk: their indices, by falling score unless the routing is forced.
         probs_NE: scores of all experts, with sum one for each token.
         log_z_N: logarithm of the denominator of the softmax over experts.
     """
@@ -53,16 +55,69 @@ class Routes(NamedTuple):
     log_z_N: Float[Array, " N"]
 
 
-def choose(logits_NE: Float[Array, "N E"], config: GPTConfig) -> Routes:
-    """Choose experts for each token. Computes in float32."""
+def choose(logits_NE: Float[Array, "N E"], config: GPTConfig, forced_Tk: Int[Array, "T k"] | None = None) -> Routes:
+    """Choose experts for each token, or take those that are forced on each position. Computes in float32."""
     kind, logits_NE = KINDS[config.router], logits_NE.astype(jnp.float32)
     log_z_N = jax.nn.logsumexp(logits_NE, axis=-1)
     scores_NE = jax.nn.sigmoid(logits_NE) if kind.sigmoid else jnp.exp(logits_NE - log_z_N[:, None])
-    weights_Nk, experts_Nk = jax.lax.top_k(scores_NE, config.experts_per_token)
+    if forced_Tk is None:
+        weights_Nk, experts_Nk = jax.lax.top_k(scores_NE, config.experts_per_token)
+    else:
+        # Like learned choices they depend on the scores: otherwise XLA moves what they cost out of the layers' loop.
+        forced_Tk = forced_Tk + (0 * scores_NE[0, 0]).astype(jnp.int32)
+        experts_Nk = jnp.tile(forced_Tk, (len(scores_NE) // len(forced_Tk), 1))
+        weights_Nk = jnp.take_along_axis(scores_NE, experts_Nk, axis=1)
     if kind.renormalised:
         weights_Nk = config.routed_scale * weights_Nk / (weights_Nk.sum(-1, keepdims=True) + TINY)
     probs_NE = scores_NE / (scores_NE.sum(-1, keepdims=True) + TINY) if kind.sigmoid else scores_NE
     return Routes(weights_Nk, experts_Nk, probs_NE, log_z_N)
+
+
+RESOLUTION = 2**20
+"""Shares of experts in a forced routing are multiples of 1 / RESOLUTION: integers, so that all programs agree."""
+GOLDEN = 2_654_435_769
+"""2^32 over the golden ratio. The multiples of it, modulo 2^32, are spread evenly (Knuth, "The Art of Computer
+Programming", section 6.4)."""
+
+
+def forced(config: GPTConfig, positions_T: Int[Array, " T"]) -> Int[Array, "T k"]:
+    """The experts of positions of a sequence, where routing is not learned. Those of a position are distinct.
+
+    They depend on the position alone. So all layers and sequences, and all strategies and meshes, route alike, and the
+    router learns from its scores of these experts. Which expert has which rank is drawn, with the same seed always.
+
+    "one" is the k experts of the lowest ranks. "balanced" takes the experts in turn. In "zipf=X" an expert has the
+    share of choices of `zipf_shares`; each position takes k points at distance one on the line of these shares
+    (systematic sampling, Madow 1949), and consecutive positions start at points that are spread evenly.
+    """
+    experts, chosen_k = config.dim_sizes["experts"], jnp.arange(config.experts_per_token)
+    position_T1 = positions_T[:, None]
+    if config.routing == "one":
+        rank_Tk = 0 * position_T1 + chosen_k
+    elif config.routing == "balanced":
+        rank_Tk = (position_T1 * config.experts_per_token + chosen_k) % experts
+    else:
+        ends_E = np.cumsum(zipf_shares(experts, config.experts_per_token, zipf_exponent(config.routing)))
+        start_T1 = (position_T1.astype(jnp.uint32) * jnp.uint32(GOLDEN)) // jnp.uint32(2**32 // RESOLUTION)
+        point_Tk = start_T1.astype(jnp.int32) + RESOLUTION * chosen_k
+        rank_Tk = (point_Tk[..., None] >= np.round(ends_E[:-1] * RESOLUTION).astype(np.int32)).sum(-1)
+    return jnp.take(np.random.default_rng(0).permutation(experts).astype(np.int32), rank_Tk)
+
+
+@cache
+def zipf_shares(experts: int, chosen: int, exponent: float) -> tuple[float, ...]:
+    """The share of tokens that choose each expert, by rank from 1: as rank^-exponent, but at most 1. Their sum is k.
+
+    >>> [round(share, 2) for share in zipf_shares(4, 2, 1.0)]
+    [0.96, 0.48, 0.32, 0.24]
+    >>> [round(share, 2) for share in zipf_shares(4, 2, 2.0)]
+    [1.0, 0.59, 0.26, 0.15]
+    """
+    weights, certain = np.arange(1, experts + 1) ** -exponent, 0
+    while (chosen - certain) * weights[certain] > weights[certain:].sum():
+        certain += 1  # all tokens choose it
+    rest = (chosen - certain) * weights[certain:] / weights[certain:].sum()
+    return *[1.0] * certain, *map(float, rest)
 
 
 def kept_bytes(config: GPTConfig, tokens: int) -> int:

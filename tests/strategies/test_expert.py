@@ -19,6 +19,7 @@ DROPPING = dataclasses.replace(
 )
 ALL_KEPT = dataclasses.replace(DROPPING, capacity_factor=None, shared_mlp=40, router="sigmoid")
 LLAMA = dataclasses.replace(DROPPING, block="qwen3", key_heads=4, tied=False)
+FORCED = dataclasses.replace(DROPPING, routing="zipf=1.2")
 UNBALANCED = dataclasses.replace(DROPPING, balance_loss=0.0, router="softmax")
 
 
@@ -37,7 +38,7 @@ def single(config, microbatches):
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "options"),
     [
-        ("expert", "data=2,expert=4", DROPPING, {"remat": "full"}),
+        ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
         ("tensor", "tensor=4", DROPPING, {}),
         ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),  # dispatch is "all_gather"
         *nightly(
@@ -58,6 +59,11 @@ def single(config, microbatches):
             ("three_d", "data=2,expert=2,tensor=2", LLAMA, {}),
             ("fsdp", "fsdp=4", LLAMA, {"remat": "none"}),
             ("data", "data=4", DROPPING, {}),
+            ("expert", "data=2,expert=4", DROPPING, {"remat": "full"}),
+            ("context", "context=2", FORCED, {}),
+            ("three_d", "fsdp=2,expert=2,tensor=2", FORCED, {"microbatches": 2}),
+            ("three_d", "data=2,pipeline=2,expert=2", FORCED, {"microbatches": 4}),
+            ("auto", "fsdp=2,tensor=2", FORCED, {}),
             ("zero1", "data=8", DROPPING, {}),
             ("zero2", "data=4", DROPPING, {"microbatches": 2}),
             ("fsdp", "fsdp=8", DROPPING, {"remat": "full"}),

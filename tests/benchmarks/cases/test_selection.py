@@ -156,6 +156,16 @@ def test_attention_windows_are_swept_and_named(select: Select) -> None:
     assert [case.single.config.attention_window for case in cases] == [16, None, 64]
 
 
+def test_routings_are_swept_and_named(select: Select) -> None:
+    """Each forced routing is a case with the routing in its name, and so is its `single`."""
+    given = {"preset": "nano-moe", "routing": ["learned", "zipf=1.2"]}
+    cases = select(strategy=["expert"], devices=[2], batch_size=[8], **given).cases()
+    assert [str(case) for case in cases] == ["expert-expert=2-b8", "expert-expert=2-b8-routing=zipf=1.2"]
+    assert [case.single.config.routing for case in cases] == ["learned", "zipf=1.2"]
+    with pytest.raises(ValueError, match="routing=even; it can be learned, balanced, one or zipf=X"):
+        select(preset="nano-moe", routing=["one", "even"])
+
+
 def test_a_pattern_is_named(select: Select) -> None:
     """A stride, its pattern and its summary are in the name of each case."""
     pattern = {"attention_stride": 8, "attention_pattern": "fixed", "attention_summary": 2}

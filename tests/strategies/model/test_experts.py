@@ -16,7 +16,7 @@ from strategies.model.experts import Experts
 from strategies.model.gpt import active_param_count, flops_per_token, param_count
 from strategies.model.hooks import ONE_DEVICE
 from strategies.model.layer_info import LayerInfo
-from strategies.model.router import choose
+from strategies.model.router import choose, forced, zipf_shares
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import compiled, cost, step
 from tests.strategies.costs.test_kept import loops
@@ -112,6 +112,27 @@ def test_gradients_are_those_of_all_experts_for_all_tokens(router):
     )
     for got, expected in zip(jax.tree.leaves(mine), jax.tree.leaves(reference), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (6, 4), (8, 8)])
+def test_forced_routings_have_the_shares_that_they_say(experts, chosen):
+    """Of every 24 consecutive tokens: distinct experts of each, and counts within two of those of the shares.
+
+    No gradient is lost: that of the router is not zero, wherever a token has a choice of weights.
+    """
+    even = (chosen / experts,) * experts
+    shares = {"balanced": even, "one": (1.0,) * chosen + (0.0,) * (experts - chosen)}
+    shares |= {f"zipf={x}": zipf_shares(experts, chosen, x) for x in (0.5, 1.2, 8.0)}
+    for routing, expected in shares.items():
+        config = dataclasses.replace(MOE, experts=experts, experts_per_token=chosen, routing=routing, sequence=96)
+        forced_Tk = forced(config, jnp.arange(96))
+        assert all(len(set(forced_k)) == chosen for forced_k in forced_Tk.tolist())
+        for part_tk in np.split(np.asarray(forced_Tk), 4):
+            counts = np.bincount(part_tk.reshape(-1), minlength=experts)
+            np.testing.assert_allclose(sorted(counts), sorted(24 * np.array(expected)), atol=2)
+        assert sum(expected) == pytest.approx(chosen)
+        router = jax.grad(lambda w, config=config, x=forced_Tk: choose(w, config, x).weights_Nk[:, 0].sum())
+        assert np.abs(router(jnp.zeros((96, experts)))).max() > 0
 
 
 def test_a_softmax_over_the_chosen_logits_is_a_renormalised_one():
