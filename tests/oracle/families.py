@@ -1,17 +1,18 @@
-"""Tiny models of Hugging Face transformers, and their weights as this repository stores them. It needs no torch.
-
-Dims: V vocabulary, D embed, J heads of keys, G heads of queries for each, H = G x J, K head dim, A = H x K, E = J x K.
-"""
+"""Tiny models of Hugging Face transformers, and their weights as this repository stores them. It needs no torch."""
 
 import dataclasses
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from strategies import GPTConfig, TrainConfig
+from strategies.huggingface import tensors
+from strategies.huggingface.config_json import facts_of
 
 LLAMA = GPTConfig(
     layers=2,
@@ -40,6 +41,7 @@ FAMILIES: Mapping[str, GPTConfig] = {
     **DENSE,
     "mixtral": dataclasses.replace(PLAIN, experts=4, balance_loss=0.1),
     "qwen3-moe": dataclasses.replace(DENSE["qwen3"], experts=8, experts_per_token=3, expert_mlp=24, balance_loss=0.1),
+    "gpt2": GPTConfig(layers=2, embed=32, heads=4, vocab=97, sequence=32, mlp=48, vocab_multiple=1),
     "olmoe": dataclasses.replace(PLAIN, block="olmoe", experts=8, router="softmax", balance_loss=0.1),
 }
 """Sizes are small and differ from each other. The heads of Qwen3 together are wider than the residual stream. The
@@ -54,7 +56,7 @@ TOLERANCE = 1e-5
 FOLDER = Path(__file__).parent
 
 
-def tokens(step: int) -> np.ndarray:
+def batch_of(step: int) -> np.ndarray:
     """The batch of a step, [B,T+1]."""
     shape = TRAIN.batch_size, LLAMA.sequence + 1
     return np.random.default_rng(step).integers(0, LLAMA.vocab, shape).astype(np.int32)
@@ -63,64 +65,21 @@ def tokens(step: int) -> np.ndarray:
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """The weights of a parameter of this name: norms around one, others around zero, large enough to matter."""
     normal = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
-    return 1 + 0.2 * normal if name.endswith("norm.weight") else 0.2 * normal
+    return 1 + 0.2 * normal if re.search(r"norm\.weight|ln_.\.weight", name) else 0.2 * normal
+
+
+def layouts_of(config: GPTConfig) -> dict[str, tensors.Layout]:
+    """Where a folder of transformers has the weights of a model."""
+    return tensors.layouts(config, facts_of(config, "float32")[0])
 
 
 def stored(config: GPTConfig, params: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Parameters, or their gradients, by their names in transformers -> the tree of weights of `GPT`.
-
-    torch stores matrices as [out, in], and gate and up of experts as one array. Queries, keys and values are one array
-    here, by heads of keys.
-    """
-    key_heads, size = config.key_heads or config.heads, config.head_dim
-
-    def grouped(features: np.ndarray) -> np.ndarray:
-        """[A, ...] of queries, or [E, ...] of keys or values -> [G, E, ...]."""
-        by_head = features.reshape(key_heads, -1, size, *features.shape[1:])
-        return np.moveaxis(by_head, 1, 0).reshape(by_head.shape[1], key_heads * size, *features.shape[1:])
-
-    def mlp(own: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        weights = {f"{name}_DF": own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up")}
-        return {"mlp": {**weights, "down_FD": own["mlp.down_proj.weight"].T}}
-
-    def experts(own: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        gate, up = np.split(own["mlp.experts.gate_up_proj"], 2, axis=1)
-        down = own["mlp.experts.down_proj"]
-        matrices = {name: w.swapaxes(1, 2) for name, w in {"gate_EDF": gate, "up_EDF": up, "down_EFD": down}.items()}
-        return {"experts": {"router_DE": own["mlp.gate.weight"].T, **matrices}}
-
-    def layer(index: int) -> dict[str, Any]:
-        prefix = f"model.layers.{index}."
-        own = {name.removeprefix(prefix): w for name, w in params.items() if name.startswith(prefix)}
-        qkv = {
-            kind: np.concatenate([grouped(own[f"self_attn.{name}_proj.{kind}"]) for name in "qkv"])
-            for kind in ("weight", "bias")
-            if f"self_attn.q_proj.{kind}" in own
-        }
-        attention = {"qkv_DCA": np.moveaxis(qkv["weight"], -1, 0), "out_AD": own["self_attn.o_proj.weight"].T}
-        attention |= {"qkv_bias_CA": qkv["bias"]} if "bias" in qkv else {}
-        norms = {name: own[f"self_attn.{name}_norm.weight"] for name in "qk" if f"self_attn.{name}_norm.weight" in own}
-        if config.block == "olmoe":
-            attention["qk_norm_CA"] = np.concatenate([grouped(norm) for norm in norms.values()])
-        else:
-            attention |= {f"{name}_norm_K": norm for name, norm in norms.items()}
-        return {
-            "norm1": {"scale_D": own["input_layernorm.weight"]},
-            "attention": attention,
-            "norm2": {"scale_D": own["post_attention_layernorm.weight"]},
-            **(experts(own) if config.experts else mlp(own)),
-        }
-
-    layers = [layer(index) for index in range(config.layers)]
-    blocks = {
-        part: {name: np.stack([each[part][name] for each in layers]) for name in weights}
-        for part, weights in layers[0].items()
-    }
-    return {
-        "embedding": {"token_VD": params["model.embed_tokens.weight"]},
-        "blocks": blocks,
-        "head": {"norm": {"scale_D": params["model.norm.weight"]}, "token_VD": params["lm_head.weight"]},
-    }
+    """Parameters, or their gradients, as a folder of transformers has them -> the tree of weights of `GPT`."""
+    weights = {}
+    for name, layout in layouts_of(config).items():
+        weights[name] = np.zeros(layout.shape)
+        layout.read(params, tuple(slice(0, size) for size in layout.shape), weights[name])
+    return unflatten_dict(weights, sep=".")
 
 
 def named(tree: Any, prefix: str = "") -> dict[str, np.ndarray]:

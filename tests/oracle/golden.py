@@ -4,9 +4,13 @@ It needs torch and transformers (the extra `oracle`).
 """
 
 import argparse
+import copy
 import importlib
 import json
 import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,118 +18,87 @@ import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
 from strategies import GPTConfig
+from strategies.huggingface import read, safetensors, tensors
+from strategies.huggingface.config_json import facts_of
+from strategies.huggingface.folder import CONFIG, FILE
 from tests.oracle.families import (
     FAMILIES,
     FOLDER,
     STEPS,
     TOLERANCE,
     TRAIN,
+    batch_of,
     difference,
     drawn,
+    layouts_of,
     named,
     sketch,
     stored,
-    tokens,
 )
 
-CLASSES = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
-    "qwen3-moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
-    "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
-}
-SCALED = {
-    "rope_type": "llama3",
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+
+def model_of(config: GPTConfig, folder: Path) -> Any:
+    """The model in float64, as transformers loads it from a folder that is written here, with weights by `drawn`."""
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps(facts_of(config, "float32")[1]))
+    there = safetensors.created(folder / FILE, tensors.shapes(layouts_of(config)), "float32")
+    for name, tensor in there.items():
+        tensor[...] = drawn(name, tensor.shape)
+    kinds = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if config.experts else {})
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **kinds).eval()
 
 
-def model_of(family: str, config: GPTConfig) -> Any:
-    """The model in float64, with the weights that `drawn` gives."""
-    scaling = {**SCALED, "factor": config.rope_factor} if config.rope_factor > 1 else {"rope_type": "default"}
-    of_family: dict[str, Any] = {"sliding_window": config.attention_window} if family == "mistral" else {}
-    hidden = config.dim_sizes["expert_mlp"]
-    if config.experts:
-        number = "num_local_experts" if family == "mixtral" else "num_experts"
-        of_family |= {number: config.experts, "num_experts_per_tok": config.experts_per_token}
-        of_family |= {"output_router_logits": True, "experts_implementation": "eager"}
-    if family == "qwen3-moe":
-        of_family |= {"moe_intermediate_size": hidden, "norm_topk_prob": True}
-    kind, model_kind = CLASSES[family]
-    model = model_kind(
-        kind(
-            hidden_size=config.embed,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.key_heads,
-            head_dim=config.head_dim,
-            intermediate_size=hidden,
-            vocab_size=config.vocab,
-            max_position_embeddings=16_384,
-            rms_norm_eps=config.norm_epsilon,
-            rope_parameters={**scaling, "rope_theta": config.rope_theta},
-            tie_word_embeddings=False,
-            eos_token_id=None,
-            pad_token_id=None,  # OLMoE's embedding of it would have no gradient
-            use_cache=False,
-            attn_implementation="eager",
-            **of_family,
-        )
-    ).double()
+def weights_of(model: Any, of: Callable[[Any], Any], folder: Path) -> dict[str, np.ndarray]:
+    """Its weights, or what `of` gives for each, as transformers writes them into a folder that is read here."""
+    saved = copy.deepcopy(model)
     with torch.no_grad():
-        for name, param in model.named_parameters():
-            param.copy_(torch.from_numpy(drawn(name, tuple(param.shape))))
-    return model
+        for param, own in zip(saved.parameters(), model.parameters(), strict=True):
+            param.copy_(of(own))
+    saved.float().save_pretrained(folder)
+    pretrained = read(folder)
+    return named(stored(pretrained.config, pretrained.tensors))
 
 
 def balance_loss(model: Any, result: Any, config: GPTConfig) -> Any:
     """The load-balancing loss of transformers, one layer at a time, as in "Switch Transformer".
 
     transformers computes it of the choices and probabilities of all layers together, and its shares of choices sum to
-    k. The last token is no input of ours, so it is masked.
+    k.
     """
     loss = importlib.import_module(type(model).__module__).load_balancing_loss_func
-    inputs = torch.ones(TRAIN.batch_size, config.sequence + 1)
-    inputs[:, -1] = 0
-    layers = (loss((logits,), config.experts, config.experts_per_token, inputs) for logits in result.router_logits)
+    layers = (loss((logits,), config.experts, config.experts_per_token) for logits in result.router_logits)
     return config.balance_loss * sum(layers) / config.experts_per_token
 
 
-def golden(family: str, config: GPTConfig) -> dict[str, Any]:
+def golden(config: GPTConfig, folder: Path) -> dict[str, Any]:
     """Logits, losses, norms, clipped gradients of the first step, and weights after three steps of AdamW."""
-    model = model_of(family, config)
+    model = model_of(config, folder / "ours")
     betas = TRAIN.beta1, TRAIN.beta2
     optimizer = torch.optim.AdamW(
         model.parameters(), TRAIN.learning_rate, betas, TRAIN.epsilon, weight_decay=TRAIN.weight_decay
     )
 
-    def arrays(of: Any) -> dict[str, np.ndarray]:
-        params = {name: of(param).detach().numpy() for name, param in model.named_parameters()}
-        return named(stored(config, params))
+    def sketches(name: str, of: Callable[[Any], Any]) -> dict[str, list[float]]:
+        return {name: sketch(array, name) for name, array in weights_of(model, of, folder / name).items()}
 
-    shapes = {name: "x".join(map(str, param.shape)) for name, param in model.named_parameters()}
-    facts: dict[str, Any] = {"shapes": shapes, "loss": [], "balance_loss": [], "grad_norm": []}
+    facts: dict[str, Any] = {"loss": [], "balance_loss": [], "grad_norm": []}
     for step in range(STEPS):
-        batch = torch.from_numpy(tokens(step)).long()
-        result = model(input_ids=batch)
-        loss = model.loss_function(result.logits, batch, config.vocab)
+        tokens = torch.from_numpy(batch_of(step)).long()
+        routed = {"output_router_logits": True} if config.experts else {}
+        result = model(input_ids=tokens[:, :-1], use_cache=False, **routed)
+        loss = torch.nn.functional.cross_entropy(result.logits.flatten(0, 1), tokens[:, 1:].flatten())
         balance = balance_loss(model, result, config) if config.experts else torch.zeros(())
         optimizer.zero_grad()
         (loss + balance).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), TRAIN.clip_norm)
         if step == 0:
-            facts["logits"] = {"logits": sketch(result.logits[:, :-1].detach().numpy(), "logits")}
-            facts["gradients"] = {name: sketch(array, name) for name, array in arrays(lambda p: p.grad).items()}
+            facts["logits"] = {"logits": sketch(result.logits.detach().numpy(), "logits")}
+            facts["gradients"] = sketches("gradients", lambda param: param.grad)
         optimizer.step()
         facts["loss"].append(loss.item())
         facts["balance_loss"].append(balance.item())
         facts["grad_norm"].append(norm.item())
-    facts["weights"] = {name: sketch(array, name) for name, array in arrays(lambda p: p).items()}
+    facts["weights"] = sketches("weights", lambda param: param)
     return facts
 
 
@@ -137,7 +110,9 @@ def main() -> int:
     )
     check, worst = parser.parse_args().check, 0.0
     for family, config in FAMILIES.items():
-        facts, path = golden(family, config), FOLDER / f"{family}.json"
+        path = FOLDER / f"{family}.json"
+        with tempfile.TemporaryDirectory() as folder:
+            facts = golden(config, Path(folder))
         if check:
             there = json.loads(path.read_text())
             parts = (difference(facts[part], there[part]) for part in ("logits", "gradients", "weights"))

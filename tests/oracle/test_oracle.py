@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from strategies.huggingface import tensors
 from strategies.model.gpt import GPT
 from strategies.single import SINGLE
 from tests.oracle.families import (
@@ -16,20 +17,21 @@ from tests.oracle.families import (
     STEPS,
     TOLERANCE,
     TRAIN,
+    batch_of,
     difference,
     drawn,
+    layouts_of,
     named,
     sketch,
     stored,
-    tokens,
 )
 from tests.strategies import quick
 from tests.strategies.sampling import nightly
 
 
-def params_of(config, shapes) -> Any:
+def params_of(config) -> Any:
     """The weights of the golden model, as this repository stores them."""
-    params = {name: drawn(name, tuple(map(int, shape.split("x")))) for name, shape in shapes.items()}
+    params = {name: drawn(name, shape) for name, shape in tensors.shapes(layouts_of(config)).items()}
     return jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), stored(config, params))
 
 
@@ -43,21 +45,21 @@ def sketches(tree: Any) -> dict[str, list[float]]:
 def test_equals_transformers(family):
     """Logits, losses, every gradient, and every weight after three steps of AdamW."""
     config, golden = FAMILIES[family], json.loads((FOLDER / f"{family}.json").read_text())
-    params = params_of(config, golden["shapes"])
+    params = params_of(config)
 
     def logits(params, tokens_BT):
         model = GPT.of_weights(config, TRAIN, params)
         return model.logits(model.run(model.embed(tokens_BT))[0])
 
     with jax.default_matmul_precision("highest"):
-        made = np.asarray(quick.jit(logits)(params, tokens(0)[:, :-1]))
+        made = np.asarray(quick.jit(logits)(params, batch_of(0)[:, :-1]))
     assert max(difference({"logits": sketch(made, "logits")}, golden["logits"]).values()) < TOLERANCE
 
     step = SINGLE.build(config, "data=1", TRAIN)
     update, state = quick.compiled(step.lower()), step.init(jax.random.key(0))._replace(params=params)
     reported, gradients = {"loss": [], "balance_loss": [], "grad_norm": []}, None
     for index in range(STEPS):
-        state, metrics = update(state, step.place(tokens(index)))
+        state, metrics = update(state, step.place(batch_of(index)))
         for name, values in reported.items():
             values.append(float(metrics.get(name, 0)))
         if index == 0:
