@@ -165,7 +165,6 @@ def require_measurable(option: Any) -> None:
     """
     if getattr(option, "numprocesses", None):
         raise pytest.UsageError("cases are timed one at a time, because they would slow each other down; leave out -n")
-    publish.require_pytest_benchmark()
     publish.require_writable(option.benchmark_json)
     publish.require_storage(option)
 

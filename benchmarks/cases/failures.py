@@ -1,7 +1,6 @@
 """The ways in which a case can fail, and the status that its row has for each."""
 
 import re
-from pathlib import Path
 from typing import Literal
 
 from strategies import Infeasible
@@ -94,12 +93,10 @@ def exhausted_memory(error: Exception) -> str | None:
     return named[1].lower() if named else UNNAMED
 
 
-def reason_of(error: Exception, full_text_path: Path | None = None) -> str:
+def reason_of(error: Exception) -> str:
     """What went wrong, in one line for a table: the first line of the message, and what it announces by a colon.
 
-    Args:
-        error: the error.
-        full_text_path: file for the whole line, if it is too long for a row; None to cut it off.
+    It is cut after `MAX_REASON_CHARACTERS`; the traceback that is printed has all of it.
 
     >>> reason_of(Infeasible("tensor=3 does not divide heads=8")), reason_of(KeyError("x"))
     ('tensor=3 does not divide heads=8', "KeyError: 'x'")
@@ -112,11 +109,4 @@ def reason_of(error: Exception, full_text_path: Path | None = None) -> str:
     reason = first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}"
     if len(reason) <= MAX_REASON_CHARACTERS:
         return reason
-    where = ""
-    if full_text_path:
-        try:
-            full_text_path.write_text(reason, encoding="utf-8", errors="replace")
-            where = f"; all of them are in {full_text_path}"
-        except OSError as problem:
-            where = f"; the rest is lost, because {full_text_path} cannot be written: {problem.strerror}"
-    return f"{reason[:MAX_REASON_CHARACTERS]}... ({len(reason):,} characters{where})"
+    return f"{reason[:MAX_REASON_CHARACTERS]}... ({len(reason):,} characters)"

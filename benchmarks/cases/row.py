@@ -1,6 +1,11 @@
 """The row of a finished case in plain values. It can be read without loading JAX."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from strategies.schema import Count
 
 Scalar = str | int | float | bool | None
 
@@ -18,5 +23,10 @@ class Row:
 
     case: str
     extra_info: dict[str, Scalar]
-    samples: tuple[float, ...]
-    steps_per_block: int | None
+    samples: tuple[Annotated[float, Meta(gt=0)], ...]
+    steps_per_block: Count | None
+
+    def __post_init__(self) -> None:
+        """Refuse a row that does not say how its case ended."""
+        if not isinstance(self.extra_info.get("status"), str):
+            raise ValueError("a row without a status")

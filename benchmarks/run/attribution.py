@@ -27,7 +27,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cluster import processes
 from benchmarks.program.deadlock import concurrent_collectives, require_no_deadlock
 from benchmarks.program.hlo import parse
-from benchmarks.run.measure import BlockTimes, Training, steps_per_block, time_interleaved
+from benchmarks.run.measure import Training, timed
 from benchmarks.run.variants import WithoutCommunication
 from strategies import State, Step
 
@@ -115,11 +115,7 @@ def attribute(
             lambda lowered=lowered: require_safe(step.mesh, lowered().compile(options))
         )
     runs = {name: Variant(training, program) for name, program in programs.items()}
-    times = {name: BlockTimes(steps_per_block(run)) for name, run in runs.items()}
-    time_interleaved(runs, times, rounds, lambda name: begin())
-    for block_times in times.values():
-        if block_times.error:
-            raise block_times.error
+    times = timed(runs, rounds, lambda name: begin())
     # Ratios within a round: a temporary slowdown of the machine affects both blocks.
     whole = times["step"].seconds
     ratios = {

@@ -21,8 +21,8 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_file, save_text
 from benchmarks.cli.tables import aligned
 from benchmarks.explain.memory import states_budget_bytes
+from benchmarks.run import measure
 from benchmarks.run.machine import disable_compilation_cache
-from benchmarks.run.measure import BlockTimes, steps_per_block, time_interleaved
 from benchmarks.run.probes import Probe, probes
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.rates import Timing, machine_of
@@ -37,16 +37,9 @@ def timed(some: Sequence[Probe]) -> list[Timing]:
     Raises:
         Exception: of a probe that failed.
     """
-    named = {str(number): probe for number, probe in enumerate(some)}
-    times = {name: BlockTimes(steps_per_block(probe)) for name, probe in named.items()}
-    time_interleaved(named, times, ROUNDS, begin=lambda name: None)
-    for blocks in times.values():
-        if blocks.error:
-            raise blocks.error
-    return [
-        probe.timing._replace(seconds=statistics.median(blocks.seconds))
-        for probe, blocks in zip(some, times.values(), strict=True)
-    ]
+    times = measure.timed({str(number): probe for number, probe in enumerate(some)}, ROUNDS)
+    medians = [statistics.median(blocks.seconds) for blocks in times.values()]
+    return [probe.timing._replace(seconds=median) for probe, median in zip(some, medians, strict=True)]
 
 
 def timings_table(timings: Sequence[Timing]) -> list[str]:

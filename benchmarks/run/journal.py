@@ -13,14 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from benchmarks.cases.row import Row, Scalar
+from benchmarks.cases.row import Row
 from strategies.files import decode_json
-from strategies.schema import Count, SchemaError, checked
+from strategies.schema import SchemaError, checked
 
 UNKNOWN_CAUSE = "unknown cause"
 END_COLUMNS = ("status", "reason", "chip.fits")
@@ -30,27 +29,13 @@ DIGEST = b', "sha256": "'
 """What separates a row from its digest."""
 
 
-class RowEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row as a journal has it, with the fields of `Row`."""
-
-    case: str
-    extra_info: dict[str, Scalar]
-    samples: tuple[Annotated[float, Meta(gt=0)], ...]
-    steps_per_block: Count | None
-
-    def __post_init__(self) -> None:
-        """Refuse a row that does not say how its case ended."""
-        if not isinstance(self.extra_info.get("status"), str):
-            raise ValueError("a row without a status")
-
-
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A line of a journal."""
 
     start: dict[str, Any] | None = None
     after: str | None = None
     began: str | None = None
-    row: RowEntry | None = None
+    row: Row | None = None
     sha256: str | None = None
     stopped: bool | None = None
 
@@ -219,11 +204,11 @@ class Journal:
             text, _, found = line.rpartition(DIGEST)
             if found != digest(text) + b'"}':
                 raise SchemaError(f"{where}: the row of {entry.row.case} was changed since it was written")
-            row = Row(**msgspec.structs.asdict(entry.row))
+            row = entry.row
             if self.rows.get(row.case, row).samples != row.samples:  # a later row may add the attribution
                 raise SchemaError(f"{where} is a second row of {entry.row.case}, and differs from the first")
-            if self._cases is not None and entry.row.case not in self._cases:
-                raise SchemaError(f"{where}: this run has no case {entry.row.case}")
+            if self._cases is not None and row.case not in self._cases:
+                raise SchemaError(f"{where}: this run has no case {row.case}")
             self.rows[row.case] = row
             return None
         return entry.began

@@ -11,12 +11,10 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CaseFailure, ProcessDied, TimedOut, reason_of, status_of
 from benchmarks.cases.row import Row
 from benchmarks.cli.options import CASE_TIMEOUT
-from benchmarks.cli.outputs import safe_name
 from benchmarks.cli.statuses import TIMEOUT_CAUSE
 from benchmarks.cli.values import MIN_ROUNDS
-from benchmarks.cluster import processes
 from benchmarks.run.corpus import Corpus
-from benchmarks.run.journal import Journal, JournalError, report_path
+from benchmarks.run.journal import Journal, JournalError
 from benchmarks.run.prepare import Entry
 from benchmarks.simulate.machine import Machine
 
@@ -88,7 +86,7 @@ class Ledger:
         self.journal.explain(str(case), "".join(traceback.format_exception(error)))
         # Frames keep training states alive, whose memory the next case needs.
         traceback.clear_frames(error.__traceback__)
-        self.end(case, status=status_of(error), reason=reason_of(error, self._reason_file(case)))
+        self.end(case, status=status_of(error), reason=reason_of(error))
 
     @contextmanager
     def record_failures(self, cases: Iterable[Case]) -> Iterator[None]:
@@ -121,11 +119,3 @@ class Ledger:
         stopped = {"status": "interrupted", "reason": "the run was stopped before the case was timed"}
         waiting = [entry for name, entry in self.entries.items() if name not in self.rows]
         return [entry.with_facts(**stopped).record.as_row() for entry in waiting]
-
-    def _reason_file(self, case: Case) -> Path | None:
-        """File for a reason that is too long for a row: beside the report, written by the first process.
-
-        None without a report.
-        """
-        report = report_path(self.journal.path) if processes.is_first() and self.journal.path else None
-        return report and report.with_name(f"{safe_name(f'{report.stem}.{case}')}.txt")

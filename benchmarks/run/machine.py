@@ -13,7 +13,7 @@ from jax.extend.backend import get_backend
 from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.topology import Topology
 from benchmarks.run.journal import fingerprint
-from benchmarks.run.measure import BlockTimes, Training, steps_per_block, time_interleaved
+from benchmarks.run.measure import Training, timed
 from strategies.backends.backend import are_virtual
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -117,8 +117,4 @@ def matmul_flops_per_second(dtype: str) -> float:
     with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):  # the precision of the steps
         program = jax.jit(lambda x, w: (x @ w, {}), donate_argnums=0).lower(x_DD, w_DD).compile()
     training = Training(program, x_DD, [w_DD], first_process_only=True)
-    turns = BlockTimes(steps_per_block(training))
-    time_interleaved({"matmul": training}, {"matmul": turns}, MATMUL_ROUNDS, begin=lambda name: None)
-    if turns.error:
-        raise turns.error
-    return 2 * size**3 / min(turns.seconds)
+    return 2 * size**3 / min(timed({"matmul": training}, MATMUL_ROUNDS)["matmul"].seconds)

@@ -173,6 +173,22 @@ def time_interleaved(
         order = [name for name in order if times[name].error is None]
 
 
+def timed(
+    trainings: Mapping[str, Timeable], rounds: int, begin: Callable[[str], None] = lambda name: None
+) -> dict[str, BlockTimes]:
+    """Block times of steps by name, interleaved; the arguments are those of `time_interleaved`.
+
+    Raises:
+        Exception: of the first step that failed.
+    """
+    times = {name: BlockTimes(steps_per_block(training)) for name, training in trainings.items()}
+    time_interleaved(trainings, times, rounds, begin)
+    for block_times in times.values():
+        if block_times.error:
+            raise block_times.error
+    return times
+
+
 @dataclass(frozen=True)
 class Interval:
     """A median with a 95% confidence interval.

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_benchmark
 from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_benchmark.stats import Metadata, Stats
 
@@ -29,8 +28,6 @@ UNTIMED = "untimed"
 """Key of the report under which rows without samples are stored."""
 LEAST_FREE_BYTES = 16 * 2**20
 """Disk space for the report and the journal of thousands of cases."""
-OLDEST_PYTEST_BENCHMARK = 5, 3
-"""Older versions open the report before anything can be checked."""
 
 
 class NoStats(Stats):
@@ -119,20 +116,6 @@ def hide_timing_table(config: pytest.Config) -> None:
     shown = option.benchmark_columns or option.benchmark_compare or option.benchmark_histogram
     option.benchmark_quiet = not (shown or option.benchmark_verbose)
     warnings.filterwarnings("ignore", "Not saving anything, no benchmarks have been run")
-
-
-def require_pytest_benchmark() -> None:
-    """Check the version of pytest-benchmark. A checkout that runs without being installed may find an older one.
-
-    Raises:
-        pytest.UsageError: it is older than `OLDEST_PYTEST_BENCHMARK`.
-    """
-    if tuple(int(part) for part in pytest_benchmark.__version__.split(".")[:2]) < OLDEST_PYTEST_BENCHMARK:
-        oldest = ".".join(str(part) for part in OLDEST_PYTEST_BENCHMARK)
-        raise pytest.UsageError(
-            f"pytest-benchmark {pytest_benchmark.__version__} is older than {oldest}, which the benchmarks need; "
-            f"pip install 'pytest-benchmark>={oldest}'"
-        )
 
 
 def require_writable(path: Path | None) -> None:

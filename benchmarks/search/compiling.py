@@ -47,17 +47,10 @@ FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 class CachedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the cache: a case, what its result depends on, the columns of its row, and a digest of both."""
+    """A file of the cache: the columns of a row, and all that they depend on."""
 
-    case: str
     facts: dict[str, Any]
     columns: dict[str, Any]
-    sha256: str
-
-
-def digest(case: Case, columns: Mapping[str, Any]) -> str:
-    """Hexadecimal digits that change with the columns and with what they depend on."""
-    return hashlib.sha256(json.dumps([facts(case), dict(columns)]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ class Cache:
             entry = checked(read_json(self._path(case)), CachedEntry, "entry")
         except SchemaError:
             return None
-        return entry.columns if entry.sha256 == digest(case, entry.columns) else None
+        return entry.columns if fingerprint(entry.facts) == fingerprint(facts(case)) else None
 
     def put(self, case: Case, columns: Mapping[str, Any]) -> None:
         """Store the columns of a case's row. The file is replaced atomically.
@@ -91,8 +84,7 @@ class Cache:
         path = self._path(case)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        entry = CachedEntry(str(case), facts(case), dict(columns), digest(case, columns))
-        part.write_text(json.dumps(msgspec.structs.asdict(entry)))
+        part.write_text(json.dumps({"facts": facts(case), "columns": dict(columns)}))
         part.replace(path)
 
     def _path(self, case: Case) -> Path:

@@ -1,7 +1,5 @@
 """Errors are classified into the status and the reason of a row."""
 
-from pathlib import Path
-
 import jax
 import pytest
 
@@ -57,15 +55,8 @@ def test_reason_is_one_line() -> None:
     assert reason_of(ZeroDivisionError("no weights")) == "ZeroDivisionError: no weights"
 
 
-def test_a_long_reason_is_cut(tmp_path: Path) -> None:
-    """A long reason is cut; it names the file that has all of it, or says that the rest is lost."""
-    error, kept = ValueError("x" * 3_000_000), tmp_path / "whole.txt"
-    assert reason_of(error).endswith("x... (3,000,012 characters)")
-    assert not kept.exists()
-    reason = reason_of(error, kept)
+def test_a_long_reason_is_cut() -> None:
+    """A long reason is cut, and says how long it is."""
+    reason = reason_of(ValueError("x" * 3_000_000))
+    assert reason.endswith("x... (3,000,012 characters)")
     assert len(reason) < 2 * MAX_REASON_CHARACTERS
-    assert reason.endswith(f"... (3,000,012 characters; all of them are in {kept})")
-    assert kept.read_text() == "ValueError: " + "x" * 3_000_000
-    assert "the rest is lost" in reason_of(error, tmp_path / "missing" / "whole.txt")
-    assert reason_of(ValueError("x"), tmp_path / "short.txt") == "ValueError: x"
-    assert list(tmp_path.iterdir()) == [kept]

@@ -18,9 +18,8 @@ from benchmarks.run.journal import JournalError
 from benchmarks.run.measure import time_interleaved, trace
 from benchmarks.run.prepare import Entry
 from strategies import MeshSpec
-from tests.benchmarks.planted import TOYS, plant
+from tests.benchmarks.planted import TOYS
 from tests.benchmarks.run.engines import DATA, PLAN, SINGLE, Begin, measure
-from tests.benchmarks.toy_steps import changed, raiser
 
 pytestmark = pytest.mark.usefixtures("_short_blocks")
 
@@ -49,18 +48,6 @@ def test_failing_case_is_a_row_without_times(
     assert (failed["compile_seconds"] is not None, failed["matches_single"]) == (compiled, matches)
     assert failed["step_seconds_median"] is None
     assert good["status"] == "ok"
-
-
-def test_a_long_reason_is_saved_beside_the_report(
-    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A long reason is cut in the row, which names the file beside the report that has all of it."""
-    long = plant("long", lambda step: changed(step, raiser(ValueError("x" * 3_000_000))))
-    monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"long": long})
-    case, kept = replace(SINGLE, strategy="long"), tmp_path / "run.long-data=1-b4.txt"
-    (row,) = measure(begin(), case)
-    assert row["reason"].endswith(f"x... (3,000,012 characters; all of them are in {kept})")
-    assert len(kept.read_text()) == 3_000_012
 
 
 @pytest.mark.usefixtures("toys")

@@ -1,21 +1,16 @@
 """Rows in pytest-benchmark's report."""
 
-import tomllib
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 
 from benchmarks.run.publish import (
-    OLDEST_PYTEST_BENCHMARK,
     UNTIMED,
     NoStats,
     atomic_report,
     move_untimed_rows,
-    require_pytest_benchmark,
     require_writable,
 )
 
@@ -33,22 +28,6 @@ def test_rows_without_samples_are_apart() -> None:
     report = {"benchmarks": [untimed, timed]}
     move_untimed_rows(report)
     assert report == {"benchmarks": [timed], UNTIMED: [untimed]}
-
-
-@pytest.mark.parametrize(("installed", "refused"), [("5.2.3", True), ("4.0.0", True), ("5.3.0", False), ("6.0", False)])
-def test_older_pytest_benchmark_is_refused(installed: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkout that runs without being installed says which pytest-benchmark it needs."""
-    monkeypatch.setattr("pytest_benchmark.__version__", installed)
-    advice = rf"pytest-benchmark {installed} is older than 5\.3, .*; pip install 'pytest-benchmark>=5\.3'"
-    with pytest.raises(pytest.UsageError, match=advice) if refused else nullcontext():
-        require_pytest_benchmark()
-
-
-def test_oldest_pytest_benchmark_is_the_one_that_is_installed_with_meshmark() -> None:
-    """The version that the check needs is the one that pyproject.toml asks for."""
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    (needed,) = (each for each in map(Requirement, project["dependencies"]) if each.name == "pytest-benchmark")
-    assert str(needed.specifier) == ">=" + ".".join(map(str, OLDEST_PYTEST_BENCHMARK))
 
 
 def test_folder_of_the_report_is_made(tmp_path: Path) -> None:
