@@ -1,6 +1,5 @@
 """The table of commands: the purpose of each, the module that runs it, and its options."""
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -34,7 +33,6 @@ from benchmarks.cli.values import (
     percent,
     positive,
     program,
-    renamed,
     seconds,
     sizes,
     topology,
@@ -97,7 +95,6 @@ PLANNED = {
         "rank ways to spread a model by predicted seconds; compile and measure the best",
         "benchmarks.search.command",
         option("--topology TOPOLOGY", f"{DEVICES_OF} h100:1x8 or here", topology_or_here, required=True),
-        option("--devices here", argparse.SUPPRESS, renamed("--topology here")),
         MACHINE._replace(help="machine file, by name or path; default: meshmark's for these devices"),
         option("--set NAME=VALUE", "a specification, such as hbm=141GiB; repeatable", assignment),
         option("--compile N", "compile the N best, and take exposed communication from their schedules", whole, 0),

@@ -3,7 +3,6 @@
 The table is declared to argparse and to pytest. It needs no JAX.
 """
 
-import argparse
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,6 @@ from benchmarks.cli.values import (
     count,
     devices,
     index,
-    renamed,
     rounds,
     seconds,
     topology,
@@ -182,7 +180,6 @@ LOGGING = Group(
     "text, log and checkpoints",
     *TEXT.options,
     option("--tokenizer bytes|chars", "what a token is; default: %(default)s", default="bytes"),
-    option("--tokens N", argparse.SUPPRESS, renamed("--tokenizer bytes or --tokenizer chars")),
     option("--out DIR", "folder of log and checkpoints; default: runs/STRATEGY-MESH", Path),
     option("--log-every N", "log each N-th step; default: %(default)s", count, 10),
     option("--evaluate-every N", "evaluate on held-out text each N steps; default: %(default)s", count, 250),

@@ -3,7 +3,6 @@
 python -m benchmarks.cli.reference
 """
 
-import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -35,10 +34,8 @@ def page() -> str:
 
 def table(options: Iterable[Option]) -> Iterator[str]:
     """A row for each argument and option; nothing if there is none."""
-    shown = [option for option in options if option.help != argparse.SUPPRESS]
-    if shown:
-        yield from ("| option | meaning |", "|---|---|")
-    for option in shown:
+    for number, option in enumerate(options):
+        yield from () if number else ("| option | meaning |", "|---|---|")
         yield "| `{}` | {} |".format(*(text.replace("|", r"\|") for text in (spelled(option), meaning(option))))
 
 

@@ -9,7 +9,6 @@ import math
 import re
 import reprlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -73,8 +72,6 @@ def window(text: str) -> int | None:
 
 def devices(text: str) -> int:
     """Parse a number of devices."""
-    if text == "here":
-        refuse(text, "is a topology; give --topology here")
     return count(text)
 
 
@@ -181,12 +178,3 @@ def program(text: str) -> str:
     if not (found := shutil.which(text)):
         refuse(text, "is not a program; name one, such as .venv/bin/python")
     return str(Path(found).absolute())  # symbolic links stay unresolved: Python finds its virtual environment by them
-
-
-def renamed(new: str) -> Callable[[str], NoReturn]:
-    """A parser that refuses every value of an option of another name."""
-
-    def parse(text: str) -> NoReturn:
-        refuse(text, f"is the value of another option; give {new}")
-
-    return parse

@@ -7,9 +7,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int32, UInt8
+from jaxtyping import Int, Int32, UInt8
 
 from strategies import GPTConfig
 
@@ -70,30 +71,27 @@ def python_documentation() -> Corpus:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Batch `index` of the corpus, read lazily: indexing reads only the bytes of that part. See `tokens`."""
+class Sequences:
+    """A batch of sequences of a text, read lazily: indexing reads only the rows asked for, as `Step.place` does."""
 
-    corpus_N: Corpus
-    index: int
-    batch_size: int
+    tokens_N: Int[np.ndarray, " N"]
+    starts_B: Int[np.ndarray, " B"]
     sequence: int
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the whole batch: (batch_size, sequence + 1)."""
-        return self.batch_size, self.sequence + 1
+        return len(self.starts_B), self.sequence + 1
 
-    def __getitem__(self, part: tuple[slice, slice]) -> Int32[np.ndarray, "b s"]:
+    def __getitem__(self, part: Any) -> Int32[np.ndarray, "b s"]:
         rows, columns = part
-        return tokens(self.corpus_N, self.index, self.batch_size, self.sequence, rows)[:, columns]
+        return self.tokens_N[self.starts_B[rows, None] + np.arange(self.sequence + 1)[columns]].astype(np.int32)
 
 
-def tokens(
-    corpus_N: Corpus, index: int, batch_size: int, sequence: int, rows: slice = slice(None)
-) -> Int32[np.ndarray, "B S"]:
-    """Batch `index` of the corpus, or some of its rows: the next sequences of the text, wrapping around at its end.
+def batch(corpus_N: Corpus, index: int, batch_size: int, sequence: int) -> Sequences:
+    """Batch `index` of the corpus: the next sequences of the text, wrapping around at its end.
 
     The result depends only on the arguments, so every strategy trains on the same tokens.
     """
-    starts_B = (index * batch_size + np.arange(batch_size)[rows]) * sequence % (len(corpus_N) - sequence)
-    return corpus_N[starts_B[:, None] + np.arange(sequence + 1)].astype(np.int32)
+    starts_B = (index * batch_size + np.arange(batch_size)) * sequence % (len(corpus_N) - sequence)
+    return Sequences(corpus_N, starts_B, sequence)

@@ -23,7 +23,7 @@ from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.run.checkpoint import checkpoint_times
 from benchmarks.run.compilation import Clock, InitialStates, bytes_accessed, compile_step
-from benchmarks.run.corpus import Batch, Corpus
+from benchmarks.run.corpus import Corpus, batch
 from benchmarks.run.equality import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.run.live import profile_memory
 from benchmarks.run.measure import Training
@@ -283,7 +283,7 @@ def begin_training(
         batches: number of batches, which repeat.
     """
     sizes = step.train.batch_size, step.config.sequence
-    placed = [step.place(Batch(corpus_N, index, *sizes)) for index in range(batches)]
+    placed = [step.place(batch(corpus_N, index, *sizes)) for index in range(batches)]
     return Training(program, init(jax.random.key(SEED)), placed, first_process_only=step.mesh.size == 1)
 
 

@@ -1,11 +1,10 @@
 """The loop of a training run: steps, and every so often a line in the log, an evaluation and a checkpoint."""
 
-import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import optax
 from benchmarks.cli.statuses import INTERRUPTED
 from benchmarks.cli.tables import minutes
 from benchmarks.cluster import processes
+from benchmarks.run.equality import Trajectory
 from benchmarks.training.log import Log
 from benchmarks.training.plan import CHECKPOINTS, Plan
 from benchmarks.training.text import drawn, spread_evenly
@@ -25,10 +25,7 @@ from strategies.core.learning_rate import learning_rate_at
 
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 ERASE = "\r\x1b[K"
-
-
-class NotFinite(Exception):
-    """A loss or a gradient norm is not finite. The message says at which step."""
+DIVERGED = "train into another --out with a lower --learning-rate or --clip-norm"
 
 
 @dataclass
@@ -48,22 +45,6 @@ class Stopwatch:
         rate = (step - self.step) * self.tokens_per_step / (time.perf_counter() - self.seconds)
         self.restart(step)
         return rate
-
-
-def require_finite(metrics: Mapping[str, float], step: int) -> None:
-    """Check a step's loss and gradient norm.
-
-    A float16 step whose gradients overflow was skipped and halved the loss scale. It passes if its loss is finite and
-    the scale could still be halved.
-
-    Raises:
-        NotFinite: the step has spoilt the weights, or no later one can change them.
-    """
-    loss, grad_norm = metrics["loss"], metrics["grad_norm"]
-    skipped = math.isfinite(loss) and metrics.get("loss_scale", 1) > 1
-    if not math.isfinite(loss) or not (math.isfinite(grad_norm) or skipped):
-        way_out = "train into another --out with a lower --learning-rate or --clip-norm"
-        raise NotFinite(f"the loss is {loss} and the gradient norm {grad_norm} at step {step}; {way_out}")
 
 
 class Stopping:
@@ -157,7 +138,7 @@ class Run:
             Whether it has reached the end.
 
         Raises:
-            NotFinite: a loss or a gradient norm is not finite; what it would spoil is not saved.
+            NonFinite: a loss or a gradient norm is not finite; what it would spoil is not saved.
             CheckpointError: a checkpoint cannot be written.
         """
         try:
@@ -218,7 +199,7 @@ class Run:
         learning_rate = float(learning_rate_at(self.plan.train, np.asarray(max(updates - 1, 0))))
         self._write("step", **known, learning_rate=learning_rate, tokens_per_second=rate)
         self.progress.step(self.position, known["loss"], rate)
-        require_finite(known, self.position)
+        Trajectory.of([metrics]).require_finite(f"at step {self.position}; {DIVERGED}", may_skip=True)
 
     def _evaluate(self, state: State) -> None:
         """The mean loss on the text that is held out."""

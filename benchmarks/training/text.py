@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Int
 
-from benchmarks.run.corpus import BYTE_VALUES, map_file, python_documentation
+from benchmarks.run.corpus import BYTE_VALUES, Sequences, map_file, python_documentation
 
 Tokens = Literal["bytes", "chars"]
 HELD_OUT = 0.1
@@ -101,24 +101,6 @@ class Text:
         if self.kind == "bytes":
             return bytes(tokens).decode(errors="replace")
         return "".join(self.characters[token] for token in tokens)
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """A batch of sequences of a text, read lazily: indexing reads only the rows asked for, as `Step.place` does."""
-
-    tokens_N: Int[np.ndarray, " N"]
-    starts_B: Int[np.ndarray, " B"]
-    sequence: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Shape of the whole batch: (batch_size, sequence + 1)."""
-        return len(self.starts_B), self.sequence + 1
-
-    def __getitem__(self, part: Any) -> Int32[np.ndarray, "b s"]:
-        rows, columns = part
-        return self.tokens_N[self.starts_B[rows, None] + np.arange(self.sequence + 1)[columns]].astype(np.int32)
 
 
 def drawn(tokens_N: Int[np.ndarray, " N"], seed: int, index: int, batch_size: int, sequence: int) -> Sequences:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.cases.failures import CompileError, reason_of
+from benchmarks.cases.failures import CompileError, NonFinite, reason_of
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.outputs import Unwritable, require_folder
 from benchmarks.cli.statuses import BROKEN_INPUT, INTERRUPTED
@@ -18,7 +18,7 @@ from benchmarks.cluster import processes
 from benchmarks.run.compilation import compile_step
 from benchmarks.run.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.training.log import SCHEMA_VERSION, Log, LogError, held, require_saves
-from benchmarks.training.loop import NotFinite, Progress, Run, Stopping
+from benchmarks.training.loop import Progress, Run, Stopping
 from benchmarks.training.plan import CHECKPOINTS, LOG, Plan
 from benchmarks.training.sampling import sampled
 from strategies import STRATEGIES, CheckpointError, State, Step
@@ -58,7 +58,7 @@ def train(option: argparse.Namespace, holding: ExitStack) -> int:
         code = run(option, plan, step, position)
     except (CheckpointError, LogError) as error:
         code, reason = BROKEN_INPUT, str(error)
-    except (CompileError, NotFinite) as error:
+    except (CompileError, NonFinite) as error:
         code, reason = FAILED, reason_of(error)
     else:
         reason = ""
@@ -107,7 +107,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
         CheckpointError: a checkpoint cannot be read, or one could not be written.
         LogError: the log cannot be read or written.
         CompileError: the step cannot be compiled.
-        NotFinite: a loss or a gradient norm is not finite.
+        NonFinite: a loss or a gradient norm is not finite.
     """
     disable_compilation_cache()
     first = processes.is_first()

@@ -1,6 +1,5 @@
 """`meshmark`, the one entrance to all commands."""
 
-import argparse
 import importlib.util
 import signal
 import subprocess
@@ -136,27 +135,11 @@ def test_an_option_means_the_same_in_all_commands() -> None:
     kinds: dict[str, set[str]] = {}
     for command in COMMANDS.values():
         for option in command.all_options():
-            if option.name.startswith("--") and option.many != "pass" and option.help != argparse.SUPPRESS:
+            if option.name.startswith("--") and option.many != "pass":
                 kinds.setdefault(option.name, set()).add(getattr(option.read, "__name__", "switch"))
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {
         "--topology": {"topology", "topology_or_here"}
     }
-
-
-@pytest.mark.parametrize(
-    ("command", "way_out"),
-    [
-        ("train --tokens bytes", "give --tokenizer bytes or --tokenizer chars"),
-        ("search --topology=h100:1x8 --batch-size=8 --devices here", "give --topology here"),
-        ("measure --devices here", "give --topology here"),
-    ],
-)
-def test_an_old_use_of_an_option_names_the_new(command: str, way_out: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line."""
-    name, *arguments = command.split()
-    with pytest.raises(SystemExit, match="2"):
-        COMMANDS[name].parser(name).parse_args(arguments)
-    assert way_out in capsys.readouterr().err
 
 
 def test_arguments_are_passed_on() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.run.corpus import read_corpus, tokens
+from benchmarks.run.corpus import batch, read_corpus
 from strategies import PRESETS, GPTConfig
 
 CONFIG = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=16)
@@ -31,7 +31,7 @@ def test_tokens_are_the_bytes_of_the_file(tmp_path: Path) -> None:
 def test_sequences_are_stretches_of_the_text(length: int, index: int, batch_size: int) -> None:
     """A sequence is one contiguous stretch of the text, including its last target, also where the text wraps around."""
     corpus_N = (np.arange(length) % 256).astype(np.uint8)
-    batch_BS = tokens(corpus_N, index, batch_size, sequence=16)
+    batch_BS = batch(corpus_N, index, batch_size, sequence=16)[:, :]
     assert batch_BS.shape == (batch_size, 17)
     assert batch_BS.dtype == np.int32
     assert (np.diff(batch_BS) % 256 == 1).all()
@@ -40,7 +40,7 @@ def test_sequences_are_stretches_of_the_text(length: int, index: int, batch_size
 def test_text_is_read_on() -> None:
     """A sequence begins where the one before it ends, so no text repeats before all of it was used."""
     corpus_N = np.arange(100, dtype=np.uint8)
-    first, second = (tokens(corpus_N, index, batch_size=2, sequence=10) for index in (0, 1))
+    first, second = (batch(corpus_N, index, batch_size=2, sequence=10)[:, :] for index in (0, 1))
     assert [*first[:, 0], *second[:, 0]] == [0, 10, 20, 30]
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.run.corpus import read_corpus, tokens
+from benchmarks.run.corpus import batch, read_corpus
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core.adamw import adamw
 from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
@@ -116,7 +116,7 @@ def losses(compression):
     key, text = jax.random.key(0), read_corpus(None, CONFIG)
     state, update, values = compiled(step.init.lower(key))(key), compiled(step.lower()), []
     for index in range(100):
-        state, metrics = update(state, step.place(tokens(text, index, 16, CONFIG.sequence)))
+        state, metrics = update(state, step.place(batch(text, index, 16, CONFIG.sequence)))
         values.append(float(metrics["loss"]))
     return np.array(values)
 
