@@ -1,120 +1,33 @@
 """Descriptions of GPUs that XLA needs to compile for them, beside those of chips.py."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
-VOLTA = {
-    "compute_capability": 7,
-    "compute_capability_minor": 0,
-    "feature_extension": "NONE",
-    "fpus_per_core": 64,
-    "shared_memory_per_core": 98_304,
-    "shared_memory_per_block_optin": 98_304,
-}
-AMPERE = {
-    "compute_capability": 8,
-    "compute_capability_minor": 0,
-    "feature_extension": "NONE",
-    "fpus_per_core": 64,
-    "shared_memory_per_core": 167_936,
-    "shared_memory_per_block_optin": 166_912,
-}
-HOPPER = {
-    "compute_capability": 9,
-    "compute_capability_minor": 0,
-    "feature_extension": "ACCELERATED_FEATURES",
-    "fpus_per_core": 128,
-    "shared_memory_per_core": 233_472,
-    "shared_memory_per_block_optin": 232_448,
-}
-BLACKWELL = {**HOPPER, "compute_capability": 10}
-BLACKWELL_ULTRA = {**BLACKWELL, "compute_capability_minor": 3}
-"""What the GPUs of an architecture have in common (CUDA C++ Programming Guide, "Compute Capabilities")."""
+from benchmarks.devices.chips import read_table
 
-GPUS: Mapping[str, Mapping[str, Any]] = {
-    "v100": {
-        **VOLTA,
-        "name": "Tesla V100-SXM2-16GB",
-        "memory_bandwidth": 898_048_000_000,
-        "core_count": 80,
-        "l2_cache_size": 6 * 2**20,
-        "clock_rate_ghz": 1.53,
-    },
-    "a100_40gb": {
-        **AMPERE,
-        "name": "NVIDIA A100-SXM4-40GB",
-        "memory_bandwidth": 1_555_200_000_000,
-        "core_count": 108,
-        "l2_cache_size": 40 * 2**20,
-        "clock_rate_ghz": 1.41,
-    },
-    "a100_80gb": {
-        **AMPERE,
-        "name": "NVIDIA A100-SXM4-80GB",
-        "memory_bandwidth": 2_039_040_000_000,
-        "core_count": 108,
-        "l2_cache_size": 40 * 2**20,
-        "clock_rate_ghz": 1.41,
-    },
-    "h100_pcie": {
-        **HOPPER,
-        "name": "NVIDIA H100 PCIe",
-        "memory_bandwidth": 2_039_040_000_000,
-        "core_count": 114,
-        "l2_cache_size": 50 * 2**20,
-        "clock_rate_ghz": 1.755,
-    },
-    "h100": {
-        **HOPPER,
-        "name": "NVIDIA H100 80GB HBM3",
-        "memory_bandwidth": 3_352_320_000_000,
-        "core_count": 132,
-        "l2_cache_size": 50 * 2**20,
-        "clock_rate_ghz": 1.98,
-    },
-    "h200": {
-        **HOPPER,
-        "name": "NVIDIA H200",
-        "memory_bandwidth": 4_800_000_000_000,
-        "core_count": 132,
-        "l2_cache_size": 50 * 2**20,
-        "clock_rate_ghz": 1.98,
-    },
-    "b200": {
-        **BLACKWELL,
-        "name": "NVIDIA B200",
-        "memory_bandwidth": 7_672_320_000_000,
-        "core_count": 148,
-        "l2_cache_size": 132_644_864,
-        "clock_rate_ghz": 1.965,
-    },
-    "gb200": {
-        **BLACKWELL,
-        "name": "NVIDIA GB200",
-        "memory_bandwidth": 7_928_064_000_000,
-        "core_count": 152,
-        "l2_cache_size": 135_528_448,
-        "clock_rate_ghz": 2.062,
-    },
-    "b300": {
-        **BLACKWELL_ULTRA,
-        "feature_extension": "NONE",
-        "name": "NVIDIA B300",
-        "memory_bandwidth": 7_936_000_000_000,
-        "core_count": 158,
-        "l2_cache_size": 135_528_448,
-        "clock_rate_ghz": 1.965,
-    },
-    "gb300": {
-        **BLACKWELL_ULTRA,
-        "name": "NVIDIA GB300",
-        "memory_bandwidth": 7_928_064_000_000,
-        "core_count": 152,
-        "l2_cache_size": 135_528_448,
-        "clock_rate_ghz": 2.07,
-    },
-}
-"""Further properties that XLA needs of a GPU, as in its own descriptions (xla/backends/gpu/target_config/specs)."""
+
+class Gpu(TypedDict):
+    """Properties of a GPU, as in XLA's own descriptions (xla/backends/gpu/target_config/specs).
+
+    Those of an architecture are the same for all of its GPUs (CUDA C++ Programming Guide, "Compute Capabilities").
+    Memories are in bytes, and the bandwidth in bytes per second.
+    """
+
+    name: str
+    compute_capability: int
+    compute_capability_minor: int
+    feature_extension: str
+    fpus_per_core: int
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
+    memory_bandwidth: int
+    core_count: int
+    l2_cache_size: int
+    clock_rate_ghz: float
+
+
+GPUS = read_table("gpus.csv", Gpu)
+"""By our names of kinds."""
 
 GPU_TARGET = """
 gpu_device_info {{

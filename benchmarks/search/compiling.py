@@ -112,13 +112,11 @@ def versions(topology: Topology) -> dict[str, str]:
 
 @cache
 def sources() -> str:
-    """Sixteen hexadecimal digits that identify the sources of `strategies` and `benchmarks`, and of registered
-    strategies.
-    """
+    """Sixteen hexadecimal digits that identify the sources and tables of this project, and of registered strategies."""
     digest = hashlib.sha256()
     for package in (strategies, benchmarks):
         folder = Path(package.__path__[0])
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.csv")]):
             name = path.relative_to(folder).as_posix()
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     for module in OTHERS:
