@@ -183,7 +183,7 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     achieved = chip.flops_per_second if whole else achieved_rate(chosen, chip)
     share = file.float32_share or float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated: JAX's names
     constants = Constants(**file.constants)
-    rates = NARROW.get(chosen, {})
+    rates = NARROW.get(GPU_KINDS.get(chosen, chosen), {})
     return Machine(name, chip, achieved, cores, STACKS[file.stack], constants, file.error, file.source, share, rates)
 
 
