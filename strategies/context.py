@@ -16,6 +16,9 @@ With `context_attention="ulysses"` attention is split over its heads instead of 
     mixed[B,T,A_context] -all_to_all(context)-> mixed[B,T_context,A], once a layer forward
     each is the transpose of the other: once and once a layer backward
 
+With J heads of keys that n does not divide, each is copied lcm(J, n)/J times before it is sent; the transpose of the
+copy sums the gradients of the copies.
+
 For P parameters, L layers and A features of all heads on n devices a device sends 2 P (n-1)/n elements of gradients a
 step, and the loss. In the compute dtype it sends (3n-2) 2 L B T A / n elements with a ring, or 8 L B T A (n-1)/n^2
 elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends half of the 8 L
@@ -101,15 +104,16 @@ def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[
     """Causal attention of this device's contiguous shard of the tokens to all tokens before them.
 
     Each device computes some of the heads for all tokens: with n devices H/n heads of queries, and the J/n heads of
-    keys and values to which they attend. The results of both all-to-alls are kept for the backward pass: recomputing
+    keys and values to which they attend. Where n does not divide J, several devices have the same head of keys, which
+    is copied before it is sent. The results of both all-to-alls are kept for the backward pass: recomputing
     them would communicate again. Arguments are those of `causal_attention`; t is T_context.
 
     Raises:
-        Infeasible: the devices do not divide the heads of keys.
+        Infeasible: the devices do not divide the heads of queries.
     """
     all_to_all = partial(lax.all_to_all, axis_name=RING, tiled=True)
-    require_divides(RING, lax.axis_size(RING), **{"heads of keys": qkv.key_heads})
-    qkv_BTCE = checkpoint_name(all_to_all(qkv.qkv_BTCE, split_axis=3, concat_axis=1), KEPT)
+    qkv_BTCE = qkv.for_devices(lax.axis_size(RING)).qkv_BTCE
+    qkv_BTCE = checkpoint_name(all_to_all(qkv_BTCE, split_axis=3, concat_axis=1), KEPT)
     mixed_BTA = causal_attention(QKV(qkv_BTCE, qkv.head_dim), kind, reach)
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
@@ -130,7 +134,7 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     if attention == "auto":
         dense = plan.backend.prefers_all_to_all and not Reach.of(config)
         fused = dense and kernel_for(plan.backend, config, train) != "xla"
-        divides = _whole_heads(config)[1] // plan.tensors % size == 0
+        divides = (config.key_heads or config.heads) // plan.tensors % size == 0
         ring = not plan.staged and not strided(config) and not (fused and divides)
         attention = "ring" if ring else "ulysses"
     elif attention == "ring" and plan.staged:
@@ -148,18 +152,12 @@ def require(plan: Plan) -> None:
     """
     config, size, tensors = plan.config, plan.size(RING), plan.tensors
     if plan.train.context_attention == "ulysses":
-        name, heads = _whole_heads(config)
-        name = name if tensors == 1 else f"{name}/tensor"
-        require_divides("context", size, **{"sequence": config.sequence, name: heads // tensors})
+        name = "heads" if tensors == 1 else "heads/tensor"
+        require_divides("context", size, **{"sequence": config.sequence, name: config.heads // tensors})
     else:
         _require_ring(config, size)
     chunks = size if plan.train.context_attention == "ulysses" or Reach.of(config) else 2 * size
     require_groups(config, config.sequence // chunks, f"consecutive tokens of a sequence on a device of context={size}")
-
-
-def _whole_heads(config: GPTConfig) -> tuple[str, int]:
-    """Ulysses gives each device whole heads, the keys with the queries: the option that sets their number, and it."""
-    return ("key_heads", config.key_heads) if config.key_heads else ("heads", config.heads)
 
 
 def _require_ring(config: GPTConfig, size: int) -> None:

@@ -94,7 +94,7 @@ def standalone_attention(share: Share) -> int:
         features += 2 * _key_copies(share) * share.key_features
     elif tokens % 2 == 0:
         keys = tokens * 3 // 4  # two blocks, of which one has half of the keys
-    key_heads = share.key_features // share.config.head_dim // (share.contexts if share.ulysses else 1)
+    key_heads = share.attended_key_features // share.config.head_dim // (share.contexts if share.ulysses else 1)
     quarters = 13 if key_heads == 1 else 9
     return share.tokens * (features + quarters * keys * heads // 4)
 

@@ -122,9 +122,17 @@ class Share:
         return self.config.key_features // self.tensors
 
     @property
+    def attended_key_features(self) -> int:
+        """Features of the heads of keys that attention takes, with copies for Ulysses (`QKV.for_devices`)."""
+        if not self.ulysses:
+            return self.key_features
+        head_dim = self.config.head_dim
+        return math.lcm(self.key_features // head_dim, self.contexts) * head_dim
+
+    @property
     def attended_features(self) -> int:
         """Features of queries, keys, values and the output of attention together."""
-        return 2 * (self.head_features + self.key_features)
+        return 2 * (self.head_features + self.attended_key_features)
 
     @property
     def mlp(self) -> int:

@@ -73,7 +73,7 @@ class Attention(Part):
         if share.train.remat == "full":
             return 0
         outputs, keys = 2 if share.ulysses else 1, 2 * (share.tokens + share.earlier_tokens)
-        kept = (1 + outputs) * share.tokens * share.head_features + keys * share.key_features
+        kept = (1 + outputs) * share.tokens * share.head_features + keys * share.attended_key_features
         return share.itemsize * kept + 4 * share.tokens * share.config.heads // share.tensors
 
     @staticmethod

@@ -4,6 +4,7 @@ Dims: B batch, T tokens, J heads of keys and as many of values, G heads of queri
 queries, C = G + 2 (queries, key, value), K head dim, A = H x K, E = J x K.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from strategies.infeasible import require_divides
 
 ATTENDED = "attended"
 """The name of what a kernel keeps for its backward pass (`checkpoint_name`): the result, and sums of exponentials."""
@@ -74,9 +77,41 @@ class QKV:
         *q_BJTK, k_BJTK, v_BJTK = self.qkv_BTCJK.transpose(2, 0, 3, 1, 4)
         return in_a_row(q_BJTK, 1), k_BJTK, v_BJTK
 
+    def for_devices(self, count: int) -> "QKV":
+        """The same with heads of keys that `count` devices divide: where they are too few, each several times.
+
+        Each copy has some of the queries that attend to its head. Autodiff sums the gradients of the copies.
+
+        Raises:
+            Infeasible: the devices do not divide the heads of queries.
+        """
+        heads, copies = self.key_heads, math.lcm(self.key_heads, count) // self.key_heads
+        require_divides("devices", count, heads=(self.qkv_BTCE.shape[2] - 2) * heads)
+        return QKV(copied(self.qkv_BTCE, self.head_dim, copies), self.head_dim)
+
     def heads_of(self, x_BTA: Float[Array, "B T A"]) -> Float[Array, "B T H K"]:
         """Split features into heads as large as these."""
         return x_BTA.reshape(*x_BTA.shape[:2], -1, self.head_dim)
+
+
+def copied(x_XCE: Float[Array, "*X C E"], head_dim: int, copies: int, keys: int = 2) -> Array:
+    """Copy each head of keys, and divide the queries that attend to it among the copies, which are neighbours.
+
+    Args:
+        x_XCE: as `QKV.qkv_BTCE`, with any dims before.
+        head_dim: features of a head, K.
+        copies: of each head; they divide its queries, G.
+        keys: how many of C, the last ones, are copied: the key and the value.
+    """
+    if copies == 1:
+        return x_XCE
+    *rest, count, features = x_XCE.shape
+    queries = (count - keys) // copies
+    q = x_XCE[..., :-keys, :].reshape(*rest, copies, queries, -1, head_dim)
+    k = jnp.repeat(x_XCE[..., -keys:, :].reshape(*rest, keys, -1, 1, head_dim), copies, axis=-2)
+    shape = features * copies
+    q, k = jnp.moveaxis(q, -4, -2).reshape(*rest, queries, shape), k.reshape(*rest, keys, shape)
+    return jnp.concatenate([q, k], -2)
 
 
 def in_a_row(queries: Sequence[Array], dim: int) -> Array:

@@ -11,6 +11,7 @@ from strategies.model.gpt import param_count
 from tests.strategies import quick
 
 SMALL = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
+PAIRED = dataclasses.replace(SMALL, key_heads=2)
 SHALLOW = dataclasses.replace(SMALL, layers=1)
 # Sizes of which none is another's multiple by chance, and a vocabulary that tensor and pipeline must pad.
 ODD = GPTConfig(layers=6, embed=48, heads=4, vocab=257, sequence=24, mlp=80)
@@ -51,7 +52,7 @@ EVERY_DAY = [
     ("zero1", "data=4", SMALL, {"dtype": "float16", "master": "float32", "remat": "none"}),
     ("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
     ("hsdp", "data=2,fsdp=4", ODD, {"prefetch": "on", "remat": "full", "reduce": "layer"}),
-    ("context", "context=4", SMALL, {"context_attention": "ulysses"}),
+    ("context", "context=4", PAIRED, {"context_attention": "ulysses"}),
     ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
@@ -134,6 +135,8 @@ AT_NIGHT = [
     ("context", "context=4", WINDOWED, {"remat": "none"}),
     ("context", "context=2", WINDOWED, {"remat": "full", "context_attention": "ulysses"}),
     ("context", "context=4", DENSE, {"remat": "full", "context_attention": "ulysses"}),
+    ("context", "context=4", GROUPED, {"context_attention": "ulysses"}),
+    ("context", "context=4", SHARED, {"remat": "full", "context_attention": "ulysses"}),
     ("context", "context=4", DENSE, {}),
     ("context", "context=8", DENSE, {"remat": "full"}),
     ("single", "data=1", DENSE, {}),

@@ -51,7 +51,7 @@ CASES = [
     ("single", "data=1", LLAMA, {}),
     ("tensor", "tensor=2", LLAMA, {"sequence_parallel": False}),
     ("three_d", "fsdp=2,context=2,tensor=2", QWEN3, {}),
-    ("context", "context=2", QWEN3, {"context_attention": "ulysses"}),
+    ("context", "context=4", QWEN3, {"context_attention": "ulysses"}),
     ("single", "data=1", dataclasses.replace(LLAMA, block="qwen2"), {}),
 ]
 EVERY_DAY = [(*case, REMATS[i % 3]) for i, case in enumerate(CASES)]

@@ -75,10 +75,11 @@ def ran(name: str, mesh: str, block: str = "llama", **options):
         *nightly(
             ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "schedule": "zb-h1"}),
             ("three_d", "data=2,context=2,tensor=2", {"context_attention": "ulysses", "sequence_parallel": False}),
-            ("context", "context=2", {"context_attention": "ulysses", "remat": "full"}),
+            ("context", "context=8", {"context_attention": "ulysses", "remat": "full"}),
             ("fsdp", "fsdp=4", {"dtype": "bfloat16", "remat": "none"}),
             ("three_d", "fsdp=2,context=2,tensor=2", {"block": "qwen2"}),
             ("three_d", "data=2,context=2,tensor=2", {"block": "qwen3", "context_attention": "ulysses"}),
+            ("context", "context=8", {"block": "width", "context_attention": "ulysses"}),
             ("tensor", "tensor=2", {"block": "qwen3", "sequence_parallel": False}),
             ("pipeline", "pipeline=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"}),
             ("auto", "fsdp=2,tensor=2", {"block": "qwen3"}),
@@ -114,8 +115,8 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
             ("tensor", "tensor=4", {}),
             ("context", "context=4", {}),
             ("context", "context=4", {"remat": "full"}),
-            ("context", "context=2", {"context_attention": "ulysses"}),
-            ("context", "context=2", {"context_attention": "ulysses", "remat": "full"}),
+            ("context", "context=8", {"context_attention": "ulysses"}),
+            ("context", "context=8", {"context_attention": "ulysses", "remat": "full"}),
             ("data", "data=8", {}),
             ("zero1", "data=4", {}),
             ("zero2", "data=4", {"microbatches": 2}),
@@ -132,7 +133,7 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
                     ("fsdp", "fsdp=4", {"microbatches": 2}),
                     ("tensor", "tensor=4", {}),
                     ("tensor", "tensor=4", {"sequence_parallel": False}),
-                    ("context", "context=2", {"context_attention": "ulysses"}),
+                    ("context", "context=8", {"context_attention": "ulysses"}),
                     ("pipeline", "pipeline=2", {"microbatches": 4}),
                     ("three_d", "fsdp=2,context=2,tensor=2", {"remat": "full"}),
                 ]
@@ -202,7 +203,6 @@ def test_two_kinds_of_layers_alternate() -> None:
     ("name", "mesh", "options", "message"),
     [
         ("tensor", "tensor=4", {}, "tensor=4 does not divide key_heads=2"),
-        ("context", "context=4", {"context_attention": "ulysses"}, "context=4 does not divide key_heads=2"),
     ],
 )
 def test_more_devices_than_heads_of_keys_are_refused(name, mesh, options, message) -> None:

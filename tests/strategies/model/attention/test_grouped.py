@@ -107,10 +107,10 @@ ON_DEVICES = [
     ("own", "attention", "kind", "reach", "tokens", "key_heads"),
     [
         *((*case, KEY_HEADS[1]) for case in ON_DEVICES),
-        (contiguous, ulysses_attention, "xla", None, 16, KEY_HEADS[1]),
+        (contiguous, ulysses_attention, "xla", None, 16, KEY_HEADS[2]),
         *nightly(
             *((*case, key_heads) for case in ON_DEVICES for key_heads in KEY_HEADS[::2]),
-            (contiguous, ulysses_attention, "xla", None, 16, KEY_HEADS[0]),
+            *((contiguous, ulysses_attention, "xla", None, 16, key_heads) for key_heads in KEY_HEADS[:2]),
         ),
     ],
     ids=lambda each: getattr(each, "__name__", str(each)),
@@ -133,12 +133,16 @@ def test_devices_exchange_the_heads_of_keys_that_there_are(own, attention, kind,
     assert abs(value - (mixed * dmixed).sum()) < 12 * math.sqrt(tokens) * 2**-24 * math.sqrt(dmixed.size)
 
 
-def test_ulysses_splits_heads_of_keys():
-    """More devices than heads of keys are refused, with the numbers: a head's keys are for one device."""
-    (q, k, v), _ = draw(16, 1)
-    attention = around(lambda *qkv: ulysses_attention(QKV.of(*(contiguous(x, 1) for x in qkv)), "xla"), 2)
-    with pytest.raises(Infeasible, match="context=2 does not divide heads of keys=1; context can be 1"):
-        jax.eval_shape(attention, q, k, v)
+@pytest.mark.parametrize("key_heads", KEY_HEADS)
+def test_devices_that_share_a_head_of_keys_have_copies(key_heads):
+    """Heads of queries keep their order; more devices than heads of queries are refused, with the numbers."""
+    (q, k, v), _ = draw(3, key_heads)
+    copies = HEADS // key_heads
+    apart = QKV.of(q, k, v).for_devices(HEADS).apart
+    for mine, given in zip(apart, (q, jnp.repeat(k, copies, 2), jnp.repeat(v, copies, 2)), strict=True):
+        np.testing.assert_array_equal(mine, given)
+    with pytest.raises(Infeasible, match="devices=8 does not divide heads=4; devices can be 1, 2 or 4"):
+        QKV.of(q, k, v).for_devices(2 * HEADS)
 
 
 def test_cudnn_takes_fewer_heads_of_keys(monkeypatch):
