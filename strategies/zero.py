@@ -35,11 +35,12 @@ def updates(plan: Plan) -> Iterator[Traffic]:
     per_microbatch, axes = plan.placement.reduce_scatter_per_microbatch, plan.placement.updates
     at_once = plan.train.reduce != "layer" and per_microbatch
     when = "after each microbatch" if at_once else plan.when_summed
-    sums = (plan.train.microbatches if per_microbatch else 1) * plan.elements
+    split = [weight for weight in plan.weights if {*axes} & {*weight.update_axes}]
+    sums = (plan.train.microbatches if per_microbatch else 1) * sum(weight.elements for weight in split)
     dtype = plan.train.reduce_dtype
     yield from traffic(plan, "gradients", "reduce_scatter", axes, sums, dtype=dtype, array="gradients", when=when)
-    for weight in plan.weights:
-        held, part = held_dtype(weight.spec, plan.train), weight.elements // plan.updates
+    for weight in split:
+        held, part = held_dtype(weight.spec, plan.train), weight.updated
         yield from traffic(plan, "weights", "all_gather", axes, part, dtype=held, array="weights", when="update")
 
 

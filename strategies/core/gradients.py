@@ -24,7 +24,8 @@ def all_reduce(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, 
     """Sum the loss over replicas, and each gradient over those of its weight, in `reduce_dtype`; float32 results."""
     specs = spec_tree(plan.config)
     axes = [plan.replicas_of(spec) for spec in jax.tree.leaves({part: specs[part] for part in grads})]
-    leaves, structure = jax.tree.flatten(cast(grads, plan.train.reduce_dtype))
+    leaves, structure = jax.tree.flatten(grads)
+    leaves = [g.astype(plan.train.reduce_dtype) if over else g for g, over in zip(leaves, axes, strict=True)]
     sums = sum_over([*[plan.placement.replicas] * len(loss), *axes], [*loss.values(), *leaves])
     loss = dict(zip(loss, sums, strict=False))
     return loss, cast(jax.tree.unflatten(structure, sums[len(loss) :]), "float32")
@@ -34,7 +35,7 @@ def mark_shares(weights: Weights, plan: Plan) -> Weights:
     """Mark weights as varying over the axes along which each is replicated or updated in shards (`mark_varying`)."""
 
     def mark(weight: Array, spec: WeightSpec) -> Array:
-        axes = (*plan.replicas_of(spec), *plan.placement.updates)
+        axes = tuple(dict.fromkeys((*plan.replicas_of(spec), *plan.placement.updates)))
         return mark_varying(weight, axes) if axes else weight
 
     return map_weights(mark, plan.config, weights)

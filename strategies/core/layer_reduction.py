@@ -128,11 +128,11 @@ class LayerReduction:
         dtype = self.plan.train.reduce_dtype
         if self.shards:
             grads = [self.shards.scatter(grad, spec, dtype) for grad, spec in zip(grads, specs, strict=True)]
-        if not self.plan.placement.replicas:
-            return grads
         if self.implementation.sum_layer:
             return self.implementation.sum_layer(grads)
-        return cast(sum_over([self.plan.replicas_of(spec) for spec in specs], cast(grads, dtype)), "float32")
+        axes = [self.plan.replicas_of(spec) for spec in specs]
+        grads = [g.astype(dtype) if over else g for g, over in zip(grads, axes, strict=True)]
+        return cast(sum_over(axes, grads), "float32")
 
     def _after_blocks(self, grads: Weights) -> Weights:
         """Make the gradients of the head depend on those of the blocks. Their values do not change if all are finite.

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from strategies.core.shards import Shards
 from strategies.gpt_config import GPTConfig
+from strategies.model.weights import WeightSpec
 from strategies.schema import require_types
 
 Axes = tuple[str, ...]
@@ -153,6 +154,29 @@ class Placement:
             return P(*(tuple(each) or None for each in split_by))
 
         return spec
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An array of weights.
+
+    Attributes:
+        spec: what the model says of it.
+        axes: mesh axes that split it.
+        replicas: mesh axes over which its gradient is summed.
+        last_axes: those that split its last dim.
+        update_axes: mesh axes that split its update.
+        elements: number of its elements on one device.
+        updated: number of those that the device updates.
+    """
+
+    spec: WeightSpec
+    axes: Axes
+    replicas: Axes
+    last_axes: Axes
+    update_axes: Axes
+    elements: int
+    updated: int
 
 
 def size_of(axes: Collection[str], sizes: Mapping[str, int]) -> int:

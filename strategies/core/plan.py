@@ -82,12 +82,7 @@ class Plan(Sizes):
         for axis in reversed(self.active):
             axis.require(self)
         for axes in filter(None, (placement.shards, placement.updates)):
-            shards = self.shards_of(axes)
-            held = all(axes[0] in each.axes for each in self.weights)  # then there is nothing to search
-            whole = [] if held else [each.spec.name for each in self.weights if shards.find(each.spec.dims) is None]
-            if whole and placement.may_split_dim_twice:
-                problem = f"{' x '.join(axes)}={shards.count} divides no dim of {whole[0]}"
-                raise Infeasible(f"{problem}; give this weight a dim of the model, as embed, or use fewer devices")
+            self.shards_of(axes)
         train, split = self.train, self.placement.batch
         if train.batch_size % (self.size(*split) * train.microbatches):
             parts = [*(f"{axis}={self.size(axis)}" for axis in split), f"microbatches={train.microbatches}"]

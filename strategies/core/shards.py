@@ -7,7 +7,9 @@
     fsdp      split     split       split               stage 3, section 5.3
     hsdp      as fsdp in each of several groups of devices, which hold the same
 
-Weight, gradient and moments are split along the same dim, so that a device's shards of them match.
+Weight, gradient and moments are split along the same dim, so that a device's shards of them match. A weight without a
+dim that the devices divide, such as the scale of a norm of heads, is whole on each, and its gradient is summed once a
+step (`Sizes.replicas_of`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +28,7 @@ from strategies.model.weights import Weights, WeightSpec
 
 @dataclass(frozen=True)
 class Shards:
-    """Every weight split into `count` parts along its first dim, other than layers, that `count` divides.
+    """Every weight split into `count` parts along its first dim, other than layers, that `count` divides, if any.
 
     Attributes:
         axes: mesh axes that together split the weights.
@@ -59,12 +61,6 @@ class Shards:
             left = f"{name}/{parts}" if parts > 1 else name
             require_divides(" x ".join(self.axes), self.count, **{left: size // parts})
 
-    def dim(self, spec: WeightSpec) -> int:
-        """The index of the dim along which a weight is split."""
-        found = self.find(spec.dims)
-        assert found is not None, f"{spec} stays whole: it has no dim that {self.axes} may split"
-        return found
-
     def find(self, dims: Sequence[str]) -> int | None:
         """The index of the dim along which a weight is split; None if the weight stays whole."""
         sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
@@ -74,18 +70,24 @@ class Shards:
 
     def gather(self, part: Array, spec: WeightSpec, to: Literal["varying", "invarying"] = "varying") -> Array:
         """W[D_axis,F] -> W[D,F]. `to` is the type of the result in `jax.shard_map`: varying over the axes, or not."""
+        if (dim := self.find(spec.dims)) is None:
+            return part
         if to == "varying":
-            return all_gather(part, self.axes, self.dim(spec))
-        return lax.all_gather(part, self.axes, axis=self.dim(spec), tiled=True, to=to)
+            return all_gather(part, self.axes, dim)
+        return lax.all_gather(part, self.axes, axis=dim, tiled=True, to=to)
 
     def scatter(self, grad: Array, spec: WeightSpec, dtype: str) -> Array:
         """dW[D,F] of each device -> this device's shard dW[D_axis,F] of their sum, in float32; summed in `dtype`."""
-        return reduce_scatter(grad.astype(dtype), self.axes, self.dim(spec)).astype("float32")
+        if (dim := self.find(spec.dims)) is None:
+            return grad.astype("float32")
+        return reduce_scatter(grad.astype(dtype), self.axes, dim).astype("float32")
 
     def local_part(self, weight: Array, spec: WeightSpec) -> Array:
         """W[D,F] -> W[D_axis,F], the shard of this device."""
-        size = weight.shape[self.dim(spec)] // self.count
-        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axes) * size, size, self.dim(spec))
+        if (dim := self.find(spec.dims)) is None:
+            return weight
+        size = weight.shape[dim] // self.count
+        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axes) * size, size, dim)
 
     def _parts(self, dim: str) -> int:
         return self.split.get(dim, 1)

@@ -14,7 +14,7 @@ from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import Dtype, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import held_dtype
-from strategies.core.placement import Axes, Placement, size_of
+from strategies.core.placement import Axes, Placement, Weight, size_of
 from strategies.core.shards import Shards
 from strategies.gpt_config import GPTConfig
 from strategies.mesh import MeshSpec
@@ -30,25 +30,6 @@ from strategies.pipelining.timetable import Ticks
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of an element, by dtype."""
-
-
-@dataclass(frozen=True)
-class Weight:
-    """An array of weights.
-
-    Attributes:
-        spec: what the model says of it.
-        axes: mesh axes that split it.
-        replicas: mesh axes over which its gradient is summed.
-        last_axes: those that split its last dim.
-        elements: number of its elements on one device.
-    """
-
-    spec: WeightSpec
-    axes: Axes
-    replicas: Axes
-    last_axes: Axes
-    elements: int
 
 
 @dataclass(frozen=True)
@@ -80,8 +61,15 @@ class Sizes:
         return placement_of(self.active)
 
     def replicas_of(self, spec: WeightSpec) -> Axes:
-        """Mesh axes over which the gradient of a weight is summed."""
-        return self.placement.replicas_of(spec.dims)
+        """Mesh axes over which the gradient of a weight is summed: also those that shard weights, but not this one."""
+        axes = self.placement.shards or self.placement.updates
+        whole = self._sharding is not None and self._sharding.find(spec.dims) is None
+        return (*self.placement.replicas_of(spec.dims), *(axes if whole else ()))
+
+    @cached_property
+    def _sharding(self) -> Shards | None:
+        axes = self.placement.shards or self.placement.updates
+        return self.shards_of(axes) if axes else None
 
     def shards_of(self, axes: Axes) -> Shards:
         """Shards of each weight along some axes, such as `Placement.shards` or `Placement.updates`.
@@ -267,19 +255,18 @@ class Sizes:
     def weights(self) -> tuple[Weight, ...]:
         """All weights of the model, with padding of the vocabulary and empty slots for layers."""
         sizes = dict(self.config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
-        spec = self.placement.spec(self.config, self.mesh.sizes)
-        return tuple(
-            Weight(
-                weight,
-                axes,
-                self.replicas_of(weight),
-                last,
-                math.prod(sizes[dim] for dim in weight.dims) // self.size(*axes),
-            )
-            for weight in weight_specs(self.config).values()
-            for split in [tuple(spec(weight.dims))]
-            for axes, last in [(tuple(jax.tree.leaves(split)), tuple(jax.tree.leaves(split[len(weight.dims) - 1 :])))]
-        )
+        placement, mesh = self.placement, self.mesh.sizes
+        spec, update_spec = placement.spec(self.config, mesh), placement.update_spec(self.config, mesh)
+
+        def weight(weight: WeightSpec) -> Weight:
+            split = tuple(spec(weight.dims))
+            axes, last = tuple(jax.tree.leaves(split)), tuple(jax.tree.leaves(split[len(weight.dims) - 1 :]))
+            update_axes = tuple(jax.tree.leaves(tuple(update_spec(weight.dims))))
+            elements = math.prod(sizes[dim] for dim in weight.dims)
+            replicas, updated = self.replicas_of(weight), elements // self.size(*update_axes)
+            return Weight(weight, axes, replicas, last, update_axes, elements // self.size(*axes), updated)
+
+        return tuple(map(weight, weight_specs(self.config).values()))
 
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is used, and gathered."""

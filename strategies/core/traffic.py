@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import Literal
 
 from strategies.backends.transport import reduce_scatters_wrongly
-from strategies.core.placement import Axes
+from strategies.core.placement import Axes, Weight
 from strategies.core.plan import Plan
-from strategies.core.sizes import BYTES, Weight
+from strategies.core.sizes import BYTES
 
 Bytes = int | Fraction
 """Bytes that a device sends on average, exactly: three devices may not divide them. Sums are rounded down."""
@@ -126,16 +126,17 @@ def replica_sums(plan: Plan) -> Iterator[Traffic]:
     """
     when, dtype = plan.when_summed, plan.train.reduce_dtype
     yield from traffic(plan, "loss", "all_reduce", plan.placement.replicas, plan.loss_terms, array="number", when=when)
+    times = plan.train.microbatches if plan.train.reduce == "layer" else 1
     for weight in plan.weights:
-        shard = weight.elements // plan.updates
+        summed = weight.updated * (times if weight.spec.is_stacked else 1)
         yield from traffic(
-            plan, "gradients", "all_reduce", weight.replicas, shard, dtype=dtype, array="gradients", when=when
+            plan, "gradients", "all_reduce", weight.replicas, summed, dtype=dtype, array="gradients", when=when
         )
 
 
 def norm(plan: Plan) -> Iterator[Traffic]:
     """A sum of squares for each set of axes that splits any gradients (gradients.py)."""
-    for axes in sorted({plan.over((*weight.axes, *plan.placement.updates)) for weight in plan.weights}):
+    for axes in sorted({plan.over(weight.update_axes) for weight in plan.weights}):
         yield from traffic(plan, "norm", "all_reduce", axes, 1, array="number", when="update")
 
 

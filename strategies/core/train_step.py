@@ -178,7 +178,7 @@ class _Assembly:
             if sharded:
                 loss = lax.psum(loss, placement.updates)
                 grads = grads if placement.reduce_scatter_per_microbatch else sharded.scatter(grads)
-            if placement.replicas and not strategy.compiler_partitioned:
+            if any(weight.replicas for weight in self.plan.weights) and not strategy.compiler_partitioned:
                 loss, grads = (strategy.sum_replicas or partial(all_reduce, plan=self.plan))(loss, grads)
             return loss, {**grads, **reduced}
 

@@ -23,7 +23,7 @@ def arguments(plan: Plan) -> Mapping[str, int]:
     the optimizer also has the loss scale and the count of good steps (core/loss_scaling.py). Master weights count
     as optimizer state, as in Rajbhandari et al. 2020, "ZeRO", section 3.1.
     """
-    sequences, parts = plan.train.batch_size // plan.size(*plan.placement.batch), plan.updates
+    sequences = plan.train.batch_size // plan.size(*plan.placement.batch)
     error_elements = 0
     if plan.train.compression != "none":
         devices = plan.size(*plan.placement.replicas)
@@ -32,7 +32,7 @@ def arguments(plan: Plan) -> Mapping[str, int]:
     copies = 2 if plan.train.master == "none" else 3
     return {
         "parameters": plan.parameter_bytes,
-        "optimizer": copies * 4 * plan.elements // parts + 4 * scalars,
+        "optimizer": copies * 4 * sum(weight.updated for weight in plan.weights) + 4 * scalars,
         "errors": 4 * error_elements,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }

@@ -33,6 +33,8 @@ SHARED = dataclasses.replace(DENSE, key_heads=1)
 HEADED = GPTConfig(layers=2, embed=44, heads=8, head_size=6, vocab=257, sequence=32, mlp=80)
 LLAMA = dataclasses.replace(ODD, block="llama", key_heads=2, head_size=8, tied=False)
 QWEN3 = dataclasses.replace(LLAMA, block="qwen3")
+# Norms of heads with fewer features than there are devices.
+NARROW = dataclasses.replace(QWEN3, head_size=4)
 # Experts that drop tokens.
 EXPERTS = dataclasses.replace(ODD, experts=8, expert_mlp=24, capacity_factor=1.0, balance_loss=0.01)
 DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
@@ -47,7 +49,7 @@ BTD = TOKENS * D
 
 EVERY_DAY = [
     ("single", "data=1", ODD, {"remat": "full", "logits_bytes": 2**16}),
-    ("zero2", "data=4", ODD, {"reduce": "layer", "microbatches": 2}),
+    ("zero2", "data=8", NARROW, {"reduce": "layer", "microbatches": 2}),
     # XLA's CPU backend sends float16 as it is. It copies weights to float32, which other meshes and options show more.
     ("zero1", "data=4", SMALL, {"dtype": "float16", "master": "float32", "remat": "none"}),
     ("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
@@ -62,6 +64,10 @@ EVERY_DAY = [
 ]
 AT_NIGHT = [
     ("expert", "data=2,expert=4", EXPERTS, {}),
+    ("zero2", "data=4", ODD, {"reduce": "layer", "microbatches": 2}),
+    ("zero1", "data=8", NARROW, {}),
+    ("fsdp", "fsdp=8", NARROW, {"prefetch": "on"}),
+    ("fsdp", "fsdp=8", NARROW, {"gather": "step", "microbatches": 2}),
     ("data", "data=8", UNTIED, {"reduce": "layer", "bucket_bytes": 20_000}),
     ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2, "unroll": 2}),
     ("tensor", "tensor=4", ODD, {"remat": "full"}),
