@@ -46,6 +46,7 @@ from jaxtyping import Array
 
 from strategies import data, fsdp, tensor
 from strategies.core.axis import Axis
+from strategies.core.key_copies import sum_whole_copies
 from strategies.core.placement import Spec, size_of
 from strategies.core.plan import Plan
 from strategies.model.hooks import Hooks
@@ -114,7 +115,11 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
 def implement(plan: Plan, mesh: Mesh) -> Implementation:
     """The sharding constraints of the axes, by what they split."""
     used = replace(plan.placement, shards=()).spec(plan.config, plan.mesh.sizes)
-    return Implementation(hooks=hooks(mesh, used, plan.train.sequence_parallel), compiler_partitioned=True)
+    return Implementation(
+        hooks=hooks(mesh, used, plan.train.sequence_parallel),
+        reduce=lambda loss, grads: (loss, sum_whole_copies(grads, plan)),
+        compiler_partitioned=True,
+    )
 
 
 TWINS = {("data",): "data", ("fsdp",): "fsdp", ("tensor",): "tensor", ("fsdp", "tensor"): "three_d"}

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -120,6 +120,12 @@ class GPTConfig:
     def key_features(self) -> int:
         """Features of all heads of keys together, and of those of values."""
         return (self.key_heads or self.heads) * self.head_dim
+
+    def copied(self, devices: int) -> "GPTConfig":
+        """The model as devices hold it that split its heads, with a head of keys for each (core/key_copies.py)."""
+        keys = self.key_heads or self.heads
+        more = devices > keys and devices % keys == 0 and self.heads % devices == 0
+        return replace(self, key_heads=devices) if more else self
 
     @property
     def mlp_dim(self) -> int:

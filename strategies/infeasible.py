@@ -1,6 +1,7 @@
 """What does not fit together: the error, and the words that name the legal sizes."""
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 
@@ -29,7 +30,12 @@ def legal(number: int, subject: str) -> str:
     >>> legal(8, "tensor")
     'tensor can be 1, 2, 4 or 8'
     """
-    texts = [str(d) for d in divisors(number)]
+    return one_of(divisors(number), subject)
+
+
+def one_of(sizes: Sequence[int], subject: str) -> str:
+    """State in words the sizes that are legal."""
+    texts = [str(size) for size in sizes]
     if len(texts) > SHOWN_DIVISORS:
         return f"{subject} can be {', '.join(texts[: SHOWN_DIVISORS - 1])} ... or {texts[-1]}"
     return f"{subject} can be {' or '.join(filter(None, [', '.join(texts[:-1]), texts[-1]]))}"

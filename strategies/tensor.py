@@ -14,6 +14,8 @@ Recomputation", section 4.2.2):
     for the loss, an all-reduce of three numbers a token: largest logit, sum of exponentials, target's logit
     with norms over all heads (OLMoE) all-reduces of two numbers a token, a layer forward, and as many backward
     dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, which are replicated
+    with n/J devices to each of J heads of keys (core/key_copies.py), in groups of these:
+    dW[D,2,K] -all_gather(tensor)-> dW[n/J,D,2,K], once a step, in `reduce_dtype`; each device adds them up
 
 With `sequence_parallel=False` the residual stream is replicated:
 
@@ -37,10 +39,11 @@ from jaxtyping import Array
 
 from strategies.core.axis import Axis
 from strategies.core.collectives import all_gather, reduce_scatter
+from strategies.core.key_copies import copied_elements, sum_copies
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
-from strategies.infeasible import Infeasible, legal, require_divides
+from strategies.infeasible import Infeasible, divisors, legal, one_of, require_divides
 from strategies.model.gpt import map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights, WeightSpec
@@ -57,10 +60,14 @@ def require(plan: Plan) -> None:
         Infeasible: it does not divide one of them; the message names the numbers and the legal sizes.
     """
     size, contexts = plan.tensors, plan.size(*plan.placement.tokens)
-    keys = {"key_heads": plan.config.key_heads} if plan.config.key_heads else {}
     dims = {dim for weight in plan.block.weights(plan.config).values() for dim in weight.dims if dim.endswith("mlp")}
     hidden = {dim: plan.config.dim_sizes[dim] for dim in sorted(dims)}
-    require_divides("tensor", size, heads=plan.config.heads, **keys, **hidden)
+    require_divides("tensor", size, heads=plan.config.heads, **hidden)
+    keys = plan.config.key_heads or plan.config.heads
+    if keys % size and size % keys:
+        fitting = [each for each in divisors(plan.config.heads) if keys % each == 0 or each % keys == 0]
+        problem = f"tensor={size} neither divides key_heads={keys} nor is a multiple of it"
+        raise Infeasible(f"{problem}; {one_of(fitting, 'tensor')}")
     tokens, name = plan.config.sequence // contexts, "sequence" if contexts == 1 else "sequence/context"
     if plan.sequence_parallel and tokens % size:
         problem = f"tensor={size} does not divide {name}={tokens}"
@@ -138,7 +145,8 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
         """Sum the gradients of replicated weights in `reduce_dtype`. The result is float32."""
         loss, grads = before.reduce(loss, grads)
         dtype = plan.train.reduce_dtype
-        return loss, _map_replicated(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, plan)
+        grads = _map_replicated(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, plan)
+        return loss, sum_copies(grads, plan) if plan.key_copies > 1 else grads
 
     return replace(implementation, prepare_params=prepare_params, reduce=reduce)
 
@@ -169,6 +177,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "norms of all heads", "all_reduce", tensors, means)
     partial_gradients = [weight for weight in plan.weights if _has_partial_gradient(weight.spec, plan)]
     yield from replicated_gradients(plan, tensors, sum(weight.elements for weight in partial_gradients))
+    copies = partial(traffic, plan, dtype=plan.train.reduce_dtype, array="gradients", when=plan.when_summed)
+    yield from copies("gradients of key copies", "all_gather", tensors, copied_elements(plan), group=plan.key_copies)
     if not plan.sequence_parallel:
         yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
         yield from traffic(plan, "head", "all_reduce", tensors, plan.residual, dtype=dtype)

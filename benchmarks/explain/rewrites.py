@@ -252,7 +252,7 @@ class _Ledger:
 
 def with_weights(array: str, plan: Plan) -> str:
     """An array's shape with the names of the weights that have this shape on a device, in any order of dims."""
-    sizes = {**plan.config.dim_sizes, "vocab": plan.padded_vocab}
+    sizes = {**plan.held_config.dim_sizes, "vocab": plan.padded_vocab}
 
     def local(dim: str) -> int:
         return sizes[dim] // plan.size(*plan.axes_of(dim))

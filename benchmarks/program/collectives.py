@@ -50,7 +50,8 @@ class Collective:
 
     Attributes:
         kind: one of `KINDS`.
-        axes: mesh axes along which the devices of a group differ, in the mesh's order.
+        axes: mesh axes along which the devices of a group differ, in the mesh's order. A group may be some of the
+            devices along an axis.
         times: number of executions per step.
         in_loop: whether it is inside a loop.
         sent_bytes: bytes that a device sends per execution, exactly. This is the lower bound (NCCL tests,
@@ -122,7 +123,7 @@ def collective(
     else:
         groups = replica_groups(instruction, devices)
     axes = _spanned(groups, mesh)
-    group_size = math.prod(mesh[axis] for axis in axes)
+    group_size = _group_size(kind, groups, mesh, axes)
     for group in groups:
         if max(group, default=0) >= devices or (kind != "permute" and not len(group) == len(set(group)) == group_size):
             text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
@@ -242,6 +243,20 @@ def _is_asynchronous(instruction: Instruction) -> bool:
     """
     is_start = instruction.opcode.endswith("-start")
     return is_start and not instruction.configured("collective_backend_config", "is_sync")
+
+
+def _group_size(kind: str, groups: Sequence[Sequence[int]], mesh: Mapping[str, int], axes: Sequence[str]) -> int:
+    """Devices of a group: all along the axes, or in a gather neighbours, as those that share a head of keys."""
+    whole = math.prod(mesh[axis] for axis in axes)
+    if kind != "all_gather" or len(axes) != 1:
+        return whole
+    names, size = list(mesh), len(groups[0])
+    stride = math.prod(mesh[name] for name in names[names.index(axes[0]) + 1 :])
+    neighbours = all(
+        [*group] == [*range(group[0], group[0] + size * stride, stride)] and group[0] // stride % size == 0
+        for group in groups
+    )
+    return size if neighbours and whole % size == 0 else whole
 
 
 def _spanned(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[str, ...]:

@@ -170,7 +170,7 @@ def first_weight_gradients(plan: Plan, precision: Precision | None = None) -> It
 
 def _columns_and_rows(plan: Plan, weight: WeightSpec) -> tuple[int, int]:
     """Of a matrix of a layer, as the device works with it."""
-    rows, *columns = (plan.config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in weight.dims)
+    rows, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in weight.dims)
     return math.prod(columns), rows
 
 

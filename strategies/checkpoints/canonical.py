@@ -1,7 +1,8 @@
 """The arrays of a training state in a layout that no strategy knows: that of a checkpoint.
 
-A strategy pads the vocabulary, puts layers into slots of pipeline stages, and shards every array. A checkpoint has one
-array for each weight of the model and each of its moments, without padding, layers in order. `Leaf.pieces` maps a shard
+A strategy pads the vocabulary, puts layers into slots of pipeline stages, copies heads of keys, and shards every array.
+A checkpoint has one array for each weight of the model and each of its moments, without padding and copies, layers in
+order. `Leaf.pieces` maps a shard
 of the state to ranges of the array on disk, so a process reads and writes its own shards and nothing else.
 """
 
@@ -31,6 +32,7 @@ class Leaf:
         dims: names of its dims; of a weight and its moments only.
         shape: in the checkpoint.
         slots: which layer is in each slot of its first dim, -1 for none; None if layers are in order, or it has none.
+        head_dim: features of a head.
         stored: shape, dtype and sharding in the state.
     """
 
@@ -38,6 +40,7 @@ class Leaf:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     slots: tuple[int, ...] | None
+    head_dim: int
     stored: Any
 
     @property
@@ -62,26 +65,56 @@ class Leaf:
         A chunk holds one layer and divides a shard. So two processes never write the same chunk.
         """
         shard = self.stored.sharding.shard_shape(self.stored.shape)
-        chunk = [1 if dim == "layers" else size for size, dim in zip(shard, self.dims or [""], strict=True)]
+        single = ("layers", *self.dims[-2:-1]) if self.key_copies > 1 else ("layers",)
+        chunk = [1 if dim in single else size for size, dim in zip(shard, self.dims or [""], strict=True)]
         for i, size in enumerate(chunk):
             most = MOST_CHUNK_BYTES // (self.stored.dtype.itemsize * math.prod(chunk[i + 1 :]))
             chunk[i] = max(part for part in range(1, max(1, min(size, most)) + 1) if size % part == 0)
         return tuple(chunk)
 
-    def pieces(self, index: Index) -> Iterator[tuple[Index, Index]]:
+    @property
+    def key_copies(self) -> int:
+        """How many times it has each head of keys (core/key_copies.py)."""
+        return self.stored.shape[-1] // self.shape[-1] if self.dims[-1:] == ("key_features",) else 1
+
+    def pieces(self, index: Index, *, every_copy: bool = True) -> Iterator[tuple[Index, Index]]:
         """The parts of a shard that a checkpoint holds: their range in the checkpoint, and that within the shard.
 
         Padding of the vocabulary and empty slots for layers are in no piece.
+
+        Args:
+            index: the shard.
+            every_copy: of a head of keys; otherwise the first of them alone.
         """
         for layers, own in self._layer_ranges(index):
-            ranges = [*layers, *(_clipped(part, size) for part, size in self._others(index))]
-            whole = [slice(0, part.stop - part.start) for part in ranges[len(layers) :]]
-            if all(part.start < part.stop for part in ranges):
-                yield tuple(ranges), (*own, *whole)
+            for there, here in self._rest(index, every_copy):
+                if all(part.start < part.stop for part in there):
+                    yield (*layers, *there), (*own, *here)
 
-    def _others(self, index: Index) -> Iterator[tuple[slice, int]]:
+    def _rest(self, index: Index, every_copy: bool) -> Iterator[tuple[Index, Index]]:
+        """Ranges of the dims after that of slots, in the checkpoint and in the shard."""
         first = 1 if self.slots else 0
-        return zip(index[first:], self.shape[first:], strict=True)
+        there = [_clipped(part, size) for part, size in zip(index[first:], self.shape[first:], strict=True)]
+        here = [slice(0, part.stop - part.start) for part in there]
+        if self.key_copies == 1:
+            yield tuple(there), tuple(here)
+            return
+        for (rows, features), (own_rows, own_features) in self._heads(index[-1], every_copy):
+            yield (*there[:-2], rows, features), (*here[:-2], own_rows, own_features)
+
+    def _heads(self, part: slice, every_copy: bool) -> Iterator[tuple[Index, Index]]:
+        """Ranges of the last two dims of each head of keys in a shard: of its queries, then of key and value."""
+        copies, size, keys = self.key_copies, self.head_dim, 2 if self.dims[-2] == "qkv" else 1
+        rows, own_queries = self.shape[-2], self.stored.shape[-2] - keys
+        for copy in range(part.start // size, -(-part.stop // size)):
+            start, stop = max(part.start, copy * size), min(part.stop, (copy + 1) * size)
+            head, which = divmod(copy, copies)
+            shift = (head - copy) * size
+            features, own_features = slice(start + shift, stop + shift), slice(start - part.start, stop - part.start)
+            queries = slice(which * own_queries, (which + 1) * own_queries)
+            yield (queries, features), (slice(0, own_queries), own_features)
+            if every_copy or which == 0:
+                yield (slice(rows - keys, rows), features), (slice(own_queries, own_queries + keys), own_features)
 
     def _layer_ranges(self, index: Index) -> Iterator[tuple[Index, Index]]:
         """Ranges of layers of a shard, in the checkpoint and in the shard; one empty pair if there are no slots."""
@@ -117,7 +150,8 @@ def leaves(step: Step) -> list[Leaf]:
         dims = weights[weight].dims if weight else ()
         slots = step.layer_slots if dims[:1] == ("layers",) else None
         shape = tuple(sizes[dim] for dim in dims) if dims else stored.shape
-        found.append(Leaf(f"{group}/{weight}" if weight else group, dims, shape, slots, stored))
+        name = f"{group}/{weight}" if weight else group
+        found.append(Leaf(name, dims, shape, slots, step.config.head_dim, stored))
     return found
 
 

@@ -37,7 +37,11 @@ def write(folder: Path, leaf: Leaf, shards: Iterable[tuple[Index, np.ndarray]]) 
         ValueError: the file system refuses.
     """
     store = create(folder, leaf)
-    writes = [store[there].write(shard[here]) for index, shard in shards for there, here in leaf.pieces(index)]
+    writes = [
+        store[there].write(shard[here])
+        for index, shard in shards
+        for there, here in leaf.pieces(index, every_copy=False)
+    ]
     for each in writes:
         each.result()
 

@@ -1,5 +1,6 @@
 """AdamW (Loshchilov & Hutter 2019) with clipping by the global norm, as an `Optimizer` of sharded gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,12 +16,15 @@ from strategies.model.weights import Weights
 from strategies.step import Optimizer
 
 
-def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimizer:
+def adamw(
+    train: TrainConfig, specs: Weights, once: Callable[[Weights], Weights] = lambda grads: grads, *, whole: bool = False
+) -> Optimizer:
     """AdamW with clipping by the global norm.
 
     Args:
         train: the hyperparameters.
         specs: how gradients and moments are sharded.
+        once: gradients -> those whose norm counts each weight once, where devices hold copies.
         whole: whether `update` sees whole arrays, which the compiler partitions.
     """
 
@@ -34,7 +38,7 @@ def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimiz
         return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
 
     def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
-        norm = global_norm(grads, jax.tree.map(lambda _: P(), specs) if whole else specs)
+        norm = global_norm(once(grads), jax.tree.map(lambda _: P(), specs) if whole else specs)
         clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
         updates: Any
         updates, state = at(optax.tree.get(state, "count")).update(

@@ -25,10 +25,13 @@ from strategies.infeasible import require_divides
 from strategies.model.gpt import map_weights
 from strategies.model.weights import Weights, WeightSpec
 
+WHOLE = "layers", "qkv", "qk"
+"""Dims that are not split: layers are gathered one by one, and queries and keys are next to each other."""
+
 
 @dataclass(frozen=True)
 class Shards:
-    """Every weight split into `count` parts along its first dim, other than layers, that `count` divides, if any.
+    """Every weight split into `count` parts along its first dim, other than `WHOLE`, that `count` divides, if any.
 
     Attributes:
         axes: mesh axes that together split the weights.
@@ -65,7 +68,7 @@ class Shards:
         """The index of the dim along which a weight is split; None if the weight stays whole."""
         sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
         fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
-        allowed = [i for i in fit if dims[i] != "layers" and (self.may_split_dim_twice or self._parts(dims[i]) == 1)]
+        allowed = [i for i in fit if dims[i] not in WHOLE and (self.may_split_dim_twice or self._parts(dims[i]) == 1)]
         return min(allowed, key=lambda i: self._parts(dims[i]) > 1, default=None)
 
     def gather(self, part: Array, spec: WeightSpec, to: Literal["varying", "invarying"] = "varying") -> Array:

@@ -56,6 +56,16 @@ class Sizes:
         return tuple(axis for axis in self.axes if self.mesh.sizes.get(axis.name, 1) > 1)
 
     @cached_property
+    def held_config(self) -> GPTConfig:
+        """The model as devices hold it, with copies of heads of keys where the tensor axis needs them."""
+        return self.config.copied(self.tensors)
+
+    @property
+    def key_copies(self) -> int:
+        """Devices of a tensor axis that hold the same head of keys."""
+        return self.held_config.key_features // self.config.key_features
+
+    @cached_property
     def placement(self) -> Placement:
         """What the active axes split."""
         return placement_of(self.active)
@@ -63,13 +73,12 @@ class Sizes:
     def replicas_of(self, spec: WeightSpec) -> Axes:
         """Mesh axes over which the gradient of a weight is summed: also those that shard weights, but not this one."""
         axes = self.placement.shards or self.placement.updates
-        whole = self._sharding is not None and self._sharding.find(spec.dims) is None
+        whole = axes and self._sharding.find(spec.dims) is None
         return (*self.placement.replicas_of(spec.dims), *(axes if whole else ()))
 
     @cached_property
-    def _sharding(self) -> Shards | None:
-        axes = self.placement.shards or self.placement.updates
-        return self.shards_of(axes) if axes else None
+    def _sharding(self) -> Shards:
+        return self.shards_of(self.placement.shards or self.placement.updates)
 
     def shards_of(self, axes: Axes) -> Shards:
         """Shards of each weight along some axes, such as `Placement.shards` or `Placement.updates`.
@@ -77,7 +86,7 @@ class Sizes:
         Raises:
             Infeasible: the axes do not divide the embed or mlp dim.
         """
-        return self.placement.shards_of(axes, self.config, self.mesh.sizes)
+        return self.placement.shards_of(axes, self.held_config, self.mesh.sizes)
 
     @property
     def block(self) -> type[Block]:
@@ -150,6 +159,10 @@ class Sizes:
         """How many shards of each weight are gathered for a whole step: 1 unless `gather="step"`."""
         return self.shards if self.train.gather == "step" else 1
 
+    def gathered_of(self, weight: Weight) -> int:
+        """`gathered`, of a weight that is sharded; otherwise 1."""
+        return self.gathered if {*self.placement.shards} & {*weight.axes} else 1
+
     @property
     def virtual(self) -> bool:
         """Whether the devices are several virtual CPU devices, which may deadlock (`backend.are_virtual`)."""
@@ -218,7 +231,7 @@ class Sizes:
         """What one device computes of a layer, for one microbatch."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
         experts = self.size(*self.axes_of("experts"))
-        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts)
+        return Share(self.held_config, self.train, tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts)
 
     def kernel(self, *, partitioned: bool = False) -> str:
         """The kind of attention kernel; `partitioned` if the compiler partitions the step.
@@ -254,9 +267,9 @@ class Sizes:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """All weights of the model, with padding of the vocabulary and empty slots for layers."""
-        sizes = dict(self.config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
-        placement, mesh = self.placement, self.mesh.sizes
-        spec, update_spec = placement.spec(self.config, mesh), placement.update_spec(self.config, mesh)
+        sizes = dict(self.held_config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
+        placement, config, mesh = self.placement, self.held_config, self.mesh.sizes
+        spec, update_spec = placement.spec(config, mesh), placement.update_spec(config, mesh)
 
         def weight(weight: WeightSpec) -> Weight:
             split = tuple(spec(weight.dims))

@@ -91,10 +91,12 @@ def traffic(
     innermost: bool = False,
     array: Kind = "activations",
     when: str = "forward and backward",
+    group: int | None = None,
 ) -> Iterator[Traffic]:
     """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
 
-    The other arguments are those of `Traffic`. Where the transport's reduce-scatter is wrong, it is an all-to-all
+    `group` is the number of devices of a group, by default all along the axes. The other arguments are those of
+    `Traffic`. Where the transport's reduce-scatter is wrong, it is an all-to-all
     (collectives.py).
     """
     over = plan.over(axes)
@@ -102,7 +104,7 @@ def traffic(
         kind = "all_to_all"
     if over and elements:
         operand = BYTES[dtype] * elements
-        sent_bytes = SENT[kind](operand, plan.size(*over))
+        sent_bytes = SENT[kind](operand, group or plan.size(*over))
         yield Traffic(what, kind, over, operand, sent_bytes, dtype, innermost, array, when)
 
 

@@ -24,6 +24,7 @@ from strategies.arguments import require_key, require_like
 from strategies.config import TrainConfig
 from strategies.core.adamw import adamw
 from strategies.core.gradients import accumulated, all_reduce, mark_shares
+from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import LayerReduction
 from strategies.core.loss_scaling import loss_scaled
 from strategies.core.master import held
@@ -84,18 +85,19 @@ class _Assembly:
     @cached_property
     def specs(self) -> Weights:
         """The `PartitionSpec` of every weight as the state holds it."""
-        return _specs(self.placement.spec(self.config, self.mesh.shape), self.config)
+        return _specs(self.placement.spec(self.plan.held_config, self.mesh.shape), self.config)
 
     @cached_property
     def update_specs(self) -> Weights:
         """The `PartitionSpec` of every weight as AdamW updates it."""
-        return _specs(self.placement.update_spec(self.config, self.mesh.shape), self.config)
+        return _specs(self.placement.update_spec(self.plan.held_config, self.mesh.shape), self.config)
 
     @cached_property
     def optimizer(self) -> Optimizer:
         """AdamW with clipping, or the optimizer by which the strategy replaces it."""
         whole = self.implementation.compiler_partitioned
-        optimizer = self.implementation.optimizer(adamw(self.train, self.update_specs, whole=whole))
+        once = partial(counted_once, plan=self.plan)
+        optimizer = self.implementation.optimizer(adamw(self.train, self.update_specs, once, whole=whole))
         return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
     @cached_property
@@ -112,7 +114,7 @@ class _Assembly:
     def abstract(self) -> tuple[Any, Weights]:
         """The structure of the model without weights, and the shapes and dtypes of its weights."""
         graph, params = nnx.split(nnx.eval_shape(lambda: self.create(0)), nnx.Param)
-        return graph, nnx.to_pure_dict(params)
+        return graph, jax.eval_shape(partial(with_copies, plan=self.plan), nnx.to_pure_dict(params))
 
     def create(self, key: PRNGKeyArray | int) -> GPT:
         """The model with new weights."""
@@ -129,7 +131,8 @@ class _Assembly:
     def init(self, key: PRNGKeyArray) -> State:
         """Weights and optimizer state before the first step."""
         require_key(key)
-        return self.initial_state(nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param)))
+        weights = nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param))
+        return self.initial_state(with_copies(weights, self.plan))
 
     def initial_state(self, params: Weights) -> State:
         """The state with these weights, in float32, before the first step."""

@@ -52,7 +52,7 @@ def held_arrays(plan: Plan) -> Iterator[HeldArray]:
     Gradients are those that a device accumulates over microbatches, before any reduce-scatter once a step. They are
     float32 if they are sums over microbatches or devices; otherwise they have the dtype of the weight.
     """
-    config, mesh, train, placement = plan.config, plan.mesh, plan.train, plan.placement
+    config, mesh, train, placement = plan.held_config, plan.mesh, plan.train, plan.placement
     sizes = {**config.dim_sizes, "layers": plan.layer_slots, "vocab": plan.padded_vocab}
     moments = placement.update_spec(config, mesh.sizes)
     specs: Mapping[str, Spec] = {

@@ -82,13 +82,14 @@ def reduction_bytes(plan: Plan) -> int:
 def gradient_bytes(plan: Plan) -> int:
     """Bytes of gradients. They have the dtype of the parameters; sums over microbatches and devices are float32."""
     train = plan.train
-    gradients = plan.parameter_bytes * plan.gathered
+    gradients = sum(plan.held_bytes(weight) * plan.gathered_of(weight) for weight in plan.weights)
     if train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
         gradients -= sum(plan.held_bytes(weight) for weight in plan.weights if weight.spec.is_stacked)
         gradients += 4 * block_elements(plan) // plan.updates
     if train.microbatches > 1 and not plan.staged:
-        parts = plan.updates if plan.placement.reduce_scatter_per_microbatch else 1
-        gradients += 4 * plan.elements * plan.gathered // parts
+        scattered = plan.placement.reduce_scatter_per_microbatch
+        counts = [each.updated if scattered else each.elements * plan.gathered_of(each) for each in plan.weights]
+        gradients += 4 * sum(counts)
     return gradients
 
 

@@ -159,7 +159,8 @@ class Cost:
             and logits that are computed in chunks are recomputed.
         capacity: of rows of experts' buffers beyond the tokens' choices (model/experts.py); below zero if the capacity
             has fewer.
-        replicated: of matmuls with weights that the tensor axis does not split: all of its devices do them.
+        replicated: of matmuls with weights that the tensor axis does not split: all of its devices do them; and of
+            copies of heads of keys.
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but the FLOPs that are
             counted in a compiled program include them.
@@ -226,11 +227,12 @@ class Cost:
 
     @property
     def _replicated(self) -> int:
-        """Forward FLOPs for one token of matmuls with replicated weights, on all devices of a tensor axis but one."""
+        """Forward FLOPs for one token of matmuls with replicated weights and copies, on all but one that hold them."""
         plan, axes = self.plan, {*self.plan.axes_of("head_features")}
         split = {dim for dim in plan.config.dim_sizes if axes & {*plan.axes_of(dim)}}
         whole = [one for one in plan.block.matmuls(plan.config) if not split & {*one.weight.dims}]
-        return (plan.tensors - 1) * plan.config.layers * sum(one.flops(plan.config) for one in whole)
+        copies = plan.block.matmul_flops(plan.held_config) - plan.block.matmul_flops(plan.config)
+        return plan.config.layers * ((plan.tensors - 1) * sum(one.flops(plan.config) for one in whole) + copies)
 
     @property
     def _score_matmuls(self) -> int:

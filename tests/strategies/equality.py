@@ -78,8 +78,26 @@ def trained(step, state, seeds):
         state, metrics = update(state, step.place(tokens))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
-        states.append(jax.tree.map_with_path(partial(ordered, step.layer_slots), state))
+        states.append(jax.tree.map_with_path(partial(originals, step.config), ordered_state(step, state)))
     return (np.array(losses), np.array(norms), states), state
+
+
+def ordered_state(step, state):
+    """All arrays of a state, `ordered`."""
+    return jax.tree.map_with_path(partial(ordered, step.layer_slots), state)
+
+
+def originals(config, path, x):
+    """An array without copies of heads of keys, which must be equal to the bit."""
+    kinds = {"qkv_DCA": 2, "qkv_bias_CA": 2, "qk_norm_CA": 1}
+    keys = next((kinds[key.key] for key in path if getattr(key, "key", None) in kinds), None)
+    if keys is None or x.shape[-1] == config.key_features:
+        return x
+    by_head = x.reshape(*x.shape[:-1], -1, x.shape[-1] // config.key_features, config.head_dim)
+    assert (by_head[..., -keys:, :, :, :] == by_head[..., -keys:, :, :1, :]).all()
+    q = np.moveaxis(by_head[..., :-keys, :, :, :], -2, -4)
+    q, k = q.reshape(*x.shape[:-2], -1, config.key_features), by_head[..., -keys:, :, 0, :]
+    return np.concatenate([q, k.reshape(*x.shape[:-2], keys, -1)], -2)
 
 
 def ordered(places, path, x):

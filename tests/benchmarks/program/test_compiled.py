@@ -133,6 +133,7 @@ def test_woven_collective_counts_once() -> None:
             r"\[0, 2, 4, 6\] do not form a group along axes of .* data=2,tensor=4",
         ),
         ("all-reduce(%p), replica_groups={{0,1},{2,3},{4,5},{6,7}}", r"\[0, 1\] do not form a group along axes"),
+        ("all-gather(%p), replica_groups={{0,2},{1,3},{4,6},{5,7}}", r"\[0, 2\] do not form a group along axes"),
         ("all-reduce(%p), replica_groups={{0,1,2,2},{4,5,6,7}}", r"\[0, 1, 2, 2\] do not form a group along axes"),
         ("all-reduce(%p), replica_groups={{0,1,2,3},{4},{5},{6},{7}}", r"\[4\] do not form a group along axes"),
         ("all-reduce(%p), replica_groups={{0,9}}", r"\[0, 9\] do not form a group along axes"),

@@ -63,6 +63,7 @@ def _model(draw: random.Random) -> GPTConfig:
         layers=draw.randrange(1, 5),
         embed=heads * draw.choice((8, 12)),
         heads=heads,
+        key_heads=draw.choice((None, None, 1, 2)),
         vocab=draw.randrange(17, 300),
         sequence=sequence,
         mlp=draw.choice((None, 48, 96)),

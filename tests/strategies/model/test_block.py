@@ -24,7 +24,7 @@ from strategies.single import SINGLE
 from tests.processes import ROOT
 from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent, step
-from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
+from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, ordered_state, trained
 from tests.strategies.model.toy_block import SMALL, TOY, register
 from tests.strategies.sampling import nightly
 
@@ -42,7 +42,7 @@ MESHES = {
     "fsdp": ("fsdp=8", {"prefetch": "on", "block": "qwen3"}),  # scales of heads with fewer features than devices
     "hsdp": ("data=2,fsdp=2", {}),
     "expert": ("data=4", {}),  # models without experts have no axis expert
-    "tensor": ("tensor=2", {"remat": "full"}),
+    "tensor": ("tensor=8", {"remat": "full"}),  # two devices for each head of keys
     "context": ("context=4", {}),
     "pipeline": ("pipeline=2", {"microbatches": 4}),
     "three_d": ("fsdp=2,context=2,tensor=2", {}),
@@ -53,9 +53,9 @@ MESHES = {
 DAILY = "fsdp", "pipeline", "three_d"
 
 
-def ran(name: str, mesh: str, block: str = "llama", **options):
+def ran(name: str, mesh: str, block: str = "llama", key_heads: int = 4, **options):
     """The results of three steps, the step and its last state."""
-    config = dataclasses.replace(SMALL, block=block)
+    config = dataclasses.replace(SMALL, block=block, key_heads=key_heads)
     spec = MeshSpec.parse(mesh)
     train = dataclasses.replace(TRAIN, **options)
     built = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
@@ -67,7 +67,7 @@ def ran(name: str, mesh: str, block: str = "llama", **options):
     ("name", "mesh", "options"),
     [
         *((name, *MESHES[name]) for name in DAILY),
-        ("tensor", "tensor=2", {"block": "olmoe"}),
+        ("tensor", "tensor=8", {"block": "olmoe"}),
         *nightly(*((name, *MESHES[name]) for name in STRATEGIES if name not in ("single", *DAILY))),
         *nightly(
             ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "schedule": "zb-h1"}),
@@ -77,9 +77,14 @@ def ran(name: str, mesh: str, block: str = "llama", **options):
             ("zero1", "data=8", {"block": "qwen3"}),
             ("zero2", "data=8", {"block": "qwen3", "reduce": "layer", "microbatches": 2}),
             ("fsdp", "fsdp=8", {"block": "qwen3", "gather": "step", "microbatches": 2}),
-            ("three_d", "fsdp=2,context=2,tensor=2", {"block": "qwen2"}),
+            ("three_d", "fsdp=2,tensor=4", {"block": "qwen2", "key_heads": 2, "reduce_dtype": "float32"}),
+            ("three_d", "fsdp=2,tensor=4", {"block": "qwen2", "key_heads": 1, "gather": "step", "microbatches": 2}),
+            ("three_d", "pipeline=2,tensor=4", {"key_heads": 2, "microbatches": 4, "schedule": "zb-h1"}),
+            ("three_d", "context=4,tensor=2", {"key_heads": 1, "context_attention": "ulysses"}),
+            ("three_d", "data=2,context=2,tensor=2", {"key_heads": 1, "reduce": "layer"}),
+            ("auto", "fsdp=2,tensor=4", {"block": "qwen2", "key_heads": 2}),
             ("three_d", "data=2,context=2,tensor=2", {"block": "qwen3", "context_attention": "ulysses"}),
-            ("context", "context=8", {"block": "width", "context_attention": "ulysses"}),
+            ("context", "context=8", {"block": "olmoe", "context_attention": "ulysses"}),
             ("tensor", "tensor=2", {"block": "qwen3", "sequence_parallel": False}),
             ("pipeline", "pipeline=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"}),
             ("auto", "fsdp=2,tensor=2", {"block": "qwen3"}),
@@ -93,14 +98,15 @@ def ran(name: str, mesh: str, block: str = "llama", **options):
     ],
 )
 def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
-    """Losses, gradients and weights are those of one device, which restores the checkpoint."""
-    exact = {key: options[key] for key in options if key in ("dtype", "block")}
+    """Losses, gradients and weights are those of one device, which restores the checkpoint, as the mesh itself does."""
+    exact = {key: options[key] for key in options if key in ("dtype", "block", "key_heads")}
     reference, alone, _ = ran("single", "data=1", **exact)
     results, built, state = ran(name, mesh, **options)
     assert_equal(results, reference, ROUNDING[options.get("dtype", "float32")])
     checkpoints.save(built, state, tmp_path).wait()
-    there = checkpoints.restore(alone, tmp_path).params["blocks"]["mlp"]["gate_DF"]
-    np.testing.assert_array_equal(there, results[2][-1].params["blocks"]["mlp"]["gate_DF"].astype(there.dtype))
+    restored = ordered_state(alone, checkpoints.restore(alone, tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, restored.params, results[2][-1].params)
+    jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(built, tmp_path), state)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +114,14 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
     [
         ("single", "data=1", {}),
         ("pipeline", "pipeline=2", {"microbatches": 4}),
-        ("three_d", "fsdp=2,context=2,tensor=2", {}),
+        ("three_d", "data=2,tensor=4", {"key_heads": 2}),
         *nightly(
             ("fsdp", "fsdp=4", {"microbatches": 2}),
-            ("tensor", "tensor=4", {"remat": "full"}),
+            ("three_d", "fsdp=2,context=2,tensor=2", {}),
+            ("tensor", "tensor=8", {"remat": "full"}),
             ("tensor", "tensor=4", {}),
+            ("three_d", "context=4,tensor=2", {"key_heads": 1, "context_attention": "ulysses"}),
+            ("three_d", "pipeline=2,tensor=4", {"key_heads": 1, "microbatches": 4}),
             ("context", "context=4", {}),
             ("context", "context=4", {"remat": "full"}),
             ("context", "context=8", {"context_attention": "ulysses"}),
@@ -131,7 +140,7 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
                 for name, mesh, options in [
                     ("single", "data=1", {"remat": "none"}),
                     ("fsdp", "fsdp=4", {"microbatches": 2}),
-                    ("tensor", "tensor=4", {}),
+                    ("tensor", "tensor=8", {}),
                     ("tensor", "tensor=4", {"sequence_parallel": False}),
                     ("context", "context=8", {"context_attention": "ulysses"}),
                     ("pipeline", "pipeline=2", {"microbatches": 4}),
@@ -143,8 +152,9 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
 )
 def test_its_formulas_are_those_of_what_it_states(name, mesh, train) -> None:
     """The compiled program sends, computes and takes what the formulas say, to the byte, and needs the memory."""
-    config = dataclasses.replace(TOY, block=train.get("block", "llama"))
-    train = {key: value for key, value in train.items() if key != "block"}
+    of_model = {"block": train.get("block", "llama"), "key_heads": train.get("key_heads", TOY.key_heads)}
+    config = dataclasses.replace(TOY, **of_model)
+    train = {key: value for key, value in train.items() if key not in of_model}
     program, memory = compiled(name, mesh, config, **train)
     predicted = cost(name, mesh, config, **train)
     assert sent(program) == by_axes(predicted)
@@ -202,12 +212,13 @@ def test_two_kinds_of_layers_alternate() -> None:
 @pytest.mark.parametrize(
     ("name", "mesh", "options", "message"),
     [
-        ("tensor", "tensor=4", {}, "tensor=4 does not divide key_heads=2"),
+        ("tensor", "tensor=6", {}, "tensor=6 neither divides key_heads=4 nor is a multiple of it; tensor can be 1, 2"),
+        ("tensor", "tensor=8", {}, "tensor=8 does not divide heads=12; tensor can be 1, 2, 3, 4, 6 or 12"),
     ],
 )
-def test_more_devices_than_heads_of_keys_are_refused(name, mesh, options, message) -> None:
+def test_heads_of_keys_that_groups_of_devices_cannot_share_are_refused(name, mesh, options, message) -> None:
     """With the numbers, by the step and by the formulas."""
-    config, train = dataclasses.replace(SMALL, key_heads=2), dataclasses.replace(TRAIN, **options)
+    config, train = dataclasses.replace(SMALL, embed=48, heads=12, mlp=96), dataclasses.replace(TRAIN, **options)
     for check in (STRATEGIES[name].build, lambda *given: predict(name, *given)):
         with pytest.raises(Infeasible, match=message):
             check(config, MeshSpec.parse(mesh), train)

@@ -1,0 +1,92 @@
+"""Copies of heads of keys, where a tensor axis has more devices than a model has heads of keys (and of values).
+
+With J heads of keys on n devices each head is held by n/J neighbouring devices, each with some of the heads of queries
+that attend to it. So devices hold the weights of a model with n heads of keys (`GPTConfig.copied`). Those of a group
+start equal, and stay equal: each takes the sum of the gradients of all. The norm of all gradients counts a head once.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from strategies.core.plan import Plan
+from strategies.model.attention.qkv import copied
+from strategies.model.gpt import map_weights
+from strategies.model.weights import Weights, WeightSpec
+
+KEYS = {"qkv": 2, "qk": 1}
+"""How many rows of a dim of weights, the last ones, are of keys and values. The others are of queries."""
+
+
+def with_copies(weights: Weights, plan: Plan) -> Weights:
+    """The weights of the model -> as devices hold them, on all devices together."""
+
+    def copy(weight: Array, keys: int) -> Array:
+        return copied(weight, plan.config.head_dim, plan.key_copies, keys)
+
+    return _map_copied(copy, weights, plan)
+
+
+def counted_once(grads: Weights, plan: Plan) -> Weights:
+    """Gradients whose sum of squares over all devices counts each head of keys once."""
+
+    def scale(dw: Array, keys: int) -> Array:
+        rows = jnp.arange(dw.shape[-2])[:, None]
+        return dw * jnp.where(rows < dw.shape[-2] - keys, 1, plan.key_copies**-0.5)
+
+    return _map_copied(scale, grads, plan)
+
+
+def sum_copies(grads: Weights, plan: Plan) -> Weights:
+    """Add the gradients of the copies of each head, in groups of devices along `tensor`. They are sent together."""
+    size, copies, flat = lax.axis_size("tensor"), plan.key_copies, []
+    _map_copied(lambda dw, keys: flat.append(dw[..., -keys:, :].reshape(-1)), grads, plan)
+    groups = [[*range(first, first + copies)] for first in range(0, size, copies)]
+    sent = jnp.concatenate(flat).astype(plan.train.reduce_dtype)
+    gathered = lax.all_gather(sent, "tensor", axis_index_groups=groups)  # a sum in groups has no type in shard_map
+    total, start = gathered.astype("float32").sum(0), 0
+
+    def replaced(dw: Array, keys: int) -> Array:
+        nonlocal start
+        own = dw[..., -keys:, :]
+        start += own.size
+        return jnp.concatenate([dw[..., :-keys, :], total[start - own.size : start].reshape(own.shape)], -2)
+
+    return _map_copied(replaced, grads, plan)
+
+
+def sum_whole_copies(grads: Weights, plan: Plan) -> Weights:
+    """Add the gradients of the copies of each head in whole arrays, which the compiler partitions."""
+
+    def add(dw: Array, keys: int) -> Array:
+        own = dw[..., -keys:, :]
+        by_copy = own.reshape(*own.shape[:-1], -1, plan.key_copies, plan.config.head_dim)
+        total = jnp.broadcast_to(by_copy.sum(-2, keepdims=True), by_copy.shape).reshape(own.shape)
+        return jnp.concatenate([dw[..., :-keys, :], total], -2)
+
+    return _map_copied(add, grads, plan)
+
+
+def copied_elements(plan: Plan) -> int:
+    """Elements of copied heads on a device, in all weights; 0 without copies."""
+    if plan.key_copies == 1:
+        return 0
+    rows, weights = plan.held_config.dim_sizes, [weight for weight in plan.weights if _has_heads(weight.spec)]
+    return sum(each.elements // rows[each.spec.dims[-2]] * KEYS[each.spec.dims[-2]] for each in weights)
+
+
+def _has_heads(spec: WeightSpec) -> bool:
+    return spec.dims[-1] == "key_features"
+
+
+def _map_copied(function: Callable[[Array, int], Array | None], weights: Weights, plan: Plan) -> Weights:
+    """Apply a function of an array and its number of rows that are copied to weights that have copies."""
+    if plan.key_copies == 1:
+        return weights
+
+    def apply(weight: Array, spec: WeightSpec) -> Array | None:
+        return function(weight, KEYS[spec.dims[-2]]) if _has_heads(spec) else weight
+
+    return map_weights(apply, plan.config, weights)
