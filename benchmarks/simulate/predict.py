@@ -19,13 +19,11 @@ from benchmarks.devices.chips import GIB
 from benchmarks.simulate.folding import AXES
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
+from benchmarks.simulate.memory import held_bytes
 from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
 from benchmarks.simulate.published_row import COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
-from benchmarks.simulate.stack import MEGATRON, Stack
-from benchmarks.simulate.step import bound_seconds, first_stage_elements, predict_seconds
-from strategies.core.plan import Plan
-from strategies.costs.predict import Cost
+from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table
 from strategies.infeasible import Infeasible
 
@@ -105,7 +103,8 @@ def as_csv(predictions: Sequence[PredictedRow]) -> str:
     for prediction in predictions:
         parts = prediction.timeline.parts if prediction.timeline else {}
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in STEP_PARTS if prediction.timeline}
-        memory = prediction.run and held_bytes(prediction.run.cost, prediction.run.stack) / GIB
+        run = prediction.run
+        memory = run and held_bytes(run.cost, run.stack, run.expert_share) / GIB
         numbers = {"predicted_seconds": prediction.step_seconds, "bound_seconds": prediction.bound_seconds}
         numbers["predicted_memory_gib"] = memory
         formatted = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
@@ -192,45 +191,6 @@ def error_cells(found: Errors) -> tuple[str, ...]:
     """Cells of a table: runs, mean error, median, bias, rank correlation and regret."""
     shares = f"{found.mean:.1%}", f"{found.median:.1%}", f"{found.bias:+.1%}"
     return str(found.runs), *shares, found.rank_text, f"{found.regret:.1%}"
-
-
-USED_BYTES = 2 + 2
-"""Of a parameter: the weight and its gradient in two bytes each."""
-UPDATED_BYTES = 4 + 4 + 4 + 4
-"""Of a parameter that the device updates, in float32: weight, gradient and Adam's two moments. With `USED_BYTES`
-that is 20 bytes (Smith et al. 2022, "Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B")."""
-
-
-def held_bytes(cost: Cost, stack: Stack) -> float:
-    """Memory that a device needs: under Megatron-LM by its papers, and otherwise as meshmark's own step would."""
-    return megatron_bytes(cost.plan) if stack == MEGATRON else cost.needed_bytes
-
-
-def megatron_bytes(plan: Plan) -> float:
-    """Memory of a device of the first stage, which has the token table and most microbatches in flight.
-
-    What CUDA, NCCL and the allocator keep comes on top.
-    """
-    return first_stage_elements(plan) * (USED_BYTES + UPDATED_BYTES / plan.updates) + activation_bytes(plan)
-
-
-def activation_bytes(plan: Plan) -> float:
-    """Activations on the first stage (Korthikanti et al. 2022, equations 1, 2, 4 and 5; the head's in section 4.3).
-
-    Full recomputation keeps the input of each layer, 2 s b h. Besides there is one layer whole, or else the logits. The
-    first stage of p has p microbatches in flight, and with m chunks (p - 1) / m more.
-    """
-    tensors, config = plan.tensors, plan.config
-    stages, chunks = (plan.schedule.stages, plan.schedule.chunks) if plan.staged else (1, 1)
-    stream = plan.share.tokens * config.embed
-    scores = 5 * config.heads * config.sequence / config.embed
-    spread = tensors if plan.sequence_parallel else 1
-    outside, inside = stream * 10 / spread, stream * (24 + scores) / tensors
-    kept = {"none": outside + inside, "dots": outside + stream * 24 / tensors, "full": 2 * stream / spread}
-    in_flight = min(plan.train.microbatches, stages + (stages - 1) * (chunks > 1) / chunks)
-    again = outside + inside if plan.train.remat == "full" else 0
-    logits = 4 * plan.share.tokens * plan.padded_vocab / tensors if stages == 1 else 0
-    return in_flight * plan.layers * kept[plan.train.remat] + max(again, logits)
 
 
 def main(args: argparse.Namespace) -> None:

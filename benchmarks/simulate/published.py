@@ -78,6 +78,7 @@ class PublishedRun:
         stack: its software.
         step_seconds: measured; None if the row has none, or contradicts itself.
         precision: of the layers' matmuls, if they are narrower than two bytes.
+        expert_share: part of the layers that have experts.
     """
 
     kind: str
@@ -86,6 +87,7 @@ class PublishedRun:
     stack: Stack
     step_seconds: float | None
     precision: Precision | None = None
+    expert_share: float = 1.0
 
 
 def measured_seconds(row: TableRow) -> float | None:
@@ -109,7 +111,8 @@ def run_of(row: TableRow) -> PublishedRun:
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))
     require_batch(published)
     seconds, precision = published.measured_seconds, precision_of(published)
-    return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision)
+    share = 1 - (published.dense_layers or 0) / published.layers
+    return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision, share)
 
 
 def precision_of(row: Published) -> Precision | None:

@@ -134,6 +134,22 @@ class Recipe(NamedTuple):
 PLAIN = Recipe()
 
 
+class Memory(NamedTuple):
+    """Bytes that a stack keeps on a device.
+
+    Attributes:
+        used_bytes: of each parameter that the device holds: weights, and gradients while they are summed.
+        updated_bytes: of each parameter that the device updates.
+        logit_bytes: of each logit, with its gradient.
+        fragmentation: memory that the allocator takes for each byte that is in use.
+    """
+
+    used_bytes: float
+    updated_bytes: float
+    logit_bytes: float
+    fragmentation: float = 1.0
+
+
 @dataclass(frozen=True)
 class Stack:
     """Rules of a training program, and the constants of its kernels.
@@ -157,6 +173,7 @@ class Stack:
             nothing hides; with none it is those of a layer.
         deduplicates: whether a host, or inside a host a device, that has several experts of a token receives it once.
         constants_of: the name of the stack whose machine files have its constants; by default its own.
+        memory: what it keeps on a device; None where the formulas of its papers or of meshmark say so.
     """
 
     name: str
@@ -175,6 +192,7 @@ class Stack:
     first_tables: int = 0
     deduplicates: bool = False
     constants_of: str = ""
+    memory: Memory | None = None
 
     @property
     def fitted_as(self) -> str:

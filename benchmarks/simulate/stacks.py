@@ -10,6 +10,7 @@ from benchmarks.simulate.stack import (
     SORTED,
     ForwardBackward,
     KernelCosts,
+    Memory,
     Recipe,
     Stack,
 )
@@ -26,6 +27,9 @@ MEGATRON_CORE = Stack(
     reduce_dtype="float32",  # accumulate_allreduce_grads_in_fp32, which training/arguments.py sets with --bf16
     # --use-distributed-optimizer and --sequence-parallel are in its examples; recomputation has to be asked for.
     recipe=Recipe("zero1", sequence_parallel=True),
+    memory=Memory(
+        2 + 4, 4 + 4 + 4, 2 + 4
+    ),  # dist_optimizer.md: 6 + 12/d bytes a parameter; bfloat16 and float32 logits
     kernels=KernelCosts(
         score_bytes=None,
         residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 6 + 2 * 6 + 5),  # norms, sums, rotary positions
@@ -60,6 +64,9 @@ TORCHTITAN = Stack(
     recipe=Recipe("zero3", sequence_parallel=True, recompute="selective"),  # parallelize.py; the default of its recipes
     selective="every second matmul",  # activation_checkpoint.py, _get_custom_policy
     first_tables=1,  # the embedding is a module of its own
+    # Weights, gradients and Adam's moments in float32; logits, their cast, and the gradients of both. The allocator
+    # reserves about a tenth more than is in use, in the published runs.
+    memory=Memory(0, 4 + 4 + 4 + 4, 2 + 4 + 4 + 2, 1.1),
     kernels=KernelCosts(
         score_bytes=None,
         residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 8 + 2 * 6 + 5),
@@ -92,6 +99,7 @@ KEMPNERFORGE = replace(
     gathers_inputs="projection",  # ColwiseParallel(input_layouts=Shard(1)) of each projection
     gathers_logits=True,  # the head has output_layouts=Replicate()
     first_tables=2,  # the root module has both
+    memory=Memory(0, 2 + 2 + 2 + 2, 2 + 4 + 4 + 2),  # model.to(bfloat16), and AdamW's moments as the weights
 )
 MAXTEXT = Stack(
     # XLA, as for meshmark, without its pipelines.

@@ -1,16 +1,23 @@
 """Memory under Megatron-LM is the sum of its papers' formulas, by hand."""
 
+import statistics
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate.predict import activation_bytes, held_bytes, megatron_bytes
+from benchmarks.simulate.memory import activation_bytes, held_bytes, megatron_bytes
+from benchmarks.simulate.predict import read_rows
+from benchmarks.simulate.published import run_of
 from benchmarks.simulate.stack import MEGATRON, MPT
+from benchmarks.simulate.stacks import MEGATRON_CORE
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
 from strategies.mesh import MeshSpec
+from tests.benchmarks.simulate.test_folding import DENSE
+from tests.processes import ROOT
 
+PUBLISHED = ROOT / "results" / "published"
 CONFIG = GPTConfig(layers=8, embed=64, heads=4, vocab=1024, sequence=32)
 TRAIN = TrainConfig(16, 4, dtype="bfloat16", remat="full", schedule="1f1b", sequence_parallel=False)
 STREAM = 32 * 4 * 64
@@ -57,8 +64,30 @@ def test_the_first_stage_has_the_whole_table_and_20_bytes_a_parameter():
     assert megatron_bytes(two) - activation_bytes(two) == 20 * (split + (512 + 32) * 64)
 
 
+@pytest.mark.parametrize(("mesh", "parts"), [("data=4,tensor=2", 4), ("context=4,tensor=2", 4), ("tensor=8", 1)])
+def test_replicas_share_the_optimizer_of_megatron_core(mesh, parts):
+    """It keeps 6 + 12 / d bytes of each parameter, with d replicas."""
+    axes = {"data": 1, "context": 1, "tensor": 1, **MeshSpec.parse(mesh).sizes}
+    row = {**DENSE, **axes, "stack": "Megatron-LM", "device": "B200", "fsdp": 1, "recompute": "none"}
+    few, many = (run_of({**row, "mlp": mlp}).cost for mlp in (14336, 28672))
+    more = many.plan.elements - few.plan.elements
+    kept = 8 * (many.plan.block.kept_bytes(many.plan.share) - few.plan.block.kept_bytes(few.plan.share))
+    grown = held_bytes(many, MEGATRON_CORE) - held_bytes(few, MEGATRON_CORE)
+    assert grown - kept == pytest.approx(more * (6 + 12 / parts), rel=1e-6)
+
+
+def test_memory_of_megatron_core_is_within_five_percent():
+    """Of dense models on one host of B200s, on average; of one row it is off by more than 6%."""
+    rows = [row for row in read_rows(PUBLISHED / "simumax_b200.csv") if not row["experts"]]
+    runs = [(run_of(row), float(row["peak_memory_gib"])) for row in rows if row["peak_memory_gib"]]
+    errors = [abs(held_bytes(run.cost, run.stack) / 2**30 / peak - 1) for run, peak in runs]
+    assert len(errors) > 30
+    assert statistics.mean(errors) < 0.05
+    assert sum(error > 0.06 for error in errors) <= 1
+
+
 def test_other_stacks_hold_what_the_formulas_say():
-    """Only Megatron-LM has formulas of its own."""
+    """Those without rules of their own."""
     its = cost("data=2")
     assert held_bytes(its, MPT) == its.needed_bytes
     assert held_bytes(its, MEGATRON) == megatron_bytes(its.plan) != its.needed_bytes
