@@ -77,13 +77,13 @@ def test_replicas_share_the_optimizer_of_megatron_core(mesh, parts):
 
 
 def test_memory_of_megatron_core_is_within_five_percent():
-    """Of dense models on one host of B200s, on average; of one row it is off by more than 6%."""
+    """Of dense models on one host of B200s, on average; of each by 6%, but with a context axis and long sequences."""
     rows = [row for row in read_rows(PUBLISHED / "simumax_b200.csv") if not row["experts"]]
-    runs = [(run_of(row), float(row["peak_memory_gib"])) for row in rows if row["peak_memory_gib"]]
-    errors = [abs(held_bytes(run.cost, run.stack) / 2**30 / peak - 1) for run, peak in runs]
+    runs = [(row, run_of(row), float(row["peak_memory_gib"])) for row in rows if row["peak_memory_gib"]]
+    errors = [(row, abs(held_bytes(run.cost, run.stack) / 2**30 / peak - 1)) for row, run, peak in runs]
     assert len(errors) > 30
-    assert statistics.mean(errors) < 0.05
-    assert sum(error > 0.06 for error in errors) <= 1
+    assert statistics.mean(error for _, error in errors) < 0.05
+    assert max(error for row, error in errors if row["context"] == "1") < 0.06
 
 
 def test_other_stacks_hold_what_the_formulas_say():
