@@ -70,7 +70,7 @@ def _times(info: dict[str, Any]) -> Iterator[str]:
         if (seconds := info[f"{source}.step_seconds"]) is not None:
             yield title.format(1e3 * seconds)
             for part, text in parts.items():
-                yield f"  {text:18}{1e3 * info[f'{source}.{part}_seconds']:12.1f} ms"
+                yield f"  {text:18}{1e3 * info[f'{source}.{part}_seconds']:z12.1f} ms"
             rate, used = (info[f"{source}.{name}"] for name in RATES)
             yield f"  {most}{rate:,.0f} tokens/s a device, {used:.0%} of its peak on the model's FLOPs"
 
