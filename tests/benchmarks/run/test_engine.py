@@ -52,6 +52,7 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
             "attention_stride",
             "attention_pattern",
             "attention_summary",
+            "routing",
             *(name for name, column in COLUMNS.items() if column.source == "chip"),
             *TWIN,
             "predicted.step_seconds",
