@@ -107,6 +107,18 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
     return [jnp.concatenate(piece).reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
+def require(plan: Plan) -> None:
+    """Refuse too many buckets, and biases of a router whose gradients would be compressed.
+
+    Raises:
+        Infeasible: with compression the loads of experts would be sums of quantised numbers.
+    """
+    require_few_buckets(plan)
+    if plan.config.router_bias_rate is not None and plan.train.compression != "none":
+        rate = f"router_bias_rate={plan.config.router_bias_rate}"
+        raise Infeasible(f"{rate} does not go with compression={plan.train.compression}; leave one of them out")
+
+
 def require_few_buckets(plan: Plan) -> None:
     """Refuse `bucket_bytes` so small that the program would have more than `MOST_BUCKETS` all-reduces.
 
@@ -178,7 +190,7 @@ AXIS = replace(
     REPLICAS,
     options=("bucket_bytes", "compression", "compression_warmup", *REPLICAS.options),
     resolve=lambda plan: {**resolve_reduce(plan), "compression": plan.train.compression},
-    require=require_few_buckets,
+    require=require,
     implement=implement,
     replica_sums=compressed_sums,
 )

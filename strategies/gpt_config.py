@@ -53,7 +53,13 @@ class GPTConfig:
         routing: "learned": tokens go to the experts with the highest scores. Otherwise they go where their position in
             the sequence says, for benchmarks of (im)balance: "balanced", "zipf=1.2" (any exponent) or "one" (all to the
             same experts); `forced` in model/router.py.
-        routed_scale: factor of the weights of the chosen experts with router="sigmoid".
+        routed_scale: factor of the weights of the chosen experts. This field and the next three need router="sigmoid".
+        router_bias_rate: by how much the bias of an expert's score, which counts for the choice alone, moves after each
+            step, up with fewer choices than the mean and down with more (core/router_bias.py). With 0 biases stay as
+            they are; None: there are none.
+        router_groups: of equally many experts. A token chooses among the experts of `groups_per_token` groups alone,
+            those with the largest sums of their two highest scores.
+        groups_per_token: see `router_groups`.
         capacity_factor: an expert takes at most this times the tokens that it has when all have equally many, of each
             group of `expert_group` tokens. Further tokens are dropped. None: no token is dropped.
         expert_group: tokens of a group, consecutive ones of a sequence; by default a sequence.
@@ -91,6 +97,9 @@ class GPTConfig:
     router: Router = "renormalised"
     routing: str = "learned"
     routed_scale: Positive = 1.0
+    router_bias_rate: Amount | None = None
+    router_groups: Size = 1
+    groups_per_token: Size = 1
     capacity_factor: Positive | None = None
     expert_group: Size | None = None
     balance_loss: Amount = 0.0
@@ -200,7 +209,7 @@ def _require_experts(config: GPTConfig) -> None:
     """Refuse more experts for a token than there are, groups that do not divide a sequence, and fields of experts
     without experts.
 
-    Routers that take scores of their own have no scale.
+    Only scores that are sigmoids have a scale, biases and groups, as in DeepSeek-V3.
     """
     if config.experts is None:
         plain = {each.name: each.default for each in fields(GPTConfig) if each.name in OF_EXPERTS}
@@ -210,8 +219,18 @@ def _require_experts(config: GPTConfig) -> None:
     if config.experts_per_token > config.experts:
         raise Infeasible(f"experts_per_token={config.experts_per_token} is more than experts={config.experts}")
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
-    if config.routed_scale != 1 and config.router != "sigmoid":
-        raise Infeasible(f"routed_scale={config.routed_scale} is for router=sigmoid; leave it out")
+    _require_sigmoid(config)
+    require_divides("router_groups", config.router_groups, "it", experts=config.experts)
+    if config.groups_per_token > config.router_groups:
+        raise Infeasible(
+            f"groups_per_token={config.groups_per_token} is more than router_groups={config.router_groups}"
+        )
+    reach = config.experts // config.router_groups * config.groups_per_token
+    if config.experts_per_token > reach:
+        groups = f"the groups_per_token={config.groups_per_token} groups of a token have {reach} experts"
+        raise Infeasible(
+            f"{groups}, fewer than experts_per_token={config.experts_per_token}; give more groups_per_token"
+        )
     if config.routing not in ROUTINGS and not 0 < zipf_exponent(config.routing) <= MOST_UNEVEN:
         kinds = f"it can be {', '.join(ROUTINGS)} or zipf=X with X above 0 and up to {MOST_UNEVEN:g}, such as zipf=1.2"
         raise Infeasible(f"routing={config.routing}; {kinds}")
@@ -227,8 +246,18 @@ def zipf_exponent(routing: str) -> float:
     return float(found[1]) if found else 0.0
 
 
+def _require_sigmoid(config: GPTConfig) -> None:
+    """Refuse fields of the router of DeepSeek-V3 for another one."""
+    defaults = {each.name: each.default for each in fields(GPTConfig) if each.name in OF_SIGMOIDS}
+    given = [name for name, default in defaults.items() if getattr(config, name) != default]
+    if given and config.router != "sigmoid":
+        raise Infeasible(f"{given[0]}={getattr(config, given[0])} is for router=sigmoid; leave it out")
+
+
+OF_SIGMOIDS = "routed_scale", "router_bias_rate", "router_groups", "groups_per_token"
+"""Fields of `GPTConfig` that have a meaning with router="sigmoid" only."""
 OF_EXPERTS = (
-    *("experts_per_token", "expert_mlp", "shared_mlp", "router", "routing", "routed_scale", "capacity_factor"),
+    *("experts_per_token", "expert_mlp", "shared_mlp", "router", "routing", *OF_SIGMOIDS, "capacity_factor"),
     *("expert_group", "balance_loss", "router_z_loss"),
 )
 """Fields of `GPTConfig` that have a meaning with `experts` only."""

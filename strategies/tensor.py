@@ -193,11 +193,12 @@ def layers(plan: Plan) -> Iterator[Traffic]:
 
 
 def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
-    """The gradients of matrices in the layers that are replicated, in each layer and microbatch."""
-    stacked = [weight for weight in plan.weights if weight.spec.is_stacked and weight.spec.is_matrix]
-    elements = sum(weight.elements for weight in stacked if not {*tensors} & {*weight.axes})
-    term = partial(traffic, plan, "router's gradients", "all_reduce", tuple(tensors), dtype=plan.train.dtype)
-    yield from term(plan.train.microbatches * elements * plan.shards, array="gradients", when="backward")
+    """The gradients of the router's matrix and biases, in each layer and microbatch."""
+    term = partial(traffic, plan, "router's gradients", "all_reduce", tuple(tensors), array="gradients")
+    for weight in plan.weights:
+        if "routes" in weight.spec.dims:
+            elements = plan.train.microbatches * weight.elements * plan.shards
+            yield from term(elements, dtype=plan.dtype(weight), when="backward")
 
 
 def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iterator[Traffic]:

@@ -30,6 +30,7 @@ from strategies.core.loss_scaling import loss_scaled
 from strategies.core.master import held
 from strategies.core.placement import Placement
 from strategies.core.plan import Plan
+from strategies.core.router_bias import moves_biases, without_biases
 from strategies.core.sharded_update import ShardedUpdate
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
@@ -97,7 +98,8 @@ class _Assembly:
         """AdamW with clipping, or the optimizer by which the strategy replaces it."""
         whole = self.implementation.compiler_partitioned
         once = partial(counted_once, plan=self.plan)
-        optimizer = self.implementation.optimizer(adamw(self.train, self.update_specs, once, whole=whole))
+        trained = adamw(self.train, without_biases(self.update_specs, self.config)[0], once, whole=whole)
+        optimizer = self.implementation.optimizer(moves_biases(trained, self.update_specs, self.config, self.train))
         return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
     @cached_property

@@ -80,7 +80,8 @@ def held_arrays(plan: Plan) -> Iterator[HeldArray]:
         held = held_dtype(weight, train)
         for what, spec in specs.items():
             dtype = held if what in as_held else "float32"
-            yield array(what, weight.name, weight.dims, shape, spec(weight.dims), dtype)
+            if weight.trained or what not in ("m", "v"):
+                yield array(what, weight.name, weight.dims, shape, spec(weight.dims), dtype)
     yield array("step count", "count", (), (), P())
     tokens = (train.batch_size, config.sequence + 1)  # their numbers have as many bytes as float32
     yield array("batch", "tokens", ("batch", "sequence"), tokens, P(placement.batch or None))

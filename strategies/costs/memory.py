@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from strategies.core.compression import padded
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
-from strategies.core.sizes import BYTES
+from strategies.core.sizes import BYTES, Weight
 from strategies.costs import working
 from strategies.model.layer_loop import layers_at_once, layers_in_iteration
 from strategies.model.layers import is_ordered
@@ -29,10 +29,15 @@ def arguments(plan: Plan) -> Mapping[str, int]:
         devices = plan.size(*plan.placement.replicas)
         error_elements = padded(plan.elements, devices) // devices * (devices + 1)
     scalars = 3 if plan.train.dtype == "float16" else 1
-    copies = 2 if plan.train.master == "none" else 3
+    masters = 0 if plan.train.master == "none" else 1
+
+    def copied(weight: Weight) -> int:
+        """Elements of its moments, if it is trained, and of its master."""
+        return (masters + 2 * weight.spec.trained) * weight.updated
+
     return {
         "parameters": plan.parameter_bytes,
-        "optimizer": copies * 4 * sum(weight.updated for weight in plan.weights) + 4 * scalars,
+        "optimizer": 4 * (sum(map(copied, plan.weights)) + scalars),
         "errors": 4 * error_elements,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }

@@ -20,6 +20,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
@@ -32,7 +33,7 @@ from strategies.model.order import after
 from strategies.model.part import Matmul, Part, Share
 from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import Routed, Routes, Slots, choices_of, choose, forced, kept_bytes, slots
-from strategies.model.weights import WeightSpec, matrix
+from strategies.model.weights import WeightSpec, matrix, vector
 
 
 class Experts(Part):
@@ -50,6 +51,7 @@ class Experts(Part):
         out = partial(matrix, deviation=0.02 * (2 * config.layers) ** -0.5)
         weights = {
             "router_DE": matrix("embed", "routes"),
+            **({} if config.router_bias_rate is None else {"router_bias_E": vector("routes", trained=False)}),
             "gate_EDF": matrix("experts", "embed", "expert_mlp"),
             "up_EDF": matrix("experts", "embed", "expert_mlp"),
             "down_EFD": out("experts", "expert_mlp", "embed"),
@@ -91,7 +93,7 @@ class Experts(Part):
         """Keep the router's logits, slots, and gate and up; of an expert axis what came from other devices.
 
         With a load-balancing loss also the choices of each expert, which were summed over devices. With `remat="none"`
-        all rows are kept, and seven arrays around SiLU, six of the shared expert.
+        all rows are kept, seven arrays around SiLU, six of the shared expert, and the loads of biased experts.
         """
         config, tokens, size = share.config, share.tokens, share.itemsize
         experts, embed, chosen = config.dim_sizes["experts"], config.embed, config.experts_per_token
@@ -106,6 +108,7 @@ class Experts(Part):
             return kept + size * (tokens * experts + 2 * (rows * share.expert_mlp + shared) + received)
         again = tokens * embed if shared and config.balance_loss else 0  # the tokens, once more
         hidden = 7 * rows * share.expert_mlp + 6 * shared
+        kept += 0 if config.router_bias_rate is None else 4 * experts
         return kept + kept_bytes(config, tokens) + size * (rows * (embed + 1) + hidden + again)
 
     @staticmethod
@@ -142,10 +145,13 @@ class Experts(Part):
         group, capacity = (tokens, tokens) if all_kept else (config.group_tokens, config.capacity)
         x_ND = normed_BTD.reshape(-1, embed)
 
+        bias_E = getattr(self, "router_bias_E", None)
+        bias_E = None if bias_E is None else bias_E[...]
         forced_Tk = None if config.routing == "learned" else forced(config, info.positions_T)
-        routes = choose(matmul(x_ND, self.router_DE[...]), config, forced_Tk)
+        routes = choose(matmul(x_ND, self.router_DE[...]), config, forced_Tk, bias_E)
         count_E = choices_of(routes.experts_Nk, experts)
         extras, x_ND = _losses(routes, count_E, x_ND, config, info)
+        extras["balance_loss"] += 0 if bias_E is None else load_term(bias_E, count_E)
         routed = hooks.gather_routed(Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts))
         groups, chosen = len(routed.x_ND) // group, config.experts_per_token
         found = slots(routed.experts_Nk, routed.experts, groups, capacity)
@@ -206,6 +212,11 @@ def _losses(
     balance = len(share_E) * (share_E * routes.probs_NE.sum(0)).sum()
     extras = {"balance_loss": config.balance_loss * balance}
     return {**extras, "router_z_loss": config.router_z_loss * jnp.square(routes.log_z_N).sum()}, x_ND
+
+
+def load_term(bias_E: Array, count_E: Array) -> Float[Array, ""]:
+    """Zero, with the choices of each expert less their mean as the gradient of the biases (core/router_bias.py)."""
+    return (lax.stop_gradient(count_E - count_E.sum() / len(count_E)) * (bias_E - lax.stop_gradient(bias_E))).sum()
 
 
 def _take(rows: Array, index: Array) -> Array:

@@ -168,12 +168,15 @@ def spec_tree(config: GPTConfig) -> Weights:
 
 
 def map_weights(function: Callable[..., Any], config: GPTConfig, weights: Weights, *others: Weights) -> Weights:
-    """Apply a function to each array of a model's weights, or of some of its parts, and the array's `WeightSpec`.
+    """Apply a function to each array of a model's weights, or of some of them, and the array's `WeightSpec`.
 
     With other weights it also takes the array of each of these.
     """
-    specs = spec_tree(config)
-    return jax.tree.map(function, weights, {part: specs[part] for part in weights}, *others)
+
+    def there(specs: Weights, weights: Weights) -> Weights:
+        return {name: there(specs[name], w) if isinstance(w, dict) else specs[name] for name, w in weights.items()}
+
+    return jax.tree.map(function, weights, there(spec_tree(config), weights), *others)
 
 
 def resolved(config: GPTConfig) -> GPTConfig:

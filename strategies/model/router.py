@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from strategies.gpt_config import GPTConfig, Router, zipf_exponent
@@ -36,7 +37,7 @@ KINDS: Mapping[Router, Kind] = {
     "sigmoid": Kind(sigmoid=True, renormalised=True),
 }
 """By `GPTConfig.router`: that of OLMoE (Muennighoff et al. 2024); that of Mixtral (Jiang et al. 2024) and Qwen3, which
-is also a softmax over the logits of the chosen experts; and that of DeepSeek-V3 (2024), without groups and bias."""
+is also a softmax over the logits of the chosen experts; and that of DeepSeek-V3 (2024), section 2.1.2."""
 
 
 class Routes(NamedTuple):
@@ -44,7 +45,7 @@ class Routes(NamedTuple):
 
     Attributes:
         weights_Nk: of the experts of each token, float32.
-        experts_Nk: their indices, by falling score unless the routing is forced.
+        experts_Nk: their indices, by falling score (plus bias) unless the routing is forced.
         probs_NE: scores of all experts, with sum one for each token.
         log_z_N: logarithm of the denominator of the softmax over experts.
     """
@@ -55,22 +56,45 @@ class Routes(NamedTuple):
     log_z_N: Float[Array, " N"]
 
 
-def choose(logits_NE: Float[Array, "N E"], config: GPTConfig, forced_Tk: Int[Array, "T k"] | None = None) -> Routes:
-    """Choose experts for each token, or take those that are forced on each position. Computes in float32."""
+def choose(
+    logits_NE: Float[Array, "N E"],
+    config: GPTConfig,
+    forced_Tk: Int[Array, "T k"] | None = None,
+    bias_E: Float[Array, " E"] | None = None,
+) -> Routes:
+    """Choose experts for each token by score plus bias, or take those that are forced on each position, in float32."""
     kind, logits_NE = KINDS[config.router], logits_NE.astype(jnp.float32)
     log_z_N = jax.nn.logsumexp(logits_NE, axis=-1)
     scores_NE = jax.nn.sigmoid(logits_NE) if kind.sigmoid else jnp.exp(logits_NE - log_z_N[:, None])
-    if forced_Tk is None:
-        weights_Nk, experts_Nk = jax.lax.top_k(scores_NE, config.experts_per_token)
+    if forced_Tk is None and bias_E is None and config.router_groups == 1:
+        weights_Nk, experts_Nk = lax.top_k(scores_NE, config.experts_per_token)
     else:
-        # Like learned choices they depend on the scores: otherwise XLA moves what they cost out of the layers' loop.
-        forced_Tk = forced_Tk + (0 * scores_NE[0, 0]).astype(jnp.int32)
-        experts_Nk = jnp.tile(forced_Tk, (len(scores_NE) // len(forced_Tk), 1))
+        if forced_Tk is None:
+            experts_Nk = _chosen(lax.stop_gradient(scores_NE if bias_E is None else scores_NE + bias_E), config)
+        else:
+            # Like learned choices they depend on the scores: otherwise XLA moves what they cost out of the loop.
+            forced_Tk = forced_Tk + (0 * scores_NE[0, 0]).astype(jnp.int32)
+            experts_Nk = jnp.tile(forced_Tk, (len(scores_NE) // len(forced_Tk), 1))
         weights_Nk = jnp.take_along_axis(scores_NE, experts_Nk, axis=1)
     if kind.renormalised:
         weights_Nk = config.routed_scale * weights_Nk / (weights_Nk.sum(-1, keepdims=True) + TINY)
     probs_NE = scores_NE / (scores_NE.sum(-1, keepdims=True) + TINY) if kind.sigmoid else scores_NE
     return Routes(weights_Nk, experts_Nk, probs_NE, log_z_N)
+
+
+def _chosen(scores_NE: Float[Array, "N E"], config: GPTConfig) -> Int[Array, "N k"]:
+    """The experts with the highest scores, among those of a token's best groups.
+
+    A group's score is the sum of its two highest.
+    """
+    groups = config.router_groups
+    if groups > 1:
+        scores_NGe = scores_NE.reshape(len(scores_NE), groups, -1)
+        group_NG = lax.top_k(scores_NGe, min(2, scores_NGe.shape[-1]))[0].sum(-1)
+        best_Ng = lax.top_k(group_NG, config.groups_per_token)[1]
+        among_NG = (best_Ng[..., None] == jnp.arange(groups)).any(1)
+        scores_NE = jnp.where(among_NG[..., None], scores_NGe, -jnp.inf).reshape(scores_NE.shape)
+    return lax.top_k(scores_NE, config.experts_per_token)[1]
 
 
 RESOLUTION = 2**20

@@ -34,6 +34,7 @@ class WeightSpec:
         deviation: its initial values are drawn from a normal distribution around 0 with this deviation.
         value: of all its elements, initially, if `deviation` is 0.
         backward: whether the backward pass needs it.
+        trained: whether the optimizer updates it. Otherwise it is a bias of the router (core/router_bias.py).
         name: in its part, such as "up_DF"; in the table of a model the whole path, "blocks.mlp.up_DF".
     """
 
@@ -42,6 +43,7 @@ class WeightSpec:
     deviation: float = 0.0
     value: float = 0.0
     backward: Backward = "needed"
+    trained: bool = True
     name: str = ""
 
     @property
@@ -64,9 +66,9 @@ def matrix(*dims: str, deviation: float = 0.02) -> WeightSpec:
     return WeightSpec(dims, "compute", deviation)
 
 
-def vector(*dims: str, value: float = 0.0, backward: Backward = "needed") -> WeightSpec:
+def vector(*dims: str, value: float = 0.0, backward: Backward = "needed", trained: bool = True) -> WeightSpec:
     """A bias or the scale of a norm, of equal values."""
-    return WeightSpec(dims, "float32", value=value, backward=backward)
+    return WeightSpec(dims, "float32", value=value, backward=backward, trained=trained)
 
 
 def create(specs: Mapping[str, WeightSpec], config: GPTConfig, rngs: nnx.Rngs, padded_vocab: int = 0) -> Weights:

@@ -200,7 +200,7 @@ class Passes:
 
 
 def _is_fixed(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.integer) or not x.size
+    return not jax.typeof(x).manual_axis_type.varying
 
 
 def _places(split: SplitBackward, kept: Any) -> list[int | None]:

@@ -21,6 +21,9 @@ ALL_KEPT = dataclasses.replace(DROPPING, capacity_factor=None, shared_mlp=40, ro
 LLAMA = dataclasses.replace(DROPPING, block="qwen3", key_heads=4, tied=False)
 FORCED = dataclasses.replace(DROPPING, routing="zipf=1.2")
 UNBALANCED = dataclasses.replace(DROPPING, balance_loss=0.0, router="softmax")
+BIASED = dataclasses.replace(
+    UNBALANCED, router="sigmoid", routed_scale=2.5, router_bias_rate=0.01, router_groups=4, groups_per_token=2
+)
 
 
 def build(name, mesh, config, **options):
@@ -39,7 +42,7 @@ def single(config, microbatches):
     ("name", "mesh", "config", "options"),
     [
         ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
-        ("tensor", "tensor=4", DROPPING, {}),
+        ("tensor", "tensor=4", BIASED, {}),
         ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),  # dispatch is "all_gather"
         *nightly(
             ("expert", "data=2,expert=4", DROPPING, {"dispatch": "all_gather", "remat": "full"}),
@@ -48,6 +51,19 @@ def single(config, microbatches):
             ("three_d", "context=2,expert=4", DROPPING, {"dispatch": "all_gather"}),
             ("three_d", "pipeline=2,expert=4", DROPPING, {"dispatch": "all_gather", "microbatches": 4}),
             ("expert", "expert=8", ALL_KEPT, {}),
+            ("tensor", "tensor=4", DROPPING, {}),
+            ("expert", "data=2,expert=2", BIASED, {"microbatches": 2, "remat": "none"}),
+            ("expert", "data=2,expert=4", BIASED, {"dispatch": "all_gather", "remat": "full"}),
+            ("fsdp", "fsdp=4", BIASED, {"microbatches": 2}),
+            ("fsdp", "fsdp=8", BIASED, {"prefetch": "on", "remat": "full"}),
+            ("zero1", "data=4", BIASED, {"microbatches": 2}),
+            ("zero2", "data=4", BIASED, {"reduce": "layer"}),
+            ("context", "context=2", BIASED, {}),
+            ("pipeline", "pipeline=2", BIASED, {"microbatches": 4}),
+            ("pipeline", "pipeline=2", BIASED, {"microbatches": 4, "schedule": "zb-h1"}),
+            ("three_d", "data=2,pipeline=2,tensor=2", BIASED, {"microbatches": 4, "sequence_parallel": False}),
+            ("three_d", "fsdp=2,expert=2,tensor=2", BIASED, {"remat": "full"}),
+            ("auto", "fsdp=2,tensor=2", BIASED, {}),
             ("expert", "expert=4", UNBALANCED, {"remat": "none", "microbatches": 2}),
             ("expert", "data=2,expert=2", DROPPING, {"reduce": "layer"}),
             ("three_d", "fsdp=2,expert=2,tensor=2", DROPPING, {"remat": "full"}),

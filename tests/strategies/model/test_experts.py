@@ -28,6 +28,7 @@ OTHERS = (
     dataclasses.replace(DROPPING, router="softmax", expert_group=8, experts_per_token=3, shared_mlp=28),
     dataclasses.replace(DROPPING, router="sigmoid", routed_scale=2.5, experts_per_token=1),
     dataclasses.replace(MOE, router="softmax", shared_mlp=28, experts=3, experts_per_token=3, expert_group=4),
+    dataclasses.replace(MOE, router="sigmoid", router_bias_rate=0.01, router_groups=3, groups_per_token=2),
 )
 
 
@@ -62,7 +63,10 @@ def by_loop(config, weights, x_BTD):
             scores_E = np.exp(logits_E) / np.exp(logits_E).sum()
             if config.router == "sigmoid":
                 scores_E = 1 / (1 + np.exp(-logits_E))
-            chosen = sorted(range(config.experts), key=lambda e: -scores_E[e])[: config.experts_per_token]
+            biased_E = scores_E + w.get("router_bias_E", 0)
+            of_groups = np.split(np.arange(config.experts), config.router_groups)
+            best = sorted(of_groups, key=lambda group: -sum(sorted(biased_E[group])[-2:]))[: config.groups_per_token]
+            chosen = sorted(np.concatenate(best), key=lambda e: -biased_E[e])[: config.experts_per_token]
             total = 1 if config.router == "softmax" else sum(scores_E[chosen]) / config.routed_scale
             for e in chosen:
                 taken[e] += 1
@@ -257,6 +261,19 @@ def test_layers_keep_what_the_formula_says(name, mesh, remat, config):
         ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; give experts"),
         ({"expert_group": 7}, "expert_group=7 does not divide sequence=24; it can be 1, 2, 3"),
         ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; leave it out"),
+        ({"router_bias_rate": 0.0}, "router_bias_rate=0.0 is for router=sigmoid; leave it out"),
+        (
+            {"router": "sigmoid", "router_groups": 4},
+            "router_groups=4 does not divide experts=6; it can be 1, 2, 3 or 6",
+        ),
+        (
+            {"router": "sigmoid", "router_groups": 2, "groups_per_token": 3},
+            "groups_per_token=3 is more than router_groups=2",
+        ),
+        (
+            {"router": "sigmoid", "router_groups": 6},
+            "the groups_per_token=1 groups of a token have 1 experts, fewer than experts_per_token=2",
+        ),
         ({"router": "soft"}, "router"),
     ],
 )
