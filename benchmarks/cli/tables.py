@@ -107,10 +107,12 @@ def fold(cell: str, width: int) -> list[str]:
 def pieces(cell: str, breaks: str = BREAKS) -> list[str]:
     """Return the parts of a cell that stay on one line as long as they fit: each ends with a character of `breaks`.
 
-    >>> pieces("data=2,fsdp=2 time/single")
-    ['data=2,', 'fsdp=2 ', 'time/', 'single']
+    A comma between thousands is part of a number.
+
+    >>> pieces("data=2,fsdp=2 time/single"), pieces("1,757,768")
+    (['data=2,', 'fsdp=2 ', 'time/', 'single'], ['1,757,768'])
     """
-    return re.findall(f"[^{breaks}]*[{breaks}]+|[^{breaks}]+", cell) or [""]
+    return re.split(rf"(?<=[{breaks}])(?=[^{breaks}])(?!(?<=\d,)\d{{3}}(?!\d))", cell)
 
 
 def amount(value: float, unit: str) -> str:

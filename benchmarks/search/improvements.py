@@ -60,7 +60,7 @@ def change_of(case: Case, other: Case) -> str:
     if (case.strategy, case.mesh) != (other.strategy, other.mesh):
         changes.append(f"{other.strategy} {other.mesh}")
     if case.microbatches != other.microbatches:
-        changes.append(f"{other.microbatches} microbatches")
+        changes.append(f"microbatches={other.microbatches}")
     if case.remat != other.remat:
         changes.append(f"remat={other.remat}")
     options = dict(other.options)

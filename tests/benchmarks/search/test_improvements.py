@@ -76,7 +76,7 @@ def test_where_nothing_that_fits_is_faster_memory_may_be_the_way_out():
     [
         ({}, ""),
         ({"remat": "none"}, "remat=none"),
-        ({"microbatches": 4}, "4 microbatches"),
+        ({"microbatches": 4}, "microbatches=4"),
         ({"options": (("gather", "step"),)}, "gather=step"),
         ({"strategy": "fsdp", "mesh": MeshSpec.parse("fsdp=16"), "options": (("gather", "layer"),)}, "fsdp fsdp=16"),
         ({"mesh": MeshSpec.parse("data=4,fsdp=4")}, "hsdp data=4,fsdp=4"),
