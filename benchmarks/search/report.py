@@ -17,6 +17,7 @@ from benchmarks.search.improvements import LEAST_SHARE, Improvement
 from benchmarks.search.measured import MeasuredCandidate
 from benchmarks.search.ranking import Candidate, Ranking, layout_cells, layout_row, plausible, usable_bytes
 from benchmarks.simulate.machine import Machine
+from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import param_count
 
 SCHEMA_VERSION = 3
@@ -77,7 +78,10 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
         ]
     elif ranking.too_large:
         least = min(candidate.needed_bytes for candidate in ranking.too_large) / GIB
-        way_out = "take more devices, a smaller batch, or --remat full"
+        ways = ["more devices", "a smaller batch"]
+        ways += [] if "full" in result.space.remats else ["--remat full"]
+        ways += ["--capacity-factor 1.25"] if drops_nothing(result.space.config) else []
+        way_out = f"take {', '.join(ways[:-1])} or {ways[-1]}"
         blocks.append(wrapped(f"no candidate fits: the smallest needs {least:.1f} GiB a device; {way_out}"))
     if result.compiled:
         blocks.append(compiled.table(result.compiled, ranking))
@@ -91,6 +95,11 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     if everything or not ranking.fitting:
         blocks.append([part for line in left_out(result) for part in wrapped(line)])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
+
+
+def drops_nothing(config: GPTConfig) -> bool:
+    """Whether each expert has a row for each token, and so E / k times the rows that the tokens need."""
+    return bool(config.experts) and config.capacity_factor is None
 
 
 def heading(result: Result) -> list[str]:

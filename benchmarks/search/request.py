@@ -90,7 +90,8 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     if not any(True for _ in space.strategy_meshes()):
         devices = device_count(args.topology)
         experts = "" if space.config.experts else ", and only a model with experts takes the axis expert"
-        raise ValueError(f"no candidate: no selected strategy has such a mesh of {devices} devices{experts}")
+        a_mesh = "such a mesh" if meshes else "a mesh"
+        raise ValueError(f"no candidate: no selected strategy has {a_mesh} of {devices} devices{experts}")
     require_options(space.options, space.cases())
     return space
 

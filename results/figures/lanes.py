@@ -1,5 +1,6 @@
 """The figure of a replayed step as lanes: compute, memory traffic and waits of a device, and what its links send."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.figure import Figure
@@ -52,7 +53,8 @@ def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure
     ]
     if any(what == HIDDEN for row in rows.values() for what, _ in row):
         handles.append(Patch(color=LANE_COLOURS[HIDDEN], label=HIDDEN))
-    figure.suptitle(f"{trace.title}: a step of {step_ms:,.1f} ms, {trace.kind}", fontsize="medium")
+    title = f"{trace.title}: a step of {step_ms:,.1f} ms, {trace.kind}"
+    figure.suptitle("\n".join(textwrap.wrap(title, 120)), fontsize="medium")
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     return figure
 

@@ -22,7 +22,7 @@ from jaxtyping import Array
 from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import require_divides
-from strategies.model.gpt import map_weights
+from strategies.model.gpt import map_weights, weight_specs
 from strategies.model.weights import Weights, WeightSpec
 
 WHOLE = "layers", "qkv", "qk"
@@ -42,7 +42,8 @@ class Shards:
             bias. Otherwise such a weight is not split.
 
     Raises:
-        Infeasible: `count` does not divide the embed dim, the features of all heads (queries', keys') or the mlp dim.
+        Infeasible: `count` does not divide the embed dim, the features of all heads (queries', keys'), or the mlp dim
+            if a weight has no other, such as a bias.
     """
 
     axes: tuple[str, ...]
@@ -54,7 +55,9 @@ class Shards:
     def __post_init__(self) -> None:
         """Check that the dims can be split of which every weight has one."""
         config, features = self.config, self._parts("head_features")
-        sizes = {"embed": (config.embed, features), "mlp": (config.mlp_dim, self._parts("mlp"))}
+        sizes = {"embed": (config.embed, features)}
+        if any("mlp" in spec.dims and "embed" not in spec.dims for spec in weight_specs(config).values()):
+            sizes["mlp"] = config.mlp_dim, self._parts("mlp")
         if config.head_features != config.embed:
             sizes |= {"embed": (config.embed, 1), "heads x head_size": (config.head_features, features)}
         if config.key_heads:

@@ -49,6 +49,13 @@ def accumulators(program):
     return 0
 
 
+@pytest.mark.parametrize("model", [{}, {"experts": 4, "expert_mlp": 16}])
+def test_only_a_bias_needs_the_hidden_features_divided(model):
+    """In a block without biases of the MLP every weight has another dim, along which a device holds its part."""
+    config = dataclasses.replace(CONFIG, block="llama", mlp=42, **model)
+    assert held(build("fsdp", "fsdp=4", config).state.params) == param_count(config) / 4
+
+
 @pytest.mark.parametrize(
     ("name", "mesh", "weights", "moments", "gradients"),
     [
