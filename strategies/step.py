@@ -52,6 +52,20 @@ class State(NamedTuple):
     """Float32 weights that AdamW updates, if `params` are of another dtype (core/master.py)."""
 
 
+class Load(NamedTuple):
+    """How evenly the routers of all layers spread a batch over E experts, in float32.
+
+    Attributes:
+        choices_LE: choices of each expert.
+        probs_LE: sums over tokens of each expert's probability.
+        dropped_L: choices that no expert takes, beyond its capacity.
+    """
+
+    choices_LE: Float[Array, "L E"]
+    probs_LE: Float[Array, "L E"]
+    dropped_L: Float[Array, " L"]
+
+
 LossTerms = dict[str, Float[Array, ""]]
 """The mean of the tokens' losses, "loss", and by name what layers add to it (`Extras`). Their sum is differentiated."""
 
@@ -167,6 +181,8 @@ class Step:
         apply: the second half, jitted: (state, gradients) -> (state, the metrics but "loss"). Neither half donates
             anything.
         evaluation: what `evaluate` computes, jitted. It donates nothing.
+        load: what the routers do with a batch, by a forward pass, jitted: (weights, batch) -> `Load`; None for a model
+            without experts.
         state, batch, grads: shapes, dtypes and shardings of the state, of a batch, and of the gradients that `apply`
             takes.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
@@ -183,6 +199,7 @@ class Step:
     gradients: Jitted[[State, Tokens], tuple[Float[Array, ""], Weights]]
     apply: Jitted[[State, Weights], tuple[State, Metrics]]
     evaluation: Jitted[[Weights, Tokens], Float[Array, ""]]
+    load: Jitted[[Weights, Tokens], Load] | None
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct

@@ -25,6 +25,7 @@ from benchmarks.run.checkpoint import checkpoint_times
 from benchmarks.run.compilation import Clock, InitialStates, bytes_accessed, compile_step
 from benchmarks.run.corpus import Corpus, batch
 from benchmarks.run.equality import BATCHES, CHECKED_STEPS, Trajectory
+from benchmarks.run.expert_load import expert_facts
 from benchmarks.run.live import profile_memory
 from benchmarks.run.measure import Training
 from benchmarks.run.record import RESOLVED, Record
@@ -160,13 +161,14 @@ class Preparation:
         yield entry
         with self.clock.phase("checked"):
             trajectory = training.trajectory(CHECKED_STEPS)
+            facts = expert_facts(entry.step, training, entry.case) if entry.step else {}
         if self.checkpoints:
             folder = self.checkpoints / str(entry.case)
             entry = self._checkpoint(entry, training, folder)
             yield entry
             shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
         del training  # free its memory
-        entry = entry.with_facts(loss_first=trajectory.losses[0], loss_last=trajectory.losses[-1])
+        entry = entry.with_facts(loss_first=trajectory.losses[0], loss_last=trajectory.losses[-1], **facts)
         yield entry
         trajectory.require_finite("in the first steps")
         return (yield from self._check(entry, trajectory))

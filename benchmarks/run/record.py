@@ -19,6 +19,7 @@ from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.run.attribution import Attribution
 from benchmarks.run.checkpoint import CheckpointTimes
+from benchmarks.run.expert_load import ExpertLoad
 from benchmarks.run.measure import BlockTimes, Interval
 from strategies.model.gpt import param_count
 
@@ -44,7 +45,8 @@ class Record:
         reason: why, in one line.
         reduce, prefetch, halves, unroll, context_attention: those of `TrainConfig`, as the step has them; None for a
             strategy without the option.
-        model_flops_per_step: model FLOPs of all devices, without recomputation.
+        model_flops_per_step: model FLOPs of all devices, without recomputation and, where `load` is known, without
+            those of dropped choices of experts.
         matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
             of all of them together.
         compile_seconds: compilation time of the step.
@@ -62,6 +64,7 @@ class Record:
             noise.
         attribution: seconds of the step by cause.
         checkpoint: seconds to save and restore its state.
+        load: how evenly its experts are loaded.
         compiler_options: options that XLA was given, once it is compiled.
         compile_only: whether the case is only compiled, and not timed.
         estimate: memory and least time on a chip that need not be present.
@@ -96,6 +99,7 @@ class Record:
     canary: Interval | None = None
     attribution: Attribution | None = None
     checkpoint: CheckpointTimes | None = None
+    load: ExpertLoad | None = None
     compiler_options: CompilerOptions = ()
     compile_only: bool = False
     estimate: ChipEstimate | None = None

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.cli.outputs import deduplicated, safe_name
-from results.figures import windows
+from results.figures import imbalance, windows
 from results.figures.canvas import Look, look_of
 from results.figures.curves import is_counted, left_out, widest_batch, workloads
 from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
@@ -20,7 +20,7 @@ from results.records.training import TrainingRun
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
     """Write the figures of the rows as PNG and SVG; if there are several workloads, each gets its own folder.
 
-    Workloads that differ only in the attention window also get a figure together.
+    Workloads that differ only in the attention window, or in the routing, also get a figure together.
 
     Args:
         rows: a table from `results.records.rows.load`.
@@ -44,12 +44,16 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
     with themed():
         for folder, part in zip(folders, drawable.values(), strict=True):
             paths += plot_workload(part, look, folder, batch or widest_batch(part))
-        found = dict(windows.sweeps(rows))
-        labels = deduplicated(map(safe_name, found))
-        names = [f"{windows.NAME}-{label}" for label in labels] if len(found) > 1 else [windows.NAME]
-        for name, part in zip(names, found.values(), strict=False):
-            at_batch = part[part["global_batch_sequences"] == (batch or widest_batch(part))]
-            paths += draw_all(windows.time_and_memory_vs_window(at_batch, look), out / name)
+        of_windows, of_routings = windows.sweeps(rows), windows.sweeps(rows, "forced", imbalance.SAME)
+        for figure, name, found in (
+            (windows.time_and_memory_vs_window, windows.NAME, dict(of_windows)),
+            (imbalance.time_and_memory_vs_imbalance, imbalance.NAME, dict(of_routings)),
+        ):
+            labels = deduplicated(map(safe_name, found))
+            names = [f"{name}-{label}" for label in labels] if len(found) > 1 else [name]
+            for path, part in zip(names, found.values(), strict=False):
+                at_batch = part[part["global_batch_sequences"] == (batch or widest_batch(part))]
+                paths += draw_all(figure(at_batch, look), out / path)
     return paths
 
 

@@ -1,6 +1,6 @@
 """The figure of a sweep over attention windows: step time and memory against the window."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -25,23 +25,34 @@ SAME = [*(name for name in WORKLOAD if name != "attention"), *ATTENTION[1:]]
 """The columns in which the rows of a sweep are equal."""
 
 
-def sweeps(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield a label and the rows of each sweep: rows that count with several windows, otherwise of the same work."""
-    for values, part in rows.groupby(SAME, sort=False, dropna=False):
-        if part.loc[is_counted(part), "attention"].nunique() > 1:
+def sweeps(
+    rows: pd.DataFrame, varied: str = "attention", same: Sequence[str] = SAME
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield a label and the rows of each sweep: rows that count with several windows, otherwise of the same work.
+
+    Or with several values of another column, and the same values of other columns.
+    """
+    for values, part in rows.groupby(list(same), sort=False, dropna=False):
+        if part.loc[is_counted(part), varied].nunique() > 1:
             yield "-".join(text for text in map(str, values) if text not in ("nan", "None")), part
 
 
 def window_points(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the fastest row of each strategy on its most devices, for each window. Dense has the whole sequence."""
-    points = pd.concat([scaling(part) for _, part in rows[is_counted(rows)].groupby("attention")])
+    points = swept_points(rows, "attention")
+    windows = points["attention_window"].astype(float).fillna(points["sequence_tokens"])
+    return points.assign(window=windows.clip(upper=points["sequence_tokens"]))
+
+
+def swept_points(rows: pd.DataFrame, varied: str) -> pd.DataFrame:
+    """Return the fastest row of each strategy on its most devices, for each value of the column that varies."""
+    points = pd.concat([scaling(part) for _, part in rows[is_counted(rows)].groupby(varied)])
     points = points[points["best"] & points["memory.total_bytes"].notna()]
     points = points[points["devices"] == points.groupby("strategy")["devices"].transform("max")]
-    windows = points["attention_window"].astype(float).fillna(points["sequence_tokens"])
     milliseconds = {
         f"step_ms{end}": 1e3 * points[f"step_seconds_{end[1:] or 'median'}"] for end in ("", "_low", "_high")
     }
-    return points.assign(window=windows.clip(upper=points["sequence_tokens"]), **milliseconds)
+    return points.assign(**milliseconds)
 
 
 def name_dense(axes: Axes, points: pd.DataFrame) -> None:

@@ -23,6 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 from strategies.arguments import require_key, require_like
 from strategies.config import TrainConfig
 from strategies.core.adamw import adamw
+from strategies.core.expert_load import expert_load
 from strategies.core.gradients import accumulated, all_reduce, mark_shares
 from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import LayerReduction
@@ -36,7 +37,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, spec_tree
 from strategies.model.weights import Weights
-from strategies.step import Divisor, Implementation, LossTerms, Metrics, Optimizer, State, Step, Tokens
+from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, Optimizer, State, Step, Tokens
 
 
 def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
@@ -202,6 +203,12 @@ class _Assembly:
         loss = losses_N.sum() / (self.train.batch_size * self.config.sequence)
         return lax.psum(loss, axes) if axes else loss
 
+    def load(self, params: Weights, tokens_BS: Tokens) -> Load:
+        """How evenly the routers spread the tokens of a batch over the experts."""
+        with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
+            model = nnx.merge(self.abstract[0], self.prepared(params))
+            return expert_load(model, tokens_BS, self.plan, self.implementation)
+
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         """Update weights and optimizer state with summed gradients."""
         sharded = self.sharded_update
@@ -238,6 +245,9 @@ class _Assembly:
             gradients=jitted(self.first_half, {"state": state, "batch": batch}, (P(), grad_specs)),
             apply=jitted(self.apply, {"state": state, "grads": grads}, (state_specs, P())),
             evaluation=jitted(self.evaluate, {"params": state.params, "batch": batch}, P()),
+            load=jitted(self.load, {"params": state.params, "batch": batch}, Load._make(3 * [P()]))
+            if self.config.experts
+            else None,
             state=state,
             grads=grads,
             batch=batch,

@@ -98,7 +98,7 @@ class GPT(nnx.Module):
         count = jax.tree.leaves(stacked)[0].shape[0]
 
         def gather(stored: nnx.State) -> nnx.State:
-            return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]
+            return nnx.split(self.block(stored))[1]
 
         def run(weights: nnx.State, x_BTD: Array) -> Result:
             block = partial(nnx.merge(graph, weights), info=self.layer_info)
@@ -114,6 +114,10 @@ class GPT(nnx.Module):
             ordered=is_ordered(train, count),
         )
         return (layers.differentiated if in_loop else layers)(stacked, x_BTD)
+
+    def block(self, stored: nnx.State) -> Block:
+        """The block with the stored weights of one layer, gathered."""
+        return self._ready((nnx.split(self.blocks)[0], self.hooks.layer(stored)))
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Loss of each token, from the residual stream after the last block."""
@@ -219,3 +223,9 @@ def flops_per_token(config: GPTConfig) -> int:
     block = block_of(config)
     layer = block.matmul_flops(config) + 2 * block.score_flops(config)
     return 3 * (config.layers * layer + Head.matmul_flops(config))
+
+
+def choice_flops_per_token(config: GPTConfig) -> int:
+    """The part of `flops_per_token` that is of the chosen experts: what a model saves that drops all choices."""
+    matmuls = block_of(config).matmuls(config)
+    return 3 * config.layers * sum(each.flops(config) for each in matmuls if "expert_mlp" in each.weight.dims)

@@ -2,13 +2,22 @@
 
 import dataclasses
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.program.compiled import read_program
+from benchmarks.run.expert_load import expert_facts
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
+from strategies.model.gpt import flops_per_token
+from strategies.model.router import forced
+from tests.processes import ROOT
 from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, sent
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
@@ -18,6 +27,7 @@ DROPPING = dataclasses.replace(
     CONFIG, experts=8, expert_mlp=24, capacity_factor=1.0, expert_group=4, balance_loss=1e-2, router_z_loss=1e-3
 )
 ALL_KEPT = dataclasses.replace(DROPPING, capacity_factor=None, shared_mlp=40, router="sigmoid")
+GUIDE = (ROOT / "docs" / "guides" / "which-parallelism-for-experts.md").read_text()
 LLAMA = dataclasses.replace(DROPPING, block="qwen3", key_heads=4, tied=False)
 FORCED = dataclasses.replace(DROPPING, routing="zipf=1.2")
 UNBALANCED = dataclasses.replace(DROPPING, balance_loss=0.0, router="softmax")
@@ -121,6 +131,49 @@ def test_every_strategy_trains_a_model_with_experts(name, mesh, config, options)
     assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("expert", "data=2,expert=2", {}),
+        *nightly(
+            ("pipeline", "pipeline=2", {"microbatches": 4}),
+            ("three_d", "data=2,pipeline=2,expert=2", {"microbatches": 4}),
+            ("tensor", "tensor=4", {}),
+            ("fsdp", "fsdp=4", {"prefetch": "on"}),
+            ("context", "context=2", {}),
+            ("auto", "fsdp=2,tensor=2", {}),
+        ),
+    ],
+    ids=str,
+)
+def test_every_strategy_counts_what_its_routers_do(name, mesh, options):
+    """Where positions decide, choices and drops of each layer are known; model FLOPs leave out those that are dropped.
+
+    The probabilities of a token add up to one, and no two collectives may be in flight together.
+    """
+    step = build(name, MeshSpec.parse(mesh), FORCED, **options)
+    tokens = step.place(np.random.default_rng(0).integers(0, FORCED.vocab, step.batch.shape))
+    assert step.load
+    program = quick.compiled(step.load.lower(step.state.params, step.batch))
+    assert read_program(program.as_text() or "", step.mesh.shape).concurrent == ()
+    state = initial(step)
+    load = jax.device_get(program(state.params, tokens))
+    forced_Gtk = np.asarray(forced(FORCED, jnp.arange(FORCED.sequence))).reshape(-1, FORCED.group_tokens, 2)
+    counts_GE = np.array([np.bincount(forced_tk.reshape(-1), minlength=8) for forced_tk in forced_Gtk])
+    dropped = TRAIN.batch_size * np.maximum(counts_GE - FORCED.capacity, 0).sum()
+    assert (load.choices_LE == TRAIN.batch_size * counts_GE.sum(0)).all()
+    assert (load.dropped_L == dropped).all()
+    assert dropped > 0
+    np.testing.assert_allclose(load.probs_LE.sum(1), step.tokens_per_step, rtol=1e-5)
+
+    training: Any = SimpleNamespace(state=state, batches=iter([tokens]))
+    facts = expert_facts(dataclasses.replace(step, load=program), training, name)
+    saved = FORCED.layers * int(dropped) * 18 * FORCED.embed * FORCED.dim_sizes["expert_mlp"]
+    assert facts["model_flops_per_step"] == flops_per_token(FORCED) * step.tokens_per_step - saved
+    assert facts["load"].largest_over_mean == pytest.approx(counts_GE.sum(0).max() / counts_GE.sum(0).mean())
+    assert build("single", MeshSpec.parse("data=1"), CONFIG).load is None
+
+
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_exchanges_are_what_the_docstring_says(remat):
     """(4 D + 2) L R (n-1)/n elements, or (5 D + 3) with remat="full"; R counts all rows of buffers.
@@ -142,6 +195,45 @@ def test_exchanges_are_what_the_docstring_says(remat):
             cost = predict("expert", config, f"expert={devices}", train)
             exchanged = sum(each.sent_bytes for each in cost.traffic if each.what in ("dispatch", "combine"))
             assert exchanged == 4 * config.layers * elements[best if dispatch == "auto" else dispatch]
+
+
+def table(heading):
+    """The cells of the rows of the table under a heading of the guide, by the first."""
+    rows = GUIDE.partition(f"## {heading}\n")[2].partition("\n## ")[0].splitlines()
+    cells = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows if row.startswith("| `")]
+    return {first: rest for first, *rest in cells if first[0] != "-"}
+
+
+@pytest.mark.parametrize(("model", "numbers"), table("The crossover").items())
+def test_expert_and_fsdp_send_as_many_bytes_at_the_crossover(model, numbers):
+    """The guide has the tokens on a device, by formula and for whole steps: twice the tokens, and `expert` sends more.
+
+    `fsdp` sends as many bytes however many tokens there are, and `expert` in proportion to them.
+    """
+    config = dataclasses.replace(PRESETS[model], capacity_factor=1.0)
+
+    def sent(name, batch, reduce_dtype):
+        options: dict[str, Any] = {"dispatch": "all_to_all"} if name == "expert" else {}
+        train = TrainConfig(batch, dtype="bfloat16", reduce_dtype=reduce_dtype, **options)
+        return sum(sum(each.values()) for each in predict(name, config, f"{name}=8", train).sent.values())
+
+    size = config.dim_sizes
+    expected: list[Any] = [2.25 * size["experts"] * size["expert_mlp"] / config.experts_per_token]
+    for dtype in ("bfloat16", "float32"):
+        once, twice = (sent("expert", 8 * sequences, dtype) for sequences in (1, 2))
+        assert sent("fsdp", 8, dtype) == sent("fsdp", 16, dtype)
+        of_a_token = (twice - once) / config.sequence
+        expected.append(config.sequence + (sent("fsdp", 8, dtype) - once) / of_a_token)
+    assert numbers == [f"{tokens:,.0f}" for tokens in expected]
+
+
+@pytest.mark.parametrize(("routing", "numbers"), table("Imbalance").items())
+def test_forced_routings_drop_what_the_guide_says(routing, numbers):
+    """By the positions and the capacity of `nano-moe`."""
+    config = dataclasses.replace(PRESETS["nano-moe"], routing=routing)
+    counts_E = np.bincount(np.asarray(forced(config, jnp.arange(config.sequence))).reshape(-1), minlength=8)
+    dropped = np.maximum(counts_E - config.capacity, 0).sum() / counts_E.sum()
+    assert numbers == [f"{counts_E.max() / counts_E.mean():.2f}", f"{dropped:.1%}"]
 
 
 def test_gradients_of_experts_are_not_summed_over_their_axis():

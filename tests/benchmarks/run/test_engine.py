@@ -36,7 +36,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
-    """A row that is ok has every value, except those of other backends, topologies, strategies and sparse attention.
+    """A row that is ok has every value, except those of other backends, topologies, strategies, attention and experts.
 
     The ratio of sent to predicted bytes is null where nothing is sent, twins exist for auto only, and estimates for
     devices with a chip's figures only.
@@ -53,6 +53,7 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
             "attention_pattern",
             "attention_summary",
             "routing",
+            *(name for name in COLUMNS if name.startswith("experts.")),
             *(name for name, column in COLUMNS.items() if column.source == "chip"),
             *TWIN,
             "predicted.step_seconds",
