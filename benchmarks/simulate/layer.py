@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from benchmarks.simulate.kernels import (
-    Kernel,
-    Layer,
-    first_weight_gradients,
-    head,
-    layer,
-    softmax_is_fused,
-)
+from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
 from benchmarks.simulate.links import Network, distinct
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
@@ -30,6 +23,12 @@ Way = Literal["forward", "backward", "inputs", "weights"]
 Direction = Literal["forward", "backward"]
 TOKENS = "dispatch", "combine"
 """What devices that split experts send each other."""
+TOKEN_CALLS = {
+    **dict.fromkeys([(what, "all_to_all") for what in TOKENS], (1, 1)),
+    **dict.fromkeys([("dispatch", "all_gather"), ("combine", "reduce_scatter")], (1, 0)),
+    **dict.fromkeys([("dispatch", "reduce_scatter"), ("combine", "all_gather")], (0, 1)),
+}
+"""Of what and of which kind -> how often a layer sends it forward and backward, if no dispatch is repeated."""
 LAYER_TRAFFIC = "layers", "keys and values", "tokens and heads", *TOKENS
 """What layers send for each microbatch, as strategies name it. The device waits for it."""
 HEAD_TRAFFIC = "embedding", "head", "ends"
@@ -209,7 +208,8 @@ class LayerEvents:
 
     def _layer_traffic(self, way: Way) -> Iterator[Traffic]:
         """Yield what a layer sends in a pass. Gradients of weights need nothing of other devices."""
-        yield from (term for term in self.traffic if term.what in LAYER_TRAFFIC and way != "weights")
+        terms = (term for term in self.traffic if term.what in LAYER_TRAFFIC and way != "weights")
+        yield from (term for term in terms if self._calls(term, direction_of(way)))
 
     def _priced(self, kernel: Kernel) -> Event:
         return Event(kernel.kind, kernel.seconds(self.network.machine))
@@ -237,11 +237,11 @@ class LayerEvents:
         """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
         # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
-        gathers = term.kind == "all_gather"
-        share = 1 / 3 / self._calls(term, direction) if gathers else 1 / self._calls_by_direction(term.what)[1]
+        gathers = term.kind == "all_gather" and term.what not in TOKENS
+        share = 1 / 3 / self._calls(term, direction) if gathers else 1 / self._calls_by_direction(term)[1]
         sent = term.sent_bytes * share / self.plan.train.microbatches / self.plan.layers
         calls *= self._repeats(term, direction)
-        if term.what in TOKENS and self.stack.deduplicates:
+        if term.what in TOKENS and term.kind == "all_to_all" and self.stack.deduplicates:
             where, config = self.network.group(term.axes), self.plan.config
             places = where.hosts if where.hosts > 1 else where.devices
             sent *= distinct(config.experts or 1, config.experts_per_token, places)
@@ -270,21 +270,22 @@ class LayerEvents:
 
     def _calls(self, term: Traffic, direction: Direction) -> int:
         """Collectives that a layer needs in a pass."""
-        return getattr(self._calls_by_direction(term.what)[0], direction)
+        return getattr(self._calls_by_direction(term)[0], direction)
 
-    def _calls_by_direction(self, what: str) -> tuple[ForwardBackward, int]:
+    def _calls_by_direction(self, term: Traffic) -> tuple[ForwardBackward, int]:
         """Collectives that a layer needs, forward and backward, and how many the traffic of a layer counts.
 
         A stack that repeats whole layers also repeats the last reduction.
         """
         branches, full = len(self.plan.block.branches()), self.plan.train.remat == "full"
-        attentions = self.plan.block.attentions()
+        what, attentions = term.what, self.plan.block.attentions()
         if what == "keys and values" and self.plan.share.ring > 1:
             hops = self.plan.share.ring - 1
             return ForwardBackward(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
         if what in TOKENS:
-            back = 2 if full and what == "dispatch" else 1
-            return ForwardBackward(1, back), 1 + back
+            forward, back = TOKEN_CALLS[what, term.kind]
+            back += full and what == "dispatch" and term.kind != "reduce_scatter"
+            return ForwardBackward(forward, back), forward + back
         if what == "tokens and heads":
             back = (4 if full else 2) * attentions
             return ForwardBackward(2 * attentions, back), 2 * attentions + back

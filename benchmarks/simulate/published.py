@@ -270,4 +270,5 @@ def training_of(row: Published, stack: Stack) -> TrainConfig:
         reduce="step",
         prefetch="off",
         halves="off",
+        dispatch="all_to_all",
     )

@@ -51,6 +51,8 @@ UNSTAGED = {
     "ring": ("context", "context=8", {"context_attention": "ring"}),
     "ulysses": ("context", "context=8", {"context_attention": "ulysses"}),
     "three_d": ("three_d", "data=2,fsdp=2,tensor=4", {}),
+    "experts, tokens sent": ("expert", "data=2,expert=8", {"dispatch": "all_to_all"}),
+    "experts, tokens gathered": ("expert", "data=2,expert=8", {"dispatch": "all_gather"}),
 }
 
 
@@ -91,12 +93,13 @@ def test_a_step_without_compute_takes_as_long_as_its_traffic(name, remat, sequen
     when it is repeated, and twice backward.
     """
     strategy, mesh, options = UNSTAGED[name]
-    cost = step(strategy, mesh, remat=remat, sequence_parallel=sequence_parallel, **options)
+    model = replace(MODEL, experts=8, capacity_factor=1.0) if "dispatch" in options else MODEL
+    cost = step(strategy, mesh, model, remat=remat, sequence_parallel=sequence_parallel, **options)
     wanted = 0.0
     for (kind, axes), parts in cost.sent.items():
         bytes_of: dict[str, Bytes | float] = {**parts}
-        if kind == "all_gather":
-            bytes_of["layers"] = bytes_of.get("layers", 0) * 2 / 3
+        if kind == "all_gather" and "layers" in bytes_of:
+            bytes_of["layers"] *= 2 / 3
         elif "layers" in bytes_of and remat == "full" and repeats == "all":
             bytes_of["layers"] *= 6 / 5
         wanted += sum(bytes_of.values()) / bandwidth(CHIP, kind, group(topology_of(cost), cost.plan.mesh, axes))
