@@ -50,7 +50,7 @@ from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import require_divides
-from strategies.model.experts import rows_of
+from strategies.model.experts import buffer_rows
 from strategies.model.remat import KEPT
 from strategies.model.router import Routed
 from strategies.step import Implementation
@@ -138,7 +138,7 @@ def _dispatches(plan: Plan) -> int:
 
 def _rows(plan: Plan) -> tuple[int, int]:
     """Elements of the buffers of a layer that all-to-alls exchange in a step: for dispatch, and to combine."""
-    rows, embed = rows_of(plan.config, plan.tokens), plan.config.embed
+    rows, embed = buffer_rows(plan.config, plan.tokens), plan.config.embed
     return _dispatches(plan) * rows * (embed + 1), 2 * rows * embed
 
 

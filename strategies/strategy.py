@@ -41,7 +41,8 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
     def batch_sum(x: Array) -> Array:
         return mark_varying(lax.psum(x, split), split)
 
-    implementation = Implementation(hooks=replace(ONE_DEVICE, batch_sum=batch_sum) if split else ONE_DEVICE)
+    hooks = replace(ONE_DEVICE, blocks_rows=plan.share.blocks_rows)
+    implementation = Implementation(hooks=replace(hooks, batch_sum=batch_sum) if split else hooks)
     for axis in plan.active:
         implementation = axis.implement(plan, implementation)
     return implementation

@@ -18,7 +18,7 @@ from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
-from strategies.model.experts import rows_of
+from strategies.model.experts import buffer_rows
 from strategies.three_d import THREE_D
 
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
@@ -153,7 +153,7 @@ def _exchanged(row: Published) -> Callable[[Plan], Iterator[Traffic]]:
     folded, share = _folded(row), Fraction(row.layers - (row.dense_layers or 0), row.layers)
 
     def exchanged(plan: Plan) -> Iterator[Traffic]:
-        rows = rows_of(plan.config, plan.tokens) // (plan.tensors if folded else 1)
+        rows = buffer_rows(plan.config, plan.tokens) // (plan.tensors if folded else 1)
         elements = int(share * plan.layers * rows * plan.config.embed)
         axes = ("expert", "tensor") if folded else ("expert",)
         dispatches = 3 if plan.train.remat == "full" else 2

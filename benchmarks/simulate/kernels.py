@@ -136,7 +136,7 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
         for of_residual, of_mlp in zip(stack.kernels.residual_bytes, stack.kernels.mlp_bytes, strict=True)
     ]
     if config.experts:
-        rows = rows_of(config, share.tokens) / share.tensors * config.embed * scale
+        rows = rows_of(share) / share.tensors * config.embed * scale
         moved = [one + of_row * rows for one, of_row in zip(moved, stack.kernels.row_bytes, strict=True)]
     if precision:
         moved[0] += precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied})

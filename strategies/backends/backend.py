@@ -28,6 +28,7 @@ class Backend:
             default.
         attends_by_token: whether fsdp lets the projection write queries, keys and values token by token.
         gathers_outermost_only: whether the transport joins gathered parts along the outermost dim only.
+        gathers_in_loops: whether the compiler moves a gather of weights into a loop that reads parts of them.
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
         two_dim_torus: whether the chips form a torus of two dims (torus.py).
     """
@@ -42,6 +43,7 @@ class Backend:
     layers_per_gather: int = 1
     attends_by_token: bool = False
     gathers_outermost_only: bool = False
+    gathers_in_loops: bool = False
     sums_in_place: bool = False
     two_dim_torus: bool = False
 
@@ -71,11 +73,11 @@ NVIDIA_GPU = replace(GPU, platform="cuda", fused_attention="cudnn")
 """NVIDIA's GPUs have cuDNN's attention. With it Ulysses is faster than a ring between hosts, for it sends less
 (docs/experiments/2026-11-24-context-overlap.md)."""
 
-TPU = Backend("tpu", fused_attention="splash", prefetches=True, prefetches_replicated=True)
+TPU = Backend("tpu", fused_attention="splash", prefetches=True, prefetches_replicated=True, gathers_in_loops=True)
 """A TPU of an unknown kind, v4 or tpu7x: it gathers ahead as v5p does; halves were not tried there, and are off.
 
-Sums by layer are off on all TPUs, for on v5e they add more memory traffic than they hide
-(docs/experiments/2026-11-24-data-overlap.md).
+Gathers in loops were seen on v5e (docs/experiments/2026-11-26-grouped-matmul.md). Sums by layer are off on all TPUs,
+for on v5e they add more memory traffic than they hide (docs/experiments/2026-11-24-data-overlap.md).
 """
 
 V5P = replace(TPU, halves=True)

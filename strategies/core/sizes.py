@@ -230,8 +230,9 @@ class Sizes:
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
-        experts = self.size(*self.axes_of("experts"))
-        return Share(self.held_config, self.train, tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts)
+        experts, gathers = self.size(*self.axes_of("experts")), self.backend.gathers_in_loops and self.shards > 1
+        split = tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts, gathers
+        return Share(self.held_config, self.train, *split)
 
     def kernel(self, *, partitioned: bool = False) -> str:
         """The kind of attention kernel; `partitioned` if the compiler partitions the step.
@@ -260,8 +261,7 @@ class Sizes:
     @property
     def logits_tokens(self) -> int:
         """Tokens whose logits exist on a device at the same time."""
-        tokens = self.tokens // self.train.microbatches
-        local_vocab = self.padded_vocab // self.size(*self.vocab_axes)
+        tokens, local_vocab = self.tokens // self.train.microbatches, self.padded_vocab // self.size(*self.vocab_axes)
         return tokens_at_once(tokens, local_vocab, self.train.logits_bytes) if self.train.logits_bytes else tokens
 
     @cached_property

@@ -157,8 +157,8 @@ class Cost:
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
             matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
             and logits that are computed in chunks are recomputed.
-        capacity: of rows of experts' buffers beyond the tokens' choices (model/experts.py); below zero if the capacity
-            has fewer.
+        capacity: of rows of experts' buffers or blocks beyond the tokens' choices (model/experts.py); below zero if the
+            capacity has fewer.
         replicated: of matmuls with weights that the tensor axis does not split: all of its devices do them; and of
             copies of heads of keys.
         padding: of the vocabulary.
@@ -221,9 +221,9 @@ class Cost:
     @property
     def _capacity(self) -> tuple[int, int]:
         """FLOPs of padded buffers of experts in a forward pass of all layers, and those that are recomputed."""
-        layers, (forward, again) = self.plan.config.layers, self.plan.block.padding_flops(self.plan.config)
-        sequences = layers * self.plan.train.batch_size
-        return sequences * forward, sequences * again if self.plan.train.remat == "full" else 0
+        plan, (forward, again) = self.plan, self.plan.block.padding_flops(self.plan.share)
+        times = plan.config.layers * plan.train.batch_size * plan.config.sequence // plan.share.tokens
+        return times * forward, times * again if plan.train.remat == "full" else 0
 
     @property
     def _replicated(self) -> int:

@@ -44,14 +44,27 @@ def experts(share: Share) -> int:
     An expert axis holds what it exchanges once more, unless it is recomputed; tokens that are gathered twice then.
     """
     config, full = share.config, share.train.remat == "full"
-    rows, tokens = rows_of(config, share.tokens), share.tokens * config.embed
+    rows, tokens = rows_of(share), share.tokens * config.embed
     hidden = Experts.activated_elements(share)
     routes = 3 * share.tokens * config.dim_sizes["experts"]
     gathered = share.gathered_tokens * config.embed
+    routes += loops_over_blocks(share) if share.blocks_rows else 0
     if full:
         return (11 * rows * config.embed + 21 * hidden) // 4 + tokens + routes + 2 * gathered
     exchanged = gathered or (rows * config.embed if share.experts > 1 else 0)
     return (10 * rows * config.embed + 12 * hidden + 6 * tokens) // 4 + routes + exchanged
+
+
+def loops_over_blocks(share: Share) -> int:
+    """What the loops of grouped matmuls read and write besides, rows and matrices; fitted to compiled programs.
+
+    A loop takes arrays that are in memory: what would be part of a matmul exists by itself. With prefetch matrices are
+    copied for loops that recompute.
+    """
+    repeated = ("none", "dots", "full").index(share.train.remat)
+    matrix = share.config.dim_sizes["experts"] * share.config.embed * share.expert_mlp
+    copies = 2 + (3 * repeated if share.train.prefetch == "on" else 0)
+    return copies * matrix + (2 + repeated) * rows_of(share) * share.config.embed
 
 
 def attention(share: Share) -> int:

@@ -126,10 +126,9 @@ class Block(nnx.Module):
         return sum(_matmul_flops(cls, config))
 
     @classmethod
-    @cache
-    def padding_flops(cls, config: GPTConfig) -> tuple[int, int]:
-        """Forward FLOPs for one sequence beyond `matmul_flops`, and the part that recomputation repeats."""
-        forward, again = zip(*(part.padding_flops(config) for part in cls.branches()), strict=True)
+    def padding_flops(cls, share: Share) -> tuple[int, int]:
+        """Forward FLOPs for a microbatch beyond `matmul_flops`, and the part that recomputation repeats (`Part`)."""
+        forward, again = zip(*(part.padding_flops(share) for part in cls.branches()), strict=True)
         return sum(forward), sum(again)
 
     @classmethod

@@ -1,19 +1,25 @@
 """A mixture of experts in place of an MLP: each token goes to k of E experts (Shazeer et al. 2017, section 2.1).
 
-Each expert is a gated MLP, SwiGLU (Shazeer 2020). Tokens are dispatched to buffers of static shape, in which an expert
-has C rows for each group of tokens; their outputs are combined, with the router's weights, to one sum for each token
-(Lepikhin et al. 2020, "GShard", section 2.2). Groups are consecutive tokens of a sequence, whatever the mesh, so one
-device and many drop the same choices of tokens. Without a capacity factor C is the size of a group, and nothing is
-dropped: then experts compute E / k times the rows that they need.
+Each expert is a gated MLP, SwiGLU (Shazeer 2020). Tokens are dispatched to rows, and their outputs are combined, with
+the router's weights, to one sum for each token (Lepikhin et al. 2020, "GShard", section 2.2). There are two kinds of
+rows:
+
+    buffers, of which an expert has C rows for each group of tokens. Groups are consecutive tokens of a sequence,
+        whatever the mesh, so one device and many drop the same choices of tokens. Without a capacity factor C is the
+        size of a group, and nothing is dropped: then experts compute E / k times the rows that they need.
+    blocks, without a capacity factor where a device has all experts: each has rows of one expert, and an expert has as
+        many as its tokens fill (Gale et al. 2022, "MegaBlocks", section 5). Nothing is dropped, and at most half as
+        many rows are padding as are needed, unless the tokens are few (`blocks_of`).
 
 The router's weight multiplies the hidden features of an expert. That equals weighting its output, and the backward pass
 needs no output of any expert.
 
-Dims: B batch, T tokens, N = B x T, D embed, E experts, F hidden features of an expert, G groups, C capacity, R = E x G
-x C rows of all buffers. H are the hidden features of the shared expert.
+Dims: B batch, T tokens, N = B x T, D embed, E experts, F hidden features of an expert, G groups, C capacity, S blocks,
+R rows of all buffers or blocks, or of one. H are the hidden features of the shared expert.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, cast
 
@@ -26,13 +32,14 @@ from jaxtyping import Array, Float
 
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
+from strategies.model.grouped_matmul import grouped_matmul
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result
 from strategies.model.matmul import matmul
 from strategies.model.order import after
 from strategies.model.part import Matmul, Part, Share
 from strategies.model.remat import KEPT, TOTALS
-from strategies.model.router import Routed, Routes, Slots, choices_of, choose, forced, kept_bytes, slots
+from strategies.model.router import Routed, Routes, Slots, block_slots, choices_of, choose, forced, kept_bytes, slots
 from strategies.model.weights import WeightSpec, matrix, vector
 
 
@@ -77,16 +84,17 @@ class Experts(Part):
 
     @staticmethod
     def rows(share: Share, matmul: Matmul) -> tuple[int, int]:
-        """The experts of a device are side by side, each with the rows of its buffers."""
+        """Blocks are side by side; or the experts of a device, each with the rows of its buffers."""
         if "expert_mlp" not in matmul.weight.dims:
             return share.tokens, 1
+        blocks, size = blocks_of(share.config, share.tokens)
         held = share.config.dim_sizes["experts"] // share.experts
-        return rows_of(share.config, share.tokens) // held, held
+        return (size, blocks) if share.blocks_rows else (rows_of(share) // held, held)
 
     @staticmethod
     def activated_elements(share: Share) -> int:
         """Hidden features of all rows, and of the shared expert."""
-        return rows_of(share.config, share.tokens) * share.expert_mlp + share.tokens * share.shared_mlp
+        return rows_of(share) * share.expert_mlp + share.tokens * share.shared_mlp
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
@@ -100,8 +108,9 @@ class Experts(Part):
         counts = 4 * experts if config.balance_loss or share.train.remat == "none" else 0
         if share.train.remat == "full":
             return counts
-        rows, shared = rows_of(config, tokens), tokens * share.shared_mlp
-        kept = counts + 4 * (rows + chosen * (share.gathered_tokens or tokens))
+        rows, shared = rows_of(share), tokens * share.shared_mlp
+        blocks = blocks_of(config, tokens)[0] if share.blocks_rows else 0
+        kept = counts + 4 * (rows + chosen * (share.gathered_tokens or tokens) + blocks)
         if share.train.remat == "dots":
             exchanged = rows * (embed + 1) if share.experts > 1 else 0
             received = share.gathered_tokens * (embed + 2 * chosen) or exchanged
@@ -113,19 +122,23 @@ class Experts(Part):
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
-        """Gradients of the experts' outputs, rows of tokens unless an expert axis keeps them, and hidden features."""
+        """Gradients of the experts' outputs, rows of tokens unless an expert axis keeps them, and hidden features.
+
+        Loops over blocks also hold what would be part of a matmul (costs/working.py); fitted to compiled programs.
+        """
+        rows, hidden, remat = rows_of(share), Experts.activated_elements(share), share.train.remat
+        quarters = {"none": 10, "dots": 6, "full": 1}[remat]
+        looped = (2 * rows * share.config.embed + quarters * hidden) // 4 if share.blocks_rows else 0
         if share.reuses_residual_buffers:
-            return 0
-        rows, full = rows_of(share.config, share.tokens), share.train.remat == "full"
-        hidden = Experts.activated_elements(share)
-        copies = 1 if share.experts > 1 and not full else 2
-        return copies * rows * share.config.embed + (3 if full else 2) * hidden
+            return looped
+        copies = 1 if share.experts > 1 and remat != "full" else 2
+        return looped + copies * rows * share.config.embed + (3 if remat == "full" else 2) * hidden
 
     @staticmethod
-    def padding_flops(config: GPTConfig) -> tuple[int, int]:
+    def padding_flops(share: Share) -> tuple[int, int]:
         """Those of the rows beyond k for each token; below zero if the capacity has fewer."""
-        rows = rows_of(config, config.sequence) - config.experts_per_token * config.sequence
-        sizes = config.dim_sizes
+        rows = rows_of(share) - share.config.experts_per_token * share.tokens
+        sizes = share.config.dim_sizes
         down = 2 * rows * sizes["embed"] * sizes["expert_mlp"]
         return 3 * down, 2 * down
 
@@ -153,25 +166,29 @@ class Experts(Part):
         extras, x_ND = _losses(routes, count_E, x_ND, config, info)
         extras["balance_loss"] += 0 if bias_E is None else load_term(bias_E, count_E)
         routed = hooks.gather_routed(Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts))
-        groups, chosen = len(routed.x_ND) // group, config.experts_per_token
-        found = slots(routed.experts_Nk, routed.experts, groups, capacity)
-        found = Slots(*(checkpoint_name(each, KEPT) for each in found))
-        buffers = routed.experts, groups, capacity, -1
+        if hooks.blocks_rows:
+            blocks = blocks_of(config, len(x_ND))
+            found, expert_S = block_slots(routed.experts_Nk, experts, *blocks)
+            product: Any = partial(grouped_matmul, expert_S=checkpoint_name(expert_S, KEPT))
+            buffers = *blocks, -1
+        else:
+            groups = len(routed.x_ND) // group
+            found, product = slots(routed.experts_Nk, routed.experts, groups, capacity), _batched_matmul
+            buffers = routed.experts, groups, capacity, -1
+        found, chosen = Slots(*(checkpoint_name(each, KEPT) for each in found)), config.experts_per_token
         x_EGCD = to_rows(routed.x_ND, found, chosen).reshape(buffers)
         weights_EGC1 = to_rows(routed.weights_Nk.reshape(-1, 1), found, 1).reshape(buffers)
-        outputs_EGCD = self._outputs(*hooks.dispatch(x_EGCD, weights_EGC1))
+        outputs_EGCD = self._outputs(*hooks.dispatch(x_EGCD, weights_EGC1), product)
         y_ND = hooks.scatter_routed(from_rows(hooks.combine(outputs_EGCD).reshape(-1, embed), found, chosen))
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
         return x_BTD + hooks.sum(y_ND.reshape(normed_BTD.shape)), extras
 
-    def _outputs(self, x_EGCD: Array, weights_EGC1: Array) -> Array:
-        """The weighted outputs of this device's experts for the rows of all groups."""
-        shape, named = x_EGCD.shape, partial(checkpoint_name, name=KEPT)
-        x_ERD, weights_ER1 = (each.reshape(shape[0], -1, each.shape[-1]) for each in (x_EGCD, weights_EGC1))
-        gate_ERF = named(jnp.einsum("erd,edf->erf", x_ERD, self.gate_EDF[...]))
-        up_ERF = named(jnp.einsum("erd,edf->erf", x_ERD, self.up_EDF[...]))
-        hidden_ERF = jax.nn.silu(gate_ERF) * up_ERF * weights_ER1
-        return jnp.einsum("erf,efd->erd", hidden_ERF, self.down_EFD[...]).reshape(shape)
+    def _outputs(self, x_XRD: Array, weights_XR1: Array, product: Callable[[Array, Array], Array]) -> Array:
+        """The weighted outputs of this device's experts for rows, whose experts `product` knows."""
+        named = partial(checkpoint_name, name=KEPT)
+        gate_XRF = named(product(x_XRD, self.gate_EDF[...]))
+        up_XRF = named(product(x_XRD, self.up_EDF[...]))
+        return product(jax.nn.silu(gate_XRF) * up_XRF * weights_XR1, self.down_EFD[...])
 
     def _shared(self, x_ND: Array) -> Array:
         weights: Any = self
@@ -179,9 +196,34 @@ class Experts(Part):
         return matmul(hidden_NH, weights.shared_down_HD[...])
 
 
-def rows_of(config: GPTConfig, tokens: int) -> int:
+def _batched_matmul(x_EGCD: Array, w_EDF: Array) -> Array:
+    """The rows of the buffers of each expert times its matrix."""
+    x_ERD = x_EGCD.reshape(x_EGCD.shape[0], -1, x_EGCD.shape[-1])
+    return jnp.einsum("erd,edf->erf", x_ERD, w_EDF).reshape(*x_EGCD.shape[:-1], -1)
+
+
+def buffer_rows(config: GPTConfig, tokens: int) -> int:
     """Rows of the buffers of all experts for so many tokens."""
     return config.dim_sizes["experts"] * tokens * config.capacity // config.group_tokens
+
+
+def blocks_of(config: GPTConfig, tokens: int) -> tuple[int, int]:
+    """How many blocks suffice for the choices of so many tokens, whatever their experts are; and the rows of a block.
+
+    Rows are a power of two from 8 to 512, and where that allows it at most half as many are padding as are choices:
+    each expert fills all of its blocks but one.
+    """
+    experts, choices = config.dim_sizes["experts"], config.experts_per_token * tokens
+    size = 2 ** min(9, max(3, (choices // (2 * experts)).bit_length() - 1))
+    filled = min(experts, choices)
+    return (choices - filled) // size + filled, size
+
+
+def rows_of(share: Share) -> int:
+    """Rows of the experts' buffers or blocks on a device, for a microbatch."""
+    if share.blocks_rows:
+        return math.prod(blocks_of(share.config, share.tokens))
+    return buffer_rows(share.config, share.tokens)
 
 
 def require_groups(config: GPTConfig, tokens: int, why: str) -> None:

@@ -46,6 +46,7 @@ class Hooks:
             experts, with this device's experts alone.
         scatter_routed: sums [M,D] of the outputs of this device's experts, for the tokens of all those devices -> the
             sums [N,D] of all experts, for its own.
+        blocks_rows: whether rows of experts are sorted into blocks (experts.py).
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
@@ -71,6 +72,7 @@ class Hooks:
     combine: Callable[[Array], Array] = lambda x: x
     gather_routed: Callable[[Routed], Routed] = lambda routed: routed
     scatter_routed: Callable[[Array], Array] = lambda x: x
+    blocks_rows: bool = False
     batch_sum: Callable[[Array], Array] = lambda x: x
     embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0

@@ -34,6 +34,7 @@ class Share:
         ulysses: attention takes all tokens of some heads, which come from other devices.
         kernel: the kind of attention kernel, as `causal_attention` takes it.
         experts: devices that split the experts.
+        gathers_in_loops: weights are gathered, and the compiler would move their gathers into loops.
     """
 
     config: GPTConfig
@@ -44,6 +45,13 @@ class Share:
     ulysses: bool = False
     kernel: str = "xla"
     experts: int = 1
+    gathers_in_loops: bool = False
+
+    @property
+    def blocks_rows(self) -> bool:
+        """Whether the rows of experts are sorted into blocks (experts.py): all experts are here, and drop nothing."""
+        drops = self.config.capacity_factor is not None
+        return self.config.experts is not None and self.experts == 1 and not drops and not self.gathers_in_loops
 
     @property
     def sequence_parallel(self) -> bool:
@@ -220,8 +228,11 @@ class Part(nnx.Module):
         return 0
 
     @staticmethod
-    def padding_flops(config: GPTConfig) -> tuple[int, int]:
-        """Forward FLOPs for one sequence beyond those of `matmuls`, and the part that recomputation repeats."""
+    def padding_flops(share: Share) -> tuple[int, int]:
+        """Forward FLOPs for the tokens of a microbatch on a device beyond those of `matmuls`, and of recomputation.
+
+        Devices that split the hidden features count together.
+        """
         return 0, 0
 
     @staticmethod

@@ -188,15 +188,39 @@ class Slots(NamedTuple):
     row_Nk: Int[Array, "N k"]
 
 
-def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> Slots:
-    """Give the choices of each group rows of their experts' buffers, in the order of the tokens, and drop the rest."""
-    choices, k = experts_Nk.size, experts_Nk.shape[1]
+class Sorted(NamedTuple):
+    """The choices of each group of tokens, sorted by expert.
+
+    Attributes:
+        expert_GS: the expert of each choice.
+        order_GS: the choices, by expert and then by token.
+        counts_GE: how many choices each expert has.
+        starts_GE: where they begin in `order_GS`.
+        rank_GS: the place of a choice among those of its expert, from 0.
+    """
+
+    expert_GS: Int[Array, "G S"]
+    order_GS: Int[Array, "G S"]
+    counts_GE: Int[Array, "G E"]
+    starts_GE: Int[Array, "G E"]
+    rank_GS: Int[Array, "G S"]
+
+
+def sort(experts_Nk: Int[Array, "N k"], experts: int, groups: int) -> Sorted:
+    """Sort choices by expert."""
     expert_GS = experts_Nk.reshape(groups, -1)
     order_GS = jnp.argsort(expert_GS, axis=1, stable=True)
     counts_GE = (expert_GS[..., None] == jnp.arange(experts)).sum(1)
     starts_GE = jnp.cumsum(counts_GE, axis=1) - counts_GE
-    # The rank of a choice among those of its expert, from 0: its place in the order is the inverse permutation.
+    # The place of a choice in the order is the inverse permutation.
     rank_GS = jnp.argsort(order_GS, axis=1) - jnp.take_along_axis(starts_GE, expert_GS, axis=1)
+    return Sorted(expert_GS, order_GS, counts_GE, starts_GE, rank_GS)
+
+
+def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> Slots:
+    """Give the choices of each group rows of their experts' buffers, in the order of the tokens, and drop the rest."""
+    choices, k = experts_Nk.size, experts_Nk.shape[1]
+    expert_GS, order_GS, counts_GE, starts_GE, rank_GS = sort(experts_Nk, experts, groups)
     group_G1, per_group = jnp.arange(groups)[:, None], choices // groups
     taken_GS = (rank_GS < capacity) & (expert_GS < experts)
     row_GS = jnp.where(taken_GS, (expert_GS * groups + group_G1) * capacity + rank_GS, experts * groups * capacity)
@@ -206,3 +230,22 @@ def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: in
     taken_GEC = (taken_GEC + group_G1 * per_group).reshape(place_GEC.shape)
     choice_GEC = jnp.where(jnp.arange(capacity) < counts_GE[..., None], taken_GEC, choices)
     return Slots(choice_GEC.swapaxes(0, 1).reshape(-1), row_GS.reshape(-1, k))
+
+
+def block_slots(
+    experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: int
+) -> tuple[Slots, Int[Array, " blocks"]]:
+    """Give every choice a row in blocks of `size` rows, of which each has rows of one expert; and the blocks' experts.
+
+    `blocks` must suffice for any counts (`model/experts.py`). Those that are left over have empty rows.
+    """
+    choices = experts_Nk.size
+    expert_GS, order_GS, counts_GE, starts_GE, rank_GS = sort(experts_Nk, experts, 1)
+    ends_E = jnp.cumsum(-(-counts_GE[0] // size))
+    first_E = jnp.concatenate([jnp.zeros_like(ends_E[:1]), ends_E[:-1]])
+    expert_B = jnp.minimum(jnp.searchsorted(ends_E, jnp.arange(blocks), side="right"), experts - 1)
+    rank_BR = (jnp.arange(blocks) - first_E[expert_B])[:, None] * size + jnp.arange(size)
+    place_BR = jnp.minimum(starts_GE[0][expert_B][:, None] + rank_BR, choices - 1)
+    choice_BR = jnp.where(rank_BR < counts_GE[0][expert_B][:, None], order_GS[0][place_BR], choices)
+    row_Nk = (first_E[expert_GS] * size + rank_GS).reshape(experts_Nk.shape)
+    return Slots(choice_BR.reshape(-1), row_Nk), expert_B

@@ -12,11 +12,11 @@ from flax import nnx
 from strategies import PRESETS, GPTConfig, Infeasible
 from strategies.core.sizes import BYTES
 from strategies.model.block import block_of
-from strategies.model.experts import Experts
+from strategies.model.experts import Experts, blocks_of
 from strategies.model.gpt import active_param_count, flops_per_token, param_count
 from strategies.model.hooks import ONE_DEVICE
 from strategies.model.layer_info import LayerInfo
-from strategies.model.router import choose, forced, zipf_shares
+from strategies.model.router import block_slots, choose, forced, zipf_shares
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import compiled, cost, step
 from tests.strategies.costs.test_kept import loops
@@ -42,7 +42,8 @@ def part(config, deviation=1.0):
 
 def run(experts, x_BTD):
     """The output of the experts, and their losses."""
-    info = LayerInfo(ONE_DEVICE, "xla", None, x_BTD.shape[1])
+    hooks = dataclasses.replace(ONE_DEVICE, blocks_rows=experts.config.capacity_factor is None)
+    info = LayerInfo(hooks, "xla", None, x_BTD.shape[1])
     return experts(jnp.zeros_like(x_BTD), x_BTD, info)
 
 
@@ -137,6 +138,24 @@ def test_forced_routings_have_the_shares_that_they_say(experts, chosen):
         assert sum(expected) == pytest.approx(chosen)
         router = jax.grad(lambda w, config=config, x=forced_Tk: choose(w, config, x).weights_Nk[:, 0].sum())
         assert np.abs(router(jnp.zeros((96, experts)))).max() > 0
+
+
+@pytest.mark.parametrize("tokens", [3, 40, 200])
+def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens):
+    """Each choice has a row of its own, in a block of its expert, which knows it; other rows are empty."""
+    draw, blocks = np.random.default_rng(tokens), blocks_of(MOE, tokens)
+    assert blocks[0] * blocks[1] <= max(1.5 * 2 * tokens, (6 + tokens / 4) * 8)
+    by_token = np.stack([np.arange(tokens) % 6, (np.arange(tokens) + 1) % 6], 1)
+    for experts_Nk in (
+        np.full((tokens, 2), [5, 0]),
+        by_token,
+        draw.permuted(np.tile(np.arange(6), (tokens, 1)), axis=1)[:, :2],
+    ):
+        found, expert_S = block_slots(jnp.asarray(experts_Nk), 6, *blocks)
+        row_M, choice_R = np.asarray(found.row_Nk).reshape(-1), np.asarray(found.choice_R)
+        np.testing.assert_array_equal(np.asarray(expert_S)[row_M // blocks[1]], experts_Nk.reshape(-1))
+        np.testing.assert_array_equal(choice_R[row_M], np.arange(2 * tokens))
+        assert (choice_R == 2 * tokens).sum() == choice_R.size - 2 * tokens
 
 
 def test_a_softmax_over_the_chosen_logits_is_a_renormalised_one():
