@@ -12,11 +12,11 @@ from flax import nnx
 from strategies import PRESETS, GPTConfig, Infeasible
 from strategies.core.sizes import BYTES
 from strategies.model.block import block_of
-from strategies.model.experts import Experts, blocks_of
+from strategies.model.experts import Experts
 from strategies.model.gpt import active_param_count, flops_per_token, param_count
 from strategies.model.hooks import ONE_DEVICE
 from strategies.model.layer_info import LayerInfo
-from strategies.model.router import block_slots, choose, forced, zipf_shares
+from strategies.model.router import choose
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import compiled, cost, step
 from tests.strategies.costs.test_kept import loops
@@ -117,55 +117,6 @@ def test_gradients_are_those_of_all_experts_for_all_tokens(router):
     )
     for got, expected in zip(jax.tree.leaves(mine), jax.tree.leaves(reference), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (6, 4), (8, 8)])
-def test_forced_routings_have_the_shares_that_they_say(experts, chosen):
-    """Of every 24 consecutive tokens: distinct experts of each, and counts within two of those of the shares.
-
-    No gradient is lost: that of the router is not zero, wherever a token has a choice of weights.
-    """
-    even = (chosen / experts,) * experts
-    shares = {"balanced": even, "one": (1.0,) * chosen + (0.0,) * (experts - chosen)}
-    shares |= {f"zipf={x}": zipf_shares(experts, chosen, x) for x in (0.5, 1.2, 8.0)}
-    for routing, expected in shares.items():
-        config = dataclasses.replace(MOE, experts=experts, experts_per_token=chosen, routing=routing, sequence=96)
-        forced_Tk = forced(config, jnp.arange(96))
-        assert all(len(set(forced_k)) == chosen for forced_k in forced_Tk.tolist())
-        for part_tk in np.split(np.asarray(forced_Tk), 4):
-            counts = np.bincount(part_tk.reshape(-1), minlength=experts)
-            np.testing.assert_allclose(sorted(counts), sorted(24 * np.array(expected)), atol=2)
-        assert sum(expected) == pytest.approx(chosen)
-        router = jax.grad(lambda w, config=config, x=forced_Tk: choose(w, config, x).weights_Nk[:, 0].sum())
-        assert np.abs(router(jnp.zeros((96, experts)))).max() > 0
-
-
-@pytest.mark.parametrize("tokens", [3, 40, 200])
-def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens):
-    """Each choice has a row of its own, in a block of its expert, which knows it; other rows are empty."""
-    draw, blocks = np.random.default_rng(tokens), blocks_of(MOE, tokens)
-    assert blocks[0] * blocks[1] <= max(1.5 * 2 * tokens, (6 + tokens / 4) * 8)
-    by_token = np.stack([np.arange(tokens) % 6, (np.arange(tokens) + 1) % 6], 1)
-    for experts_Nk in (
-        np.full((tokens, 2), [5, 0]),
-        by_token,
-        draw.permuted(np.tile(np.arange(6), (tokens, 1)), axis=1)[:, :2],
-    ):
-        found, expert_S = block_slots(jnp.asarray(experts_Nk), 6, *blocks)
-        row_M, choice_R = np.asarray(found.row_Nk).reshape(-1), np.asarray(found.choice_R)
-        np.testing.assert_array_equal(np.asarray(expert_S)[row_M // blocks[1]], experts_Nk.reshape(-1))
-        np.testing.assert_array_equal(choice_R[row_M], np.arange(2 * tokens))
-        assert (choice_R == 2 * tokens).sum() == choice_R.size - 2 * tokens
-
-
-def test_a_softmax_over_the_chosen_logits_is_a_renormalised_one():
-    """The two definitions of the router of Mixtral and gpt-oss agree; OLMoE's weights sum to less than one."""
-    logits_NE = jnp.asarray(np.random.default_rng(0).normal(size=(50, 6)), jnp.float32)
-    routes = choose(logits_NE, MOE)
-    top_Nk, experts_Nk = jax.lax.top_k(logits_NE, 2)
-    np.testing.assert_array_equal(routes.experts_Nk, experts_Nk)
-    np.testing.assert_allclose(routes.weights_Nk, jax.nn.softmax(top_Nk), rtol=1e-6)
-    assert (choose(logits_NE, dataclasses.replace(MOE, router="softmax")).weights_Nk.sum(1) < 1).all()
 
 
 def test_losses_of_a_router_that_does_not_know():
