@@ -25,17 +25,24 @@ SPREADS = {
     "data or fsdp": (STRATEGY_COLOURS["fsdp"], "o"),
 }
 """Mesh axes over which a model is split -> colour and marker of its rows. Batches may be split as well."""
-WORST = 8
+WORST = 4
 """Rows of each source of which the parts are drawn."""
+COLUMNS = 5
+"""Sources side by side."""
 
 
 def predicted_figure(rows: pd.DataFrame) -> Figure:
-    """Draw predicted seconds, and below them the errors, against published seconds, a column for each source."""
+    """Draw predicted seconds, and below them the errors, against published seconds, two panels for each source."""
     sources = list(rows["source"].unique())
-    figure = Figure(figsize=(max(5, 3.3 * len(sources)), 6.6), layout="constrained")
-    grid = figure.subplots(2, len(sources), squeeze=False, height_ratios=(1.4, 1))
+    columns, bands = min(COLUMNS, len(sources)), -(-len(sources) // COLUMNS)
+    figure = Figure(figsize=(max(5, 3.3 * columns), 6.6 * bands), layout="constrained")
+    grid = figure.subplots(2 * bands, columns, squeeze=False, height_ratios=(1.4, 1) * bands)
+    pairs = [pair for band in range(bands) for pair in grid[2 * band : 2 * band + 2].T]
+    for above, below in pairs[len(sources) :]:
+        above.remove()
+        below.remove()
     limit = 100 * max(0.15, 1.1 * rows["error"].abs().max())
-    for (above, below), source in zip(grid.T, sources, strict=True):
+    for place, (source, (above, below)) in enumerate(zip(sources, pairs, strict=False)):
         part = rows[rows["source"] == source]
         panel(above, part, "predicted_seconds")
         limits = np.array(above.get_xlim())
@@ -45,16 +52,22 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
             below.axhline(100 * error, **style)
         above.set(yscale="log", ylim=limits)
         seconds_axis(above.yaxis)
-        above.set_title("\n".join(textwrap.wrap(f"{source}, {len(part)} runs", 38)), size="x-small")
+        above.set_title("\n".join(textwrap.wrap(f"{short(source)}, {len(part)} runs", 45)), size="x-small")
         panel(below, part.assign(percent=100 * part["error"]), "percent")
         below.set(ylim=(-limit, limit), xlabel="published seconds of a step")
-    grid[0, 0].set_ylabel("predicted seconds of a step")
-    grid[1, 0].set_ylabel("error of the prediction (%)")
+        if place % columns == 0:
+            above.set_ylabel("predicted seconds of a step")
+            below.set_ylabel("error of the prediction (%)")
     used = [name for name in SPREADS if name in set(rows.apply(spread_of, axis=1))]
     handles = [Line2D([], [], color=SPREADS[name][0], marker=SPREADS[name][1], ls="", label=name) for name in used]
     figure.legend(handles=handles, title="the model is split over", loc="outside right center", frameon=False)
     caption(figure, f"Lines: no error, and {NEAR:.0%} more or less.")
     return figure
+
+
+def short(source: str) -> str:
+    """A source without the beginning and the end that many addresses share."""
+    return source.removeprefix("https://").removeprefix("github.com/").replace("/README.md", "")
 
 
 def panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
@@ -97,7 +110,8 @@ def parts_figure(rows: pd.DataFrame) -> Figure:
         axes.set_yticks(range(len(part)), [label_of(row) for row in part.to_dict("records")], size="small")
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set_title(textwrap.shorten(part["source"].iloc[0], 70, placeholder=" ..."), size="small", loc="left")
+        name = textwrap.shorten(short(part["source"].iloc[0]), 100, placeholder=" ...")
+        axes.set_title(name, size="small", loc="left")
     grid[-1].set_xlabel("predicted over published time of a step")
     handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
     handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
