@@ -96,10 +96,10 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        ("three_d", "fsdp=2,pipeline=2", {"gather": "step", "microbatches": 4, "dtype": "bfloat16"}),
+        ("data", "data=8", {"bucket_bytes": 10_000}),
         *nightly(
+            ("three_d", "fsdp=2,pipeline=2", {"gather": "step", "microbatches": 4, "dtype": "bfloat16"}),
             ("fsdp", "fsdp=8", {"regather": False}),
-            ("data", "data=8", {"bucket_bytes": 10_000}),
             ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2}),
             ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2, "dtype": "bfloat16"}),
             ("hsdp", "data=2,fsdp=4", {"gather": "step"}),

@@ -39,7 +39,7 @@ from tests.strategies.test_step import held
 
 ONE = MeshSpec.parse("data=1")
 MESHES = {"single": ONE, **HARDEST}
-EVERY_DAY = ("three_d",)
+EVERY_DAY = ("fsdp",)
 OVERFLOWS = 2.0**40
 """A loss scale with which the gradients of logits overflow: without it they are up to 1 / 256 tokens."""
 FITS = 2.0**15
