@@ -52,7 +52,7 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
             below.axhline(100 * error, **style)
         above.set(yscale="log", ylim=limits)
         seconds_axis(above.yaxis)
-        above.set_title("\n".join(textwrap.wrap(f"{short(source)}, {len(part)} runs", 45)), size="x-small")
+        above.set_title("\n".join(textwrap.wrap(f"{short(source)}, {len(part)} runs", 40)), size="x-small")
         panel(below, part.assign(percent=100 * part["error"]), "percent")
         below.set(ylim=(-limit, limit), xlabel="published seconds of a step")
         if place % columns == 0:
