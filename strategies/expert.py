@@ -107,7 +107,7 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
             where it is impossible.
     """
     dispatched, combined = _tokens(plan)
-    gathered = plan.size("expert") * (_dispatches(plan) * dispatched + 2 * combined)
+    gathered = plan.size("expert") * (dispatches(plan) * dispatched + 2 * combined)
     fewer = plan.config.experts is not None and gathered < sum(_rows(plan))
     dispatch = plan.choose("dispatch", _gather_problem(plan), fewer, "all_gather", "all_to_all")
     return {**resolve_reduce(plan), "dispatch": dispatch}
@@ -131,7 +131,7 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
     return replace(before, hooks=replace(before.hooks, **exchange))
 
 
-def _dispatches(plan: Plan) -> int:
+def dispatches(plan: Plan) -> int:
     """Exchanges of dispatch, forward and backward; one more if recomputation repeats it."""
     return 3 if plan.train.remat == "full" else 2
 
@@ -139,7 +139,7 @@ def _dispatches(plan: Plan) -> int:
 def _rows(plan: Plan) -> tuple[int, int]:
     """Elements of the buffers of a layer that all-to-alls exchange in a step: for dispatch, and to combine."""
     rows, embed = buffer_rows(plan.config, plan.tokens), plan.config.embed
-    return _dispatches(plan) * rows * (embed + 1), 2 * rows * embed
+    return dispatches(plan) * rows * (embed + 1), 2 * rows * embed
 
 
 def _tokens(plan: Plan) -> tuple[int, int]:
@@ -157,7 +157,7 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
         for what, elements in zip(("dispatch", "combine"), _rows(plan), strict=True):
             yield from term(what, "all_to_all", elements=plan.layers * elements)
         return
-    for what, elements, gathers in zip(("dispatch", "combine"), _tokens(plan), (_dispatches(plan) - 1, 1), strict=True):
+    for what, elements, gathers in zip(("dispatch", "combine"), _tokens(plan), (dispatches(plan) - 1, 1), strict=True):
         yield from term(what, "all_gather", elements=plan.layers * gathers * elements)
         yield from term(what, "reduce_scatter", elements=plan.layers * plan.size("expert") * elements)
 

@@ -23,6 +23,8 @@ from strategies.three_d import THREE_D
 
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
 """Columns of mesh axes whose product is the number of devices."""
+CAPACITY = r"capacity factor ([0-9.]*[0-9])"
+"""In the notes of a row."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,6 @@ def capacity_factor(row: Published) -> float:
     return float(found[1]) if found else 1.0
 
 
-CAPACITY = r"capacity factor ([0-9.]*[0-9])"
-
-
 def _folded(row: Published) -> bool:
     """Whether experts are whole, and the tensor axis splits their number."""
     split = re.search(r"ETP ([0-9]+)", row.notes)
@@ -156,8 +155,7 @@ def _exchanged(row: Published) -> Callable[[Plan], Iterator[Traffic]]:
         rows = buffer_rows(plan.config, plan.tokens) // (plan.tensors if folded else 1)
         elements = int(share * plan.layers * rows * plan.config.embed)
         axes = ("expert", "tensor") if folded else ("expert",)
-        dispatches = 3 if plan.train.remat == "full" else 2
-        for what, times in (("dispatch", dispatches), ("combine", 2)):
+        for what, times in (("dispatch", expert.dispatches(plan)), ("combine", 2)):
             yield from traffic(plan, what, "all_to_all", axes, times * elements, dtype=plan.train.dtype)
 
     return exchanged

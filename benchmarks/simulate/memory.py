@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from benchmarks.simulate.stack import MEGATRON, Memory, Stack
 from benchmarks.simulate.step import first_stage_elements
+from strategies.config import Remat
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
 from strategies.costs.predict import Cost
@@ -40,14 +41,8 @@ def stack_bytes(plan: Plan, stack: Stack, memory: Memory, expert_share: float = 
     share, staged = plan.share, plan.staged
     kept = plan.layers * kept_bytes(plan, stack)
     logits = memory.logit_bytes * share.tokens * plan.padded_vocab / (1 if stack.gathers_logits else plan.tensors)
-    stages, chunks = (plan.stages, plan.schedule.chunks) if staged else (1, 1)
-    in_flight = min(plan.train.microbatches, stages + (stages - 1) * (chunks > 1) / chunks)
-    again = (
-        plan.block.kept_bytes(replace(share, train=replace(plan.train, remat="none")))
-        if plan.train.remat == "full"
-        else 0
-    )
-    activations = max(in_flight * kept + again, kept + max(again, logits))
+    again = _kept_with(plan, "none") if plan.train.remat == "full" else 0
+    activations = max(in_flight(plan) * kept + again, kept + max(again, logits))
     held = sum(
         weight_bytes(plan, weight, memory) * (expert_share if "expert_mlp" in weight.spec.dims else 1)
         for weight in plan.weights
@@ -63,8 +58,18 @@ def kept_bytes(plan: Plan, stack: Stack) -> float:
     kept = plan.block.kept_bytes(plan.share)
     if plan.train.remat != "dots" or stack.selective == "attention":
         return kept
-    full = replace(plan.share, train=replace(plan.train, remat="full"))
-    return (kept + plan.block.kept_bytes(full)) / 2
+    return (kept + _kept_with(plan, "full")) / 2
+
+
+def _kept_with(plan: Plan, remat: Remat) -> int:
+    """Activations of a layer for a microbatch, with another recomputation."""
+    return plan.block.kept_bytes(replace(plan.share, train=replace(plan.train, remat=remat)))
+
+
+def in_flight(plan: Plan) -> float:
+    """Microbatches in flight on the first of p stages: p, and with m chunks (p - 1) / m more."""
+    stages, chunks = (plan.schedule.stages, plan.schedule.chunks) if plan.staged else (1, 1)
+    return min(plan.train.microbatches, stages + (stages - 1) * (chunks > 1) / chunks)
 
 
 def weight_bytes(plan: Plan, weight: Weight, memory: Memory) -> float:
@@ -94,17 +99,14 @@ def megatron_bytes(plan: Plan) -> float:
 def activation_bytes(plan: Plan) -> float:
     """Activations on the first stage (Korthikanti et al. 2022, equations 1, 2, 4 and 5; the head's in section 4.3).
 
-    Full recomputation keeps the input of each layer, 2 s b h. Besides there is one layer whole, or else the logits. The
-    first stage of p has p microbatches in flight, and with m chunks (p - 1) / m more.
+    Full recomputation keeps the input of each layer, 2 s b h. Besides there is one layer whole, or else the logits.
     """
     tensors, config = plan.tensors, plan.config
-    stages, chunks = (plan.schedule.stages, plan.schedule.chunks) if plan.staged else (1, 1)
     stream = plan.share.tokens * config.embed
     scores = 5 * config.heads * config.sequence / config.embed
     spread = tensors if plan.sequence_parallel else 1
     outside, inside = stream * 10 / spread, stream * (24 + scores) / tensors
     kept = {"none": outside + inside, "dots": outside + stream * 24 / tensors, "full": 2 * stream / spread}
-    in_flight = min(plan.train.microbatches, stages + (stages - 1) * (chunks > 1) / chunks)
     again = outside + inside if plan.train.remat == "full" else 0
-    logits = 4 * plan.share.tokens * plan.padded_vocab / tensors if stages == 1 else 0
-    return in_flight * plan.layers * kept[plan.train.remat] + max(again, logits)
+    logits = 0 if plan.staged else 4 * plan.share.tokens * plan.padded_vocab / tensors
+    return in_flight(plan) * plan.layers * kept[plan.train.remat] + max(again, logits)

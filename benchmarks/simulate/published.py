@@ -146,9 +146,8 @@ def completed(row: Published, stack: Stack) -> Published:
         Infeasible: neither the number nor the size of microbatches is there.
     """
     recipe, microbatches, chunks = stack.recipe, row.microbatches, row.virtual_stages
-    while (
-        row.pipeline * chunks > row.layers and chunks % 2 == 0
-    ):  # Megatron-Core may count embedding and loss as layers
+    # Megatron-Core may count embedding and loss as layers.
+    while row.pipeline * chunks > row.layers and chunks % 2 == 0:
         chunks //= 2
     if not microbatches and row.microbatch_size:
         microbatches = max(1, row.batch_size // (row.microbatch_size * row.replicas))

@@ -132,6 +132,15 @@ def what_was_left_out(rows: pd.DataFrame, points: pd.DataFrame, needs: str) -> s
     return f"{len(rows) - len(points)} of {len(rows)} rows left out{reasons}"
 
 
+def name_meshes(figure: Figure, rows: pd.DataFrame, points: pd.DataFrame) -> None:
+    """Say below a figure on which mesh each strategy is that is drawn on its most devices, and which rows are not."""
+    meshes = points.drop_duplicates("strategy")
+    shown = ", ".join(
+        f"{strategy} on {mesh}" for strategy, mesh in zip(meshes["strategy"], meshes["mesh"], strict=True)
+    )
+    caption(figure, f"{shown}; {what_was_left_out(rows, points, 'the most devices of its strategy')}")
+
+
 def legend(figure: Figure, points: pd.DataFrame, look: Look, lines: bool = True) -> None:
     """Name each strategy that is drawn, with a line or without, and each line that has a label of its own."""
     style = "-" if lines else ""

@@ -7,11 +7,10 @@ from results.figures.canvas import (
     Look,
     byte_unit,
     canvas,
-    caption,
     doubling_axis,
     legend,
+    name_meshes,
     strategy_lines,
-    what_was_left_out,
 )
 from results.figures.curves import is_counted
 from results.figures.windows import swept_points
@@ -48,9 +47,5 @@ def time_and_memory_vs_imbalance(rows: pd.DataFrame, look: Look) -> Figure:
         top = max(points[column].max(), points[f"{column}_high"].max())
         axes.set(ylabel=f"{label} ({unit})" if column == "memory" else label, ylim=(0, 1.1 * top or 1))
     legend(figure, points, look)
-    meshes = points.drop_duplicates("strategy")
-    shown = ", ".join(
-        f"{strategy} on {mesh}" for strategy, mesh in zip(meshes["strategy"], meshes["mesh"], strict=True)
-    )
-    caption(figure, f"{shown}; {what_was_left_out(rows, points, 'the most devices of its strategy')}")
+    name_meshes(figure, rows, points)
     return figure

@@ -11,11 +11,10 @@ from results.figures.canvas import (
     Look,
     byte_unit,
     canvas,
-    caption,
     doubling_axis,
     legend,
+    name_meshes,
     strategy_lines,
-    what_was_left_out,
 )
 from results.figures.curves import is_counted, scaling
 from results.records.rows import ATTENTION, WORKLOAD
@@ -77,9 +76,5 @@ def time_and_memory_vs_window(rows: pd.DataFrame, look: Look) -> Figure:
         axes.set(ylabel=label, ylim=(0, 1.1 * np.nanmax(points[[column, f"{column}_high"]])))
         name_dense(axes, points)
     legend(figure, points, look)
-    meshes = points.drop_duplicates("strategy")
-    shown = ", ".join(
-        f"{strategy} on {mesh}" for strategy, mesh in zip(meshes["strategy"], meshes["mesh"], strict=True)
-    )
-    caption(figure, f"{shown}; {what_was_left_out(rows, points, 'the most devices of its strategy')}")
+    name_meshes(figure, rows, points)
     return figure

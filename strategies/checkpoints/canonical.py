@@ -2,8 +2,8 @@
 
 A strategy pads the vocabulary, puts layers into slots of pipeline stages, copies heads of keys, and shards every array.
 A checkpoint has one array for each weight of the model and each of its moments, without padding and copies, layers in
-order. `Leaf.pieces` maps a shard
-of the state to ranges of the array on disk, so a process reads and writes its own shards and nothing else.
+order. `Leaf.pieces` maps a shard of the state to ranges of the array on disk, so a process reads and writes its own
+shards and nothing else.
 """
 
 import math

@@ -18,8 +18,7 @@ from strategies.model.experts import Experts
 from strategies.model.gpt import GPT
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import read_slot
-from strategies.model.matmul import matmul
-from strategies.model.router import choices_of, choose, forced
+from strategies.model.router import choices_of
 from strategies.step import Implementation, Load, Tokens
 
 
@@ -54,10 +53,7 @@ def expert_load(model: GPT, tokens_BS: Tokens, plan: Plan, implementation: Imple
 def _counted(experts: Experts, normed_BTD: Array, info: LayerInfo) -> Float[Array, " X"]:
     """Of this device's tokens: choices of each expert, sums of its probabilities, and how many are dropped."""
     config = experts.config
-    forced_Tk = None if config.routing == "learned" else forced(config, info.positions_T)
-    bias_E = getattr(experts, "router_bias_E", None)
-    bias_E = None if bias_E is None else bias_E[...]
-    routes = choose(matmul(normed_BTD.reshape(-1, config.embed), experts.router_DE[...]), config, forced_Tk, bias_E)
+    routes = experts.routes(normed_BTD.reshape(-1, config.embed), info)
     group = normed_BTD.shape[1] if config.capacity_factor is None else config.group_tokens
     experts_Gtk = routes.experts_Nk.reshape(-1, group, config.experts_per_token)
     count_GE = jax.vmap(partial(choices_of, experts=config.dim_sizes["experts"]))(experts_Gtk)

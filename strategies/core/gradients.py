@@ -25,7 +25,7 @@ def all_reduce(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, 
     specs = spec_tree(plan.config)
     axes = [plan.replicas_of(spec) for spec in jax.tree.leaves({part: specs[part] for part in grads})]
     leaves, structure = jax.tree.flatten(grads)
-    leaves = [g.astype(plan.train.reduce_dtype) if over else g for g, over in zip(leaves, axes, strict=True)]
+    leaves = to_sum(leaves, axes, plan.train.reduce_dtype)
     sums = sum_over([*[plan.placement.replicas] * len(loss), *axes], [*loss.values(), *leaves])
     loss = dict(zip(loss, sums, strict=False))
     return loss, cast(jax.tree.unflatten(structure, sums[len(loss) :]), "float32")
@@ -39,6 +39,11 @@ def mark_shares(weights: Weights, plan: Plan) -> Weights:
         return mark_varying(weight, axes) if axes else weight
 
     return map_weights(mark, plan.config, weights)
+
+
+def to_sum(arrays: Sequence[Array], axes: Sequence[Axes], dtype: str) -> list[Array]:
+    """Cast each array that is summed over mesh axes to the dtype of the sums."""
+    return [x.astype(dtype) if over else x for x, over in zip(arrays, axes, strict=True)]
 
 
 def sum_over(axes: Sequence[Axes], arrays: Sequence[Array]) -> list[Array]:

@@ -17,7 +17,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
-from strategies.core.gradients import cast, mark_shares, sum_over
+from strategies.core.gradients import cast, mark_shares, sum_over, to_sum
 from strategies.core.plan import Plan
 from strategies.core.shards import Shards
 from strategies.model.gpt import GPT, map_weights
@@ -131,8 +131,7 @@ class LayerReduction:
         if self.implementation.sum_layer:
             return self.implementation.sum_layer(grads)
         axes = [self.plan.replicas_of(spec) for spec in specs]
-        grads = [g.astype(dtype) if over else g for g, over in zip(grads, axes, strict=True)]
-        return cast(sum_over(axes, grads), "float32")
+        return cast(sum_over(axes, to_sum(grads, axes, dtype)), "float32")
 
     def _after_blocks(self, grads: Weights) -> Weights:
         """Make the gradients of the head depend on those of the blocks. Their values do not change if all are finite.

@@ -96,8 +96,7 @@ def traffic(
     """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
 
     `group` is the number of devices of a group, by default all along the axes. The other arguments are those of
-    `Traffic`. Where the transport's reduce-scatter is wrong, it is an all-to-all
-    (collectives.py).
+    `Traffic`. Where the transport's reduce-scatter is wrong, it is an all-to-all (collectives.py).
     """
     over = plan.over(axes)
     if kind == "reduce_scatter" and reduce_scatters_wrongly():

@@ -32,7 +32,7 @@ from jaxtyping import Array, Float
 
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
-from strategies.model.grouped_matmul import grouped_matmul
+from strategies.model.grouped_matmul import batched_matmul, grouped_matmul
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result
 from strategies.model.matmul import matmul
@@ -48,6 +48,7 @@ class Experts(Part):
 
     extras = ("balance_loss", "router_z_loss")
     router_DE: nnx.Param
+    router_bias_E: nnx.Param | None = None
     gate_EDF: nnx.Param
     up_EDF: nnx.Param
     down_EFD: nnx.Param
@@ -158,13 +159,10 @@ class Experts(Part):
         group, capacity = (tokens, tokens) if all_kept else (config.group_tokens, config.capacity)
         x_ND = normed_BTD.reshape(-1, embed)
 
-        bias_E = getattr(self, "router_bias_E", None)
-        bias_E = None if bias_E is None else bias_E[...]
-        forced_Tk = None if config.routing == "learned" else forced(config, info.positions_T)
-        routes = choose(matmul(x_ND, self.router_DE[...]), config, forced_Tk, bias_E)
+        routes = self.routes(x_ND, info)
         count_E = choices_of(routes.experts_Nk, experts)
         extras, x_ND = _losses(routes, count_E, x_ND, config, info)
-        extras["balance_loss"] += 0 if bias_E is None else load_term(bias_E, count_E)
+        extras["balance_loss"] += 0 if self.router_bias_E is None else load_term(self.router_bias_E[...], count_E)
         routed = hooks.gather_routed(Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts))
         if hooks.blocks_rows:
             blocks = blocks_of(config, len(x_ND))
@@ -173,7 +171,7 @@ class Experts(Part):
             buffers = *blocks, -1
         else:
             groups = len(routed.x_ND) // group
-            found, product = slots(routed.experts_Nk, routed.experts, groups, capacity), _batched_matmul
+            found, product = slots(routed.experts_Nk, routed.experts, groups, capacity), batched_matmul
             buffers = routed.experts, groups, capacity, -1
         found, chosen = Slots(*(checkpoint_name(each, KEPT) for each in found)), config.experts_per_token
         x_EGCD = to_rows(routed.x_ND, found, chosen).reshape(buffers)
@@ -182,6 +180,12 @@ class Experts(Part):
         y_ND = hooks.scatter_routed(from_rows(hooks.combine(outputs_EGCD).reshape(-1, embed), found, chosen))
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
         return x_BTD + hooks.sum(y_ND.reshape(normed_BTD.shape)), extras
+
+    def routes(self, x_ND: Array, info: LayerInfo) -> Routes:
+        """What the router decides for tokens."""
+        forced_Tk = None if self.config.routing == "learned" else forced(self.config, info.positions_T)
+        bias_E = None if self.router_bias_E is None else self.router_bias_E[...]
+        return choose(matmul(x_ND, self.router_DE[...]), self.config, forced_Tk, bias_E)
 
     def _outputs(self, x_XRD: Array, weights_XR1: Array, product: Callable[[Array, Array], Array]) -> Array:
         """The weighted outputs of this device's experts for rows, whose experts `product` knows."""
@@ -194,12 +198,6 @@ class Experts(Part):
         weights: Any = self
         hidden_NH = jax.nn.silu(matmul(x_ND, weights.shared_gate_DH[...])) * matmul(x_ND, weights.shared_up_DH[...])
         return matmul(hidden_NH, weights.shared_down_HD[...])
-
-
-def _batched_matmul(x_EGCD: Array, w_EDF: Array) -> Array:
-    """The rows of the buffers of each expert times its matrix."""
-    x_ERD = x_EGCD.reshape(x_EGCD.shape[0], -1, x_EGCD.shape[-1])
-    return jnp.einsum("erd,edf->erf", x_ERD, w_EDF).reshape(*x_EGCD.shape[:-1], -1)
 
 
 def buffer_rows(config: GPTConfig, tokens: int) -> int:

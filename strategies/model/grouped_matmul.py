@@ -1,16 +1,23 @@
-"""A grouped matmul: rows in blocks, each block with the matrix of its expert, one block after another.
+"""Matmuls of the rows of experts: of buffers side by side, or of blocks one after another, a grouped matmul.
 
-It multiplies no more rows than the blocks have, on every backend. `jax.lax.ragged_dot` of JAX 0.10 does not: where XLA
-has no kernel for it, and none was found for the gradient of the matrices, it multiplies all rows with the matrices of
-all experts (docs/experiments/2026-11-26-grouped-matmul.md).
+In a grouped matmul each block has the matrix of its expert. It multiplies no more rows than the blocks have, on every
+backend. `jax.lax.ragged_dot` of JAX 0.10 does not: where XLA has no kernel for it, and none was found for the gradient
+of the matrices, it multiplies all rows with the matrices of all experts
+(docs/experiments/2026-11-26-grouped-matmul.md).
 
-Dims: S blocks, R rows of a block, E experts, D and F features.
+Dims: S blocks, R rows of a block, E experts, G groups, C capacity, D and F features.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
+
+
+def batched_matmul(x_EGCD: Float[Array, "E G C D"], w_EDF: Float[Array, "E D F"]) -> Float[Array, "E G C F"]:
+    """The rows of the buffers of each expert times its matrix."""
+    x_ERD = x_EGCD.reshape(x_EGCD.shape[0], -1, x_EGCD.shape[-1])
+    return jnp.einsum("erd,edf->erf", x_ERD, w_EDF).reshape(*x_EGCD.shape[:-1], -1)
 
 
 @jax.custom_vjp
