@@ -57,6 +57,7 @@ def test_the_committed_page_is_what_the_command_writes(folder: Path) -> None:
     assert f"]({page.TABLE})" in text
 
 
+@pytest.mark.factorisations
 def test_a_page_written_twice_is_the_same(predicted: Path, folder: Path, tmp_path: Path) -> None:
     """The pictures, too; a folder without a page gets the tables alone."""
     command("plot")([str(predicted), f"--out={tmp_path}"])

@@ -51,9 +51,9 @@ def single(config, microbatches):
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "options"),
     [
-        ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
         ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),  # dispatch is "all_gather"
         *nightly(
+            ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
             ("tensor", "tensor=4", BIASED, {}),
             ("expert", "data=2,expert=4", DROPPING, {"dispatch": "all_gather", "remat": "full"}),
             ("expert", "expert=4", UNBALANCED, {"dispatch": "all_gather", "remat": "none", "microbatches": 2}),

@@ -17,7 +17,6 @@ from strategies.core.adamw import adamw
 from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
 from tests.strategies.costs.test_communication import sent
 from tests.strategies.quick import compiled, jit
-from tests.strategies.sampling import nightly
 
 CONFIG = GPTConfig(layers=2, embed=32, heads=2, vocab=256, sequence=32)
 DEVICES = 4
@@ -121,7 +120,8 @@ def losses(compression):
     return np.array(values)
 
 
-@pytest.mark.parametrize(("compression", "margin"), [("onebit", 0.05), *nightly(("int8", 0.01))])
+@pytest.mark.factorisations
+@pytest.mark.parametrize(("compression", "margin"), [("onebit", 0.05), ("int8", 0.01)])
 def test_it_learns_as_it_does_uncompressed(compression, margin):
     """The last losses with compression are within 1% (int8) or 5% (1 bit) of what was learnt without."""
     exact, ours = losses("none"), losses(compression)

@@ -16,10 +16,10 @@ from tests.strategies.sampling import nightly
 
 TRAIN = TrainConfig(batch_size=16)
 CASES = [
-    ("data", "data=8", {"bucket_bytes": 10_000, "unroll": 2}),
     ("three_d", "data=2,context=2,tensor=2", {}),
 ]
 MORE_CASES = [
+    ("data", "data=8", {"bucket_bytes": 10_000, "unroll": 2}),
     ("zero1", "data=8", {"tied": False}),
     ("zero2", "data=4", {"microbatches": 2}),
     ("hsdp", "data=2,fsdp=4", {"remat": "full"}),

@@ -50,10 +50,7 @@ BTD = TOKENS * D
 EVERY_DAY = [
     ("single", "data=1", ODD, {"remat": "full", "logits_bytes": 2**16}),
     ("zero2", "data=8", NARROW, {"reduce": "layer", "microbatches": 2}),
-    # XLA's CPU backend sends float16 as it is. It copies weights to float32, which other meshes and options show more.
-    ("zero1", "data=4", SMALL, {"dtype": "float16", "master": "float32", "remat": "none"}),
     ("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
-    ("hsdp", "data=2,fsdp=4", ODD, {"prefetch": "on", "remat": "full", "reduce": "layer"}),
     ("context", "context=4", PAIRED, {"context_attention": "ulysses"}),
     ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
@@ -63,6 +60,9 @@ EVERY_DAY = [
     ("single", "data=1", GROUPED, {"remat": "full"}),
 ]
 AT_NIGHT = [
+    # XLA's CPU backend sends float16 as it is. It copies weights to float32, which other meshes and options show more.
+    ("zero1", "data=4", SMALL, {"dtype": "float16", "master": "float32", "remat": "none"}),
+    ("hsdp", "data=2,fsdp=4", ODD, {"prefetch": "on", "remat": "full", "reduce": "layer"}),
     ("expert", "data=2,expert=4", EXPERTS, {}),
     ("zero2", "data=4", ODD, {"reduce": "layer", "microbatches": 2}),
     ("zero1", "data=8", NARROW, {}),

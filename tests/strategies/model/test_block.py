@@ -67,7 +67,7 @@ def ran(name: str, mesh: str, block: str = "llama", key_heads: int = 4, **option
     ("name", "mesh", "options"),
     [
         *((name, *MESHES[name]) for name in DAILY),
-        ("tensor", "tensor=8", {"block": "olmoe"}),
+        *nightly(("tensor", "tensor=8", {"block": "olmoe"})),
         *nightly(*((name, *MESHES[name]) for name in STRATEGIES if name not in ("single", *DAILY))),
         *nightly(
             ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "schedule": "zb-h1"}),

@@ -44,7 +44,7 @@ def run(experts, x_BTD):
     """The output of the experts, and their losses."""
     hooks = dataclasses.replace(ONE_DEVICE, blocks_rows=experts.config.capacity_factor is None)
     info = LayerInfo(hooks, "xla", None, x_BTD.shape[1])
-    return experts(jnp.zeros_like(x_BTD), x_BTD, info)
+    return jax.jit(lambda x_BTD: experts(jnp.zeros_like(x_BTD), x_BTD, info))(x_BTD)
 
 
 def silu(x):
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_all_experts_for_all_tokens(router):
         return (outputs * weight_BTE[..., None]).sum(2)
 
     mine, reference = (
-        jax.grad(lambda w, x, function=function: (function(nnx.merge(graph, w), x) * along_BTD).sum(), (0, 1))(
+        jax.jit(jax.grad(lambda w, x, function=function: (function(nnx.merge(graph, w), x) * along_BTD).sum(), (0, 1)))(
             weights, x_BTD
         )
         for function in (lambda w, x: run(w, x)[0], dense)
