@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -155,7 +156,7 @@ class GPTConfig:
         capacity = math.ceil(round(balanced * self.capacity_factor, 6))  # 110.00000000000001 is 110
         return min(self.group_tokens, capacity)
 
-    @property
+    @cached_property
     def dim_sizes(self) -> Mapping[str, int]:
         """Sizes of all dims of the model's weights, by name. The vocabulary is without padding."""
         return {

@@ -131,10 +131,14 @@ def forward(chunks: int, microbatches: int) -> Losses:
 
 
 def exchanges(plan: Plan) -> Iterator[Traffic]:
-    """What stages send their neighbours in each exchange, and the all-reduces of embedding and head."""
-    along = plan.axes_of("layers")
+    """What stages send their neighbours in each exchange."""
     sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
-    yield from traffic(plan, "stages", "permute", along, sent, dtype=plan.train.dtype)
+    yield from traffic(plan, "stages", "permute", plan.axes_of("layers"), sent, dtype=plan.train.dtype)
+
+
+def all_reduces(plan: Plan) -> Iterator[Traffic]:
+    """The all-reduces of embedding and head."""
+    along = plan.axes_of("layers")
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
     extras = len(plan.block.extras())
@@ -150,6 +154,6 @@ AXIS = Axis(
     options=("schedule", "chunks", "reduce_dtype"),
     require=require,
     implement=implement,
-    traffic=(exchanges, tensor.vocabulary),
+    traffic=(exchanges, all_reduces, tensor.vocabulary),
 )
 PIPELINE = Strategy("pipeline", (AXIS,))

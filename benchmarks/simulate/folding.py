@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from benchmarks.simulate.published_row import Published
-from strategies import context, expert, tensor, zero
+from strategies import context, expert, pipeline, tensor, zero
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
@@ -62,6 +62,7 @@ def axes_of(row: Published) -> tuple[Axis, ...]:
     whatever tensor splits is not split again. A context axis sends keys and values around a ring, also in a pipeline.
     """
     changes = {"context": replace(context.AXIS, resolve=_ring)}
+    changes["pipeline"] = replace(pipeline.AXIS, traffic=(_sends, pipeline.all_reduces, tensor.vocabulary))
     if row.optimizer_sharded in ("zero1", "zero2"):
         shards = zero.AXIS2 if row.optimizer_sharded == "zero2" else zero.AXIS1
         changes["data"] = replace(shards, may_split_dim_twice=False)
@@ -159,6 +160,12 @@ def _exchanged(row: Published) -> Callable[[Plan], Iterator[Traffic]]:
             yield from traffic(plan, what, "all_to_all", axes, times * elements, dtype=plan.train.dtype)
 
     return exchanged
+
+
+def _sends(plan: Plan) -> Iterator[Traffic]:
+    """What a stage between others sends, each microbatch when it is ready: for each chunk forward and backward."""
+    sent = 2 * plan.schedule.chunks * plan.own_residual
+    yield from traffic(plan, "stages", "permute", plan.axes_of("layers"), sent, dtype=plan.train.dtype)
 
 
 def _of_attention(plan: Plan) -> Iterator[Traffic]:

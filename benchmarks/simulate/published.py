@@ -209,7 +209,8 @@ def cost_of(row: Published, sizes: Mapping[str, int], config: GPTConfig, train: 
     strategy, sharded = strategy_of(row, sizes), row.optimizer_sharded
     shards = mesh.sizes.get("data", 1) > 1 and sharded in ("zero1", "zero2")
     train = replace(train, master="float32") if shards else train
-    if row.context == 1 and not row.experts and (strategy == sharded or not shards):
+    plain = row.context == row.pipeline == 1 and not row.experts
+    if plain and (strategy == sharded or not shards):
         return predict(strategy, config, mesh, train, "cuda")
     return predict_axes(axes_of(row), config, mesh, train, "cuda")
 

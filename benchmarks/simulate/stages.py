@@ -15,11 +15,12 @@ import numpy as np
 from benchmarks.simulate.queues import Parts, added, scaled
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
-from strategies.pipelining.schedules import Kind, Op
+from strategies.pipelining.schedules import Kind, Op, Schedule, one_f_one_b
 from strategies.pipelining.timetable import KINDS
 
 MANY = 4
-"""Microbatches for each stage from which an interleaved schedule is not simulated pass by pass, which takes long."""
+"""Microbatches for each stage from which an interleaved schedule with sends is not simulated pass by pass. That takes
+long, and differs little from the sum of its passes, which is exact without sends."""
 Class = tuple[Kind, bool, bool]
 """Of a pass on a stage: its kind, whether it includes the embedding and the head, and whether its result is sent."""
 
@@ -83,18 +84,37 @@ class Stages:
         if self.lockstep:
             return float(self.ticks[-1])
         stages, times, chunks = self.plan.stages, self.plan.train.microbatches, self.plan.schedule.chunks
-        if chunks == 1 or times < MANY * stages or self.plan.schedule.splits_backward:
-            return max(start + self.seconds[self._class(*key)] for key, start in self.starts.items())
+        if self.plan.train.schedule == "1f1b":
+            return self._end_of_1f1b()
+        if chunks == 1 or (self.send_seconds and times < MANY * stages):
+            return self._end_of(self.plan.schedule)
         # The last stage works without a pause, after the first forward passes of the stages before it, and before their
         # last backward passes (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 2.2).
         inner = sum(self.seconds[kind, self.stack.embedding_and_head == "all", True] for kind in self.work)
         ends = sum(self.seconds[kind, True, kind == "B"] for kind in self.work)
         return times * ((chunks - 1) * inner + ends) + (stages - 1) * inner
 
+    def _end_of_1f1b(self) -> float:
+        """When the last pass ends under 1F1B, of which long ones are not simulated pass by pass.
+
+        If no stage takes longer than the last for a microbatch, the last works without a pause. Otherwise each
+        microbatch after as many as there are stages adds what it takes on the slowest stage.
+        """
+        stages, times = self.plan.stages, self.plan.train.microbatches
+        *others, last = (sum(self._seconds(stage, Op(kind, 0)) for kind in self.work) for stage in range(stages))
+        if last >= max(others):
+            return sum(others) + times * last
+        few = min(times, stages)
+        return self._end_of(one_f_one_b(stages, few)) + (times - few) * max(others)
+
+    def _end_of(self, schedule: Schedule) -> float:
+        """When the last pass of a schedule ends."""
+        return max(start + self._seconds(*key) for key, start in schedule.starts(self._seconds).items())
+
     @cached_property
     def starts(self) -> Mapping[tuple[int, Op], float]:
         """When each stage begins each of its passes, if it waits only for what it needs. Both stages wait for sends."""
-        return self.plan.schedule.starts(lambda stage, op: self.seconds[self._class(stage, op)])
+        return self.plan.schedule.starts(self._seconds)
 
     @cached_property
     def ticks(self) -> np.ndarray:
@@ -126,9 +146,18 @@ class Stages:
         """The class of a pass. The last stage has the ends, or each has a share of them. They send nothing outwards."""
         if op.kind == "W":
             return "W", False, False
-        last = stage == self.plan.schedule.stages - 1 and op.chunk == self.plan.schedule.chunks - 1
+        last = stage == self._last[0] and op.chunk == self._last[1]
         outwards = last if op.kind == "F" else stage == op.chunk == 0
         return op.kind, last or self.stack.embedding_and_head == "all", not outwards
+
+    @cached_property
+    def _last(self) -> tuple[int, int]:
+        """The last stage, and its last chunk."""
+        return self.plan.schedule.stages - 1, self.plan.schedule.chunks - 1
+
+    def _seconds(self, stage: int, op: Op) -> float:
+        """Seconds of a pass."""
+        return self.seconds[self._class(stage, op)]
 
     def passes(self) -> Iterator[Pass]:
         """Yield what each stage does when."""

@@ -117,14 +117,20 @@ class Step:
         halves: dict[Kind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
         ways: dict[Kind, Way] = {"F": "forward", **halves}
         layers = self.plan.layers / self.plan.schedule.chunks
-        found: dict[Kind, Parts] = {
-            kind: scaled(simulate(self.layer.events(way)).parts, layers) for kind, way in ways.items()
-        }
+        found: dict[Kind, Parts] = {kind: scaled(self._layer_pass(way).parts, layers) for kind, way in ways.items()}
         if self.layer.prefetches:
             # A microbatch's first gather, and its last scatter, have nothing to hide behind.
             first, last = (simulate(self.layer.exposed(kind)).parts for kind in ("all_gather", "reduce_scatter"))
             found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
         return found
+
+    def _layer_pass(self, way: Way) -> Timeline:
+        """A pass through a layer. The backward pass is also that to which sums of gradients are compared."""
+        return self._backward if way == "backward" else simulate(self.layer.events(way))
+
+    @cached_property
+    def _backward(self) -> Timeline:
+        return simulate(self.layer.events("backward"))
 
     @property
     def send_seconds(self) -> float:
@@ -172,8 +178,8 @@ class Step:
                 others += event.seconds
         if not beside:
             return others
-        with_sums, without = (simulate(self.layer.events("backward", events)).step_seconds for events in (beside, ()))
-        return plan.layers * (with_sums - without) + others
+        with_sums = simulate(self.layer.events("backward", beside)).step_seconds
+        return plan.layers * (with_sums - self._backward.step_seconds) + others
 
     @property
     def elements(self) -> float:

@@ -143,17 +143,31 @@ class Placement:
         return self._spec(self.updates or self.shards, config, sizes)
 
     def _spec(self, axes: Axes, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
-        shards = self.shards_of(axes, config, sizes) if axes else None
+        split = self.split(axes, config, sizes)
 
         def spec(dims: Sequence[str]) -> P:
-            split_by = [list(self.dims.get(dim, ())) for dim in dims]
-            if shards and (dim := shards.find(dims)) is not None:
-                split_by[dim].extend(axes)
+            split_by = split(dims)
             while split_by and not split_by[-1]:
                 split_by.pop()
-            return P(*(tuple(each) or None for each in split_by))
+            return P(*(each or None for each in split_by))
 
         return spec
+
+    def split(self, axes: Axes, config: GPTConfig, sizes: Mapping[str, int]) -> Callable[[Sequence[str]], list[Axes]]:
+        """How each weight is split along `axes`, such as `shards`, and `dims`: mesh axes of each of its dims.
+
+        Raises:
+            Infeasible: `axes` do not divide the embed or mlp dim.
+        """
+        shards = self.shards_of(axes, config, sizes) if axes else None
+
+        def split(dims: Sequence[str]) -> list[Axes]:
+            split_by = [self.dims.get(dim, ()) for dim in dims]
+            if shards and (dim := shards.find(dims)) is not None:
+                split_by[dim] = (*split_by[dim], *axes)
+            return split_by
+
+        return split
 
 
 @dataclass(frozen=True)

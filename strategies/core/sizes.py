@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-
-import jax
+from itertools import chain
 
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import Dtype, TrainConfig
@@ -269,12 +268,13 @@ class Sizes:
         """All weights of the model, with padding of the vocabulary and empty slots for layers."""
         sizes = dict(self.held_config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
         placement, config, mesh = self.placement, self.held_config, self.mesh.sizes
-        spec, update_spec = placement.spec(config, mesh), placement.update_spec(config, mesh)
+        split = placement.split(placement.shards, config, mesh)
+        split_update = placement.split(placement.updates or placement.shards, config, mesh)
 
         def weight(weight: WeightSpec) -> Weight:
-            split = tuple(spec(weight.dims))
-            axes, last = tuple(jax.tree.leaves(split)), tuple(jax.tree.leaves(split[len(weight.dims) - 1 :]))
-            update_axes = tuple(jax.tree.leaves(tuple(update_spec(weight.dims))))
+            split_by = split(weight.dims)
+            axes, last = tuple(chain(*split_by)), split_by[-1]
+            update_axes = tuple(chain(*split_update(weight.dims)))
             elements = math.prod(sizes[dim] for dim in weight.dims)
             replicas, updated = self.replicas_of(weight), elements // self.size(*update_axes)
             return Weight(weight, axes, replicas, last, update_axes, elements // self.size(*axes), updated)

@@ -11,7 +11,7 @@ parts of the model, and a microbatch passes through all stages once for each chu
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
@@ -45,16 +45,28 @@ EQUAL = Costs()
 
 @dataclass(frozen=True)
 class Schedule:
-    """A pipeline schedule: the operations of each stage in order. `chunks` is the number of model parts on each stage.
+    """A pipeline schedule. Its methods raise ValueError if operations wait for each other.
 
-    Its methods raise ValueError if operations wait for each other.
+    Attributes:
+        name: of the schedule.
+        stages: of the pipeline.
+        microbatches: in a batch.
+        chunks: number of model parts on each stage.
+        make_orders: makes `orders`, which take long for many stages and microbatches.
+        splits_backward: whether the gradients of weights are an operation of their own.
     """
 
     name: str
     stages: int
     microbatches: int
     chunks: int
-    orders: tuple[tuple[Op, ...], ...]
+    make_orders: Callable[[], tuple[tuple[Op, ...], ...]] = field(compare=False, repr=False)
+    splits_backward: bool = False
+
+    @cached_property
+    def orders(self) -> tuple[tuple[Op, ...], ...]:
+        """The operations of each stage in order."""
+        return self.make_orders()
 
     def needs(self, stage: int, op: Op) -> tuple[int, Op]:
         """The stage and the operation whose result this operation needs; for the first of a microbatch, itself."""
@@ -136,18 +148,19 @@ class Schedule:
         seconds: Mapping[Kind, float] = {kind: self.duration(Op(kind, 0), costs) for kind in get_args(Kind)}
         return sum(ticks * max(seconds[kind] for kind in kinds) for kinds, ticks in self.kinds_at_once.items())
 
-    @cached_property
-    def splits_backward(self) -> bool:
-        """Whether the gradients of weights are an operation of their own."""
-        return any(op.kind == "W" for op in self.orders[0])
-
     def duration(self, op: Op, costs: Costs = EQUAL) -> float:
         """Duration of one operation on one chunk."""
         backward = costs.inputs if self.splits_backward else costs.inputs + costs.weights
         return {"F": costs.forward, "B": backward, "W": costs.weights}[op.kind] / self.chunks
 
     def makespan(self, costs: Costs = EQUAL) -> float:
-        """Time from the first start to the last end, if a stage waits only for the results that it needs."""
+        """Time from the first start to the last end, if a stage waits only for the results that it needs.
+
+        Without gradients of weights of their own the last stage works without a pause, between the first forward passes
+        and the last backward passes of one chunk on each other stage.
+        """
+        if not self.splits_backward:
+            return (self.microbatches + (self.stages - 1) / self.chunks) * sum(costs)
         starts = self.starts(lambda stage, op: self.duration(op, costs))
         return max(start + self.duration(op, costs) for (_, op), start in starts.items())
 
@@ -192,9 +205,12 @@ class Schedule:
 def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
     """GPipe: all forward passes, then all backward passes (Huang et al. 2019, "GPipe", section 2.2)."""
     _require("gpipe", stages, microbatches, chunks)
-    forward = [Op("F", m) for m in range(microbatches)]
-    order = forward + [Op("B", m) for m in reversed(range(microbatches))]
-    return Schedule("gpipe", stages, microbatches, 1, (tuple(order),) * stages)
+
+    def orders() -> tuple[tuple[Op, ...], ...]:
+        forward = [Op("F", m) for m in range(microbatches)]
+        return (tuple(forward + [Op("B", m) for m in reversed(range(microbatches))]),) * stages
+
+    return Schedule("gpipe", stages, microbatches, 1, orders)
 
 
 def one_f_one_b(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -225,14 +241,18 @@ def zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
     Stage s defers the weight gradients of s microbatches. No stage has more microbatches in flight than the first one.
     """
     _require("zb-h1", stages, microbatches, chunks)
-    orders = []
-    for stage, order in enumerate(one_f_one_b(stages, microbatches).orders):
+
+    def of_stage(stage: int, order: Sequence[Op]) -> tuple[Op, ...]:
         ops: list[Op] = []
         for op in order:
             deferred = op.microbatch - stage
             ops += [op, Op("W", deferred)] if op.kind == "B" and deferred >= 0 else [op]
-        orders.append((*ops, *(Op("W", m) for m in range(max(0, microbatches - stage), microbatches))))
-    return Schedule("zb-h1", stages, microbatches, 1, tuple(orders))
+        return (*ops, *(Op("W", m) for m in range(max(0, microbatches - stage), microbatches)))
+
+    def orders() -> tuple[tuple[Op, ...], ...]:
+        return tuple(of_stage(*pair) for pair in enumerate(one_f_one_b(stages, microbatches).orders))
+
+    return Schedule("zb-h1", stages, microbatches, 1, orders, splits_backward=True)
 
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
@@ -242,17 +262,21 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 
 def _alternating(name: str, stages: int, microbatches: int, chunks: int, warmups: Sequence[int]) -> Schedule:
     """1F1B after a warm-up: `warmups` forward passes of each stage, alternating passes, remaining backward passes."""
-    # Each chunk runs for a group of microbatches, one for each stage. In the backward pass the last chunk comes first.
-    turns = [divmod(turn, stages * chunks) for turn in range(microbatches * chunks)]
-    passes = [(group * stages + position % stages, position // stages) for group, position in turns]
-    forward = [Op("F", m, chunk) for m, chunk in passes]
-    backward = [Op("B", m, chunks - 1 - chunk) for m, chunk in passes]
-    orders = []
-    for warmup in warmups:
-        steady = forward[warmup:]
-        pairs = [op for pair in zip(steady, backward, strict=False) for op in pair]
-        orders.append((*forward[:warmup], *pairs, *backward[len(steady) :]))
-    return Schedule(name, stages, microbatches, chunks, tuple(orders))
+
+    def orders() -> tuple[tuple[Op, ...], ...]:
+        # Each chunk runs for a group of microbatches, one for each stage. In the backward pass the last chunk is first.
+        turns = [divmod(turn, stages * chunks) for turn in range(microbatches * chunks)]
+        passes = [(group * stages + position % stages, position // stages) for group, position in turns]
+        forward = [Op("F", m, chunk) for m, chunk in passes]
+        backward = [Op("B", m, chunks - 1 - chunk) for m, chunk in passes]
+        found = []
+        for warmup in warmups:
+            steady = forward[warmup:]
+            pairs = [op for pair in zip(steady, backward, strict=False) for op in pair]
+            found.append((*forward[:warmup], *pairs, *backward[len(steady) :]))
+        return tuple(found)
+
+    return Schedule(name, stages, microbatches, chunks, orders)
 
 
 def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks: float = 1) -> None:

@@ -116,11 +116,15 @@ def test_a_link_takes_the_time_of_all_that_it_sends(name):
 
 
 @pytest.mark.parametrize("ends", ["first and last", "all"])
-def test_many_microbatches_take_as_long_as_if_simulated(ends):
-    """The sum for an interleaved schedule of many microbatches is the end of its passes, one by one."""
-    plan = predict("pipeline", MANY, "pipeline=4", TrainConfig(64, 32, schedule="interleaved", chunks=2)).plan
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "sends"),
+    [("interleaved", 32, 0.0), ("interleaved", 4, 0.0), *(("1f1b", m, sends) for m in (2, 32) for sends in (0.1, 1.0))],
+)
+def test_passes_take_as_long_as_if_simulated(schedule, microbatches, sends, ends):
+    """The sum for interleaved schedules and 1F1B is the end of passes one by one, whichever stage is the slowest."""
+    plan = predict("pipeline", MANY, "pipeline=4", TrainConfig(64, microbatches, schedule=schedule, chunks=2)).plan
     stack = replace(MESHMARK, lockstep=False, embedding_and_head=ends)
     work: dict[Kind, Parts] = {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}
-    stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, 0.0)
+    stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, sends)
     last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
     assert stages.end_seconds == pytest.approx(last)

@@ -109,7 +109,7 @@ def test_lockstep_bubble() -> None:
 
 def test_operations_that_wait_for_each_other_are_an_error() -> None:
     """A schedule in which nothing can start raises a ValueError."""
-    stuck = Schedule("stuck", 1, 1, 1, ((Op("B", 0), Op("F", 0)),))
+    stuck = Schedule("stuck", 1, 1, 1, lambda: ((Op("B", 0), Op("F", 0)),))
     with pytest.raises(ValueError, match=r"stuck: .*wait for each other"):
         _ = stuck.table
 
