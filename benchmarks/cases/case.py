@@ -287,9 +287,9 @@ def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) ->
 
 
 def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
-    """Default number of microbatches of the strategy of this name; see `Strategy.default_microbatches`.
+    """Default number of microbatches of the strategy of this name (`Strategy.default_microbatches`); 1 of a stack.
 
     >>> [default_microbatches("pipeline", MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
     [8, 4, 2]
     """
-    return STRATEGIES[name].default_microbatches(mesh, batch_size)
+    return STRATEGIES[name].default_microbatches(mesh, batch_size) if name in STRATEGIES else 1

@@ -1,5 +1,6 @@
 """Candidates of a search ranked by predicted seconds, and what each step waits for."""
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,10 +9,12 @@ from typing import Any
 from benchmarks.cases.case import Case, option_texts
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION
+from benchmarks.search.stacks import cost_under
 from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.memory import held_bytes
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
-from strategies import Infeasible
+from strategies import STRATEGIES, Infeasible
 from strategies.costs.predict import Cost, predict
 
 UNLIMITED = 1e6
@@ -56,10 +59,11 @@ class Candidate:
         """The least time of a step."""
         return bound_seconds(self.cost, self.machine, self.topology)
 
-    @property
+    @cached_property
     def needed_bytes(self) -> int:
         """Memory of a device, by formulas."""
-        return self.cost.needed_bytes
+        own = self.case.strategy in STRATEGIES
+        return self.cost.needed_bytes if own else math.ceil(held_bytes(self.cost, self.machine.stack))
 
     @property
     def lacking_bytes(self) -> float:
@@ -150,11 +154,13 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
 
 
 def candidate_of(case: Case, machine: Machine) -> Candidate:
-    """A case with its cost.
+    """A case with its cost: of a strategy, or of the stack of the machine.
 
     Raises:
         Infeasible: there is no such step.
     """
+    if case.strategy not in STRATEGIES:
+        return Candidate(case, cost_under(case, machine.stack), machine)
     return Candidate(case, predict(case.strategy, case.config, case.mesh, case.resolved, case.platform), machine)
 
 
@@ -190,7 +196,13 @@ def layout_row(case: Case) -> dict[str, Any]:
 
 def usable_bytes(machine: Machine) -> float:
     """Memory that a candidate may need by formulas, with a margin for their error."""
-    return MEMORY_FRACTION * machine.chip.memory_bytes
+    return usable_fraction(machine) * machine.chip.memory_bytes
+
+
+def usable_fraction(machine: Machine) -> float:
+    """Part of a device's memory that a candidate may need by formulas, those of the stack or of meshmark."""
+    memory = machine.stack.memory
+    return 1 - memory.error if memory else MEMORY_FRACTION
 
 
 def plausible(error: float) -> tuple[float, float]:

@@ -10,12 +10,20 @@ from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.search import compiled, improvements, measured
-from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
+from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.compiled import CompiledCandidate
 from benchmarks.search.compiling import versions
 from benchmarks.search.improvements import LEAST_SHARE, Improvement
 from benchmarks.search.measured import MeasuredCandidate
-from benchmarks.search.ranking import Candidate, Ranking, layout_cells, layout_row, plausible, usable_bytes
+from benchmarks.search.ranking import (
+    Candidate,
+    Ranking,
+    layout_cells,
+    layout_row,
+    plausible,
+    usable_bytes,
+    usable_fraction,
+)
 from benchmarks.simulate.machine import Machine
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import param_count
@@ -111,7 +119,7 @@ def heading(result: Result) -> list[str]:
     texts = [
         f"{work}, on {device_count(space.topology)} devices of {space.topology}",
         f"{len(ranking.fitting)} candidates fit, {too_large} are too large, {infeasible} infeasible",
-        f"a candidate fits if it needs {room} by formulas, which may be off by {1 - MEMORY_FRACTION:.0%}",
+        f"a candidate fits if it needs {room} by formulas, which may be off by {1 - usable_fraction(machine):.0%}",
     ]
     texts += [f"machine {machine.name}: {machine.source}"] if result.predicted else []
     return [line for text in texts for line in wrapped(text)]
@@ -261,7 +269,7 @@ def _row(case: Case, result: Result, status: str, reason: str, **known: Any) -> 
 
 def _formulas(candidate: Candidate) -> dict[str, Any]:
     cost = candidate.cost
-    return {"needed_bytes": cost.needed_bytes, "sent_bytes": float(cost.sent_bytes), "bubble": cost.bubble}
+    return {"needed_bytes": candidate.needed_bytes, "sent_bytes": float(cost.sent_bytes), "bubble": cost.bubble}
 
 
 def _fitting_row(candidate: Candidate, result: Result) -> dict[str, Any]:

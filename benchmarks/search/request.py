@@ -1,6 +1,7 @@
 """The search space, the devices and the machine that the options of a search name."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -26,14 +27,17 @@ from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.scaled import powers_of_two, sized
+from benchmarks.search.stacks import StackSpace, machine_under, require_expressible, stack_named
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
 from benchmarks.simulate.machines import machine, machine_for
-from benchmarks.simulate.stack import MESHMARK
+from benchmarks.simulate.stack import MESHMARK, Stack
 from strategies.config import Remat
 
 SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"
 BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers", "again")}
 """Options -> those that have an effect with them alone."""
+OF_MESHMARK = "compile", "measure", "strategy", "option", "compiler_option"
+"""Options of meshmark's own steps, which no other stack has."""
 
 
 def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
@@ -47,7 +51,11 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     if args.topology == "here":
         args.topology = topology_here()
     largest = sized(args.topology, powers_of_two(*args.scaling)[-1]) if args.scaling else args.topology
-    chosen = chosen_machine(args, largest)
+    stack = stack_named(args.stack, largest.kind)
+    if stack != MESHMARK and (given := [name for name in OF_MESHMARK if getattr(args, name)]):
+        dashed = given[0].replace("_", "-")
+        raise ValueError(f"--{dashed} is of meshmark's own steps, and --stack is {stack.name}; leave one of them out")
+    chosen = chosen_machine(args, largest, stack)
     space = search_space(of_smallest(args) if args.scaling else args)
     outputs = {f"--{name}": path for name in ("json", "trace") if (path := getattr(args, name))}
     require_apart(outputs, [Path(args.machine)] if args.machine else [])
@@ -74,7 +82,11 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     name, config = model(args)
     meshes = known_meshes(args.mesh)
     require_all_devices(args.topology, meshes)
-    space = SearchSpace(
+    stack = stack_named(args.stack, args.topology.kind)
+    own = stack == MESHMARK
+    if not own:
+        require_expressible(config, args.dtype, stack)
+    space = (SearchSpace if own else partial(StackSpace, stack=stack))(
         args.topology,
         ",".join([name, *option_texts(model_options(config))]),
         config,
@@ -151,19 +163,21 @@ def topology_here() -> Topology:
     return topology_of(jax.devices())
 
 
-def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
+def chosen_machine(args: argparse.Namespace, topology: Topology, stack: Stack) -> Machine:
     """The machine that the options name, or the one that is packaged for such devices.
 
     Raises:
         ValueError: there is none, it is one of other devices, a specification cannot be set, the network between hosts
             is not known, or the devices are virtual and nothing is measured.
     """
-    if topology.is_virtual:
+    if topology.is_virtual and stack == MESHMARK:
         return virtual_machine(args, topology)
-    if not args.machine and topology.kind == CPU:
+    if not args.machine and topology.kind == CPU and stack == MESHMARK:
         way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
-    if args.machine:
+    if stack != MESHMARK:
+        chosen = machine_under(stack, topology.kind, topology.hosts, args.machine)
+    elif args.machine:
         chosen = machine(args.machine, topology.chip and topology.kind)
     else:
         chosen = machine_for(topology.kind, MESHMARK.name, topology.hosts)

@@ -250,6 +250,11 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
     return made(f"{name} on {kind}", carried, kind)
 
 
+def machine_kinds(stack: str) -> tuple[str, ...]:
+    """Kinds of devices that a packaged machine file of a stack names."""
+    return tuple(dict.fromkeys(kind for file in _files().values() if file.stack == stack for kind in file.devices))
+
+
 @cache
 def _files() -> Mapping[str, MachineFile]:
     """All packaged machine files, by name. A table asks for each of its rows."""

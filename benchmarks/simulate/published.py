@@ -105,7 +105,15 @@ def run_of(row: TableRow) -> PublishedRun:
         Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
     published = Published.of(row)
-    stack = stack_of(published)
+    return run_under(published, stack_of(published))
+
+
+def run_under(published: Published, stack: Stack) -> PublishedRun:
+    """The run of a row under a stack.
+
+    Raises:
+        Infeasible: the formulas do not know such a step.
+    """
     published = completed(published, stack)
     sizes = sizes_of(published)
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))

@@ -142,12 +142,14 @@ class Memory(NamedTuple):
         updated_bytes: of each parameter that the device updates.
         logit_bytes: of each logit, with its gradient.
         fragmentation: memory that the allocator takes for each byte that is in use.
+        error: of these formulas in published runs, as a fraction.
     """
 
     used_bytes: float
     updated_bytes: float
     logit_bytes: float
     fragmentation: float = 1.0
+    error: float = 0.15
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ class Stack:
         deduplicates: whether a host, or inside a host a device, that has several experts of a token receives it once.
         constants_of: the name of the stack whose machine files have its constants; by default its own.
         memory: what it keeps on a device; None where the formulas of its papers or of meshmark say so.
+        meshes: axes that its runs combine, for a search; none where its meshes are not known. Where `expert` is not one
+            of them, devices of other axes split the experts.
     """
 
     name: str
@@ -193,6 +197,7 @@ class Stack:
     deduplicates: bool = False
     constants_of: str = ""
     memory: Memory | None = None
+    meshes: tuple[tuple[str, ...], ...] = ()
 
     @property
     def fitted_as(self) -> str:

@@ -27,9 +27,9 @@ MEGATRON_CORE = Stack(
     reduce_dtype="float32",  # accumulate_allreduce_grads_in_fp32, which training/arguments.py sets with --bf16
     # --use-distributed-optimizer and --sequence-parallel are in its examples; recomputation has to be asked for.
     recipe=Recipe("zero1", sequence_parallel=True),
-    memory=Memory(
-        2 + 4, 4 + 4 + 4, 2 + 4
-    ),  # dist_optimizer.md: 6 + 12/d bytes a parameter; bfloat16 and float32 logits
+    meshes=(("data", "pipeline", "context", "tensor"), ("fsdp", "context", "tensor")),  # or custom_fsdp, without stages
+    # dist_optimizer.md: 6 + 12/d bytes a parameter; bfloat16 and float32 logits
+    memory=Memory(2 + 4, 4 + 4 + 4, 2 + 4, error=0.05),
     kernels=KernelCosts(
         score_bytes=None,
         residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 6 + 2 * 6 + 5),  # norms, sums, rotary positions
@@ -64,6 +64,7 @@ TORCHTITAN = Stack(
     recipe=Recipe("zero3", sequence_parallel=True, recompute="selective"),  # parallelize.py; the default of its recipes
     selective="every second matmul",  # activation_checkpoint.py, _get_custom_policy
     first_tables=1,  # the embedding is a module of its own
+    meshes=(("data", "fsdp", "context", "tensor"),),  # parallel_dims.py; what its pipelines overlap was not read
     # Weights, gradients and Adam's moments in float32; logits, their cast, and the gradients of both. The allocator
     # reserves about a tenth more than is in use, in the published runs.
     memory=Memory(0, 4 + 4 + 4 + 4, 2 + 4 + 4 + 2, 1.1),
@@ -100,11 +101,13 @@ KEMPNERFORGE = replace(
     gathers_logits=True,  # the head has output_layouts=Replicate()
     first_tables=2,  # the root module has both
     memory=Memory(0, 2 + 2 + 2 + 2, 2 + 4 + 4 + 2),  # model.to(bfloat16), and AdamW's moments as the weights
+    meshes=(("data", "fsdp", "expert", "tensor"),),  # distributed/parallel.py
 )
 MAXTEXT = Stack(
     # XLA, as for meshmark, without its pipelines.
     name="MaxText",
     waits={"gathers": "layer", "gradients": "layer"},
+    meshes=(("data", "fsdp", "context", "expert", "tensor"),),  # configs/base.yml, mesh_axes
     recipe=Recipe("zero3", recompute="full"),  # configs/base.yml: ici_fsdp_parallelism=-1, remat_policy "full"
     reduce_dtype="bfloat16",  # XLA reduces gradients in the dtype of the matmuls
     kernels=replace(MESHMARK.kernels, mlp_bytes=ForwardBackward(6, 10)),
@@ -112,7 +115,7 @@ MAXTEXT = Stack(
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
-        *(MEGATRON, MPT, MESHMARK, MEGATRON_CORE, MEGATRON_BRIDGE),
+        *(MEGATRON, MPT, MESHMARK, MEGATRON_BRIDGE, MEGATRON_CORE),
         *(TORCHTITAN, TORCHTITAN_EAGER, KEMPNERFORGE, MAXTEXT),
     )
 }
