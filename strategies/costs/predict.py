@@ -19,11 +19,11 @@ from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Bytes, Traffic, terms_of
 from strategies.costs import memory
+from strategies.costs.scores import Scores, scores_of
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
 from strategies.model.attention import Reach
-from strategies.model.attention.splash import BACKWARD_MATMULS
 from strategies.model.gpt import flops_per_token
 from strategies.model.head import Head
 from strategies.pipelining.schedules import Costs
@@ -170,23 +170,22 @@ class Cost:
         plan, config = self.plan, self.plan.config
         tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
+        attention, again_scores = scores.forward + scores.backward, (scores.times - 6) * scores.matmul
         logits = Head.matmul_flops(config, plan.padded_vocab)
         capacity, again = self._capacity
-        masked = 6 * (config.layers * self.plan.block.score_flops(config) - scores)
-        layers = (
-            3 * config.layers * self.plan.block.matmul_flops(config) + (2 + self._score_matmuls) * scores + recomputed
-        )
+        counted = 6 * config.layers * plan.block.score_flops(config)
+        layers = 3 * config.layers * plan.block.matmul_flops(config) + attention + recomputed
         replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
         beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
         of_layers = tokens * layers + sum(beyond.values())
         return {
             "model": self.model_flops(),
-            "attention again": tokens * (self._score_matmuls - 4) * scores,
+            "attention again": tokens * again_scores,
             "recomputed": tokens * (recomputed + (logits if plan.logits_again else 0)),
             **beyond,
             "padding": tokens * 3 * (logits - Head.matmul_flops(config)),
             "empty": of_layers // config.layers * (plan.layer_slots - config.layers),
-            "masked": -tokens * masked,
+            "masked": tokens * (attention - again_scores - counted),
         }
 
     @property
@@ -195,28 +194,11 @@ class Cost:
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
         masked = (self.model_flops() - self.model_flops(causal=True)) // 6
         needed = tokens * config.layers * self.plan.block.score_flops(config) - masked
-        return sum(self.flops.values()) - (2 + self._score_matmuls) * (tokens * self._scores - needed)
+        return sum(self.flops.values()) - self._scores.times * (tokens * self._scores.matmul - needed)
 
     @property
-    def _scores(self) -> int:
-        """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward.
-
-        On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (attention/ring.py); on one device
-        three of four (attention/dense.py). An odd number of tokens is not split: all pairs are computed. Causality
-        masks out a part of two of the ring's pairs: of an even number of tokens cuDNN skips a quarter of these. With a
-        window or a stride a query computes `Reach.computed_keys`, and with splash attention the blocks that have any.
-        One query and one key, in chunks or blocks of one token, are no matmul.
-        """
-        config, ring, share = self.plan.config, self.ring, self.plan.share
-        if ring > 1 and not share.skipping and share.chunk == 1:
-            return 0
-        alone = share.skipping is not None and share.skipping.window == 1
-        attentions = config.layers * self.plan.block.attentions()
-        square = attentions * 2 * config.head_features * (share.computed_keys - alone)
-        if share.skipping or share.splash or config.sequence % 2:
-            return square
-        skipped = 2 if ring > 1 and share.kernel == "cudnn" and share.chunk % 2 == 0 else 0
-        return square * (4 * (2 * ring + 1) - skipped) // (16 * ring)
+    def _scores(self) -> Scores:
+        return scores_of(self.plan)
 
     @property
     def _capacity(self) -> tuple[int, int]:
@@ -235,25 +217,11 @@ class Cost:
         return plan.config.layers * ((plan.tensors - 1) * sum(one.flops(plan.config) for one in whole) + copies)
 
     @property
-    def _score_matmuls(self) -> int:
-        """Matmuls of scores in the backward pass: four for gradients, and those that compute scores again."""
-        return BACKWARD_MATMULS if self.plan.share.splash else 5
-
-    @property
     def _recomputed(self) -> int:
         """FLOPs to recompute all layers for the backward pass, for one token."""
         if self.plan.train.remat != "full":
             return 0
-        config = self.plan.config
-        forward = config.layers * self.plan.block.recomputed_flops(config) + self._scores
-        if self.plan.share.kernel != "xla":
-            return forward + self._scores  # the whole kernel
-        if self.plan.share.skipping:
-            return forward
-        # The compiler does not find the scores of keys that went through the ring's loop, and recomputes them.
-        pairs = 2 * self.ring + 1
-        arrived_pairs = pairs - 3 if self.ring > 2 else 0
-        return forward + self._scores * arrived_pairs // pairs
+        return self.plan.config.layers * self.plan.block.recomputed_flops(self.plan.config) + self._scores.recomputed
 
     @property
     def passes(self) -> Costs:
@@ -266,7 +234,7 @@ class Cost:
         capacity, again = (flops / tokens for flops in self._capacity)
         matmuls = self.plan.config.layers * self.plan.block.matmul_flops(self.plan.config) + capacity + self._replicated
         recomputed = self._recomputed + again + (self._replicated if self.plan.train.remat == "full" else 0)
-        return Costs(matmuls + 2 * scores, matmuls + self._score_matmuls * scores + recomputed, matmuls)
+        return Costs(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
 
     @property
     def ring(self) -> int:

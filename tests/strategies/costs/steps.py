@@ -95,8 +95,9 @@ AT_NIGHT = [
     ("fsdp", "fsdp=4", SMALL, {"microbatches": 4, "unroll": 2}),
     ("context", "context=4", SMALL, {"unroll": 3}),
     ("context", "context=4", SHALLOW, {}),
-    # Chunks of one token.
+    # Chunks of one token, and of one token of two heads that share a head of keys.
     ("context", "context=8", SMALL, {}),
+    ("context", "context=8", PAIRED, {"remat": "full"}),
     ("hsdp", "data=2,fsdp=4", SMALL, {"gather": "step", "microbatches": 2}),
     ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
     ("data", "data=8", UNTIED, {"microbatches": 2}),

@@ -19,8 +19,10 @@ from tests.strategies.costs.steps import (
     D,
     F,
     L,
+    compiled,
     cost,
 )
+from tests.strategies.sampling import nightly
 
 
 @pytest.mark.parametrize(
@@ -81,3 +83,29 @@ def test_passes_and_the_head_are_all_flops(name, mesh, config, train):
     plan, tokens = predicted.plan, BATCH * config.sequence
     head = (8 if plan.logits_again else 6) * config.embed * plan.padded_vocab
     assert tokens * (sum(predicted.passes) + head) == predicted.hardware_flops
+
+
+SHORT = dataclasses.replace(SMALL, layers=1, heads=2, sequence=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "matmuls"),
+    [
+        ({"attention_window": 1, "key_heads": 1}, 5),  # one key: of values, and of gradients of queries, is none left
+        ({"attention_window": 2}, 5),  # one query: of gradients of keys, and of values
+        *nightly(({"attention_window": 1}, 0), ({"attention_window": 2, "key_heads": 1}, 7)),
+    ],
+    ids=str,
+)
+def test_one_key_or_one_query_is_not_contracted(options, matmuls):
+    """Of the seven matmuls of scores the compiler multiplies elements where a block would contract one key or query.
+
+    Queries of heads that share a head of keys are in one block.
+    """
+    config = dataclasses.replace(SHORT, **options)
+    program, _ = compiled("single", "data=1", config)
+    block = cost("single", "data=1", config).plan.block
+    with_weights = 3 * (config.layers * block.matmul_flops(config) + 2 * config.embed * config.vocab)
+    scores = matmuls * config.layers * 2 * config.head_features * config.attention_window
+    assert program.flops == BATCH * config.sequence * (with_weights + scores)
+    assert program.flops == sum(cost("single", "data=1", config).flops.values())
