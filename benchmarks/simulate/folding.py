@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from benchmarks.simulate.published_row import Published
 from strategies import context, expert, pipeline, tensor, zero
@@ -23,36 +24,52 @@ from strategies.three_d import THREE_D
 
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
 """Columns of mesh axes whose product is the number of devices."""
+PARTS = "core_attn", "layernorm", "moe_act", "mla_up_proj"
+"""Parts of a layer that Megatron-Core recomputes on request, as its option recompute_modules names them."""
 CAPACITY = r"capacity factor ([0-9.]*[0-9])"
 """In the notes of a row."""
 
 
 @dataclass(frozen=True)
-class LatentConfig(GPTConfig):
-    """A model with multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
-
-    Its heads have as many features as make its projections as large as those of keys, values and queries together.
+class PublishedConfig(GPTConfig):
+    """A published model with what meshmark's own models lack.
 
     Attributes:
-        score_features: features of all heads in products of queries and keys, and of scores and values, on average.
+        score_features: with multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1), features of all
+            heads in products of queries and keys, and of scores and values, on average. Its heads have as many
+            features as make its projections as large as those of keys, values and queries together. Otherwise 0.
+        predicted_tokens: of each position. Each has a loss, and each but the first a layer (DeepSeek-AI 2024,
+            "DeepSeek-V3", section 2.2).
+        short_ends: 2: where stages do not divide the layers, the first and the last have fewer; 1: the last alone.
+        local_window: tokens that every second layer attends to; 0 for all.
+        expert_biases: whether matmuls of experts have biases.
+        latent: rows and columns of the matrices of latent attention that make heads.
+        recomputed: parts of a layer that are computed again before its backward pass (`PARTS`).
     """
 
     score_features: int = 0
+    predicted_tokens: int = 1
+    short_ends: int = 2
+    local_window: int = 0
+    expert_biases: bool = False
+    latent: tuple[tuple[int, int], ...] = ()
+    recomputed: tuple[str, ...] = ()
 
 
-def latent_heads(row: Published) -> dict[str, int]:
-    """Sizes of heads of a model with latent attention, as DeepSeek-V2, -V3 and Kimi K2 have them, for `LatentConfig`.
+def latent_heads(row: Published) -> dict[str, Any]:
+    """Sizes of heads with latent attention, as DeepSeek-V2, -V3 and Kimi K2 have them, for `PublishedConfig`.
 
     >>> row = Published("", "", 8, 8, 61, 7168, 128, 129280, 4096, 8, 8, 1, 1, 1, "bf16")
     >>> latent_heads(row)
-    {'head_size': 96, 'key_heads': 1, 'score_features': 20480}
+    {'head_size': 96, 'key_heads': 1, 'score_features': 20480, 'latent': ((1536, 24576), (512, 32768))}
     """
     queries, keys, plain, turned, heads, embed = 1536, 512, 128, 64, row.heads, row.embed
     into = embed * queries + queries * heads * (plain + turned) + embed * (keys + turned) + keys * heads * 2 * plain
     features = (into + heads * plain * embed) / (2 * embed * (heads + 1))
     score = heads * (2 * plain + turned) // 2
     size = 16 * round(features / 16)  # of which replicas can have equal parts
-    return {"head_size": size, "key_heads": row.tensor, "score_features": score}
+    latent = (queries, heads * (plain + turned)), (keys, heads * 2 * plain)
+    return {"head_size": size, "key_heads": row.tensor, "score_features": score, "latent": latent}
 
 
 def axes_of(row: Published) -> tuple[Axis, ...]:
@@ -139,6 +156,15 @@ def capacity_factor(row: Published) -> float:
     """
     found = re.search(CAPACITY, row.notes)
     return float(found[1]) if found else 1.0
+
+
+def recomputed_parts(row: Published) -> tuple[str, ...]:
+    """The parts of a layer that a row recomputes; empty if it says something else.
+
+    Parts that are not known here, such as the MLP of the few dense layers of a mixture, count for nothing.
+    """
+    named = (row.recompute or "").split(" + ")
+    return tuple(part for part in named if part in PARTS)
 
 
 def _folded(row: Published) -> bool:

@@ -25,6 +25,10 @@ TILES = ((256, 128, 1.0), (128, 128, 0.9), (128, 64, 0.75), (64, 64, 0.55))
 """Tiles of the output that a core of a GPU computes at a time, and the rate with each, relative to the largest."""
 
 
+NORM_BYTES = 2 * 4
+"""For each element of the residual stream, of the two norms of a layer: read and written in two bytes."""
+
+
 @cache
 def tiles_filled(m: float, n: float, batch: float, cores: int) -> float:
     """The share of a GPU's peak that a matmul's tiles allow, with the best tile.
@@ -54,6 +58,7 @@ class Kernel:
         moved_bytes: that it reads and writes in memory.
         dims: m, n, k of a matmul [m,k] x [k,n], and how many there are in the batch.
         itemsize: bytes of an element of its operands; 4 for float32.
+        copy_seconds: of copies by index, which no bandwidth shortens.
     """
 
     kind: Kind
@@ -61,13 +66,14 @@ class Kernel:
     moved_bytes: float
     dims: tuple[float, float, float, float] = (0, 0, 0, 0)
     itemsize: float = 2
+    copy_seconds: float = 0
 
     def seconds(self, machine: Machine) -> float:
         """Seconds on a machine: of its FLOPs or of its bytes, whichever take longer."""
         constants = machine.constants
         streaming = self.moved_bytes / (machine.chip.memory_bytes_per_second * constants.memory_efficiency)
         if self.kind == "memory":
-            return streaming
+            return streaming + self.copy_seconds
         best = machine.best_rate(self.itemsize)
         if self.kind == "attention":
             return max(self.flops / best / constants.attention_efficiency, streaming)
@@ -118,7 +124,8 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
         stack: the software.
         precision: of the matmuls with weights, if it is not the dtype of the step. Their operands are cast to it.
     """
-    share, config = plan.share, plan.config
+    share, config, costs = plan.share, plan.config, stack.kernels
+    fused = bool(costs.fused_experts and config.experts)
     itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     scale = BYTES[plan.train.dtype] / 2  # stacks state the bytes of two-byte dtypes
     branches = plan.block.branches()
@@ -132,25 +139,47 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     hidden = sum(branch.activated_elements(share) for branch in branches) * scale
     residual = share.residual_tokens * config.embed * scale
     moved = [
-        of_residual * residual + of_mlp * hidden
-        for of_residual, of_mlp in zip(stack.kernels.residual_bytes, stack.kernels.mlp_bytes, strict=True)
+        of_residual * residual + (0 if fused else of_mlp * hidden)
+        for of_residual, of_mlp in zip(costs.residual_bytes, costs.mlp_bytes, strict=True)
     ]
-    if config.experts:
-        rows = rows_of(share) / share.tensors * config.embed * scale
-        moved = [one + of_row * rows for one, of_row in zip(moved, stack.kernels.row_bytes, strict=True)]
+    rows = rows_of(share) / share.tensors if config.experts else 0
+    biases = getattr(config, "expert_biases", False)
+    for way in (0, 1):
+        of_row = costs.row_bytes[way] + biases * costs.bias_bytes[way]
+        moved[way] += of_row * rows * config.embed * scale
     if precision:
-        moved[0] += precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied})
-        moved[1] += precision.cast_bytes * sum(m * n * batch for m, n, _, batch in multiplied)
-    forward.append(Kernel("memory", 0, moved[0]))
-    backward.append(Kernel("memory", 0, moved[1]))
+        # What matmuls of experts cast themselves: hidden features, and on the way back their gradients.
+        own = [*projections(plan, branches[-1])] if fused else []
+        of_experts = zip(branches[-1].matmuls(config), own, strict=True) if fused else ()
+        out = {dims for one, dims in of_experts if one.weight.dims[-1] == "embed"}
+        gradients_cast = [dims for dims in multiplied if dims not in own or dims in out]
+        moved[0] += precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied} - out)
+        moved[1] += precision.cast_bytes * sum(m * n * batch for m, n, _, batch in gradients_cast)
+    # Both projections into experts and the one out of them have a bias.
+    copied = rows * (1 + 1.5 * biases)
+    forward.append(Kernel("memory", 0, moved[0], copy_seconds=copied * costs.row_seconds.forward))
+    backward.append(Kernel("memory", 0, moved[1], copy_seconds=copied * costs.row_seconds.backward))
     end = len(multiplied)
-    some = ahead if stack.kernels.score_bytes else forward[-1:]
+    some = ahead if costs.score_bytes else forward[-1:]
     if stack.selective == "every second matmul":
         some = [*forward[1:end:2], forward[-1]]
     last = end - branches[-1].last_matmuls(config)
     full = forward if stack.repeats == "all" else forward[:last] + forward[end:]
-    again = {"full": full, "dots": some, "none": []}[plan.train.remat]
+    parts = {
+        "core_attn": ahead,
+        "layernorm": [Kernel("memory", 0, NORM_BYTES * residual)],
+        "moe_act": [Kernel("memory", 0, costs.mlp_bytes.forward * hidden)],
+        "mla_up_proj": up_projections(plan, itemsize),
+    }
+    again = [kernel for part in getattr(config, "recomputed", ()) for kernel in parts[part]]
+    again += {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
+
+
+def up_projections(plan: Plan, itemsize: float) -> list[Kernel]:
+    """The matmuls of latent attention from compressed queries, and from compressed keys and values, to heads."""
+    sizes, tokens, tensors = getattr(plan.config, "latent", ()), plan.share.tokens, plan.share.tensors
+    return [matmul(tokens, columns / tensors, rows, itemsize) for rows, columns in sizes]
 
 
 def projections(plan: Plan, branch: type[Part]) -> Iterator[tuple[int, int, int, int]]:
@@ -185,7 +214,11 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
     if stack.kernels.score_bytes is None:
         # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
         features = getattr(config, "score_features", 0) / share.tensors or share.head_features
-        flops = 2 * 2 * share.tokens * (keys / 2) * features
+        features *= math.ceil(head / stack.kernels.head_multiple) * stack.kernels.head_multiple / head
+        attended = keys / 2
+        if window := getattr(config, "local_window", 0):  # of every second layer
+            attended = (attended + min(attended, window)) / 2
+        flops = 2 * 2 * share.tokens * attended * features
         moved = itemsize * share.tokens * share.attended_features
         return (
             [Kernel("attention", flops, moved, itemsize=itemsize)],

@@ -178,7 +178,7 @@ class LayerEvents:
     def _is_beside(self, term: Traffic) -> bool:
         """Whether all of a collective of a layer runs beside its kernels."""
         if term.what in TOKENS:
-            return self.stack.until("tokens") == "layer" and self.plan.schedule.chunks > 1
+            return self.stack.until("tokens" if self.plan.schedule.chunks > 1 else "tokens of one chunk") == "layer"
         return term.what == "keys and values" and self.stack.until("keys and values") == "layer"
 
     def _beside(self, way: Way) -> Iterator[Event]:
@@ -220,7 +220,8 @@ class LayerEvents:
         launches = costs.launches.backward if backward else costs.launches.forward
         if self.plan.config.experts:
             held = self.plan.config.experts // self.plan.share.experts * (2 if self.network.machine.precision else 1)
-            launches += costs.router_launches[backward] + held * costs.expert_launches[backward]
+            biases = getattr(self.plan.config, "expert_biases", False) * costs.bias_launches[backward]
+            launches += costs.router_launches[backward] + held * (costs.expert_launches[backward] + biases)
         if backward and self.plan.train.remat == "full":
             launches += costs.launches.forward
         if not softmax_is_fused(self.plan, self.stack):

@@ -11,11 +11,12 @@ import msgspec
 from benchmarks.devices.chips import CHIPS, SWITCHED
 from benchmarks.devices.topology import CLOUD_NAMES, Topology, balanced_factors
 from benchmarks.simulate.folding import (
-    LatentConfig,
+    PublishedConfig,
     axes_of,
     capacity_factor,
     expert_group,
     latent_heads,
+    recomputed_parts,
     sizes_of,
     strategy_of,
 )
@@ -25,6 +26,7 @@ from benchmarks.simulate.stacks import (
     KEMPNERFORGE,
     MAXTEXT,
     MEGATRON_BRIDGE,
+    MEGATRON_BRIDGE_GRAPHS,
     MEGATRON_CORE,
     TORCHTITAN,
     TORCHTITAN_EAGER,
@@ -105,7 +107,10 @@ def run_of(row: TableRow) -> PublishedRun:
         Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
     published = Published.of(row)
-    return run_under(published, stack_of(published))
+    stack = stack_of(published)
+    if stack.pads_experts and published.experts:
+        raise Infeasible(f"{stack.name} pads all experts to the busiest, and the row does not say how busy that is")
+    return run_under(published, stack)
 
 
 def run_under(published: Published, stack: Stack) -> PublishedRun:
@@ -140,6 +145,8 @@ def stack_of(row: Published) -> Stack:
         raise Infeasible(f"the kernels of stack {name!r} are not known; known are {', '.join(STACK_OF)}")
     if stacks == (TORCHTITAN,) and "no compile" in row.notes:
         return TORCHTITAN_EAGER
+    if stacks == (MEGATRON_BRIDGE,) and "CUDA graph of the iteration" in row.notes:
+        return MEGATRON_BRIDGE_GRAPHS
     if row.block == "gpt2":
         return stacks[0]
     if stacks[-1] == MEGATRON:
@@ -191,8 +198,10 @@ def config_of(row: Published) -> GPTConfig:
             "expert_group": expert_group(row),
         }
     heads = latent_heads(row) if row.is_latent else {"head_size": row.head_dim, "key_heads": row.kv_heads}
-    return (LatentConfig if row.is_latent else GPTConfig)(
-        row.layers + ("with MTP" in row.notes),  # a further layer predicts one more token
+    gpt_oss = row.model.startswith("gpt-oss")
+    further = "with MTP" in row.notes  # a further layer predicts one more token
+    return PublishedConfig(
+        row.layers + further,
         row.embed,
         row.heads,
         row.vocab,
@@ -202,6 +211,11 @@ def config_of(row: Published) -> GPTConfig:
         block=row.block,
         **heads,
         **mixture,
+        predicted_tokens=1 + further,
+        short_ends=1 if row.is_latent else 2,
+        local_window=128 if gpt_oss else 0,
+        expert_biases=gpt_oss,
+        recomputed=recomputed_parts(row),
     )
 
 
@@ -263,6 +277,7 @@ def training_of(row: Published, stack: Stack) -> TrainConfig:
         Infeasible: the dtype or the recomputation is not known.
     """
     dtype = "bfloat16" if precision_of(row) else row.dtype
+    row = msgspec.structs.replace(row, recompute="none") if recomputed_parts(row) else row
     for name, value, known in (("dtype", dtype, DTYPES), ("recompute", row.recompute, REMAT)):
         if value not in known:
             raise Infeasible(f"{name} is {value!r}; what is predicted is {', '.join(known)}")

@@ -21,6 +21,7 @@ Collective = Literal[
     "tensor",
     "sends",
     "tokens",
+    "tokens of one chunk",
 ]
 """Collectives that a stack may overlap with compute:
 
@@ -32,7 +33,8 @@ Collective = Literal[
 - gathers of weights after the update of a sharded optimizer, beside passes instead of before them;
 - gathers and reduce-scatters over the tensor axis in chunks beside their matmuls, all but one chunk of each;
 - sends to the next stage, with several chunks on a stage;
-- dispatch and combine of tokens beside the pass of another microbatch, with several chunks on a stage.
+- dispatch and combine of tokens beside the pass of another microbatch, with several chunks on a stage;
+- the same with one chunk on a stage, or without stages.
 """
 Until = Literal["at once", "weight gradient", "layer"]
 """When the device waits for a collective: before anything else, after the matmul of the gradient of the branch's first
@@ -100,7 +102,12 @@ class KernelCosts:
         unfused_launches: further kernels of a layer, where it does not take them.
         row_bytes: to sort tokens by expert and back, for each element of each token's choices.
         router_launches: further kernels of a layer with experts.
+        row_seconds: of each row of a token's choice, where rows are copied one by one by their index.
         expert_launches: further kernels for each expert of a device; as many again cast operands to a `Precision`.
+        bias_bytes: to add biases of experts after their last matmul, for each element of each token's choices.
+        bias_launches: further kernels for each expert of a device whose experts have biases.
+        head_multiple: the fused attention pads heads to a multiple of so many features.
+        fused_experts: whether matmuls of experts also activate, and cast to a `Precision`, what they compute.
     """
 
     score_bytes: ForwardBackward | None
@@ -113,8 +120,13 @@ class KernelCosts:
     unfused_bytes: ForwardBackward = NONE
     unfused_launches: ForwardBackward = NONE
     row_bytes: ForwardBackward = SORTED
+    row_seconds: ForwardBackward = NONE
     router_launches: ForwardBackward = ROUTER
     expert_launches: ForwardBackward = NONE
+    bias_bytes: ForwardBackward = NONE
+    bias_launches: ForwardBackward = NONE
+    head_multiple: int = 1
+    fused_experts: bool = False
 
 
 class Recipe(NamedTuple):
@@ -171,6 +183,7 @@ class Stack:
         selective: what selective recomputation repeats: attention, or all but attention and every second matmul.
         gathers_inputs: whether a tensor axis that splits tokens gathers them for each branch, or for each projection.
         gathers_logits: whether all devices of the tensor axis compute the loss of all logits.
+        pads_experts: whether each expert computes as many rows as the busiest one.
         first_tables: of the tables of the embedding and the head, those whose gather and whose last reduce-scatter
             nothing hides; with none it is those of a layer.
         deduplicates: whether a host, or inside a host a device, that has several experts of a token receives it once.
@@ -193,6 +206,7 @@ class Stack:
     selective: Literal["attention", "every second matmul"] = "attention"
     gathers_inputs: Literal["branch", "projection"] = "branch"
     gathers_logits: bool = False
+    pads_experts: bool = False
     first_tables: int = 0
     deduplicates: bool = False
     constants_of: str = ""

@@ -7,6 +7,7 @@ from benchmarks.simulate.stack import (
     MEGATRON,
     MESHMARK,
     MPT,
+    NONE,
     SORTED,
     ForwardBackward,
     KernelCosts,
@@ -14,6 +15,9 @@ from benchmarks.simulate.stack import (
     Recipe,
     Stack,
 )
+
+ROW_SECONDS = 40e-9
+"""To copy a row by its index on a TPU, whatever its length: fitted to two runs of Qwen3 235B on TPU7x."""
 
 MEGATRON_CORE = Stack(
     # As of 2025, with TransformerEngine: cuDNN's attention, a kernel each for RMSNorm, rotary positions, SwiGLU and
@@ -42,6 +46,10 @@ MEGATRON_CORE = Stack(
         ),  # by expert, by device, and both back (transformer/moe/token_dispatcher.py)
         # TransformerEngine's GroupedLinear calls cuBLAS for each expert, and casts the operands of each alone.
         expert_launches=ForwardBackward(2, 4),
+        # TEGroupedMLP._apply_bias: for each expert a product of bias and weights, and a sum; then all in one array, and
+        # cast. Most of it is in float32.
+        bias_bytes=ForwardBackward(4 + 10 + 8 + 6, 6 + 6 + 12 + 12),
+        bias_launches=ForwardBackward(2, 6),
     ),
 )
 MEGATRON_BRIDGE = replace(
@@ -54,7 +62,22 @@ MEGATRON_BRIDGE = replace(
         **dict.fromkeys(("gathers", "gradients", "updated weights", "tensor", "sends", "tokens"), "layer"),
     },
     deduplicates=True,  # moe_flex_dispatcher_backend: DeepEP, HybridEP
+    reduce_dtype="bfloat16",  # grad_reduce_in_fp32 = False in scripts/performance/configs
     kernels=replace(MEGATRON_CORE.kernels, row_bytes=SORTED),
+)
+MEGATRON_BRIDGE_GRAPHS = replace(
+    # From container 26.06 on for Qwen3 in MXFP8 on B200 to GB300 (pull requests 4249 and 4606): a CUDA graph of the
+    # iteration, which the host launches once, matmuls of experts by CuTeDSL that activate and cast their results, and
+    # moe_a2a_overlap.
+    MEGATRON_BRIDGE,
+    name="Megatron-Bridge, graphs",
+    waits={**MEGATRON_BRIDGE.waits, "tokens of one chunk": "layer"},
+    constants_of="Megatron-Bridge",
+    kernels=replace(
+        MEGATRON_BRIDGE.kernels,
+        **dict.fromkeys(("launches", "router_launches", "expert_launches", "bias_launches"), NONE),
+        fused_experts=True,
+    ),
 )
 TORCHTITAN = Stack(
     # FSDP2 gathers and scatters beside the layers, and torch.compile fuses what lies between matmuls.
@@ -99,6 +122,7 @@ KEMPNERFORGE = replace(
     selective="attention",
     gathers_inputs="projection",  # ColwiseParallel(input_layouts=Shard(1)) of each projection
     gathers_logits=True,  # the head has output_layouts=Replicate()
+    pads_experts=True,  # grouped_expert_forward in model/moe.py, as of April 2026
     first_tables=2,  # the root module has both
     memory=Memory(0, 2 + 2 + 2 + 2, 2 + 4 + 4 + 2),  # model.to(bfloat16), and AdamW's moments as the weights
     meshes=(("data", "fsdp", "expert", "tensor"),),  # distributed/parallel.py
@@ -110,12 +134,18 @@ MAXTEXT = Stack(
     meshes=(("data", "fsdp", "context", "expert", "tensor"),),  # configs/base.yml, mesh_axes
     recipe=Recipe("zero3", recompute="full"),  # configs/base.yml: ici_fsdp_parallelism=-1, remat_policy "full"
     reduce_dtype="bfloat16",  # XLA reduces gradients in the dtype of the matmuls
-    kernels=replace(MESHMARK.kernels, mlp_bytes=ForwardBackward(6, 10)),
+    kernels=replace(
+        MESHMARK.kernels,
+        mlp_bytes=ForwardBackward(6, 10),
+        # layers/moe.py sorts rows by their index, and back. It takes the biases of experts for each row.
+        row_seconds=ForwardBackward(2 * ROW_SECONDS, 2 * ROW_SECONDS),
+        head_multiple=128,  # splash attention
+    ),
 )
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
-        *(MEGATRON, MPT, MESHMARK, MEGATRON_BRIDGE, MEGATRON_CORE),
+        *(MEGATRON, MPT, MESHMARK, MEGATRON_BRIDGE, MEGATRON_BRIDGE_GRAPHS, MEGATRON_CORE),
         *(TORCHTITAN, TORCHTITAN_EAGER, KEMPNERFORGE, MAXTEXT),
     )
 }

@@ -5,6 +5,7 @@ the schedule. Other stages wait only for what they need; under Megatron-LM only 
 embedding and the head. Without stages the passes of a microbatch follow those of the one before.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,15 +62,31 @@ class Stages:
 
     @cached_property
     def parts(self) -> Parts:
-        """The seconds of the last stage until the last pass ends. It computes the loss: no stage has more to do."""
+        """The seconds of the last stage, which computes the loss, until the last pass ends."""
         plan, times, chunks = self.plan, self.plan.train.microbatches, self.plan.schedule.chunks
         sends = (plan.ticks.exchanges if self.lockstep else (2 * chunks - 1) * times) if plan.staged else 0
+        layers = times * (chunks - self.missing_share)
         busy = added(
-            *(scaled(parts, times * chunks) for parts in self.work.values()),
+            *(scaled(parts, layers) for parts in self.work.values()),
             *(scaled(parts, times) for parts in self.embedding_and_head.values()),
             {"sends": sends * self.send_seconds},
         )
         return added(busy, {"bubble": self.end_seconds - sum(busy.values()) if plan.staged else 0.0})
+
+    @property
+    def missing_share(self) -> float:
+        """The share of a chunk's layers that the last chunk lacks, which has the head instead.
+
+        Where stages do not divide the layers, Megatron-Core counts the embedding and the loss as layers
+        (account_for_loss_in_pipeline_split), so that both ends have fewer. Recipes of DeepSeek-V3 and Kimi K2 state
+        layouts with all fewer layers on the last stage; it keeps the layer that predicts a further token.
+        """
+        plan = self.plan
+        if not plan.staged or self.stack.embedding_and_head == "all":
+            return 0.0
+        chunk = plan.layers // plan.schedule.chunks
+        missing = math.ceil((plan.layer_slots - plan.config.layers) / getattr(plan.config, "short_ends", 2))
+        return min(missing, chunk + 1 - getattr(plan.config, "predicted_tokens", 1)) / chunk
 
     @property
     def lockstep(self) -> bool:
@@ -88,11 +105,11 @@ class Stages:
             return self._end_of_1f1b()
         if chunks == 1 or (self.send_seconds and times < MANY * stages):
             return self._end_of(self.plan.schedule)
-        # The last stage works without a pause, after the first forward passes of the stages before it, and before their
-        # last backward passes (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 2.2).
+        # The busiest stage works without a pause; the others run one forward pass before it and one backward pass after
+        # it (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 2.2).
         inner = sum(self.seconds[kind, self.stack.embedding_and_head == "all", True] for kind in self.work)
         ends = sum(self.seconds[kind, True, kind == "B"] for kind in self.work)
-        return times * ((chunks - 1) * inner + ends) + (stages - 1) * inner
+        return times * ((chunks - 1) * inner + max(inner, ends)) + (stages - 1) * inner
 
     def _end_of_1f1b(self) -> float:
         """When the last pass ends under 1F1B, of which long ones are not simulated pass by pass.
@@ -130,7 +147,9 @@ class Stages:
         sends = {"sends": self.send_seconds}
         return {
             (kind, headed, sent): added(
-                work, self.embedding_and_head.get(kind, {}) if headed else {}, sends if sent else {}
+                scaled(work, 1 - self.missing_share) if headed else work,
+                self.embedding_and_head.get(kind, {}) if headed else {},
+                sends if sent else {},
             )
             for kind, work in self.work.items()
             for headed in (False, True)

@@ -107,7 +107,8 @@ class Step:
     @cached_property
     def stages(self) -> Stages:
         """The passes on the stages."""
-        forward, backward = (simulate(events).parts for events in self.layer.embedding_and_head())
+        losses = getattr(self.plan.config, "predicted_tokens", 1)
+        forward, backward = (scaled(simulate(one).parts, losses) for one in self.layer.embedding_and_head())
         return Stages(self.plan, self.machine.stack, self.work, {"F": forward, "B": backward}, self.send_seconds)
 
     @property

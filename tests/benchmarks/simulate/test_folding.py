@@ -107,6 +107,40 @@ def test_stacks_differ_as_their_code_says():
     assert KEMPNERFORGE.fitted_as == "KempnerForge"
 
 
+@pytest.mark.parametrize("recompute", ["layernorm", "moe_act", "layernorm + moe_act", "core_attn"])
+def test_parts_of_a_layer_are_computed_again(recompute):
+    """The backward pass has the kernels of the parts that a row names, besides those that it has without."""
+    without, run = (run_of({**MIXTURE, "recompute": said}) for said in ("none", recompute))
+    added = layer(run.cost.plan, run.stack).inputs[: len(recompute.split(" + "))]
+    assert layer(run.cost.plan, run.stack).inputs == (*added, *layer(without.cost.plan, run.stack).inputs)
+    assert all(kernel.flops + kernel.moved_bytes > 0 for kernel in added)
+
+
+def test_models_differ_as_they_were_published():
+    """gpt-oss has windows and biases of experts, a layer that predicts a further token has its loss, and so on."""
+    plain = run_of(MIXTURE)
+    oss = run_of({**MIXTURE, "model": "gpt-oss-tiny"})
+    attention = [
+        [one.flops for one in layer(its.cost.plan, its.stack).forward if one.kind == "attention"]
+        for its in (plain, oss)
+    ]
+    assert sum(attention[1]) == pytest.approx(sum(attention[0]) * (1 + 128 / 1024) / 2)
+    memory = [layer(its.cost.plan, its.stack).forward[-1].moved_bytes for its in (plain, oss)]
+    assert memory[1] > memory[0]
+    here = machine("megatron_bridge_h100").running(plain.stack)
+    further = run_of({**MIXTURE, "notes": "with MTP layer", "layers": 7})
+    heads = [predict_seconds(its.cost, here, its.topology).parts["head"] for its in (plain, further)]
+    assert heads[1] == pytest.approx(2 * heads[0])
+    graphs = run_of({**MIXTURE, "dtype": "fp8", "notes": "CUDA graph of the iteration"})
+    host = {
+        its.stack.name: layer(its.cost.plan, its.stack, its.precision).forward[-1].moved_bytes
+        for its in (run_of({**MIXTURE, "dtype": "fp8"}), graphs)
+    }
+    assert host["Megatron-Bridge, graphs"] < host["Megatron-Bridge"]
+    with pytest.raises(Infeasible, match="pads all experts to the busiest"):
+        run_of({**MIXTURE, "stack": "KempnerForge"})
+
+
 def test_hosts_of_four_gpus_have_no_switch():
     """Each pair has a third of the links; all four together have all of them."""
     topology = run_of({**DENSE, "devices_per_host": 4}).topology

@@ -73,6 +73,16 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     assert names == [pass_name(op) for op in plan.schedule.orders[1]]
 
 
+@pytest.mark.parametrize(("layers", "lacking"), [(16, 0), (15, 1), (14, 1), (13, 2)])
+def test_the_last_stage_lacks_layers_and_has_the_head(layers, lacking):
+    """Of four stages of four layers both ends share what is missing; of an odd number the last lacks more."""
+    plan = predict("pipeline", replace(MANY, layers=layers), "pipeline=4", TrainConfig(4, 1)).plan
+    stack = replace(MESHMARK, lockstep=False, embedding_and_head="first and last")
+    parts = Stages(plan, stack, {"F": {"matmul": 4.0}, "B": {"matmul": 8.0}}, {"F": {"head": 1.0}}, 0.0).parts
+    assert parts["matmul"] == pytest.approx(3 * (4 - lacking))
+    assert sum(parts.values()) == pytest.approx(3 * (16 - lacking) + 1)
+
+
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize("tensors", [1, 2])
 def test_a_split_backward_pass_takes_as_long_as_its_flops(remat, tensors):
@@ -128,3 +138,14 @@ def test_passes_take_as_long_as_if_simulated(schedule, microbatches, sends, ends
     stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, sends)
     last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
     assert stages.end_seconds == pytest.approx(last)
+
+
+def test_a_short_last_stage_has_a_bubble():
+    """Other stages of an interleaved schedule keep it waiting; the sum is more than the passes by less than a pass."""
+    train = TrainConfig(64, 32, schedule="interleaved", chunks=2)
+    plan = predict("pipeline", replace(MANY, layers=15), "pipeline=4", train).plan
+    stack = replace(MESHMARK, lockstep=False, embedding_and_head="first and last")
+    work: dict[Kind, Parts] = {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}
+    stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, 0.0)
+    last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
+    assert 32 * 2 * 3 < last <= stages.end_seconds < last + 3
