@@ -1,6 +1,6 @@
 """Reads the table that `meshmark predict --out` writes, and judges its predictions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,3 @@ def fitted(rows: pd.DataFrame) -> pd.DataFrame:
 def errors_of(rows: pd.DataFrame) -> Errors:
     """Errors of judged rows."""
     return accuracy.errors_of(rows["predicted_seconds"].tolist(), rows["measured_seconds"].tolist())
-
-
-def errors_by(rows: pd.DataFrame, key: str | list[str], order: Callable[[Errors], float] | None = None) -> list:
-    """Names of groups of judged rows and their errors, in the order of the rows, or the largest of `order` first."""
-    groups = [(name, errors_of(part)) for name, part in rows.groupby(key, sort=False)]
-    return groups if order is None else sorted(groups, key=lambda group: -order(group[1]))

@@ -6,10 +6,11 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.cli.accuracy import Errors
 from benchmarks.cli.outputs import require_apart, save, save_text
 from results.figures.pictures import draw, themed
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import MEMORY, errors_by, errors_of, fitted, judged, read
+from results.records.predictions import MEMORY, SECONDS, errors_of, fitted, judged, read
 from results.records.reading import RecordError
 from results.reports.tables import as_csv, as_markdown
 from strategies.files import read_text, shown
@@ -18,10 +19,12 @@ PAGE, TABLE, PICTURE, PARTS_PICTURE = "published.md", "published.csv", "publishe
 BEGIN, END = "<!-- written by `meshmark plot` -->", "<!-- end of what is written -->"
 """The command replaces what stands between these lines of a page, and keeps the rest, which is written by hand."""
 EMPTY = f"# Predicted against published\n\n{BEGIN}\n{END}\n"
-LEAST_SPREADS = 5
-"""Works that were measured under fewer meshes and numbers of microbatches are not in the table of choices."""
-MOST_WORKS = 6
-"""Works in the table of choices."""
+WORK = ["source", "model", "experts", "cluster", "dtype", "sequence"]
+"""Columns in which configurations of a group agree."""
+LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
+"""Of a group, and groups in the table of the largest regrets."""
+LEAST_RANK, MOST_REGRET = 0.9, 0.03
+"""Of a group whose configurations are ranked well."""
 ROW = {
     **{"source": "source", "model": "layers x embed", "devices": "devices", "mesh": "mesh", "batch_size": "batch"},
     **{"microbatches": "microbatches", "sequence": "tokens", "recompute": "recompute", "dtype": "dtype"},
@@ -96,22 +99,47 @@ def errors_table(rows: pd.DataFrame) -> str:
 
 
 def choices(rows: pd.DataFrame) -> Iterator[str]:
-    """Yield what choosing by prediction loses, for works that were measured under several spreads."""
-    found = errors_by(rows, ["source", "work"], lambda errors: errors.regret)
-    several = [errors for _, errors in found if errors.runs > 1]
-    if not several:
+    """Yield how well predictions rank the configurations that one source measured of one model on one cluster."""
+    groups = {"any": compared(rows, WORK), "the same": compared(rows, [*WORK, "batch_size"])}
+    if not groups["the same"]:
         return
     yield "## Choosing by prediction"
     yield (
-        f"{len(several)} batches were measured under several meshes or numbers of microbatches. The spread that is "
-        f"predicted to be the fastest takes {sum(errors.regret for errors in several) / len(several):.1%} longer than "
-        f"the fastest, on average, and is the fastest in {sum(errors.regret == 0 for errors in several)} of them. This "
-        f"loss is the regret. The largest regrets of batches with {LEAST_SPREADS} runs or more:"
+        f"A group has at least {LEAST_CONFIGURATIONS} configurations of one model on one cluster, by one source, with "
+        "the same dtype and tokens of a sequence. They are compared by seconds for each token. Repeated runs of a "
+        "configuration count once, with their mean. Regret is how much longer the one takes that is predicted to be "
+        "the fastest than the fastest."
     )
-    table: list[tuple[str, ...]] = [("work", "runs", "rank correlation", "regret")]
-    largest = [(work, errors) for (_, work), errors in found if errors.runs >= LEAST_SPREADS][:MOST_WORKS]
-    table += [(str(work), str(errors.runs), errors.rank_text, f"{errors.regret:.1%}") for work, errors in largest]
-    yield as_markdown(table, "<" + ">" * 3)
+    table: list[tuple[str, ...]] = [
+        ("batch", "groups", f"rank at least {LEAST_RANK}", f"regret at most {MOST_REGRET:.0%}", "both", "mean regret")
+    ]
+    for batch, found in groups.items():
+        judged_well = [
+            ((errors.rank_correlation or 0) >= LEAST_RANK, errors.regret <= MOST_REGRET) for _, errors in found
+        ]
+        counts = *map(sum, zip(*judged_well, strict=True)), sum(map(all, judged_well))
+        mean = sum(errors.regret for _, errors in found) / len(found)
+        table.append((batch, str(len(found)), *map(str, counts), f"{mean:.1%}"))
+    yield as_markdown(table, "<" + ">" * 5)
+    yield "The groups with the same batch and the largest regrets:"
+    worst = groups["the same"][:MOST_GROUPS]
+    lines = [(work, str(errors.runs), errors.rank_text, f"{errors.regret:.1%}") for work, errors in worst]
+    yield as_markdown([("work", "configurations", "rank", "regret"), *lines], "<" + ">" * 3)
+
+
+def compared(rows: pd.DataFrame, keys: list[str]) -> list[tuple[str, Errors]]:
+    """Works and errors by seconds for each token of groups of configurations, the largest regret first.
+
+    Runs that are predicted alike are of one configuration.
+    """
+    tokens = rows["batch_size"] * rows["sequence"]
+    rates = rows.assign(**{name: rows[name] / tokens for name in SECONDS})
+    found = []
+    for _, part in rates.groupby([key for key in keys if key in rows], sort=False):
+        means = part.groupby(SECONDS[1], as_index=False)[[SECONDS[0]]].mean()
+        if len(means) >= LEAST_CONFIGURATIONS:
+            found.append((part["work"].iloc[0], errors_of(means)))
+    return sorted(found, key=lambda group: -group[1].regret)
 
 
 def memory(rows: pd.DataFrame) -> Iterator[str]:

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.cli.accuracy import LEAST_RANKED
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, errors_by, errors_of, judged, read
+from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, errors_of, judged, read
 from results.records.reading import RecordError
 from results.reports import predictions as page
 from tests.commands import command
@@ -114,8 +114,8 @@ def test_every_row_is_in_the_table_worst_first(predicted: Path, tmp_path: Path) 
 
 def test_errors_are_those_of_the_rows(rows: pd.DataFrame) -> None:
     """Mean, bias and rank correlation, as scipy computes it; of fewer than three runs there is none."""
-    for source, found in errors_by(rows, "source"):
-        part = rows[rows["source"] == source]
+    for _, part in rows.groupby("source"):
+        found = errors_of(part)
         ratio = part["predicted_seconds"] / part["measured_seconds"]
         assert found.runs == len(part)
         assert (found.mean, found.bias) == pytest.approx((abs(ratio - 1).mean(), ratio.mean() - 1))
@@ -129,6 +129,19 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     rows["error"] = rows["predicted_seconds"] / rows["measured_seconds"] - 1
     assert errors_of(rows).regret == pytest.approx(0.5)
     assert errors_of(rows).rank_correlation is None
+
+
+def test_choices_compare_configurations_of_a_model_on_a_cluster() -> None:
+    """Seconds are compared by token; repeated runs count once, with their mean; fewer than six are no group."""
+    alike = {"source": "s", "model": "m", "cluster": "c", "dtype": "bf16", "sequence": 8.0, "work": "w"}
+    batches, predicted = [2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0], [1.0, 1.2, 1.4, 1.6, 1.8, 1.8, 1.8]
+    measured = [1.1, 1.0, 1.4, 1.6, 1.8, 1.9, 2.1]
+    runs = pd.DataFrame({"batch_size": batches, "predicted_seconds": predicted, "measured_seconds": measured})
+    runs = runs.assign(**alike)
+    ((work, found),) = page.compared(runs, page.WORK)
+    assert (work, found.runs) == ("w", 6)
+    assert found.regret == pytest.approx(0.0)  # 2 seconds for 4 sequences is as fast as 1 for 2
+    assert not page.compared(runs, [*page.WORK, "batch_size"])
 
 
 def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:
