@@ -24,7 +24,7 @@ class Chip:
     """Specifications of one device as JAX counts devices: usually a chip, but on TPU7x one of the chip's two cores.
 
     Attributes:
-        platform: JAX platform, "tpu" or "cuda".
+        platform: JAX platform, "tpu" or "cuda"; "gpu" for GPUs of other vendors.
         flops_per_second: peak of dense bfloat16 matmuls; of GPUs also in float16.
         memory_bytes: HBM capacity.
         memory_bytes_per_second: HBM bandwidth.
@@ -42,7 +42,7 @@ class Chip:
             where there is a switch.
     """
 
-    platform: Literal["tpu", "cuda", "cpu"]
+    platform: Literal["tpu", "cuda", "gpu", "cpu"]
     flops_per_second: Positive
     memory_bytes: Whole
     memory_bytes_per_second: Positive

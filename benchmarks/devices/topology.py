@@ -61,7 +61,7 @@ class Topology:
         """Validate the kind and the shape."""
         if self.kind != CPU and self.kind not in CHIPS:
             raise ValueError(f"topology {self}: {self.kind!r} is not known; known kinds are {', '.join((*CHIPS, CPU))}")
-        dims = {CPU: (1, 2), "cuda": (2,)}.get(self.platform) or (CHIPS[self.kind].torus_dims,)
+        dims = {CPU: (1, 2), "cuda": (2,), "gpu": (2,)}.get(self.platform) or (CHIPS[self.kind].torus_dims,)
         if len(self.shape) not in dims or min(self.shape) < 1:
             problem = f"topology {self}: the shape of {self.kind} has {' or '.join(map(str, dims))} dims of at least 1"
             raise ValueError(f"{problem}; write one as {self._example}")
@@ -146,7 +146,9 @@ class Topology:
         Raises:
             ValueError: it is not; the message has the command that installs it.
         """
-        extra, _ = COMPILERS.get(self.platform, ("", ""))
+        if self.platform not in COMPILERS:
+            raise ValueError(f"topology {self}: steps for {self.kind} are predicted, but not compiled here")
+        extra, _ = COMPILERS[self.platform]
         if self.compiler_version is None:
             problem = f"topology {self} needs a compiler that is not installed"
             install = f"in the checkout, pip install -e '.[{extra}]'; elsewhere, pip install '{REQUIRED[extra]}'"
@@ -154,14 +156,14 @@ class Topology:
 
     @property
     def compiler_version(self) -> str | None:
-        """Package and version of the compiler for this topology; None if it is not installed."""
-        _, package = COMPILERS.get(self.platform, ("", "jaxlib"))
-        found = installed(package)
+        """Package and version of the compiler for this topology; None if it is not installed, or there is none."""
+        package = "jaxlib" if self.platform == CPU else COMPILERS.get(self.platform, ("", ""))[1]
+        found = package and installed(package)
         return f"{package} {found}" if found else None
 
     @property
     def _example(self) -> str:
-        shape = {CPU: "1024 or cpu:4x1", "cuda": "16x8"}.get(self.platform)
+        shape = {CPU: "1024 or cpu:4x1", "cuda": "16x8", "gpu": "16x8"}.get(self.platform)
         return f"{self.kind}:{shape or 'x'.join(CHIPS[self.kind].torus_dims * '4')}"
 
 

@@ -28,9 +28,10 @@ ACHIEVED: Mapping[str, float] = {
     "h100": 792.1e12,
     "h200": 794.5e12,
     "b200": 1745e12,
+    "mi300x": 781.9e12,
 }
 """Kind of device -> the best rate that was measured for any matmul. Of others it is the peak, or that of `LIKE`."""
-LIKE = {"gb200": "b200", "b300": "b200", "gb300": "b200"}
+LIKE = {"gb200": "b200", "b300": "b200", "gb300": "b200", "mi355x": "mi300x"}
 """Kinds of devices of which no rate is known -> a kind that reaches the same share of its peak."""
 NARROW: Mapping[str, Mapping[str, float]] = {
     "h100": {"fp8": 2},
@@ -39,9 +40,11 @@ NARROW: Mapping[str, Mapping[str, float]] = {
     "gb200": {"fp8": 2, "fp4": 4},
     "b300": {"fp8": 2, "fp4": 6},
     "gb300": {"fp8": 2, "fp4": 6},
+    "mi300x": {"fp8": 2},
+    "mi355x": {"fp8": 2, "fp4": 4},
     "tpu7x": {"fp8": 2},
 }
-"""Kind of device -> peaks of dense matmuls of narrow elements, in multiples of that of bfloat16 (NVIDIA, Google)."""
+"""Kind of device -> peaks of dense matmuls of narrow elements, in multiples of that of bfloat16 (data sheets)."""
 
 
 ANY_HOSTS = 1, 10**6
@@ -239,12 +242,16 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
     for name, file in of_stack.items():
         if kind in file.devices:
             return machine(name, kind)
-    platform = CHIPS[kind].platform if kind in CHIPS else ""
-    of_platform = {name: file for name, file in of_stack.items() if CHIPS[file.kind].platform == platform}
-    if not of_platform:
+    in_torus = kind in CHIPS and CHIPS[kind].torus_dims > 0
+    of_platform = {name: file for name, file in of_stack.items() if (CHIPS[file.kind].torus_dims > 0) == in_torus}
+    if kind not in CHIPS or not of_platform:
         raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
-    # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts.
-    name, file = max(of_platform.items(), key=lambda item: (item[1].kind[0] == kind[0], item[1].hosts != ANY_HOSTS))
+    # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts,
+    # or that is for many kinds.
+    name, file = max(
+        of_platform.items(),
+        key=lambda item: (item[1].kind[0] == kind[0], item[1].hosts != ANY_HOSTS, len(item[1].devices)),
+    )
     source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
     carried = msgspec.structs.replace(file, chip=None, specifications={}, error=CARRIED_ERROR, source=source)
     return made(f"{name} on {kind}", carried, kind)

@@ -93,7 +93,7 @@ def test_every_kind_is_described():
         assert chip.memory_bytes_per_second > chip.link_bytes_per_second > chip.network_bytes_per_second, name
         assert (chip.slice_chips > 0) == (chip.torus_dims > 0) == (chip.platform == "tpu"), name
     assert set(GPUS) == {name for name, chip in CHIPS.items() if chip.platform == "cuda"}
-    assert {chip.platform for chip in CHIPS.values()} == set(module.COMPILERS)
+    assert {chip.platform for chip in CHIPS.values()} == {*module.COMPILERS, "gpu"}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,15 @@ def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
     assert Topology.parse(text).compiler_version is None
     with pytest.raises(ValueError, match=re.escape(f"pip install -e '.[{extra}]'")):
         Topology.parse(text).devices()
+
+
+def test_gpus_of_other_vendors_are_predicted_but_not_compiled_for():
+    """There is no compiler for them, and each of eight in a host has a seventh of its links to each other."""
+    topology = Topology.parse("mi300x:2x8")
+    assert topology.compiler_version is None
+    with pytest.raises(ValueError, match="steps for mi300x are predicted, but not compiled here"):
+        topology.devices()
+    assert CHIPS["mi300x"].peers == 7
 
 
 def test_virtual_devices_are_those_of_jax():
