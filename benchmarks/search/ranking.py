@@ -11,7 +11,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.search.stacks import cost_under
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory import held_bytes
+from benchmarks.simulate.memory import Held
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import STRATEGIES, Infeasible
@@ -63,7 +63,7 @@ class Candidate:
     def needed_bytes(self) -> int:
         """Memory of a device, by formulas."""
         own = self.case.strategy in STRATEGIES
-        return self.cost.needed_bytes if own else math.ceil(held_bytes(self.cost, self.machine.stack))
+        return self.cost.needed_bytes if own else math.ceil(Held(self.cost, self.machine.stack).total_bytes)
 
     @property
     def lacking_bytes(self) -> float:

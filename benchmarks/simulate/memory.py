@@ -1,14 +1,15 @@
 """Memory of a device under a stack: what it keeps of each parameter, activations of its microbatches, and logits."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from benchmarks.simulate.stack import MEGATRON, Memory, Stack
+from benchmarks.simulate.stack import MEGATRON, Memory, Precision, Stack
 from benchmarks.simulate.step import first_stage_elements
 from strategies.config import Remat
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
 from strategies.costs.predict import Cost
+from strategies.model.experts import rows_of
 
 USED_BYTES = 2 + 2
 """Of a parameter: the weight and its gradient in two bytes each."""
@@ -17,75 +18,181 @@ UPDATED_BYTES = 4 + 4 + 4 + 4
 that is 20 bytes (Smith et al. 2022, "Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B")."""
 REPLICAS = "data", "context", "expert"
 """Axes that may share the update of a weight that none of them splits."""
+HALF = 2
+"""Bytes of an activation, of a weight and of a gradient in bfloat16."""
 
 
-def held_bytes(cost: Cost, stack: Stack, expert_share: float = 1.0) -> float:
-    """Memory that a device needs: by the rules of the stack, or, where it has none, as meshmark's own step would.
+@dataclass(frozen=True)
+class Held:
+    """Memory of a device, by the rules of the stack, or, where it has none, as meshmark's own step needs it.
 
-    Args:
+    Attributes:
         cost: the step.
         stack: the software.
         expert_share: part of the layers that have experts.
+        precision: of the layers' matmuls, if they are narrower than two bytes.
+        offloads: whether what full recomputation keeps is in the memory of the host.
     """
-    if stack == MEGATRON:
-        return megatron_bytes(cost.plan)
-    return stack_bytes(cost.plan, stack, stack.memory, expert_share) if stack.memory else cost.needed_bytes
+
+    cost: Cost
+    stack: Stack
+    expert_share: float = 1.0
+    precision: Precision | None = None
+    offloads: bool = False
+
+    @property
+    def total_bytes(self) -> float:
+        """Memory of the device that needs the most.
+
+        The first stage has most microbatches in flight, and the embedding; the last has the head. The second has fewer
+        microbatches in flight, but experts in all layers, where the first layers of the model have none.
+        """
+        if self.stack == MEGATRON:
+            return megatron_bytes(self.plan)
+        if not self.stack.memory:
+            return self.cost.needed_bytes
+        last = self.plan.stages - 1
+        return self.memory.fragmentation * max(self.stage_bytes(stage) for stage in {0, min(1, last), last})
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the step."""
+        return self.cost.plan
+
+    @property
+    def memory(self) -> Memory:
+        """The rules of the stack."""
+        assert self.stack.memory
+        return self.stack.memory
+
+    def fit(self, capacity: float, *, says_recomputation: bool) -> str:
+        """Whether it fits into the memory of a device, or the least recomputation with which it does.
+
+        Args:
+            capacity: memory of a device in bytes.
+            says_recomputation: whether it is known what the step recomputes. Otherwise that may be more.
+        """
+        needed = self.total_bytes
+        if needed <= capacity:
+            return "yes"
+        if not says_recomputation:
+            layers, full = self.plan.config.layers, self.with_full_recomputation()
+            if (least := full.total_bytes) <= capacity:
+                fewest = math.ceil(layers * (needed - capacity) / (needed - least))
+                return f"with {fewest} of {layers} layers recomputed"
+            if (needed := replace(full, offloads=True).total_bytes) <= capacity:
+                return "with layers recomputed from inputs in the memory of the host"
+        error = self.stack.memory.error if self.stack.memory else 0
+        return "within the error" if needed <= capacity * (1 + error) else "no"
+
+    def with_full_recomputation(self) -> "Held":
+        """The same step, if all layers are recomputed."""
+        plan = replace(self.plan, train=replace(self.plan.train, remat="full"))
+        return replace(self, cost=replace(self.cost, plan=plan))
+
+    def stage_bytes(self, stage: int) -> float:
+        """Bytes in use on a stage at the begin of a backward pass.
+
+        There are the activations of the microbatches in flight, logits or a layer that is computed again, and gradients
+        of weights that are not yet added to their sums.
+        """
+        plan, share, is_last = self.plan, self.share_of(stage), stage == self.plan.stages - 1
+        here = [(weight, self.elements(weight, share)) for weight in plan.weights if self.is_on(stage, weight)]
+        held = sum(elements * self.bytes_of(weight) for weight, elements in here)
+        layer = sum(elements for weight, elements in here if weight.spec.is_stacked) / plan.layers
+        logits = self.logits_bytes if is_last else 0
+        again = 0 if plan.train.remat == "none" else self.kept_bytes("none", share)
+        kept = plan.layers * self.kept_bytes(plan.train.remat, share)
+        fresh = self.memory.fresh_bytes * (layer + is_last * self.table)
+        return held + self.gathered_bytes + in_flight(plan, stage) * kept + max(logits, again) + fresh
+
+    def is_on(self, stage: int, weight: Weight) -> bool:
+        """Whether a stage has a weight: layers, the embedding on the first, the head or its tied table on the last."""
+        first, last = stage == 0, stage == self.plan.stages - 1
+        of_head = weight.spec.name.startswith("head.") or (self.plan.config.tied and "vocab" in weight.spec.dims)
+        return weight.spec.is_stacked or (last and of_head) or (first and weight.spec.name.startswith("embedding."))
+
+    def share_of(self, stage: int) -> float:
+        """Part of the layers of a stage that have experts. If few layers have none, they are the first of the model."""
+        layers = self.plan.config.layers
+        dense, here = round((1 - self.expert_share) * layers), layers / self.plan.stages
+        if self.plan.stages == 1 or dense >= here:
+            return self.expert_share
+        return 1 - dense / here if stage == 0 else 1.0
+
+    def elements(self, weight: Weight, expert_share: float) -> float:
+        """Elements of a weight on a device of a stage. Tables are not split over stages, as `Plan` splits them."""
+        if "vocab" in weight.spec.dims:
+            return weight.elements * self.plan.stages
+        return weight.elements * (expert_share if "expert_mlp" in weight.spec.dims else 1)
+
+    def bytes_of(self, weight: Weight) -> float:
+        """Bytes of an element of a weight, its gradient and its optimizer, which replicas may share."""
+        plan, memory, sharing = self.plan, self.memory, ()
+        if any(axis.updates for axis in plan.axes):
+            sharing = REPLICAS
+        elif self.stack.recipe.optimizer_sharded == "zero3":
+            sharing = ("context",)
+        parts = math.prod(plan.size(axis) for axis in sharing if axis not in weight.axes)
+        unreduced = memory.unreduced_bytes and plan.shards > 1 and plan.train.microbatches > 1
+        gradients = memory.unreduced_bytes * plan.shards if unreduced else memory.gradient_bytes
+        return memory.used_bytes + gradients + memory.updated_bytes / parts
+
+    @property
+    def table(self) -> float:
+        """Elements of the head's table on a device."""
+        return self.plan.padded_vocab * self.plan.config.embed / self.plan.tensors
+
+    @property
+    def logits_bytes(self) -> float:
+        """Logits of a microbatch, with the arrays of the loss and their gradients."""
+        devices = 1 if self.stack.gathers_logits else self.plan.tensors
+        return self.memory.logit_bytes * self.plan.share.tokens * self.plan.padded_vocab / devices
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Weights of two layers, and of tables, that are gathered at a time where they are sharded."""
+        plan = self.plan
+        if plan.shards == 1:
+            return 0
+        layer = plan.shards * sum(one.elements for one in plan.weights if one.spec.is_stacked) / plan.layers
+        return BYTES[plan.train.dtype] * (2 * layer + self.stack.first_tables * self.table)
+
+    def kept_bytes(self, remat: Remat, expert_share: float) -> float:
+        """Activations of a layer for a microbatch, by what is recomputed.
+
+        Inputs of norms, queries, keys, values, the output of attention, gate and up are in two bytes each. Operands of
+        matmuls are in their precision: results of norms and of the MLP's activation function, and where that is narrow
+        a copy of the output of attention. A fused attention keeps no scores to recompute.
+        """
+        share, config, recomputed = self.plan.share, self.plan.config, getattr(self.plan.config, "recomputed", ())
+        operand = self.precision.itemsize if self.precision else HALF
+        stream, tokens = share.residual_tokens * config.embed, share.tokens
+        if remat == "full":
+            return 0 if self.offloads else HALF * stream
+        latent = getattr(config, "score_features", 0) / share.tensors
+        features = latent * (1 if "mla_up_proj" in recomputed else 4) or 2 * (share.head_features + share.key_features)
+        rows = rows_of(share) * expert_share if config.experts else 0
+        hidden = tokens * (share.shared_mlp if config.experts else share.mlp) + rows * share.expert_mlp
+        if remat == "dots" and self.stack.selective == "every second matmul":
+            # The input of the layer, queries, values, the output of attention, and gate.
+            return HALF * (stream + tokens * (2 * share.head_features + share.key_features) + hidden)
+        norms = 2 * (HALF + (0 if "layernorm" in recomputed else operand)) * stream
+        attention = HALF * tokens * features + (operand * tokens * share.head_features if self.precision else 0)
+        mlp = (HALF * (1 if config.block == "gpt2" else 2) + (0 if "moe_act" in recomputed else operand)) * hidden
+        # Rows of experts are of the tokens that a device has between matmuls.
+        sorted_rows = operand * rows * config.embed * share.residual_tokens / tokens
+        router = 3 * 4 * share.residual_tokens * (config.experts or 0)
+        return norms + attention + mlp + sorted_rows + router
 
 
-def stack_bytes(plan: Plan, stack: Stack, memory: Memory, expert_share: float = 1.0) -> float:
-    """Memory of the device that needs the most.
-
-    With stages that is one of the first, which has most microbatches in flight and the embedding, or of the last, which
-    has the head. In the backward pass of a microbatch there are, besides, logits or a layer that is computed again.
-    """
-    share, staged = plan.share, plan.staged
-    kept = plan.layers * kept_bytes(plan, stack)
-    logits = memory.logit_bytes * share.tokens * plan.padded_vocab / (1 if stack.gathers_logits else plan.tensors)
-    again = _kept_with(plan, "none") if plan.train.remat == "full" else 0
-    activations = max(in_flight(plan) * kept + again, kept + max(again, logits))
-    held = sum(
-        weight_bytes(plan, weight, memory) * (expert_share if "expert_mlp" in weight.spec.dims else 1)
-        for weight in plan.weights
-        if "vocab" not in weight.spec.dims
-    )
-    tables = [weight_bytes(plan, weight, memory) for weight in plan.weights if "vocab" in weight.spec.dims]
-    held += plan.stages * max(tables) if staged else sum(tables)
-    return memory.fragmentation * (held + gathered_bytes(plan, stack) + activations)
-
-
-def kept_bytes(plan: Plan, stack: Stack) -> float:
-    """Activations of a layer for a microbatch. Of every second matmul about half as many are kept as of all."""
-    kept = plan.block.kept_bytes(plan.share)
-    if plan.train.remat != "dots" or stack.selective == "attention":
-        return kept
-    return (kept + _kept_with(plan, "full")) / 2
-
-
-def _kept_with(plan: Plan, remat: Remat) -> int:
-    """Activations of a layer for a microbatch, with another recomputation."""
-    return plan.block.kept_bytes(replace(plan.share, train=replace(plan.train, remat=remat)))
-
-
-def in_flight(plan: Plan) -> float:
-    """Microbatches in flight on the first of p stages: p, and with m chunks (p - 1) / m more."""
-    stages, chunks = (plan.schedule.stages, plan.schedule.chunks) if plan.staged else (1, 1)
-    return min(plan.train.microbatches, stages + (stages - 1) * (chunks > 1) / chunks)
-
-
-def weight_bytes(plan: Plan, weight: Weight, memory: Memory) -> float:
-    """Bytes of a weight, its gradient and its optimizer, which the devices of its replicas may share."""
-    sharded = any(axis.updates for axis in plan.axes)
-    parts = math.prod(plan.size(axis) for axis in REPLICAS if axis not in weight.axes) if sharded else 1
-    return weight.elements * (memory.used_bytes + memory.updated_bytes / parts)
-
-
-def gathered_bytes(plan: Plan, stack: Stack) -> float:
-    """Weights of two layers, and of tables, that are gathered at a time where they are sharded."""
-    if plan.shards == 1:
-        return 0
-    layer = plan.shards * sum(one.elements for one in plan.weights if one.spec.is_stacked) / plan.layers
-    tables = stack.first_tables * plan.padded_vocab * plan.config.embed / plan.size(*plan.vocab_axes)
-    return BYTES[plan.train.dtype] * (2 * layer + tables)
+def in_flight(plan: Plan, stage: int = 0) -> float:
+    """Microbatches in flight on one of p stages: p for the first, and with m chunks (p - 1) / m more."""
+    if not plan.staged:
+        return 1
+    stages, chunks = plan.schedule.stages, plan.schedule.chunks
+    parts = stages - stage if chunks == 1 else stages * (chunks - 1) + 2 * (stages - 1 - stage) + 1
+    return min(plan.train.microbatches, parts / chunks)
 
 
 def megatron_bytes(plan: Plan) -> float:

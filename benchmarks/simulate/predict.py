@@ -15,11 +15,11 @@ from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.cli.tables import aligned
-from benchmarks.devices.chips import GIB
+from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.simulate.folding import AXES
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
-from benchmarks.simulate.memory import held_bytes
+from benchmarks.simulate.memory import Held
 from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
 from benchmarks.simulate.published_row import COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
@@ -94,7 +94,7 @@ def as_csv(predictions: Sequence[PredictedRow]) -> str:
     columns = dict.fromkeys(name for prediction in predictions for name in prediction.row)
     added = (
         *("measured_seconds", "predicted_seconds", "bound_seconds", *map(_column, STEP_PARTS), "predicted_memory_gib"),
-        *(*map(_of_machine, OF_MACHINE), "problem"),
+        *("fits", *map(_of_machine, OF_MACHINE), "problem"),
     )
     names = [*(name for name in columns if name not in added), *added]
     stream = io.StringIO()
@@ -104,17 +104,28 @@ def as_csv(predictions: Sequence[PredictedRow]) -> str:
         parts = prediction.timeline.parts if prediction.timeline else {}
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in STEP_PARTS if prediction.timeline}
         run = prediction.run
-        memory = run and held_bytes(run.cost, run.stack, run.expert_share) / GIB
+        held = run and held_of(run)
         numbers = {"predicted_seconds": prediction.step_seconds, "bound_seconds": prediction.bound_seconds}
-        numbers["predicted_memory_gib"] = memory
+        numbers["predicted_memory_gib"] = held and held.total_bytes / GIB
         formatted = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
         formatted["measured_seconds"] = str(measured_seconds(prediction.row) or "")
         facts = {_of_machine(name): getattr(prediction.machine, name) for name in OF_MACHINE if prediction.machine}
         row = {**prediction.row, **dict.fromkeys(added), **formatted, **figures, **facts}
-        if prediction.run:  # a row may leave out how many follow from its batch
-            row["microbatches"] = prediction.run.cost.plan.train.microbatches
+        if run and held:
+            row["fits"] = held.fit(memory_of(run), says_recomputation=run.says_recomputation)
+            row["microbatches"] = run.cost.plan.train.microbatches  # a row may leave out how many follow from its batch
         writer.writerow({**row, "problem": prediction.problem})
     return stream.getvalue()
+
+
+def held_of(run: PublishedRun) -> Held:
+    """What a device of a run holds."""
+    return Held(run.cost, run.stack, run.expert_share, run.precision, run.offloads)
+
+
+def memory_of(run: PublishedRun) -> int:
+    """Bytes of memory of a run's devices."""
+    return 96 * GIB if run.kind.endswith("_96gb") else CHIPS[run.topology.kind].memory_bytes
 
 
 def _column(part: str) -> str:

@@ -21,16 +21,8 @@ from benchmarks.simulate.folding import (
     strategy_of,
 )
 from benchmarks.simulate.published_row import Published, TableRow
-from benchmarks.simulate.stack import MEGATRON, MPT, PRECISIONS, Precision, Stack
-from benchmarks.simulate.stacks import (
-    KEMPNERFORGE,
-    MAXTEXT,
-    MEGATRON_BRIDGE,
-    MEGATRON_BRIDGE_GRAPHS,
-    MEGATRON_CORE,
-    TORCHTITAN,
-    TORCHTITAN_EAGER,
-)
+from benchmarks.simulate.stack import MEGATRON, PRECISIONS, Precision, Stack
+from benchmarks.simulate.stacks import STACK_OF, VARIANTS
 from strategies.backends.topologies import DEVICES_PER_CHIP
 from strategies.config import Dtype, Remat, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes
@@ -38,17 +30,6 @@ from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
 
-STACK_OF: Mapping[str, tuple[Stack, ...]] = {
-    "Megatron-LM": (MEGATRON, MEGATRON_CORE),
-    "Megatron-DeepSpeed": (MEGATRON,),
-    "PyTorch FSDP": (MPT,),
-    "Megatron-Bridge": (MEGATRON_BRIDGE,),
-    "NeMo": (MEGATRON_BRIDGE,),
-    "torchtitan": (TORCHTITAN,),
-    "KempnerForge": (KEMPNERFORGE,),
-    "MaxText": (MAXTEXT,),
-}
-"""Stacks as tables name them, without a version -> the one with GPT-2's blocks, and the one with others."""
 REMAT: Mapping[str, Remat] = {
     "full": "full",
     "selective": "dots",
@@ -81,6 +62,8 @@ class PublishedRun:
         step_seconds: measured; None if the row has none, or contradicts itself.
         precision: of the layers' matmuls, if they are narrower than two bytes.
         expert_share: part of the layers that have experts.
+        says_recomputation: whether the row says what is recomputed.
+        offloads: whether inputs of layers are in the memory of the host.
     """
 
     kind: str
@@ -90,6 +73,8 @@ class PublishedRun:
     step_seconds: float | None
     precision: Precision | None = None
     expert_share: float = 1.0
+    says_recomputation: bool = True
+    offloads: bool = False
 
 
 def measured_seconds(row: TableRow) -> float | None:
@@ -119,13 +104,16 @@ def run_under(published: Published, stack: Stack) -> PublishedRun:
     Raises:
         Infeasible: the formulas do not know such a step.
     """
+    said = published.recompute or ""
     published = completed(published, stack)
     sizes = sizes_of(published)
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))
     require_batch(published)
     seconds, precision = published.measured_seconds, precision_of(published)
     share = 1 - (published.dense_layers or 0) / published.layers
-    return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision, share)
+    # The recipe that names parts of a layer may be of another release.
+    memory = {"says_recomputation": bool(said) and not recomputed_parts(published), "offloads": "offload" in said}
+    return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision, share, **memory)
 
 
 def precision_of(row: Published) -> Precision | None:
@@ -143,10 +131,9 @@ def stack_of(row: Published) -> Stack:
     stacks = STACK_OF.get(name, ())
     if not stacks:
         raise Infeasible(f"the kernels of stack {name!r} are not known; known are {', '.join(STACK_OF)}")
-    if stacks == (TORCHTITAN,) and "no compile" in row.notes:
-        return TORCHTITAN_EAGER
-    if stacks == (MEGATRON_BRIDGE,) and "CUDA graph of the iteration" in row.notes:
-        return MEGATRON_BRIDGE_GRAPHS
+    for stack, words, variant in VARIANTS:
+        if stacks == (stack,) and words in row.notes:
+            return variant
     if row.block == "gpt2":
         return stacks[0]
     if stacks[-1] == MEGATRON:

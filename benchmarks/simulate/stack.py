@@ -150,18 +150,30 @@ class Memory(NamedTuple):
     """Bytes that a stack keeps on a device.
 
     Attributes:
-        used_bytes: of each parameter that the device holds: weights, and gradients while they are summed.
+        used_bytes: of each parameter that the device holds: weights.
+        gradient_bytes: of each such parameter: sums of gradients.
         updated_bytes: of each parameter that the device updates.
-        logit_bytes: of each logit, with its gradient.
+        logit_bytes: of each logit: itself, arrays of the loss, and gradients.
         fragmentation: memory that the allocator takes for each byte that is in use.
+        fresh_bytes: of each parameter of a layer and of the head's table: gradients before they are added to sums.
+        unreduced_bytes: of each parameter before it is sharded: sums of gradients over microbatches, which are reduced
+            only after the last; 0 if each microbatch's are.
         error: of these formulas in published runs, as a fraction.
     """
 
     used_bytes: float
+    gradient_bytes: float
     updated_bytes: float
     logit_bytes: float
     fragmentation: float = 1.0
+    fresh_bytes: float = 0
+    unreduced_bytes: float = 0
     error: float = 0.15
+
+
+EAGER_LOSS = 2 + 4 + 4 + 4 + 2
+"""Bytes of a logit with PyTorch's loss as single operations: in bfloat16, in float32, its logarithm, the gradient of
+that, and its own in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +263,8 @@ MPT = Stack(
     # llm-foundry's MPT: low-precision LayerNorm, no biases, no dropout, unfused GELU, Triton's FlashAttention.
     name="PyTorch FSDP",
     waits={"gathers": "layer", "gradients": "layer"},
+    # Weights, gradients and Adam's moments in float32; loss_fn: fused_crossentropy, in bfloat16.
+    memory=Memory(0, 0, 4 + 4 + 4 + 4, 2 + 2),
     kernels=KernelCosts(
         score_bytes=None,
         residual_bytes=ForwardBackward(2 * 4 + 2 * 6, 2 * 10 + 2 * 6),

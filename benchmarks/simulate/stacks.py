@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.simulate.stack import (
+    EAGER_LOSS,
     MEGATRON,
     MESHMARK,
     MPT,
@@ -32,8 +33,9 @@ MEGATRON_CORE = Stack(
     # --use-distributed-optimizer and --sequence-parallel are in its examples; recomputation has to be asked for.
     recipe=Recipe("zero1", sequence_parallel=True),
     meshes=(("data", "pipeline", "context", "tensor"), ("fsdp", "context", "tensor")),  # or custom_fsdp, without stages
-    # dist_optimizer.md: 6 + 12/d bytes a parameter; bfloat16 and float32 logits
-    memory=Memory(2 + 4, 4 + 4 + 4, 2 + 4, error=0.05),
+    # dist_optimizer.md: 6 + 12/d bytes a parameter. The loss is computed in place, in float32 (cross_entropy.py).
+    # Without gradient_accumulation_fusion matmuls write gradients of weights in bfloat16 first.
+    memory=Memory(2, 4, 4 + 4 + 4, 4, fresh_bytes=2, error=0.05),
     kernels=KernelCosts(
         score_bytes=None,
         residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 6 + 2 * 6 + 5),  # norms, sums, rotary positions
@@ -63,6 +65,8 @@ MEGATRON_BRIDGE = replace(
     },
     deduplicates=True,  # moe_flex_dispatcher_backend: DeepEP, HybridEP
     reduce_dtype="bfloat16",  # grad_reduce_in_fp32 = False in scripts/performance/configs
+    # grad_reduce_in_fp32=False; gradient_accumulation_fusion; TransformerEngine's loss in place, in bfloat16
+    memory=Memory(2, 2, 4 + 4 + 4, 2 + 2, error=0.05),
     kernels=replace(MEGATRON_CORE.kernels, row_bytes=SORTED),
 )
 MEGATRON_BRIDGE_GRAPHS = replace(
@@ -88,9 +92,8 @@ TORCHTITAN = Stack(
     selective="every second matmul",  # activation_checkpoint.py, _get_custom_policy
     first_tables=1,  # the embedding is a module of its own
     meshes=(("data", "fsdp", "context", "tensor"),),  # parallel_dims.py; what its pipelines overlap was not read
-    # Weights, gradients and Adam's moments in float32; logits, their cast, and the gradients of both. The allocator
-    # reserves about a tenth more than is in use, in the published runs.
-    memory=Memory(0, 4 + 4 + 4 + 4, 2 + 4 + 4 + 2, 1.1),
+    # Weights, gradients and Adam's moments in float32; with the loss compiled, logits and their gradients in bfloat16.
+    memory=Memory(0, 0, 4 + 4 + 4 + 4, 2 + 2, error=0.05),
     kernels=KernelCosts(
         score_bytes=None,
         residual_bytes=ForwardBackward(2 * 4 + 2 * 6 + 5, 2 * 8 + 2 * 6 + 5),
@@ -100,6 +103,11 @@ TORCHTITAN = Stack(
         launches=ForwardBackward(15, 30),
     ),
 )
+TORCHTITAN_2024 = replace(
+    # Until pull request 1033, of April 2025, only layers were compiled.
+    TORCHTITAN,
+    memory=Memory(0, 0, 4 + 4 + 4 + 4, EAGER_LOSS, error=0.05),
+)
 TORCHTITAN_EAGER = replace(
     # Without torch.compile each operation is a kernel. RMSNorm: cast, square, mean, product, cast, product, most in
     # float32; rotary positions: cast, complex product, cast, of queries and a quarter as many keys; sums; and their
@@ -107,6 +115,8 @@ TORCHTITAN_EAGER = replace(
     TORCHTITAN,
     name="torchtitan, eager",
     constants_of="torchtitan",
+    # The allocator reserves about a tenth more than is in use, in the published runs.
+    memory=Memory(0, 0, 4 + 4 + 4 + 4, EAGER_LOSS, 1.1, error=0.05),
     kernels=replace(
         TORCHTITAN.kernels,
         residual_bytes=ForwardBackward(2 * 36 + 1.25 * 20 + 2 * 6, 2 * 70 + 1.25 * 20 + 2 * 6),
@@ -124,7 +134,10 @@ KEMPNERFORGE = replace(
     gathers_logits=True,  # the head has output_layouts=Replicate()
     pads_experts=True,  # grouped_expert_forward in model/moe.py, as of April 2026
     first_tables=2,  # the root module has both
-    memory=Memory(0, 2 + 2 + 2 + 2, 2 + 4 + 4 + 2),  # model.to(bfloat16), and AdamW's moments as the weights
+    # model.to(bfloat16), and AdamW's moments as the weights. Gradients are reduced after the last microbatch alone, and
+    # until then summed whole, in float32 (grad.py, maybe_no_sync). Logits, their logarithms and the gradients of both
+    # are in bfloat16 (loss.py).
+    memory=Memory(0, 2, 2 + 2 + 2, 2 + 2 + 2 + 2, unreduced_bytes=4),
     meshes=(("data", "fsdp", "expert", "tensor"),),  # distributed/parallel.py
 )
 MAXTEXT = Stack(
@@ -132,6 +145,8 @@ MAXTEXT = Stack(
     name="MaxText",
     waits={"gathers": "layer", "gradients": "layer"},
     meshes=(("data", "fsdp", "context", "expert", "tensor"),),  # configs/base.yml, mesh_axes
+    # Weights, gradients and Adam's moments in float32; logits and their gradients in bfloat16, and XLA fuses the loss.
+    memory=Memory(0, 0, 4 + 4 + 4 + 4, 2 + 2),
     recipe=Recipe("zero3", recompute="full"),  # configs/base.yml: ici_fsdp_parallelism=-1, remat_policy "full"
     reduce_dtype="bfloat16",  # XLA reduces gradients in the dtype of the matmuls
     kernels=replace(
@@ -142,6 +157,8 @@ MAXTEXT = Stack(
         head_multiple=128,  # splash attention
     ),
 )
+MAXTEXT_BFLOAT16 = replace(MAXTEXT, memory=Memory(0, 0, 2 + 2 + 2 + 2, 2 + 2))
+"""With weight_dtype=bfloat16: gradients and moments are as weights."""
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
@@ -149,3 +166,21 @@ STACKS: Mapping[str, Stack] = {
         *(TORCHTITAN, TORCHTITAN_EAGER, KEMPNERFORGE, MAXTEXT),
     )
 }
+STACK_OF: Mapping[str, tuple[Stack, ...]] = {
+    "Megatron-LM": (MEGATRON, MEGATRON_CORE),
+    "Megatron-DeepSpeed": (MEGATRON,),
+    "PyTorch FSDP": (MPT,),
+    "Megatron-Bridge": (MEGATRON_BRIDGE,),
+    "NeMo": (MEGATRON_BRIDGE,),
+    "torchtitan": (TORCHTITAN,),
+    "KempnerForge": (KEMPNERFORGE,),
+    "MaxText": (MAXTEXT,),
+}
+"""Stacks as tables name them, without a version -> the one with GPT-2's blocks, and the one with others."""
+VARIANTS = (
+    (TORCHTITAN, "no compile", TORCHTITAN_EAGER),
+    (TORCHTITAN, "loss not compiled", TORCHTITAN_2024),
+    (MEGATRON_BRIDGE, "CUDA graph of the iteration", MEGATRON_BRIDGE_GRAPHS),
+    (MAXTEXT, "bf16 weights", MAXTEXT_BFLOAT16),
+)
+"""Stacks, what notes of a table say of a run, and the stack that then ran."""

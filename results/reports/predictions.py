@@ -156,6 +156,15 @@ def memory(rows: pd.DataFrame) -> Iterator[str]:
         work = row["model"], row["mesh"], f"{row['sequences']:.0f}", row["dtype"]
         table.append((*work, f"{published:.0f}", f"{predicted:.1f}", f"{predicted / published - 1:+.1%}"))
     yield as_markdown(table, "<<><" + ">" * 3)
+    if "fits" in rows:
+        found = rows["fits"].value_counts()
+        of = {words: int(found.get(words, 0)) for words in ("yes", "within the error", "no")}
+        runs = int(found.drop("", errors="ignore").sum())
+        yield (
+            f"All runs ran. By formulas {of['yes']} of {runs} fit into the memory of their devices as they are, and "
+            f"{runs - sum(of.values())} with layers recomputed, of which their rows say nothing. "
+            f"{of['within the error']} exceed it by less than the formulas' error, and {of['no']} are called too large."
+        )
 
 
 def every_row(rows: pd.DataFrame) -> str:

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate.memory import activation_bytes, held_bytes, megatron_bytes
-from benchmarks.simulate.predict import read_rows
+from benchmarks.devices.chips import GIB
+from benchmarks.simulate.memory import Held, activation_bytes, megatron_bytes
+from benchmarks.simulate.predict import held_of, memory_of, predicted_rows, read_rows
 from benchmarks.simulate.published import run_of
-from benchmarks.simulate.stack import MEGATRON, MPT
+from benchmarks.simulate.stack import MEGATRON, MESHMARK
 from benchmarks.simulate.stacks import MEGATRON_CORE
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
@@ -66,28 +67,75 @@ def test_the_first_stage_has_the_whole_table_and_20_bytes_a_parameter():
 
 @pytest.mark.parametrize(("mesh", "parts"), [("data=4,tensor=2", 4), ("context=4,tensor=2", 4), ("tensor=8", 1)])
 def test_replicas_share_the_optimizer_of_megatron_core(mesh, parts):
-    """It keeps 6 + 12 / d bytes of each parameter, with d replicas."""
+    """It keeps 6 + 12 / d bytes of each parameter, with d replicas, and 2 of each new gradient of one layer of 8.
+
+    Of a hidden feature of a token gate, up and their product are kept.
+    """
     axes = {"data": 1, "context": 1, "tensor": 1, **MeshSpec.parse(mesh).sizes}
     row = {**DENSE, **axes, "stack": "Megatron-LM", "device": "B200", "fsdp": 1, "recompute": "none"}
     few, many = (run_of({**row, "mlp": mlp}).cost for mlp in (14336, 28672))
     more = many.plan.elements - few.plan.elements
-    kept = 8 * (many.plan.block.kept_bytes(many.plan.share) - few.plan.block.kept_bytes(few.plan.share))
-    grown = held_bytes(many, MEGATRON_CORE) - held_bytes(few, MEGATRON_CORE)
-    assert grown - kept == pytest.approx(more * (6 + 12 / parts), rel=1e-6)
+    kept = 8 * 3 * 2 * many.plan.share.tokens * 14336 / many.plan.tensors
+    grown = Held(many, MEGATRON_CORE).total_bytes - Held(few, MEGATRON_CORE).total_bytes
+    assert grown - kept == pytest.approx(more * (6 + 12 / parts + 2 / 8), rel=1e-6)
 
 
-def test_memory_of_megatron_core_is_within_five_percent():
-    """Of dense models on one host of B200s, on average; of each by 6%, but with a context axis and long sequences."""
-    rows = [row for row in read_rows(PUBLISHED / "simumax_b200.csv") if not row["experts"]]
-    runs = [(row, run_of(row), float(row["peak_memory_gib"])) for row in rows if row["peak_memory_gib"]]
-    errors = [(row, abs(held_bytes(run.cost, run.stack) / 2**30 / peak - 1)) for row, run, peak in runs]
-    assert len(errors) > 30
-    assert statistics.mean(error for _, error in errors) < 0.05
-    assert max(error for row, error in errors if row["context"] == "1") < 0.06
+def test_operands_in_one_byte_are_kept_in_one_byte():
+    """Results of norms and of the activation function take half, and there is a copy of attention's output."""
+    row = {**DENSE, "data": 1, "tensor": 8, "stack": "Megatron-LM", "device": "B200", "fsdp": 1, "recompute": "none"}
+    wide, narrow = (run_of({**row, "dtype": dtype}) for dtype in ("bf16", "fp8"))
+    share = wide.cost.plan.share
+    saved = 2 * share.residual_tokens * share.config.embed + share.tokens * (share.mlp - share.head_features)
+    found = held_of(wide).total_bytes - held_of(narrow).total_bytes
+    assert found == pytest.approx(8 * saved, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("table", "models", "mean", "largest"),
+    [
+        ("simumax_b200.csv", "llama", 0.01, 0.02),
+        ("simumax_b200.csv", "deepseek", 0.04, 0.05),
+        ("torchtitan.csv", "", 0.03, 0.1),
+        ("kempnerforge_h200.csv", "kempner-70b", 0.03, 0.05),
+    ],
+)
+def test_memory_is_as_published(table, models, mean, largest):
+    """By what each stack keeps of a parameter, an activation and a logit; nothing but an allocator was fitted."""
+    rows = [row for row in read_rows(PUBLISHED / table) if row["peak_memory_gib"] and row["model"].startswith(models)]
+    known = [(each.row, each.run) for each in predicted_rows(rows) if each.run]
+    errors = [abs(held_of(run).total_bytes / GIB / float(row["peak_memory_gib"]) - 1) for row, run in known]
+    assert len(errors) >= 5
+    assert statistics.mean(errors) < mean
+    assert max(errors) < largest
+
+
+def test_no_run_that_was_published_is_called_too_large():
+    """Each ran: it fits as it is, or with recomputation where the row does not say what is recomputed."""
+    rows = [row for path in sorted(PUBLISHED.glob("*.csv")) for row in read_rows(path)]
+    runs = [one.run for one in predicted_rows(rows) if one.run]
+    found = [held_of(run).fit(memory_of(run), says_recomputation=run.says_recomputation) for run in runs]
+    assert len(found) > 800
+    assert "no" not in found
+    assert found.count("within the error") < 5
+
+
+def test_what_fits_with_recomputation_names_the_fewest_layers():
+    """With less memory more layers are recomputed, then their inputs leave the device, and at last nothing helps."""
+    row = {**DENSE, "data": 1, "tensor": 8, "stack": "Megatron-LM", "device": "B200", "fsdp": 1}
+    step = held_of(run_of(row))
+    needed, full = step.total_bytes, step.with_full_recomputation()
+    host = replace(full, offloads=True).total_bytes
+    middle, lean = (needed + full.total_bytes) / 2, (full.total_bytes + host) / 2
+    assert step.fit(needed, says_recomputation=False) == "yes"
+    assert step.fit(middle, says_recomputation=False) == "with 4 of 8 layers recomputed"
+    assert "memory of the host" in step.fit(lean, says_recomputation=False)
+    assert step.fit(host / 2, says_recomputation=False) == "no"
+    assert step.fit(needed / 1.01, says_recomputation=True) == "within the error"
+    assert step.fit(needed / 2, says_recomputation=True) == "no"
 
 
 def test_other_stacks_hold_what_the_formulas_say():
     """Those without rules of their own."""
     its = cost("data=2")
-    assert held_bytes(its, MPT) == its.needed_bytes
-    assert held_bytes(its, MEGATRON) == megatron_bytes(its.plan) != its.needed_bytes
+    assert Held(its, MESHMARK).total_bytes == its.needed_bytes
+    assert Held(its, MEGATRON).total_bytes == megatron_bytes(its.plan) != its.needed_bytes
