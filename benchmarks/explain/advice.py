@@ -10,16 +10,8 @@ Over fewer chips than there are, both stay what they are. They also stay with th
 no innermost dim is split: on v5p and TPU7x they then run on the sparse cores, overlapped with matmuls. For gpt2 with
 two layers, most of which is the token table, the all-reduce of the table's gradients stays.
 
-A step of gpt3-6.7b on 64 chips of v5p:4x4x4 (batch 64, bfloat16, remat="full"): GB that a chip sends, GB of that
-overlapped with matmuls, and temporaries:
-
-    fsdp=64                          79.4     0    3.5 GiB
-    fsdp=64, with all options        40.5    31.7  3.8 GiB
-    data=4,fsdp=16                   40.6     0    5.3 GiB
-
-Fewer bytes do not always take less time: an all-reduce uses all dims of a torus at once, but a reduce-scatter
-implemented as one ring (`StrategyRing` in the program) uses one dim, which in three dims is a third of the links.
-Hence what is named here keeps the collective, and nothing more is claimed. `meshmark compile` simulates its time.
+docs/experiments/2026-11-24-exposed-communication.md has a step with and without them. Fewer bytes do not always take
+less time: what is named here keeps the collective, and nothing more is claimed. `meshmark compile` simulates its time.
 """
 
 import math

@@ -84,11 +84,6 @@ class SearchSpace:
                 if mesh in self.meshes or not self.meshes:
                     yield name, mesh
 
-    @property
-    def without_formulas(self) -> list[str]:
-        """Strategies that a search of all leaves out because there are no formulas of their communication."""
-        return [] if self.strategies else [name for name in STRATEGIES if name not in strategies_with_formulas()]
-
     def _variations(self, name: str, mesh: MeshSpec) -> list[Options]:
         """All combinations of option values that have an effect on this strategy and mesh."""
         values_by_option = {

@@ -76,16 +76,15 @@ class Cache:
         return entry.columns if fingerprint(entry.facts) == fingerprint(facts(case)) else None
 
     def put(self, case: Case, columns: Mapping[str, Any]) -> None:
-        """Store the columns of a case's row. The file is replaced atomically.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Store the columns of a case's row. The file is replaced atomically; a failure is logged."""
         path = self._path(case)
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps({"facts": facts(case), "columns": dict(columns)}))
-        part.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"facts": facts(case), "columns": dict(columns)}))
+            part.replace(path)
+        except OSError as error:
+            log(f"the result of {case} is not cached, because {self.folder} cannot be written: {error.strerror}")
 
     def _path(self, case: Case) -> Path:
         return self.folder / f"{fingerprint(facts(case))}.json"
@@ -208,19 +207,11 @@ class Compiler:
                 case, columns = outcome.task, outcome.result
                 found[case] = outcome
                 if columns and is_repeatable(columns):
-                    store(cache, case, columns)
+                    cache.put(case, columns)
                 ended = outcome.reason or columns["reason"] or columns["status"]
                 text = f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s"
                 log(progress(len(found), len(cases), text, None))
         return [found[case] for case in cases if case in found]
-
-
-def store(cache: Cache, case: Case, columns: Mapping[str, Any]) -> None:
-    """Store a compilation result in the cache; log a failure and continue."""
-    try:
-        cache.put(case, columns)
-    except OSError as error:
-        log(f"the result of {case} is not cached, because {cache.folder} cannot be written: {error.strerror}")
 
 
 def is_repeatable(columns: Mapping[str, Any]) -> bool:

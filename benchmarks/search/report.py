@@ -188,19 +188,15 @@ def cost_lines(
 
 
 def left_out(result: Result) -> Iterator[str]:
-    """Lines with the number of infeasible cases for each reason, with an example; and strategies without formulas."""
+    """Lines with the number of infeasible cases for each reason, with an example."""
     examples: dict[str, list[tuple[Case, str]]] = {}
     for case, reason in result.ranking.infeasible:
         examples.setdefault(reason_template(reason), []).append((case, reason))
-    without = result.space.without_formulas
-    if examples or without:
+    if examples:
         yield "left out"
     for similar in sorted(examples.values(), key=len, reverse=True):
         case, reason = similar[0]
         yield f"{len(similar):6}, such as {case.strategy} {case.mesh} microbatches={case.microbatches}: {reason}"
-    for name in without:
-        command = f"meshmark compile --topology {result.space.topology} --strategy {name}"
-        yield f"        {name}: it has no formulas; {command} compiles it"
 
 
 def reason_template(reason: str) -> str:

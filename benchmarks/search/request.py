@@ -52,11 +52,8 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
         args.topology = topology_here()
     largest = sized(args.topology, powers_of_two(*args.scaling)[-1]) if args.scaling else args.topology
     stack = stack_named(args.stack, largest.kind)
-    if stack != MESHMARK and (given := [name for name in OF_MESHMARK if getattr(args, name)]):
-        dashed = given[0].replace("_", "-")
-        raise ValueError(f"--{dashed} is of meshmark's own steps, and --stack is {stack.name}; leave one of them out")
     chosen = chosen_machine(args, largest, stack)
-    space = search_space(of_smallest(args) if args.scaling else args)
+    space = search_space(of_smallest(args) if args.scaling else args, stack)
     outputs = {f"--{name}": path for name in ("json", "trace") if (path := getattr(args, name))}
     require_apart(outputs, [Path(args.machine)] if args.machine else [])
     for path in outputs.values():
@@ -67,8 +64,8 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     return space, chosen
 
 
-def search_space(args: argparse.Namespace) -> SearchSpace:
-    """The search space that the options ask for.
+def search_space(args: argparse.Namespace, stack: Stack) -> SearchSpace:
+    """The search space that the options ask for, of a stack.
 
     Raises:
         ValueError: several windows or routings, sizes that no model has, a mesh of another number of devices, no
@@ -82,11 +79,9 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     name, config = model(args)
     meshes = known_meshes(args.mesh)
     require_all_devices(args.topology, meshes)
-    stack = stack_named(args.stack, args.topology.kind)
-    own = stack == MESHMARK
-    if not own:
+    if stack != MESHMARK:
         require_expressible(config, args.dtype, stack)
-    space = (SearchSpace if own else partial(StackSpace, stack=stack))(
+    space = (SearchSpace if stack == MESHMARK else partial(StackSpace, stack=stack))(
         args.topology,
         ",".join([name, *option_texts(model_options(config))]),
         config,
@@ -127,15 +122,27 @@ def require_together(args: argparse.Namespace) -> None:
     """Check that every option has an effect.
 
     Raises:
-        ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.
+        ValueError: an option is given without the one that it belongs to, one of a single topology with --scaling, or
+            one of meshmark's own steps with another stack.
     """
     if args.measure and args.topology != "here":
         raise ValueError("--measure times steps on the devices of this machine; give --topology here")
     if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
         raise ValueError(f"--{given[0]} is of one topology; leave --scaling out")
+    if args.stack != MESHMARK.name and (given := [name for name in OF_MESHMARK if getattr(args, name)]):
+        raise ValueError(f"--{dashed(given[0])} is of meshmark's own steps; leave it or --stack {args.stack} out")
     for name, others in BELONGING.items():
         if not getattr(args, name) and (given := [other for other in others if getattr(args, other)]):
-            raise ValueError(f"--{given[0].replace('_', '-')} is of --{name}; give --{name}, too")
+            raise ValueError(f"--{dashed(given[0])} is of --{name}; give --{name}, too")
+
+
+def dashed(name: str) -> str:
+    """The spelling of an option.
+
+    >>> dashed("sequences_per_device")
+    'sequences-per-device'
+    """
+    return name.replace("_", "-")
 
 
 def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
@@ -164,21 +171,21 @@ def topology_here() -> Topology:
 
 
 def chosen_machine(args: argparse.Namespace, topology: Topology, stack: Stack) -> Machine:
-    """The machine that the options name, or the one that is packaged for such devices.
+    """The machine that the options name, or the one that is packaged for such devices under a stack.
 
     Raises:
         ValueError: there is none, it is one of other devices, a specification cannot be set, the network between hosts
             is not known, or the devices are virtual and nothing is measured.
     """
-    if topology.is_virtual and stack == MESHMARK:
-        return virtual_machine(args, topology)
-    if not args.machine and topology.kind == CPU and stack == MESHMARK:
-        way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
-        raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     if stack != MESHMARK:
         chosen = machine_under(stack, topology.kind, topology.hosts, args.machine)
+    elif topology.is_virtual:
+        return virtual_machine(args, topology)
     elif args.machine:
         chosen = machine(args.machine, topology.chip and topology.kind)
+    elif topology.kind == CPU:
+        way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
+        raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     else:
         chosen = machine_for(topology.kind, MESHMARK.name, topology.hosts)
     if chosen.chip.platform != topology.platform:

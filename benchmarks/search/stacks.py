@@ -65,11 +65,6 @@ class StackSpace(SearchSpace):
             if mesh in self.meshes or not self.meshes:
                 yield self.stack.name, mesh
 
-    @property
-    def without_formulas(self) -> list[str]:
-        """No strategy is left out."""
-        return []
-
     def numbers(self, mesh: MeshSpec) -> list[int]:
         """Numbers of microbatches: of 1, 2, 4, ... sequences, and without stages one of all sequences."""
         replicas = mesh.size // product_of(mesh, "pipeline", "context", "tensor")

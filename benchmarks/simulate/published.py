@@ -92,10 +92,7 @@ def run_of(row: TableRow) -> PublishedRun:
         Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
     published = Published.of(row)
-    stack = stack_of(published)
-    if stack.pads_experts and published.experts:
-        raise Infeasible(f"{stack.name} pads all experts to the busiest, and the row does not say how busy that is")
-    return run_under(published, stack)
+    return run_under(published, stack_of(published))
 
 
 def run_under(published: Published, stack: Stack) -> PublishedRun:
@@ -105,6 +102,8 @@ def run_under(published: Published, stack: Stack) -> PublishedRun:
         Infeasible: the formulas do not know such a step.
     """
     said = published.recompute or ""
+    if stack.pads_experts and published.experts:
+        raise Infeasible(f"{stack.name} pads all experts to the busiest, and the row does not say how busy that is")
     published = completed(published, stack)
     sizes = sizes_of(published)
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))

@@ -104,7 +104,7 @@ def test_the_document_has_the_meshes_and_options_of_the_stack(tmp_path, capsys):
     [
         (("--stack=deepspeed",), "--stack deepspeed: it can be meshmark, Megatron-Bridge"),
         (("--topology=v5p:2x2x2",), "no machine file has v5p under Megatron-Bridge; there are: .*MaxText on .*v5p"),
-        (("--compile=1",), "--compile is of meshmark's own steps, and --stack is Megatron-Bridge"),
+        (("--compile=1",), "--compile is of meshmark's own steps; leave it or --stack megatron out"),
         (("--strategy=fsdp",), "--strategy is of meshmark's own steps"),
         (("--machine=meshmark_gpus",), "machine meshmark_gpus is one of meshmark, and --stack is Megatron-Bridge"),
         (("--attention-window=128",), "attention is dense; leave window and stride out"),
