@@ -29,6 +29,7 @@ ROW = {
     **{"source": "source", "model": "layers x embed", "devices": "devices", "mesh": "mesh", "batch_size": "batch"},
     **{"microbatches": "microbatches", "sequence": "tokens", "recompute": "recompute", "dtype": "dtype"},
     **{"measured_seconds": "published_seconds", "predicted_seconds": "predicted_seconds", "error": "error"},
+    **{"peak_memory_gib": "published_memory_gib", "predicted_memory_gib": "predicted_memory_gib"},
     **{"beside": "error_of_others", "problem": "problem"},
 }
 """Columns of a row -> their names in the CSV file."""
@@ -143,19 +144,18 @@ def compared(rows: pd.DataFrame, keys: list[str]) -> list[tuple[str, Errors]]:
 
 
 def memory(rows: pd.DataFrame) -> Iterator[str]:
-    """Yield published and predicted memory, of the rows of sources that have it."""
+    """Yield the errors of predicted memory, of each source that published some and machine file."""
     measured = rows[rows[list(MEMORY)].notna().all(axis=1)]
     if measured.empty:
         return
     yield "## Memory"
-    table: list[tuple[str, ...]] = [
-        ("layers x embed", "mesh", "microbatch", "dtype", "published GiB", "predicted GiB", "error")
-    ]
-    for row in measured.to_dict("records"):
-        published, predicted = (row[name] for name in MEMORY)
-        work = row["model"], row["mesh"], f"{row['sequences']:.0f}", row["dtype"]
-        table.append((*work, f"{published:.0f}", f"{predicted:.1f}", f"{predicted / published - 1:+.1%}"))
-    yield as_markdown(table, "<<><" + ">" * 3)
+    table: list[tuple[str, ...]] = [("source", "machine file", "runs", "mean error", "bias", "largest")]
+    errors = measured[MEMORY[1]] / measured[MEMORY[0]] - 1
+    for (source, name), part in errors.groupby([measured["source"], measured["machine.name"]], sort=False):
+        largest = max(part, key=abs)
+        shares = f"{part.abs().mean():.1%}", f"{part.mean():+.1%}", f"{largest:+.1%}"
+        table.append((str(source), str(name), str(len(part)), *shares))
+    yield as_markdown(table, "<<" + ">" * 4)
     if "fits" in rows:
         found = rows["fits"].value_counts()
         of = {words: int(found.get(words, 0)) for words in ("yes", "within the error", "no")}
