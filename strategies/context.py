@@ -188,7 +188,7 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
     axes, keeps_output = plan.placement.tokens, plan.train.remat != "full"
-    devices, share, attentions = plan.size(*axes), plan.share, plan.layers * plan.block.attentions()
+    devices, share, attentions = plan.size(*axes), plan.share, plan.all_layers * plan.block.attentions()
     tokens = attentions * plan.tokens
     if share.skipping and not plan.ulysses:
         # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.

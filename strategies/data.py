@@ -135,7 +135,7 @@ def require_few_buckets(plan: Plan) -> None:
     for spec in weight_specs(config).values():
         elements = math.prod(sizes[dim] for dim in spec.dims if dim != "layers")
         layer, ends = (layer + elements, ends) if spec.is_stacked else (layer, ends + elements)
-    groups = (layer, ends) if train.reduce == "layer" else (config.layers * layer + ends,)
+    groups = (layer, ends) if train.reduce == "layer" else (config.blocks * layer + ends,)
 
     def count(bucket_bytes: int) -> int:
         return sum(-(-elements // (bucket_bytes // itemsize)) for elements in groups)

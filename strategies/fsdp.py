@@ -71,8 +71,9 @@ def _prefetch_problem(plan: Plan) -> str:
         return "does not go with gather=step, which gathers all weights at once; use gather=layer or prefetch=off"
     if not plan.train.regather:
         return "gathers weights again for the backward pass; use regather=True or prefetch=off"
-    if plan.config.layers == 1:
-        return "needs a second layer to gather, and layers=1; use prefetch=off"
+    if plan.config.blocks == 1:
+        lead = f" and dense_layers={plan.config.dense_layers}" if plan.config.lead else ""
+        return f"needs a second layer to gather, and layers={plan.config.layers}{lead}; use prefetch=off"
     return ""
 
 
@@ -203,7 +204,7 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     for weight in (weight for weight in plan.weights if {*axes} & {*weight.axes}):
         whole = weight.elements * plan.shards
         once, again = weight.elements, 0
-        if by_layer and weight.spec.is_stacked:
+        if by_layer and weight.spec.is_layered:
             once, again = of_blocks(plan, weight)
         elif by_layer:
             once = of_ends(plan, weight) * weight.elements
@@ -229,7 +230,7 @@ def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
     needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
     needed = needs[weight.spec.backward] and (train.remat != "none" or weight.spec.is_matrix)
     forward = train.microbatches * weight.elements
-    kept = forward // plan.layers if train.prefetch == "on" else 0
+    kept = forward // plan.layers if train.prefetch == "on" and weight.spec.is_stacked else 0
     return forward, forward - kept if train.regather and needed else 0
 
 

@@ -47,6 +47,7 @@ class GPTConfig:
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
         experts: of each layer, in place of its MLP (model/experts.py); None for a dense model. The fields below are of
             models with experts.
+        dense_layers: how many of the first layers have an MLP, of `mlp` hidden features, and no experts.
         experts_per_token: experts that the router chooses for a token.
         expert_mlp: hidden features of an expert; by default those of the MLP.
         shared_mlp: hidden features of an expert that takes all tokens, beside the others; None for none.
@@ -92,6 +93,7 @@ class GPTConfig:
     rope_theta: Positive = 10_000.0
     rope_factor: Annotated[float, Meta(ge=1)] = 1.0
     experts: Size | None = None
+    dense_layers: Annotated[int, Meta(ge=0, le=100_000)] = 0
     experts_per_token: Size = 2
     expert_mlp: Size | None = None
     shared_mlp: Size | None = None
@@ -143,6 +145,19 @@ class GPTConfig:
         return self.mlp or 4 * self.embed
 
     @property
+    def blocks(self) -> int:
+        """Layers of the stack of equal blocks: all but the leading dense ones of a model with experts."""
+        return self.layers - self.dense_layers
+
+    @property
+    def lead(self) -> "GPTConfig | None":
+        """A model of the leading dense layers alone; None if there are none."""
+        if not self.dense_layers:
+            return None
+        plain = {each.name: each.default for each in fields(self) if each.name in ("experts", *OF_EXPERTS)}
+        return replace(self, layers=self.dense_layers, **plain)
+
+    @property
     def group_tokens(self) -> int:
         """Tokens of a group, of which an expert takes at most `capacity`."""
         return self.expert_group or self.sequence
@@ -160,7 +175,8 @@ class GPTConfig:
     def dim_sizes(self) -> Mapping[str, int]:
         """Sizes of all dims of the model's weights, by name. The vocabulary is without padding."""
         return {
-            "layers": self.layers,
+            "layers": self.blocks,
+            "dense_layers": self.dense_layers,
             "vocab": self.vocab,
             "sequence": self.sequence,
             "embed": self.embed,
@@ -215,8 +231,12 @@ def _require_experts(config: GPTConfig) -> None:
     if config.experts is None:
         plain = {each.name: each.default for each in fields(GPTConfig) if each.name in OF_EXPERTS}
         if given := [name for name, default in plain.items() if getattr(config, name) != default]:
-            raise Infeasible(f"{given[0]}={getattr(config, given[0])} is for a model with experts; give experts")
+            raise Infeasible(f"{given[0]}={getattr(config, given[0])!r} is for a model with experts; give experts")
         return
+    if config.dense_layers >= config.layers:
+        raise Infeasible(
+            f"dense_layers={config.dense_layers} leaves no layer with experts; take fewer than {config.layers}"
+        )
     if config.experts_per_token > config.experts:
         raise Infeasible(f"experts_per_token={config.experts_per_token} is more than experts={config.experts}")
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
@@ -234,7 +254,7 @@ def _require_experts(config: GPTConfig) -> None:
         )
     if config.routing not in ROUTINGS and not 0 < zipf_exponent(config.routing) <= MOST_UNEVEN:
         kinds = f"it can be {', '.join(ROUTINGS)} or zipf=X with X above 0 and up to {MOST_UNEVEN:g}, such as zipf=1.2"
-        raise Infeasible(f"routing={config.routing}; {kinds}")
+        raise Infeasible(f"routing={config.routing!r}; {kinds}")
 
 
 def zipf_exponent(routing: str) -> float:
@@ -258,7 +278,16 @@ def _require_sigmoid(config: GPTConfig) -> None:
 OF_SIGMOIDS = "routed_scale", "router_bias_rate", "router_groups", "groups_per_token"
 """Fields of `GPTConfig` that have a meaning with router="sigmoid" only."""
 OF_EXPERTS = (
-    *("experts_per_token", "expert_mlp", "shared_mlp", "router", "routing", *OF_SIGMOIDS, "capacity_factor"),
+    *(
+        "dense_layers",
+        "experts_per_token",
+        "expert_mlp",
+        "shared_mlp",
+        "router",
+        "routing",
+        *OF_SIGMOIDS,
+        "capacity_factor",
+    ),
     *("expert_group", "balance_loss", "router_z_loss"),
 )
 """Fields of `GPTConfig` that have a meaning with `experts` only."""

@@ -36,6 +36,7 @@ from strategies.core.gradients import cast, microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
+from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.layer_passes import Leaves, Result
 from strategies.model.weights import Weights
@@ -49,8 +50,12 @@ def require(plan: Plan) -> None:
     """Check that layers and microbatches fit the stages.
 
     Raises:
-        Infeasible: there are fewer layers than parts, or the microbatches do not fit the schedule.
+        Infeasible: there are fewer layers than parts, the microbatches do not fit the schedule, or the first layers are
+            dense ones of a model with experts.
     """
+    if plan.config.dense_layers:
+        problem = f"stages have equal layers, and the first dense_layers={plan.config.dense_layers} are others"
+        raise Infeasible(f"{problem}; use another axis than pipeline, or dense_layers=0")
     _ = plan.order
 
 

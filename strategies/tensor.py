@@ -44,7 +44,7 @@ from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
 from strategies.infeasible import Infeasible, divisors, legal, one_of, require_divides
-from strategies.model.gpt import map_weights
+from strategies.model.gpt import map_weights, weight_specs
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Implementation, LossTerms
@@ -60,7 +60,7 @@ def require(plan: Plan) -> None:
         Infeasible: it does not divide one of them; the message names the numbers and the legal sizes.
     """
     size, contexts = plan.tensors, plan.size(*plan.placement.tokens)
-    dims = {dim for weight in plan.block.weights(plan.config).values() for dim in weight.dims if dim.endswith("mlp")}
+    dims = {dim for weight in weight_specs(plan.config).values() for dim in weight.dims if dim.endswith("mlp")}
     hidden = {dim: plan.config.dim_sizes[dim] for dim in sorted(dims)}
     require_divides("tensor", size, heads=plan.config.heads, **hidden)
     keys = plan.config.key_heads or plan.config.heads
@@ -170,10 +170,10 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     branches = len(plan.block.branches())
     # With remat="full" sums are repeated, except that of the last branch: it is the input of the next layer.
     again = branches - 1 if plan.train.remat == "full" else 0
-    sums = (2 * branches + again) * plan.layers * plan.residual
+    sums = (2 * branches + again) * plan.all_layers * plan.residual
     extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
     yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
-    means = sum(part.means for part in plan.block.branches()) * (3 if again else 2) * plan.layers * plan.tokens
+    means = sum(part.means for part in plan.block.branches()) * (3 if again else 2) * plan.all_layers * plan.tokens
     yield from traffic(plan, "norms of all heads", "all_reduce", tensors, means)
     partial_gradients = [weight for weight in plan.weights if _has_partial_gradient(weight.spec, plan)]
     yield from replicated_gradients(plan, tensors, sum(weight.elements for weight in partial_gradients))
@@ -186,7 +186,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
         return
     yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
     # Forward, once more backward (remat.py keeps no gather), and as the transpose of the reduce-scatter.
-    gathered = 3 * branches * plan.layers * plan.own_residual
+    gathered = 3 * branches * plan.all_layers * plan.own_residual
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)

@@ -47,6 +47,7 @@ SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
 DTYPES, REMATS, PATTERNS, SCHEDULES = map(get_args, (Dtype, Remat, AttentionPattern, PipelineSchedule))
 EXPERTS = {
     "experts": option("--experts N", "experts of each layer, in place of its MLP; default: the preset's", count),
+    "dense_layers": option("--dense-layers N", "first layers, which have an MLP and no experts; default: 0", whole),
     "experts_per_token": option("--experts-per-token N", "experts that take a token; default: 2", count),
     "expert_mlp": option("--expert-mlp N", "hidden features of an expert; default: those of the MLP", count),
     "shared_mlp": option("--shared-mlp N", "hidden features of an expert that takes all tokens; default: none", count),

@@ -20,6 +20,7 @@ from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.core.traffic import SENT, Bytes, is_tied
 from strategies.costs.predict import Cost
+from strategies.model.weights import STACKS
 
 Key = tuple[str, Axes]
 
@@ -261,7 +262,7 @@ def with_weights(array: str, plan: Plan) -> str:
     names = [
         weight.spec.name
         for weight in plan.weights
-        if sorted(local(dim) for dim in weight.spec.dims if dim != "layers") == wanted
+        if sorted(local(dim) for dim in weight.spec.dims if dim not in STACKS) == wanted
         or sorted(plan.layers if dim == "layers" else local(dim) for dim in weight.spec.dims) == wanted
     ]
     return f"{array} ({', '.join(names[:2])}{' and others' * (len(names) > 2)})" if names else array

@@ -1,7 +1,6 @@
 """Events of a layer, of the embedding and of the head on one device, for one microbatch.
 
-The rules of the stack (stack.py) say when the device waits for each collective. A layer ends no sooner than the host
-has launched its kernels.
+The rules of the stack say when the device waits for each collective. A layer ends after its kernels are launched.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -48,11 +47,12 @@ HOST = "launches"
 
 @dataclass(frozen=True)
 class LayerEvents:
-    """What a device does for a microbatch in a layer, and in the embedding and the head."""
+    """What a device does for a microbatch in one of its `layers`, and in the embedding and the head."""
 
     plan: Plan
     traffic: tuple[Traffic, ...]
     network: Network
+    layers: int
 
     @property
     def stack(self) -> Stack:
@@ -99,7 +99,7 @@ class LayerEvents:
         for term in self.traffic:
             if self.is_sharded(term) and term.what in wanted:
                 sent[term.kind] = sent.get(term.kind, 0) + term.sent_bytes
-        times = times or self.plan.layers * self.plan.train.microbatches
+        times = times or self.layers * self.plan.train.microbatches
         for kind, sent_bytes in sent.items():
             yield self.network.event("gathers", kind, self.shards, sent_bytes / times)
 
@@ -236,11 +236,11 @@ class LayerEvents:
 
     def _collectives(self, term: Traffic, direction: Direction, calls: float) -> Event:
         """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""
-        # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
-        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
+        # Gathers: forward, backward, and for gradients behind a matmul (Korthikanti et al. 2022, section 4.2.2).
         gathers = term.kind == "all_gather" and term.what not in TOKENS
         share = 1 / 3 / self._calls(term, direction) if gathers else 1 / self._calls_by_direction(term)[1]
-        sent = term.sent_bytes * share / self.plan.train.microbatches / self.plan.layers
+        layers = self.plan.layers if term.what in TOKENS else self.layers
+        sent = term.sent_bytes * share / self.plan.train.microbatches / layers
         calls *= self._repeats(term, direction)
         if term.what in TOKENS and term.kind == "all_to_all" and self.stack.deduplicates:
             where, config = self.network.group(term.axes), self.plan.config

@@ -103,6 +103,9 @@ class Held:
         logits = self.logits_bytes if is_last else 0
         again = 0 if plan.train.remat == "none" else self.kept_bytes("none", share)
         kept = plan.layers * self.kept_bytes(plan.train.remat, share)
+        if lead := plan.lead:
+            dense = replace(self, cost=replace(self.cost, plan=lead))
+            kept += lead.layers * dense.kept_bytes(lead.train.remat, 1.0)
         fresh = self.memory.fresh_bytes * (layer + is_last * self.table)
         return held + self.gathered_bytes + in_flight(plan, stage) * kept + max(logits, again) + fresh
 
@@ -110,7 +113,7 @@ class Held:
         """Whether a stage has a weight: layers, the embedding on the first, the head or its tied table on the last."""
         first, last = stage == 0, stage == self.plan.stages - 1
         of_head = weight.spec.name.startswith("head.") or (self.plan.config.tied and "vocab" in weight.spec.dims)
-        return weight.spec.is_stacked or (last and of_head) or (first and weight.spec.name.startswith("embedding."))
+        return weight.spec.is_layered or (last and of_head) or (first and weight.spec.name.startswith("embedding."))
 
     def share_of(self, stage: int) -> float:
         """Part of the layers of a stage that have experts. If few layers have none, they are the first of the model."""
@@ -216,4 +219,4 @@ def activation_bytes(plan: Plan) -> float:
     kept = {"none": outside + inside, "dots": outside + stream * 24 / tensors, "full": 2 * stream / spread}
     again = outside + inside if plan.train.remat == "full" else 0
     logits = 0 if plan.staged else 4 * plan.share.tokens * plan.padded_vocab / tensors
-    return in_flight(plan) * plan.layers * kept[plan.train.remat] + max(again, logits)
+    return in_flight(plan) * plan.all_layers * kept[plan.train.remat] + max(again, logits)

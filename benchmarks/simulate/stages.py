@@ -85,7 +85,7 @@ class Stages:
         if not plan.staged or self.stack.embedding_and_head == "all":
             return 0.0
         chunk = plan.layers // plan.schedule.chunks
-        missing = math.ceil((plan.layer_slots - plan.config.layers) / getattr(plan.config, "short_ends", 2))
+        missing = math.ceil((plan.layer_slots - plan.config.blocks) / getattr(plan.config, "short_ends", 2))
         return min(missing, chunk + 1 - getattr(plan.config, "predicted_tokens", 1)) / chunk
 
     @property

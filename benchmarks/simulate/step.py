@@ -6,11 +6,12 @@ timeline.step_seconds, timeline.parts
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Kernel
-from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, LayerEvents, Way
+from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
 from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import (
@@ -87,7 +88,7 @@ class Step:
     def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
         self.network = Network(machine, topology, cost.plan.mesh)
-        self.layer = LayerEvents(cost.plan, cost.traffic, self.network)
+        self.layer = LayerEvents(cost.plan, cost.traffic, self.network, cost.plan.all_layers)
 
     def timeline(self) -> Timeline:
         """The seconds of the last stage."""
@@ -119,6 +120,12 @@ class Step:
         ways: dict[Kind, Way] = {"F": "forward", **halves}
         layers = self.plan.layers / self.plan.schedule.chunks
         found: dict[Kind, Parts] = {kind: scaled(self._layer_pass(way).parts, layers) for kind, way in ways.items()}
+        if lead := self.plan.lead:
+            dense = replace(
+                self.layer, plan=lead, traffic=tuple(each for each in self.traffic if each.what not in TOKENS)
+            )
+            of_lead = {kind: scaled(simulate(dense.events(way)).parts, lead.layers) for kind, way in ways.items()}
+            found = {kind: added(of_lead[kind], parts) for kind, parts in found.items()}
         if self.layer.prefetches:
             # A microbatch's first gather, and its last scatter, have nothing to hide behind.
             first, last = (simulate(self.layer.exposed(kind)).parts for kind in ("all_gather", "reduce_scatter"))

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from strategies.model.gpt import weight_specs
+from strategies.model.weights import STACKS
 from strategies.step import Step
 
 Index = tuple[slice, ...]
@@ -65,7 +66,7 @@ class Leaf:
         A chunk holds one layer and divides a shard. So two processes never write the same chunk.
         """
         shard = self.stored.sharding.shard_shape(self.stored.shape)
-        single = ("layers", *self.dims[-2:-1]) if self.key_copies > 1 else ("layers",)
+        single = (*STACKS, *self.dims[-2:-1]) if self.key_copies > 1 else STACKS
         chunk = [1 if dim in single else size for size, dim in zip(shard, self.dims or [""], strict=True)]
         for i, size in enumerate(chunk):
             most = MOST_CHUNK_BYTES // (self.stored.dtype.itemsize * math.prod(chunk[i + 1 :]))

@@ -24,7 +24,7 @@ from strategies.step import Implementation, Load, Tokens
 
 def expert_load(model: GPT, tokens_BS: Tokens, plan: Plan, implementation: Implementation) -> Load:
     """The load of each layer for a batch. Runs inside `jax.shard_map` unless the compiler partitions the step."""
-    whole, layers, experts = implementation.compiler_partitioned, plan.config.layers, plan.config.dim_sizes["experts"]
+    whole, layers, experts = implementation.compiler_partitioned, plan.config.blocks, plan.config.dim_sizes["experts"]
     stages = () if whole else plan.over(plan.axes_of("layers"))
     stored = nnx.split(model.blocks)[1]
     held = len(jax.tree.leaves(stored)[0])

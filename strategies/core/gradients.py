@@ -1,7 +1,7 @@
 """Sums of gradients: over microbatches, over devices, and of squares for the global norm."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +13,7 @@ from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.device_mesh import mark_varying
 from strategies.model.gpt import map_weights, spec_tree
+from strategies.model.order import after
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import LossTerms, Tokens
 
@@ -89,10 +90,23 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
 def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
     """Norm of all gradients of the model.
 
-    Squares are summed on each device, then over the axes that split each weight, then over weights.
+    Squares are summed on each device, then over the axes that split each weight, then over weights. Those of leading
+    dense layers come first, and all others wait for them: these could run beside the backward loop over those layers,
+    and virtual devices deadlock (benchmarks/program/deadlock.py).
     """
     squares: defaultdict[tuple[str, ...], list[Array]] = defaultdict(list)
-    for grad, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
-        axes = tuple(sorted(axis for axis in jax.tree.leaves(tuple(spec)) if axis))
-        squares[axes].append(jnp.sum(jnp.square(grad)))
-    return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
+    for part in sorted(grads, key=lambda part: (part != "lead", part)):
+        for grad, spec in zip(jax.tree.leaves(grads[part]), jax.tree.leaves(specs[part]), strict=True):
+            axes = tuple(sorted(axis for axis in jax.tree.leaves(tuple(spec)) if axis))
+            squares[axes].append(jnp.sum(jnp.square(grad)))
+
+    def sums() -> Iterator[Array]:
+        earlier: Array | None = None
+        for axes, parts in squares.items():
+            local: Any = sum(parts)
+            local = local if earlier is None else after(earlier, local)
+            total = lax.psum(local, axes) if axes else local
+            earlier = total if "lead" in grads else None
+            yield total
+
+    return jnp.sqrt(sum(sums()))

@@ -6,6 +6,7 @@ formulas (costs/) alike.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from strategies.backends.backend import NO_DEVICES, Backend
@@ -51,6 +52,22 @@ class Plan(Sizes):
         if checked:
             plan.require_fit()
         return plan
+
+    @cached_property
+    def lead(self) -> "Plan | None":
+        """The same for a model of the leading dense layers alone, whose weights are gathered and summed as they run."""
+        train = replace(self.train, prefetch="off", reduce="step")
+        return replace(self, config=self.config.lead, train=train) if self.config.lead else None
+
+    @property
+    def stacks(self) -> tuple["Plan", ...]:
+        """Of each kind of layer: itself, and `lead` if there is one."""
+        return (self, self.lead) if self.lead else (self,)
+
+    @property
+    def all_layers(self) -> int:
+        """Slots for layers on one device, and the leading dense layers."""
+        return self.layers + self.config.dense_layers
 
     def choose(self, option: str, problem: str, default: bool, on: str = "on", off: str = "off") -> str:
         """The value of an option that is `on`, `off` or "auto".

@@ -67,7 +67,7 @@ def _unshard(shards: Shards, by_layer: bool, parts: Weights, replaced: Weights) 
         layer, whole = carry
         return gathered(i + 1), put(layer, i, whole)
 
-    last = shards.config.layers - 1
+    last = shards.config.blocks - 1
     layer, whole = lax.fori_loop(0, last, gather_next, (gathered(0), {"blocks": replaced["blocks"]}))
     ends = shards.map_weights(gather, {part: parts[part] for part in parts if part not in blocks})
     return ends | put(layer, last, whole)

@@ -23,9 +23,9 @@ from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import require_divides
 from strategies.model.gpt import map_weights, weight_specs
-from strategies.model.weights import Weights, WeightSpec
+from strategies.model.weights import STACKS, Weights, WeightSpec
 
-WHOLE = "layers", "qkv", "qk"
+WHOLE = *STACKS, "qkv", "qk"
 """Dims that are not split: layers are gathered one by one, and queries and keys are next to each other."""
 
 

@@ -175,7 +175,7 @@ class Sizes:
         slower. Nor with two layers: compilers remove a loop over one layer, and then hold the gradients of both beside
         each other.
         """
-        return self.train.reduce == "layer" and self.config.layers > 2 and self.shards == 1
+        return self.train.reduce == "layer" and self.config.blocks > 2 and self.shards == 1
 
     @property
     def when_summed(self) -> str:
@@ -193,7 +193,7 @@ class Sizes:
         train = self.train
         if not self.staged:
             return order_of(1, 1, min(train.microbatches, 2), "1f1b", 1)  # two show what any number needs
-        return order_of(self.config.layers, self.stages, train.microbatches, train.schedule, train.chunks)
+        return order_of(self.config.blocks, self.stages, train.microbatches, train.schedule, train.chunks)
 
     @property
     def schedule(self) -> Schedule:
@@ -208,7 +208,7 @@ class Sizes:
     @cached_property
     def slots(self) -> tuple[int, ...]:
         """Which layer is in each slot of the stacked blocks, by stage; -1 for none (`stages.layer_slots`)."""
-        return layer_slots(self.config.layers, self.schedule.stages, self.schedule.chunks)
+        return layer_slots(self.config.blocks, self.schedule.stages, self.schedule.chunks)
 
     @property
     def layer_slots(self) -> int:
@@ -217,7 +217,7 @@ class Sizes:
 
     @property
     def layers(self) -> int:
-        """Slots for layers on one device, empty ones included."""
+        """Slots for layers on one device, empty ones included, without the leading dense layers."""
         return self.layer_slots // self.stages
 
     @property

@@ -62,11 +62,18 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     held = {
         "weights": gathered_bytes if keeps_gathered else 0,
         "gradients": gradient_bytes(plan),
-        "activations": plan.ticks.depths.kept * plan.layers * plan.block.kept_bytes(plan.share) // plan.schedule.chunks,
+        "activations": sum(map(activation_bytes, plan.stacks)),
         "stages": stage_bytes(plan) if plan.staged else 0,
     }
     most = max(layer_work_bytes(plan), head_work_bytes(plan), reduction_bytes(plan) - sum(held.values()))
+    if plan.lead:  # which run backward when nothing is left of the other layers
+        most = max(most, layer_work_bytes(plan.lead) - activation_bytes(plan))
     return {**held, "working": most}
+
+
+def activation_bytes(plan: Plan) -> int:
+    """Bytes of the residuals of one kind of layers, for all microbatches in flight."""
+    return plan.ticks.depths.kept * plan.layers * plan.block.kept_bytes(plan.share) // plan.schedule.chunks
 
 
 def reduction_bytes(plan: Plan) -> int:
@@ -125,7 +132,7 @@ def layer_work_bytes(plan: Plan) -> int:
 
 def layers_together(plan: Plan) -> int:
     """Layers in one iteration of the backward loop, beside which layers.py runs some."""
-    if plan.layer_slots > plan.config.layers:  # stages with empty slots do not unroll (layer_backward.py)
+    if plan.layer_slots > plan.config.blocks:  # stages with empty slots do not unroll (layer_backward.py)
         return 1
     unroll = layers_at_once(plan.layers, plan.train.layers_in_loop)
     if plan.train.prefetch == "on":

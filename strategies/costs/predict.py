@@ -9,6 +9,7 @@ The formulas are held against compiled programs in tests/strategies/costs/test_p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import strategies
 from strategies.arguments import require_instance
@@ -174,7 +175,7 @@ class Cost:
         logits = Head.matmul_flops(config, plan.padded_vocab)
         capacity, again = self._capacity
         counted = 6 * config.layers * plan.block.score_flops(config)
-        layers = 3 * config.layers * plan.block.matmul_flops(config) + attention + recomputed
+        layers = 3 * self._in_layers("matmul_flops") + attention + recomputed
         replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
         beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
         of_layers = tokens * layers + sum(beyond.values())
@@ -184,7 +185,7 @@ class Cost:
             "recomputed": tokens * (recomputed + (logits if plan.logits_again else 0)),
             **beyond,
             "padding": tokens * 3 * (logits - Head.matmul_flops(config)),
-            "empty": of_layers // config.layers * (plan.layer_slots - config.layers),
+            "empty": of_layers // config.layers * (plan.layer_slots - config.blocks),
             "masked": tokens * (attention - again_scores - counted),
         }
 
@@ -204,7 +205,7 @@ class Cost:
     def _capacity(self) -> tuple[int, int]:
         """FLOPs of padded buffers of experts in a forward pass of all layers, and those that are recomputed."""
         plan, (forward, again) = self.plan, self.plan.block.padding_flops(self.plan.share)
-        times = plan.config.layers * plan.train.batch_size * plan.config.sequence // plan.share.tokens
+        times = plan.config.blocks * plan.train.batch_size * plan.config.sequence // plan.share.tokens
         return times * forward, times * again if plan.train.remat == "full" else 0
 
     @property
@@ -214,14 +215,19 @@ class Cost:
         split = {dim for dim in plan.config.dim_sizes if axes & {*plan.axes_of(dim)}}
         whole = [one for one in plan.block.matmuls(plan.config) if not split & {*one.weight.dims}]
         copies = plan.block.matmul_flops(plan.held_config) - plan.block.matmul_flops(plan.config)
-        return plan.config.layers * ((plan.tensors - 1) * sum(one.flops(plan.config) for one in whole) + copies)
+        repeated = plan.config.blocks * (plan.tensors - 1) * sum(one.flops(plan.config) for one in whole)
+        return repeated + plan.config.layers * copies
+
+    def _in_layers(self, flops: Literal["matmul_flops", "recomputed_flops"]) -> int:
+        """FLOPs of one token in all layers; `flops` is the function of a block that counts those of a layer."""
+        return sum(each.config.blocks * getattr(each.block, flops)(each.config) for each in self.plan.stacks)
 
     @property
     def _recomputed(self) -> int:
         """FLOPs to recompute all layers for the backward pass, for one token."""
         if self.plan.train.remat != "full":
             return 0
-        return self.plan.config.layers * self.plan.block.recomputed_flops(self.plan.config) + self._scores.recomputed
+        return self._in_layers("recomputed_flops") + self._scores.recomputed
 
     @property
     def passes(self) -> Costs:
@@ -232,7 +238,7 @@ class Cost:
         """
         scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
         capacity, again = (flops / tokens for flops in self._capacity)
-        matmuls = self.plan.config.layers * self.plan.block.matmul_flops(self.plan.config) + capacity + self._replicated
+        matmuls = self._in_layers("matmul_flops") + capacity + self._replicated
         recomputed = self._recomputed + again + (self._replicated if self.plan.train.remat == "full" else 0)
         return Costs(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
 

@@ -44,13 +44,15 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
     values = {ours: facts[name] for name, ours in family.fields.items()}
     if isinstance(values.get("router"), bool):
         values["router"] = "renormalised" if values["router"] else "softmax"
+    if "shared_mlp" in values:  # a file has the number of shared experts
+        values["shared_mlp"] = (values["shared_mlp"] or 0) * values["expert_mlp"] or None
     kind = "sliding_attention" if values.get("attention_window") else "full_attention"
     types = checked(facts.get("layer_types") or [], list[str], f"{where}: layer_types")
     if others := {*types} - {kind}:
         raise HuggingFaceError(f"{where} has layer_types with {min(others)}; all layers must have {kind}")
     rope = _rope(facts, where) if family.is_rotary else {}
     try:
-        config = GPTConfig(block=family.block, **values, **rope)
+        config = GPTConfig(block=family.block, **family.model, **values, **rope)
         block_of(config)
     except Infeasible as error:
         raise HuggingFaceError(f"{where}: {error}") from error
@@ -104,6 +106,7 @@ def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
     own = dataclasses.asdict(config) | {"mlp": config.mlp_dim, "head_size": config.head_dim}
     own |= {"key_heads": config.key_heads or config.heads, "expert_mlp": config.dim_sizes["expert_mlp"]}
     own |= {"router": config.router == "renormalised"}
+    own |= {"shared_mlp": (config.shared_mlp or 0) // config.dim_sizes["expert_mlp"]}
     lacking: list[str] = []
     for name, family in FAMILIES.items():
         if family.block != config.block or ("experts" in family.fields.values()) != (config.experts is not None):
@@ -126,7 +129,12 @@ def differences(config: GPTConfig, other: GPTConfig, but: Iterable[str] = ()) ->
 
     def own(model: GPTConfig) -> dict[str, Any]:
         facts = dataclasses.asdict(resolved(model)) | {"attention_window": model.attention_window}
-        return facts | ({"mlp": None, "expert_mlp": model.dim_sizes["expert_mlp"]} if model.experts else {})
+        if not model.experts:
+            return facts
+        # A rate of zero stands for any: biases are of the model, and how they move is of training.
+        rate = None if model.router_bias_rate is None else 0.0
+        mlp = facts["mlp"] if model.dense_layers else None
+        return facts | {"mlp": mlp, "expert_mlp": model.dim_sizes["expert_mlp"], "router_bias_rate": rate}
 
     one, two = own(config), own(other)
     names = [name for name in one if name not in {*OF_TRAINING, *but}]

@@ -27,6 +27,7 @@ class Family:
         tensors: the names of tensors by those of weights. {layer} and {expert} are numbers, {part} is q, k or v.
         fixed: fields of `config.json` with the only value that is supported.
         defaults: of fields that a file may lack; it must have all others.
+        model: fields of `GPTConfig` that all models of the family have.
         linear: matrices are stored as torch's `Linear` has them, [out, in].
         ignored: fields that change nothing, besides those of `IGNORED`.
     """
@@ -39,6 +40,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     linear: bool = True
     ignored: frozenset[str] = frozenset()
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_rotary(self) -> bool:
@@ -77,9 +79,13 @@ _LLAMA = Family(
         "blocks.mlp.up_DF": "model.layers.{layer}.mlp.up_proj.weight",
         "blocks.mlp.down_FD": "model.layers.{layer}.mlp.down_proj.weight",
         "blocks.experts.router_DE": "model.layers.{layer}.mlp.gate.weight",
+        "blocks.experts.router_bias_E": "model.layers.{layer}.mlp.gate.e_score_correction_bias",
         "blocks.experts.gate_EDF": "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
         "blocks.experts.up_EDF": "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
         "blocks.experts.down_EFD": "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
+        "blocks.experts.shared_gate_DH": "model.layers.{layer}.mlp.shared_experts.gate_proj.weight",
+        "blocks.experts.shared_up_DH": "model.layers.{layer}.mlp.shared_experts.up_proj.weight",
+        "blocks.experts.shared_down_HD": "model.layers.{layer}.mlp.shared_experts.down_proj.weight",
     },
     fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     defaults={"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False, "rope_theta": 10_000.0},
@@ -180,6 +186,25 @@ FAMILIES: Mapping[str, Family] = {
         fixed={**_QWEN3.fixed, "decoder_sparse_step": 1, "mlp_only_layers": []},
         defaults={**_TIED, "head_dim": None, "norm_topk_prob": False},
         ignored=frozenset({"sliding_window", "intermediate_size"}),
+    ),
+    "Dots1ForCausalLM": dataclasses.replace(
+        _QWEN3,
+        model_type="dots1",
+        fields={
+            **_LLAMA.fields,
+            "n_routed_experts": "experts",
+            "num_experts_per_tok": "experts_per_token",
+            "moe_intermediate_size": "expert_mlp",
+            "n_shared_experts": "shared_mlp",
+            "first_k_dense_replace": "dense_layers",
+            "routed_scaling_factor": "routed_scale",
+            "n_group": "router_groups",
+            "topk_group": "groups_per_token",
+        },
+        fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": True},
+        defaults={**_TIED, "head_dim": None, "n_group": 1, "topk_group": 1},
+        ignored=frozenset({"sliding_window", "scoring_func"}),
+        model={"router": "sigmoid", "router_bias_rate": 0.0},
     ),
     "OlmoeForCausalLM": dataclasses.replace(
         _LLAMA,

@@ -48,7 +48,7 @@ class Layout:
 
     Attributes:
         shape: of the weight, without padding.
-        is_stacked: whether its first dim is layers.
+        is_stacked: whether its first dim is layers, of the blocks or of the leading dense ones.
         layers: the blocks of each layer; those of a weight that is not stacked are in one list.
     """
 
@@ -83,19 +83,21 @@ def layouts(config: GPTConfig, family: Family) -> dict[str, Layout]:
     """
     found, sizes = {}, config.dim_sizes
     for name, spec in weight_specs(config).items():
-        if name not in family.tensors:
+        template = family.tensors.get(name.replace("lead.", "blocks.", 1))
+        if template is None:
             raise HuggingFaceError(f"{family.model_type} of Hugging Face has no tensor for the weight {name}")
-        count, dims = (sizes["layers"], spec.dims[1:]) if spec.is_stacked else (1, spec.dims)
+        count, dims = (sizes[spec.dims[0]], spec.dims[1:]) if spec.is_layered else (1, spec.dims)
+        first = config.dense_layers if spec.is_stacked else 0
         layers = [
             [
                 block._replace(place=(slice(layer, layer + 1), *block.place), view=partial(_deeper, block.view))
-                if spec.is_stacked
+                if spec.is_layered
                 else block
-                for block in _blocks(config, family, dims, partial(family.tensors[name].format, layer=layer))
+                for block in _blocks(config, family, dims, partial(template.format, layer=first + layer))
             ]
             for layer in range(count)
         ]
-        found[name] = Layout(tuple(sizes[dim] for dim in spec.dims), spec.is_stacked, layers)
+        found[name] = Layout(tuple(sizes[dim] for dim in spec.dims), spec.is_layered, layers)
     return found
 
 

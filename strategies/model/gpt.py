@@ -38,7 +38,10 @@ Split = tuple[Any, Any]
 
 
 class GPT(nnx.Module):
-    """Embedding, stacked blocks run by `lax.scan`, and head. Call `embed`, `run` and `losses`, in this order."""
+    """Embedding, leading dense layers, stacked blocks run by `lax.scan`, and head.
+
+    Call `embed`, `run` and `losses`, in this order.
+    """
 
     def __init__(
         self,
@@ -66,16 +69,11 @@ class GPT(nnx.Module):
         self.layer_info = LayerInfo(hooks, attention, Reach.of(config), config.sequence)
         padded_vocab = padded_vocab or config.vocab
         self.embedding = Embedding(config, padded_vocab, rngs)
-        layer_keys, kind = jax.random.split(rngs.params(), config.layers), block_of(config)
-        blocks, _ = nnx.split(nnx.eval_shape(lambda: kind(config, nnx.Rngs(0))))
-        layer_L = jnp.arange(config.layers) if layer_slots is None else jnp.asarray(layer_slots)
-
-        def block(layer: Array) -> Weights:
-            weights = nnx.to_pure_dict(nnx.state(kind(config, nnx.Rngs(layer_keys[layer])), nnx.Param))
-            return weights if layer_slots is None else jax.tree.map(lambda w: jnp.where(layer < 0, 0, w), weights)
-
-        stacked = jax.vmap(block)(layer_L)
-        self.blocks = nnx.merge(blocks, stacked)
+        layer_keys = jax.random.split(rngs.params(), config.layers)
+        if config.lead:
+            layer_keys, lead_keys = layer_keys[config.dense_layers :], layer_keys[: config.dense_layers]
+            self.lead = _stacked(block_of(config.lead), config, lead_keys)
+        self.blocks = _stacked(block_of(config), config, layer_keys, layer_slots)
         self.head = Head(config, train, padded_vocab, rngs)
 
     @classmethod
@@ -86,25 +84,34 @@ class GPT(nnx.Module):
         return nnx.merge(nnx.split(abstract, nnx.Param)[0], weights)
 
     def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Embed the tokens. The residual stream is in the compute dtype."""
-        return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
+        """Embed the tokens, and run the leading dense layers. The residual stream is in the compute dtype."""
+        x_BTD = self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
+        if not hasattr(self, "lead"):
+            return x_BTD
+        layers, stacked = self._layers(self.lead)
+        return layers.differentiated(stacked, x_BTD, in_loop=False)[0]
 
     def run(self, x_BTD: Float[Array, "B T D"], *, in_loop: bool = False) -> Result:
         """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes.
 
         With `in_loop` there is one block, and the caller loops over them.
         """
-        train, (graph, stacked) = self.train_config, nnx.split(self.blocks)
+        layers, stacked = self._layers(self.blocks)
+        return (layers.differentiated if in_loop else layers)(stacked, x_BTD)
+
+    def _layers(self, stack: Block) -> tuple[Layers, nnx.State]:
+        """The loop over a stack of layers, and its weights."""
+        train, (graph, stacked) = self.train_config, nnx.split(stack)
         count = jax.tree.leaves(stacked)[0].shape[0]
 
         def gather(stored: nnx.State) -> nnx.State:
-            return nnx.split(self.block(stored))[1]
+            return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]
 
         def run(weights: nnx.State, x_BTD: Array) -> Result:
             block = partial(nnx.merge(graph, weights), info=self.layer_info)
             return by_halves(block, x_BTD) if train.halves == "on" else block(x_BTD)
 
-        layers = Layers(
+        return Layers(
             gather,
             run,
             LAYER_POLICIES[train.remat],
@@ -112,8 +119,7 @@ class GPT(nnx.Module):
             gathers_ahead=train.prefetch == "on",
             sums_late=self.hooks.delays_sums,
             ordered=is_ordered(train, count),
-        )
-        return (layers.differentiated if in_loop else layers)(stacked, x_BTD)
+        ), stacked
 
     def block(self, stored: nnx.State) -> Block:
         """The block with the stored weights of one layer, gathered."""
@@ -152,16 +158,31 @@ class GPT(nnx.Module):
         return self.hooks.gather(weight[...], weight.spec, weight.spec.used_dtype(self.train_config.dtype))
 
 
+def _stacked(kind: type[Block], config: GPTConfig, layer_keys: Array, slots: Sequence[int] | None = None) -> Block:
+    """Layers of one kind with their own random keys, stacked in the order of `slots`; -1 is a slot of zeros."""
+    blocks, _ = nnx.split(nnx.eval_shape(lambda: kind(config, nnx.Rngs(0))))
+    layer_L = jnp.arange(len(layer_keys)) if slots is None else jnp.asarray(slots)
+
+    def block(layer: Array) -> Weights:
+        weights = nnx.to_pure_dict(nnx.state(kind(config, nnx.Rngs(layer_keys[layer])), nnx.Param))
+        return weights if slots is None else jax.tree.map(lambda w: jnp.where(layer < 0, 0, w), weights)
+
+    return nnx.merge(blocks, jax.vmap(block)(layer_L))
+
+
 def weight_specs(config: GPTConfig) -> Mapping[str, WeightSpec]:
     """The weights of the model by name, such as "blocks.mlp.up_DF", in the order of the leaves of their tree."""
-    return _weight_specs(config, block_of(config))
+    return _weight_specs(config, block_of(config), block_of(config.lead) if config.lead else None)
 
 
 @cache
-def _weight_specs(config: GPTConfig, block: type[Block]) -> Mapping[str, WeightSpec]:
-    """By the block too: a name in `BLOCKS` may come to mean another one, as in a notebook."""
-    stacked = {name: replace(spec, dims=("layers", *spec.dims)) for name, spec in block.weights(config).items()}
-    parts = {"embedding": Embedding.weights(config), "blocks": stacked, "head": Head.weights(config)}
+def _weight_specs(config: GPTConfig, block: type[Block], lead: type[Block] | None) -> Mapping[str, WeightSpec]:
+    """By the blocks too: a name in `BLOCKS` may come to mean another one, as in a notebook."""
+    stacks = {"blocks": (block, "layers"), **({"lead": (lead, "dense_layers")} if lead else {})}
+    parts = {"embedding": Embedding.weights(config), "head": Head.weights(config)}
+    for stack, (kind, dim) in stacks.items():
+        weights = kind.weights(config).items()
+        parts[stack] = {name: replace(spec, dims=(dim, *spec.dims)) for name, spec in weights}
     specs = {f"{part}.{name}": spec for part, weights in parts.items() for name, spec in weights.items()}
     return {name: replace(specs[name], name=name) for name in sorted(specs, key=lambda name: name.split("."))}
 
@@ -222,10 +243,11 @@ def flops_per_token(config: GPTConfig) -> int:
     """
     block = block_of(config)
     layer = block.matmul_flops(config) + 2 * block.score_flops(config)
-    return 3 * (config.layers * layer + Head.matmul_flops(config))
+    flops = 3 * (config.blocks * layer + Head.matmul_flops(config))
+    return flops + (flops_per_token(config.lead) - 3 * Head.matmul_flops(config) if config.lead else 0)
 
 
 def choice_flops_per_token(config: GPTConfig) -> int:
     """The part of `flops_per_token` that is of the chosen experts: what a model saves that drops all choices."""
     matmuls = block_of(config).matmuls(config)
-    return 3 * config.layers * sum(each.flops(config) for each in matmuls if "expert_mlp" in each.weight.dims)
+    return 3 * config.blocks * sum(each.flops(config) for each in matmuls if "expert_mlp" in each.weight.dims)

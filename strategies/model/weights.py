@@ -17,7 +17,10 @@ from strategies.config import Dtype
 from strategies.gpt_config import GPTConfig
 
 Weights = dict[str, Any]
-"""A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}."""
+"""A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}.
+With leading dense layers there is also "lead"."""
+STACKS = "layers", "dense_layers"
+"""Dims over which weights of layers are stacked."""
 Backward = Literal["needed", "recomputation", "unused"]
 """Whether the backward pass needs a weight: always; only to recompute activations that remat="dots" keeps; never."""
 
@@ -28,7 +31,7 @@ class WeightSpec:
 
     Attributes:
         dims: names of its dims, in the stored order. In the table of a model (`gpt.weight_specs`) a weight of the
-            blocks is stacked over layers, its first dim.
+            blocks is stacked over layers, its first dim, and one of the leading dense layers over dense_layers.
         used_in: the dtype in which it is used: matrices and tables in the compute dtype, vectors (biases and scales of
             norms) in float32. The gradient of a vector is a sum over all tokens, accumulated in the dtype of its use.
         deviation: its initial values are drawn from a normal distribution around 0 with this deviation.
@@ -53,8 +56,13 @@ class WeightSpec:
 
     @property
     def is_stacked(self) -> bool:
-        """Whether it is stacked over layers."""
+        """Whether it is stacked over the layers of the blocks."""
         return self.dims[0] == "layers"
+
+    @property
+    def is_layered(self) -> bool:
+        """Whether it is stacked over layers: of the blocks, or the leading dense ones."""
+        return self.dims[0] in STACKS
 
     def used_dtype(self, dtype: Dtype) -> Dtype:
         """The dtype in which it is used, and gathered, with this compute dtype."""

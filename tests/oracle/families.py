@@ -42,6 +42,20 @@ FAMILIES: Mapping[str, GPTConfig] = {
     "mixtral": dataclasses.replace(PLAIN, experts=4, balance_loss=0.1),
     "qwen3-moe": dataclasses.replace(DENSE["qwen3"], experts=8, experts_per_token=3, expert_mlp=24, balance_loss=0.1),
     "gpt2": GPTConfig(layers=2, embed=32, heads=4, vocab=97, sequence=32, mlp=48, vocab_multiple=1),
+    "dots1": dataclasses.replace(
+        DENSE["qwen3"],
+        layers=3,
+        dense_layers=1,
+        experts=8,
+        experts_per_token=3,
+        expert_mlp=24,
+        shared_mlp=48,
+        router="sigmoid",
+        routed_scale=2.5,
+        router_bias_rate=0.0,
+        router_groups=4,
+        groups_per_token=2,
+    ),
     "olmoe": dataclasses.replace(PLAIN, block="olmoe", experts=8, router="softmax", balance_loss=0.1),
 }
 """Sizes are small and differ from each other. The heads of Qwen3 together are wider than the residual stream. The

@@ -84,16 +84,17 @@ def golden(config: GPTConfig, folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"loss": [], "balance_loss": [], "grad_norm": []}
     for step in range(STEPS):
         tokens = torch.from_numpy(batch_of(step)).long()
-        routed = {"output_router_logits": True} if config.experts else {}
+        routed = {"output_router_logits": True} if config.balance_loss else {}
         result = model(input_ids=tokens[:, :-1], use_cache=False, **routed)
         loss = torch.nn.functional.cross_entropy(result.logits.flatten(0, 1), tokens[:, 1:].flatten())
-        balance = balance_loss(model, result, config) if config.experts else torch.zeros(())
+        balance = balance_loss(model, result, config) if config.balance_loss else torch.zeros(())
         optimizer.zero_grad()
         (loss + balance).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), TRAIN.clip_norm)
         if step == 0:
             facts["logits"] = {"logits": sketch(result.logits.detach().numpy(), "logits")}
-            facts["gradients"] = sketches("gradients", lambda param: param.grad)
+            gradients = sketches("gradients", lambda param: param.grad)
+            facts["gradients"] = {name: each for name, each in gradients.items() if "router_bias" not in name}
         optimizer.step()
         facts["loss"].append(loss.item())
         facts["balance_loss"].append(balance.item())

@@ -34,6 +34,8 @@ UNBALANCED = dataclasses.replace(DROPPING, balance_loss=0.0, router="softmax")
 BIASED = dataclasses.replace(
     UNBALANCED, router="sigmoid", routed_scale=2.5, router_bias_rate=0.01, router_groups=4, groups_per_token=2
 )
+LEAD = dataclasses.replace(ALL_KEPT, layers=4, dense_layers=1, mlp=64)
+LEADS = dataclasses.replace(BIASED, block="qwen3", key_heads=4, tied=False, layers=5, dense_layers=2, mlp=80)
 
 
 def build(name, mesh, config, **options):
@@ -51,9 +53,23 @@ def single(config, microbatches):
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "options"),
     [
-        ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),  # dispatch is "all_gather"
+        ("three_d", "expert=2,tensor=2", LEAD, {"sequence_parallel": False}),  # dispatch is "all_gather"
         *nightly(
             ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
+            ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),
+            ("single", "data=1", LEAD, {"remat": "none", "microbatches": 2}),
+            ("data", "data=4", LEADS, {"reduce": "layer"}),
+            ("zero1", "data=4", LEAD, {"reduce": "layer", "remat": "full"}),
+            ("zero2", "data=4", LEADS, {"microbatches": 2}),
+            ("fsdp", "fsdp=4", LEADS, {"prefetch": "on", "microbatches": 2}),
+            ("fsdp", "fsdp=4", LEAD, {"gather": "step", "microbatches": 2}),
+            ("hsdp", "data=2,fsdp=4", LEAD, {"regather": False}),
+            ("tensor", "tensor=4", LEADS, {"remat": "full"}),
+            ("context", "context=2", LEAD, {"context_attention": "ulysses", "remat": "full"}),
+            ("expert", "data=2,expert=4", LEADS, {"remat": "full"}),
+            ("expert", "data=2,expert=2", LEAD, {"reduce": "layer"}),
+            ("three_d", "fsdp=2,expert=2,tensor=2", LEADS, {"prefetch": "on"}),
+            ("auto", "fsdp=2,tensor=2", LEADS, {}),
             ("tensor", "tensor=4", BIASED, {}),
             ("expert", "data=2,expert=4", DROPPING, {"dispatch": "all_gather", "remat": "full"}),
             ("expert", "expert=4", UNBALANCED, {"dispatch": "all_gather", "remat": "none", "microbatches": 2}),
@@ -256,6 +272,8 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
             "expert_group can be 1 or 2, or leave out capacity_factor",
         ),
         ("tensor", "tensor=16", {"heads": 16}, "tensor=16 does not divide expert_mlp=24"),
+        ("tensor", "tensor=8", {"dense_layers": 1, "mlp": 36}, "tensor=8 does not divide mlp=36"),
+        ("pipeline", "pipeline=2", {"dense_layers": 1}, "stages have equal layers, and the first dense_layers=1 are"),
         ("tensor", "tensor=2", {}, "halves=on does not go with experts"),
         (
             "expert",

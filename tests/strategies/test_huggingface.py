@@ -18,6 +18,7 @@ from strategies.huggingface import read, safetensors, tensors, write
 from strategies.huggingface.config_json import facts_of
 from strategies.model.gpt import param_count
 from strategies.registry import STRATEGIES
+from tests.oracle.families import FAMILIES
 
 LLAMA = GPTConfig(
     layers=2, embed=16, heads=4, key_heads=2, vocab=31, sequence=8, mlp=24, tied=False, block="llama", rope_factor=8.0
@@ -25,6 +26,9 @@ LLAMA = GPTConfig(
 CONFIGS = {
     "llama": LLAMA,
     "mixtral": dataclasses.replace(LLAMA, rope_factor=1.0, attention_window=4, mlp=None, experts=4, expert_mlp=24),
+    "dots1": dataclasses.replace(
+        FAMILIES["dots1"], embed=16, layers=4, dense_layers=2, head_size=4, sequence=8, router_bias_rate=0.01
+    ),
     "gpt2": GPTConfig(layers=2, embed=16, heads=4, vocab=31, sequence=8),
 }
 
@@ -52,7 +56,8 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
         ("llama", "tensor=2", "float16"),
         ("llama", "pipeline=2", "float32"),
         ("mixtral", "expert=4", "bfloat16"),
-        ("mixtral", "fsdp=2", "float32"),
+        ("dots1", "fsdp=2", "float32"),
+        ("dots1", "expert=4", "bfloat16"),
         ("mixtral", "tensor=2", "bfloat16"),
         ("mixtral", "pipeline=2", "bfloat16"),
         ("gpt2", "fsdp=2", "float16"),

@@ -162,7 +162,7 @@ def test_routings_are_swept_and_named(select: Select) -> None:
     cases = select(strategy=["expert"], devices=[2], batch_size=[8], **given).cases()
     assert [str(case) for case in cases] == ["expert-expert=2-b8", "expert-expert=2-b8-routing=zipf=1.2"]
     assert [case.single.config.routing for case in cases] == ["learned", "zipf=1.2"]
-    with pytest.raises(ValueError, match="routing=even; it can be learned, balanced, one or zipf=X"):
+    with pytest.raises(ValueError, match="routing='even'; it can be learned, balanced, one or zipf=X"):
         select(preset="nano-moe", routing=["one", "even"])
 
 

@@ -167,13 +167,14 @@ def test_counts_and_flops_are_those_of_the_active_experts():
         ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704, "30.5B, 3.3B"),
         ("qwen3-235b-a22b", 235_093_634_560, 22_190_763_520, "235B, 22B"),
         ("olmoe-1b-7b", 6_919_161_856, 1_282_017_280, "6.9B, 1.3B"),
+        ("dots1", 142_774_381_696, 14_016_588_928, "142B, 14B"),
     ],
 )
 def test_counts_of_presets_are_the_published_ones(preset, total, active, published):
     """Parameters, and those that a token uses with both embeddings.
 
     To a unit of the last digit they are those of the announcements of Mistral AI (2023, 2024), of Qwen3's cards, and of
-    the paper of OLMoE.
+    the papers of OLMoE and dots.llm1.
     """
     config = PRESETS[preset]
     counts = param_count(config), active_param_count(config)
@@ -183,7 +184,7 @@ def test_counts_of_presets_are_the_published_ones(preset, total, active, publish
         digits = len(text.partition(".")[2].rstrip("B"))
         assert abs(count / 1e9 - float(text.rstrip("B"))) < 10**-digits
     expert = 3 * config.embed * config.dim_sizes["expert_mlp"]
-    assert counts[0] - counts[1] == config.layers * (config.dim_sizes["experts"] - config.experts_per_token) * expert
+    assert counts[0] - counts[1] == config.blocks * (config.dim_sizes["experts"] - config.experts_per_token) * expert
 
 
 @pytest.mark.parametrize(
@@ -229,6 +230,8 @@ def test_layers_keep_what_the_formula_says(name, mesh, remat, config):
     [
         ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6"),
         ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; give experts"),
+        ({"dense_layers": 4}, "dense_layers=4 leaves no layer with experts; take fewer than 4"),
+        ({"dense_layers": -1}, "dense_layers=-1; it must be a whole number of at least 0"),
         ({"expert_group": 7}, "expert_group=7 does not divide sequence=24; it can be 1, 2, 3"),
         ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; leave it out"),
         ({"router_bias_rate": 0.0}, "router_bias_rate=0.0 is for router=sigmoid; leave it out"),
