@@ -219,7 +219,7 @@ class LayerEvents:
         costs, backward = self.stack.kernels, way != "forward"
         launches = costs.launches.backward if backward else costs.launches.forward
         if self.plan.config.experts:
-            held = self.plan.config.experts // self.plan.share.experts * (2 if self.network.machine.precision else 1)
+            held = self.plan.config.experts // self.plan.share.experts
             biases = getattr(self.plan.config, "expert_biases", False) * costs.bias_launches[backward]
             launches += costs.router_launches[backward] + held * (costs.expert_launches[backward] + biases)
         if backward and self.plan.train.remat == "full":

@@ -103,7 +103,7 @@ class KernelCosts:
         row_bytes: to sort tokens by expert and back, for each element of each token's choices.
         router_launches: further kernels of a layer with experts.
         row_seconds: of each row of a token's choice, where rows are copied one by one by their index.
-        expert_launches: further kernels for each expert of a device; as many again cast operands to a `Precision`.
+        expert_launches: further kernels for each expert of a device.
         bias_bytes: to add biases of experts after their last matmul, for each element of each token's choices.
         bias_launches: further kernels for each expert of a device whose experts have biases.
         head_multiple: the fused attention pads heads to a multiple of so many features.

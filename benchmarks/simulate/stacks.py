@@ -46,12 +46,12 @@ MEGATRON_CORE = Stack(
         row_bytes=ForwardBackward(
             4 * 4, 4 * 4
         ),  # by expert, by device, and both back (transformer/moe/token_dispatcher.py)
-        # TransformerEngine's GroupedLinear calls cuBLAS for each expert, and casts the operands of each alone.
+        # TransformerEngine's GroupedLinear calls cuBLAS for each expert; one call casts the operands of all.
         expert_launches=ForwardBackward(2, 4),
         # TEGroupedMLP._apply_bias: for each expert a product of bias and weights, and a sum; then all in one array, and
         # cast. Most of it is in float32.
         bias_bytes=ForwardBackward(4 + 10 + 8 + 6, 6 + 6 + 12 + 12),
-        bias_launches=ForwardBackward(2, 6),
+        bias_launches=ForwardBackward(2, 5),
     ),
 )
 MEGATRON_BRIDGE = replace(
@@ -68,6 +68,13 @@ MEGATRON_BRIDGE = replace(
     # grad_reduce_in_fp32=False; gradient_accumulation_fusion; TransformerEngine's loss in place, in bfloat16
     memory=Memory(2, 2, 4 + 4 + 4, 2 + 2, error=0.05),
     kernels=replace(MEGATRON_CORE.kernels, row_bytes=SORTED),
+)
+MEGATRON_BRIDGE_ALLTOALL = replace(
+    # moe_token_dispatcher_type = "alltoall" sends a token once to each of its experts.
+    MEGATRON_BRIDGE,
+    name="Megatron-Bridge, alltoall",
+    constants_of="Megatron-Bridge",
+    deduplicates=False,
 )
 MEGATRON_BRIDGE_GRAPHS = replace(
     # From container 26.06 on for Qwen3 in MXFP8 on B200 to GB300 (pull requests 4249 and 4606): a CUDA graph of the
@@ -162,7 +169,8 @@ MAXTEXT_BFLOAT16 = replace(MAXTEXT, memory=Memory(0, 0, 2 + 2 + 2 + 2, 2 + 2))
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
-        *(MEGATRON, MPT, MESHMARK, MEGATRON_BRIDGE, MEGATRON_BRIDGE_GRAPHS, MEGATRON_CORE),
+        *(MEGATRON, MPT, MESHMARK, MEGATRON_BRIDGE, MEGATRON_CORE),
+        *(MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_GRAPHS),
         *(TORCHTITAN, TORCHTITAN_EAGER, KEMPNERFORGE, MAXTEXT),
     )
 }
@@ -181,6 +189,7 @@ VARIANTS = (
     (TORCHTITAN, "no compile", TORCHTITAN_EAGER),
     (TORCHTITAN, "loss not compiled", TORCHTITAN_2024),
     (MEGATRON_BRIDGE, "CUDA graph of the iteration", MEGATRON_BRIDGE_GRAPHS),
+    (MEGATRON_BRIDGE, "alltoall dispatcher", MEGATRON_BRIDGE_ALLTOALL),
     (MAXTEXT, "bf16 weights", MAXTEXT_BFLOAT16),
 )
 """Stacks, what notes of a table say of a run, and the stack that then ran."""
