@@ -57,11 +57,11 @@ class Case:
     def __str__(self) -> str:
         """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`.
 
-        It contains the number of microbatches, the attention and the routing only if they are not the default.
+        It contains microbatches, experts, the attention and the routing only if they are not the default.
         """
         default = default_microbatches(self.strategy, self.mesh, self.batch_size)
         parts = () if self.microbatches == default else (("microbatches", self.microbatches),)
-        parts += model_options(self.config)
+        parts += ((("experts", self.config.experts),) if self.config.experts else ()) + model_options(self.config)
         return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *option_texts((*parts, *self.options))])
 
     def build(self, **training: Any) -> Step:
@@ -139,6 +139,7 @@ class Selection:
         compiler_options: of every case.
         windows: attention windows of the model, None for dense attention; empty for that of `config`.
         routings: of tokens to experts; empty for that of `config`.
+        mixture: of a mixture of experts, of which `single` and `expert` are measured besides.
     """
 
     strategies: tuple[str, ...]
@@ -156,11 +157,14 @@ class Selection:
     compiler_options: CompilerOptions = ()
     windows: tuple[int | None, ...] = ()
     routings: tuple[str, ...] = ()
+    mixture: "Selection | None" = None
 
     def cases(self) -> list[Case]:
-        """All cases, ordered by attention window and routing, then by batch size and then by strategy."""
+        """All cases, ordered by model, by attention window and routing, then by batch size and then by strategy."""
         strategy_meshes, common = list(self._strategy_meshes()), (self.topology, self.compiler_options)
-        return [
+        mixture = self.mixture.cases() if self.mixture else []
+        experts = [case for case in mixture if case.strategy in ("single", "expert")]
+        cases = [
             Case(name, mesh, self.preset, config, size, parts, self.dtype, self.remat, options, *common)
             for config in self._configs()
             for size in self.batch_sizes
@@ -168,6 +172,7 @@ class Selection:
             for parts in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
         ]
+        return [*cases, *experts] if len(experts) > 1 else cases
 
     def _shown(self, pairs: list[tuple[str, MeshSpec]], batch_size: int) -> list[tuple[str, MeshSpec]]:
         """The strategies and meshes that a sparse selection measures with a batch size.

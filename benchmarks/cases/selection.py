@@ -41,10 +41,10 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
 
 
 def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None) -> tuple[str, GPTConfig]:
-    """The model that the options describe.
+    """The model that the options describe. Without `--preset` it is `nano`, or `nano-moe` where `expert` is named.
 
     Args:
-        option: the options.
+        option: the options; strategies or meshes in them may name `expert`.
         base: name and configuration of the model whose sizes they vary; default: those of the preset.
 
     Returns:
@@ -58,7 +58,11 @@ def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None)
     sizes: dict[str, Any] = {field: getattr(option, field) for field in fields if getattr(option, field) is not None}
     sizes |= {"tied": False} if option.untied else {}
     sparse = {name: getattr(option, name) for name in SPARSE if getattr(option, name) is not None}
-    name, config = base or (option.preset, PRESETS[option.preset])
+    meshes = known_meshes([option.mesh] if isinstance(option.mesh, str) else option.mesh or [])
+    named = {option.strategy} if isinstance(option.strategy, str) else {*option.strategy}
+    has_experts = "expert" in named.union(*(mesh.sizes for mesh in meshes))
+    preset = option.preset or ("nano-moe" if has_experts else "nano")
+    name, config = base or (preset, PRESETS[preset])
     try:
         window, *others = option.attention_window or [config.attention_window]
         config = dataclasses.replace(config, **sizes, **sparse, attention_window=window)
@@ -107,6 +111,17 @@ def selected(option: argparse.Namespace) -> Selection:
         windows=unique(option.attention_window),
         routings=unique(option.routing),
     )
+    named = option.preset or option.strategy or meshes or absent
+    # In bfloat16 rounding may send a token to another expert, so devices do not compute what one device computes.
+    if (
+        not named
+        and chosen.dtype == "float32"
+        and config == PRESETS["nano"]
+        and not (chosen.windows or chosen.routings)
+    ):
+        mixture = dataclasses.replace(chosen, preset="nano-moe", config=PRESETS["nano-moe"], sparse=True)
+        mixture = dataclasses.replace(mixture, batch_sizes=(max(chosen.batch_sizes),))
+        chosen = dataclasses.replace(chosen, mixture=mixture)
     if not (cases := chosen.cases()):
         raise ValueError(_nothing_selected(chosen))
     require_options(chosen.options, cases)

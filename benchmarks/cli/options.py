@@ -34,12 +34,14 @@ BATCH_SIZES = (16, 8)
 """The largest first: its rows are the curve over numbers of devices."""
 ROUNDS = 20
 EXTRA_SECONDS = 40.0
-"""Comparable steps whose `ROUNDS` took less time are timed until then, where their intervals are wide."""
+"""Of a run, shared by its groups of comparable steps. A group whose `ROUNDS` take less time is timed until its share is
+over, where intervals are wide."""
 CASE_TIMEOUT = 600.0
 LOST_AFTER = 30.0
 """Default seconds without heartbeat after which a process counts as lost."""
 JOIN_TIMEOUT = 300.0
 BUDGET_SECONDS = 600.0
+DEFAULT_PRESET = "nano, or nano-moe with the strategy or the axis expert"
 SIZES = ("layers", "embed", "heads", "key_heads", "head_size", "mlp", "vocab", "sequence")
 """Sizes of the model, which are options and fields of `GPTConfig`."""
 SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
@@ -110,7 +112,7 @@ CASES = Group(
 )
 MODEL = Group(
     "model",
-    option("--preset PRESET", f"{joined(PRESETS)}; default: %(default)s", one_of("preset", PRESETS), "nano"),
+    option("--preset PRESET", f"{joined(PRESETS)}; default: {DEFAULT_PRESET}", one_of("preset", PRESETS)),
     *(option(f"--{_dashed(size)} N", f"{size} of the model; default: the preset's", count) for size in SIZES),
     option("--block BLOCK", "kind of the blocks: gpt2, llama, qwen2, qwen3, olmoe; default: the preset's", str),
     option("--rope-theta X", "base of the angles of rotary positions; default: the preset's", float),
@@ -165,7 +167,7 @@ TRAIN = Group(
 TRAINED_MODEL = Group(
     "model",
     option("--init FOLDER", "begin with the model and the weights of a Hugging Face folder", Path),
-    MODEL["--preset"]._replace(default=None, help=f"{joined(PRESETS)}; default: that of --init, or nano"),
+    MODEL["--preset"]._replace(help=f"{joined(PRESETS)}; default: that of --init, or {DEFAULT_PRESET}"),
     *(each for each in MODEL.options if each.name != "--preset"),
 )
 TRAINING = Group(

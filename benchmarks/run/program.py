@@ -134,7 +134,7 @@ def set_up(
         tell(known)
         return None
     disable_compilation_cache()
-    settings = settings_of(option, corpus_N, stack)
+    settings = settings_of(option, corpus_N, selection, stack)
     given = os.environ.get(JOURNAL) or option.out
     path = Path(given or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshmark-")), "rows.jsonl"))
     journal = shared_journal(path, option, selection, settings)
@@ -209,7 +209,7 @@ def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
     return selection, read_corpus(option.corpus, selection.config, max(selection.batch_sizes))
 
 
-def settings_of(option: argparse.Namespace, corpus_N: Corpus, stack: ExitStack) -> RunSettings:
+def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selection, stack: ExitStack) -> RunSettings:
     """The settings of a run; `stack` removes the folder for checkpoints at the end.
 
     Raises:
@@ -223,7 +223,7 @@ def settings_of(option: argparse.Namespace, corpus_N: Corpus, stack: ExitStack) 
     return RunSettings(
         corpus_N,
         rounds=option.rounds or ROUNDS,
-        extra_seconds=0.0 if option.rounds else EXTRA_SECONDS,
+        extra_seconds=0.0 if option.rounds else EXTRA_SECONDS / len({case.single for case in selection.cases()}),
         compile_only=option.compile_only,
         trace=option.trace_dir,
         case_timeout=option.case_timeout,

@@ -118,8 +118,8 @@ def share(part: str) -> Callable[[Info], str]:
 
 
 def spread(info: Info) -> str:
-    """Return the mesh of a case, what its id says of microbatches and attention, and its strategy options."""
-    work = re.findall(r"-((?:microbatches|attention_[a-z]+)=[^-]+)", info["case"])
+    """Return the mesh of a case, what its id says of microbatches and the model, and its strategy options."""
+    work = re.findall(r"-((?:microbatches|experts|attention_[a-z]+|routing)=[^-]+)", info["case"])
     return " ".join(filter(None, (str(info["mesh"]), *work, str(info["options"]))))
 
 
@@ -169,15 +169,16 @@ def verdict(info: Info) -> str:
 
 
 def resolution(rows: Iterable[Row]) -> list[str]:
-    """Return a line on the differences between step times that a run can tell apart, for each batch size.
+    """Return a line on the differences between step times that a run can tell apart, for each batch size and model.
 
     That is what half of the intervals of time/single reach from their median, or what two copies of a step differed by
     if that is more.
     """
-    limits: dict[int, float] = {}
+    limits: dict[str, float] = {}
     infos: list[Info] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
-    for batch in dict.fromkeys(info["global_batch_sequences"] for info in infos):
-        group = [info for info in infos if info["global_batch_sequences"] == batch]
+    several = len({info["preset"] for info in infos}) > 1
+    for work in dict.fromkeys((info["global_batch_sequences"], info["preset"]) for info in infos):
+        group = [info for info in infos if (info["global_batch_sequences"], info["preset"]) == work]
         canaries = [abs(info[f"canary_ratio_{end}"] - 1) for info in group for end in ("low", "high")]
         single = "relative_to_single"
         halves = [
@@ -185,8 +186,9 @@ def resolution(rows: Iterable[Row]) -> list[str]:
             for info in group
             if info[single] is not None and info["strategy"] != "single"
         ]
-        limits[batch] = max(*canaries, statistics.median(halves) if halves else 0.0)
-    limits_text = " and ".join(f"{limit:.1%} with batch {batch}" for batch, limit in limits.items())
+        named = f"batch {work[0]} of {work[1]}" if several else f"batch {work[0]}"
+        limits[named] = max(*canaries, statistics.median(halves) if halves else 0.0)
+    limits_text = " and ".join(f"{limit:.1%} with {named}" for named, limit in limits.items())
     return [f"this run cannot tell apart step times that differ by less than {limits_text}"] if limits else []
 
 

@@ -185,7 +185,6 @@ def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig, P
     if option.init and option.preset:
         raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; leave one of them out")
     init = read(option.init) if option.init else None
-    option.preset = option.preset or "nano"
     if option.tokenizer == "chars" and not init:
         if option.vocab not in (None, text.vocab):
             problem = f"--vocab {option.vocab}, and the corpus {text.name} has {text.vocab} characters"

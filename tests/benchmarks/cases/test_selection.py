@@ -30,13 +30,38 @@ def select(pytestconfig: pytest.Config) -> Select:
 
 
 def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> None:
-    """By default all strategies but `expert` run on 1, 2 and 8 devices with batch 16, and then a few with batch 8."""
-    cases = select().cases()
+    """By default all strategies run on 1, 2 and 8 devices with batch 16, and then a few with batch 8."""
+    *cases, one, two, eight = select().cases()
     assert {(case.mesh.size, case.batch_size) for case in cases} == {(1, 8), (8, 8), (1, 16), (2, 16), (8, 16)}
     assert {case.strategy for case in cases} == {*STRATEGIES} - {"expert"}
     assert cases[0].batch_size == 16
     most_axes = {str(case.mesh) for case in cases if len(case.mesh.sizes) > 1}
     assert most_axes == {"data=4,fsdp=2", "data=2,pipeline=2,tensor=2", "fsdp=4,tensor=2"}
+    assert {case.preset for case in cases} == {"nano"}
+    # `expert` would do nothing for a model without experts.
+    assert {case.preset for case in (one, two, eight)} == {"nano-moe"}
+    spread = "data=1", "expert=2", "data=4,expert=2"
+    assert tuple(str(case.mesh) for case in (one, two, eight)) == spread
+    assert len({str(case) for case in (*cases, one, two, eight)}) == len(cases) + 3
+
+
+@pytest.mark.parametrize(
+    ("given", "presets"),
+    [
+        ({"strategy": ["expert"]}, {"nano-moe"}),
+        ({"mesh": ["data=2,expert=4"]}, {"nano-moe"}),
+        ({"strategy": ["fsdp"]}, {"nano"}),
+        ({"preset": "nano"}, {"nano"}),
+        ({"dtype": "bfloat16"}, {"nano"}),  # rounding sends tokens to other experts
+        ({"layers": 2}, {"nano,layers=2"}),
+    ],
+    ids=str,
+)
+def test_the_model_is_a_mixture_where_expert_is_named(
+    select: Select, given: dict[str, Any], presets: set[str]
+) -> None:
+    """Without `--preset` the model is `nano`, or `nano-moe` for the strategy or the axis `expert`."""
+    assert {case.preset for case in select(**given).cases()} == presets
 
 
 @pytest.mark.parametrize("asked", [{"batch_size": [8, 16]}, {"devices": [1, 2, 8]}])
@@ -160,7 +185,8 @@ def test_routings_are_swept_and_named(select: Select) -> None:
     """Each forced routing is a case with the routing in its name, and so is its `single`."""
     given = {"preset": "nano-moe", "routing": ["learned", "zipf=1.2"]}
     cases = select(strategy=["expert"], devices=[2], batch_size=[8], **given).cases()
-    assert [str(case) for case in cases] == ["expert-expert=2-b8", "expert-expert=2-b8-routing=zipf=1.2"]
+    learned = "expert-expert=2-b8-experts=8"
+    assert [str(case) for case in cases] == [learned, f"{learned}-routing=zipf=1.2"]
     assert [case.single.config.routing for case in cases] == ["learned", "zipf=1.2"]
     with pytest.raises(ValueError, match="routing='even'; it can be learned, balanced, one or zipf=X"):
         select(preset="nano-moe", routing=["one", "even"])
