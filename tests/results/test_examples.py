@@ -41,7 +41,8 @@ def test_the_example_has_the_current_schema(pytestconfig: pytest.Config) -> None
     case = Case("single", MeshSpec.parse("data=1"), "nano", PRESETS["nano"], 8, 1, "float32", "dots")
     columns = Record.begin(case).as_extra_info().keys()
     rows = [row["extra_info"] for row in rows_of(read_run(RUN))]
-    cases = [f"test_step[{case}]" for case in selected(Namespace(**{**vars(pytestconfig.option), "preset": "nano"})).cases()]
+    option = Namespace(**{**vars(pytestconfig.option), "preset": "nano"})
+    cases = [f"test_step[{case}]" for case in selected(option).cases()]
     assert [row["name"] for row in rows_of(read_run(RUN))] == cases
     for row in rows:
         assert row.keys() == columns

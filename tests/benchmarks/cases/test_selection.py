@@ -57,9 +57,7 @@ def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> 
     ],
     ids=str,
 )
-def test_the_model_is_a_mixture_where_expert_is_named(
-    select: Select, given: dict[str, Any], presets: set[str]
-) -> None:
+def test_the_model_is_a_mixture_where_expert_is_named(select: Select, given: dict[str, Any], presets: set[str]) -> None:
     """Without `--preset` the model is `nano`, or `nano-moe` for the strategy or the axis `expert`."""
     assert {case.preset for case in select(**given).cases()} == presets
 
