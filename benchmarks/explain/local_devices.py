@@ -6,7 +6,7 @@ from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPU_KINDS
 from benchmarks.devices.placement import device_count
-from benchmarks.devices.topology import CPU, Topology
+from benchmarks.devices.topology import CPU, DEVICE_KINDS, Topology
 from benchmarks.explain.explanations import cost_of
 from benchmarks.simulate.links import extents
 from benchmarks.simulate.machine import Machine
@@ -15,14 +15,7 @@ from benchmarks.simulate.step import predict_seconds
 from strategies.backends.backend import are_virtual, platform_of
 from strategies.mesh import Devices
 
-KINDS = {
-    **GPU_KINDS,
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU7x": "tpu7x",
-}
+KINDS = {**GPU_KINDS, **{name: kind for kind, name in DEVICE_KINDS.items()}, "TPU v4": "v4", "TPU7x": "tpu7x"}
 """JAX's names of kinds of devices -> ours."""
 
 

@@ -62,8 +62,9 @@ class Candidate:
     @cached_property
     def needed_bytes(self) -> int:
         """Memory of a device, by formulas."""
-        own = self.case.strategy in STRATEGIES
-        return self.cost.needed_bytes if own else math.ceil(Held(self.cost, self.machine.stack).total_bytes)
+        if self.case.strategy in STRATEGIES:
+            return self.cost.needed_bytes
+        return math.ceil(Held(self.cost, self.machine.stack, precision=self.machine.precision).total_bytes)
 
     @property
     def lacking_bytes(self) -> float:
