@@ -44,9 +44,9 @@ def build(name, mesh, config, **options):
 
 
 @cache
-def single(config, microbatches):
+def single(config, microbatches, dtype="float32"):
     """The results of one device."""
-    step = build("single", MeshSpec.parse("data=1"), config, microbatches=microbatches)
+    step = build("single", MeshSpec.parse("data=1"), config, microbatches=microbatches, dtype=dtype)
     return trained(step, initial(step), range(3))[0]
 
 
