@@ -146,10 +146,12 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
     for case in cases:
         try:
             candidate = candidate_of(case, machine)
+            group = too_large if candidate.lacking_bytes > 0 else fitting
+            _ = candidate.timeline if group is fitting else None  # what is too large is not predicted, which takes long
         except Infeasible as error:
             infeasible.append((case, str(error)))
-            continue
-        (too_large if candidate.lacking_bytes > 0 else fitting).append(candidate)
+        else:
+            group.append(candidate)
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
 

@@ -8,6 +8,7 @@ holds (costs/), and the compiler's sharding rules (auto.py).
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from jax.sharding import PartitionSpec as P
 
@@ -168,6 +169,24 @@ class Placement:
             return split_by
 
         return split
+
+    def splits(
+        self, config: GPTConfig, mesh: Mapping[str, int]
+    ) -> Callable[[WeightSpec, Mapping[str, int], Axes], "Weight"]:
+        """Split weights on a mesh: a function of a weight, the sizes of its dims, and the axes of its replicas.
+
+        Raises:
+            Infeasible: `updates` or `shards` do not divide the embed or mlp dim.
+        """
+        split, update = self.split(self.shards, config, mesh), self.split(self.updates or self.shards, config, mesh)
+
+        def weight(spec: WeightSpec, sizes: Mapping[str, int], replicas: Axes) -> Weight:
+            by_dim, elements = split(spec.dims), math.prod(sizes[dim] for dim in spec.dims)
+            axes, update_axes = tuple(chain(*by_dim)), tuple(chain(*update(spec.dims)))
+            parts = elements // size_of(axes, mesh), elements // size_of(update_axes, mesh)
+            return Weight(spec, axes, replicas, by_dim[-1], update_axes, *parts)
+
+        return weight
 
 
 @dataclass(frozen=True)

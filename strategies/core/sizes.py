@@ -3,11 +3,9 @@
 This is arithmetic alone: no devices, no arrays. The step and the formulas in costs/ use these numbers.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, lru_cache
 
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import Dtype, TrainConfig
@@ -266,20 +264,7 @@ class Sizes:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """All weights of the model, with padding of the vocabulary and empty slots for layers."""
-        sizes = dict(self.held_config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
-        placement, config, mesh = self.placement, self.held_config, self.mesh.sizes
-        split = placement.split(placement.shards, config, mesh)
-        split_update = placement.split(placement.updates or placement.shards, config, mesh)
-
-        def weight(weight: WeightSpec) -> Weight:
-            split_by = split(weight.dims)
-            axes, last = tuple(chain(*split_by)), split_by[-1]
-            update_axes = tuple(chain(*split_update(weight.dims)))
-            elements = math.prod(sizes[dim] for dim in weight.dims)
-            replicas, updated = self.replicas_of(weight), elements // self.size(*update_axes)
-            return Weight(weight, axes, replicas, last, update_axes, elements // self.size(*axes), updated)
-
-        return tuple(map(weight, weight_specs(self.config).values()))
+        return weights_of(self.active, self.config, self.mesh, self.layer_slots)
 
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is used, and gathered."""
@@ -298,3 +283,12 @@ class Sizes:
     def elements(self) -> int:
         """Parameters that one device holds."""
         return sum(weight.elements for weight in self.weights)
+
+
+@lru_cache(maxsize=1024)
+def weights_of(axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, layer_slots: int) -> tuple[Weight, ...]:
+    """`Sizes.weights` of all plans with these active axes: the batch and other options change no weight."""
+    plan = Sizes(config, mesh, TrainConfig(1), axes)
+    sizes = dict(plan.held_config.dim_sizes, vocab=plan.padded_vocab, layers=layer_slots)
+    splits = plan.placement.splits(plan.held_config, mesh.sizes)
+    return tuple(splits(spec, sizes, plan.replicas_of(spec)) for spec in weight_specs(config).values())

@@ -9,6 +9,7 @@ The formulas are held against compiled programs in tests/strategies/costs/test_p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import strategies
@@ -72,7 +73,7 @@ def predict_axes(
     require_instance("" if platform is None else platform, str, "the platform")
     plan = Plan.of(axes, config, spec, train, backend_for(platform))
     _require_known_split(plan)
-    return Cost(plan, tuple(each for term in terms_of(plan) for each in term(plan)))
+    return Cost(plan)
 
 
 def strategies_with_formulas() -> Mapping[str, Strategy]:
@@ -98,11 +99,14 @@ class Cost:
 
     Attributes:
         plan: the model as the mesh splits it.
-        traffic: what a device sends, term by term.
     """
 
     plan: Plan
-    traffic: tuple[Traffic, ...]
+
+    @cached_property
+    def traffic(self) -> tuple[Traffic, ...]:
+        """What a device sends, term by term."""
+        return tuple(each for term in terms_of(self.plan) for each in term(self.plan))
 
     @property
     def sent(self) -> Mapping[tuple[str, Axes], Mapping[str, Bytes]]:
