@@ -33,6 +33,9 @@ are the last W-1 tokens before a device's own, or all tokens before them if they
     dk, dv[B,W-1,A] -permute(context)-> the previous device, the transpose: once a layer backward
 
 A device then sends 4 L B (W-1) A elements a step instead of (3n-2) 2 L B T A / n; with `remat="full"` half of it again.
+With `full_attention_every` other layers have no window. Then devices have chunks as for a ring without windows, and the
+W-1 tokens before both chunks of a device are sent: to the next device and to the previous one, twice as many elements.
+
 Ulysses sends as much as without a window. A stride (`attention_stride`) reaches tokens of every device, which a ring
 would have to send: there is no ring for it, and "auto" is Ulysses.
 """
@@ -51,7 +54,6 @@ from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal, require_divides
 from strategies.model.attention import (
     QKV,
@@ -65,6 +67,8 @@ from strategies.model.attention import (
 )
 from strategies.model.attention.ring import AXIS as RING
 from strategies.model.experts import require_groups
+from strategies.model.order import after
+from strategies.model.part import Share
 from strategies.model.remat import KEPT
 from strategies.step import Implementation
 from strategies.strategy import Strategy
@@ -98,6 +102,32 @@ def received_before(kv_BTCE: Array, reach: Reach) -> Array | None:
         parts.insert(0, arrived)
         left -= arrived.shape[1]
     return jnp.concatenate(parts, 1) if parts else None
+
+
+def zigzag_attention(qkv: QKV, kind: str, reach: Reach | None) -> Float[Array, "B t A"]:
+    """Attention of this device's early and late chunk of the tokens: around the ring, or with a window."""
+    if reach is None:
+        return ring_attention(qkv, kind)
+    early, late = (QKV(half_BTCE, qkv.head_dim) for half_BTCE in jnp.split(qkv.qkv_BTCE, 2, 1))
+    before = received_before_chunks(early.qkv_BTCE[:, :, -2:], late.qkv_BTCE[:, :, -2:], reach.window - 1)
+    mixed: Any = attend_sparse(early, before[0], reach, RING), attend_sparse(late, before[1], reach, None)
+    return jnp.concatenate(mixed, 1)
+
+
+def received_before_chunks(early_BTCE: Array, late_BTCE: Array, count: int) -> tuple[Array | None, Array | None]:
+    """Keys and values of the `count` tokens before each chunk, of which one chunk has as many; None of no tokens.
+
+    Those before an early chunk come from the previous device, those before a late one from the next. The last device
+    has both of the chunks in the middle of a sequence.
+    """
+    if not count:
+        return None, None
+    devices, early_BTCE, late_BTCE = lax.axis_size(RING), early_BTCE[:, -count:], late_BTCE[:, -count:]
+    upwards = [(device, device + 1) for device in range(devices - 1)]
+    before_early = checkpoint_name(lax.ppermute(early_BTCE, RING, upwards), KEPT)
+    late_BTCE = after(before_early, late_BTCE)  # two exchanges at the same time could deadlock
+    before_late = checkpoint_name(lax.ppermute(late_BTCE, RING, [(to, at) for at, to in upwards]), KEPT)
+    return before_early, jnp.where(lax.axis_index(RING) == devices - 1, early_BTCE, before_late)
 
 
 def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B t A"]:
@@ -155,55 +185,58 @@ def require(plan: Plan) -> None:
         name = "heads" if tensors == 1 else "heads/tensor"
         require_divides("context", size, **{"sequence": config.sequence, name: config.heads // tensors})
     else:
-        _require_ring(config, size)
-    chunks = size if plan.train.context_attention == "ulysses" or Reach.of(config) else 2 * size
-    require_groups(config, config.sequence // chunks, f"consecutive tokens of a sequence on a device of context={size}")
+        _require_ring(plan.share, size)
+    pieces = plan.share.pieces if plan.share.ring > 1 else size
+    require_groups(config, config.sequence // pieces, f"consecutive tokens of a sequence on a device of context={size}")
 
 
-def _require_ring(config: GPTConfig, size: int) -> None:
+def _require_ring(share: Share, size: int) -> None:
+    config = share.config
     if strided(config):
         problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
         raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
-    if reach := Reach.of(config):
-        require_divides("context", size, sequence=config.sequence)
-        if not reach.has_blocks(tokens := config.sequence // size):
-            problem = f"no blocks of useful size for attention_window={reach.window} divide the {tokens} tokens"
-            raise Infeasible(f"{problem} of a device; take a sequence with more divisors, or a smaller window")
-    elif config.sequence % (2 * size):
+    if share.zigzag and config.sequence % (2 * size):
         sizes = legal(config.sequence // 2 if config.sequence % 2 == 0 else 1, "context")
         raise Infeasible(f"2 x context={size} chunks do not divide sequence={config.sequence}; {sizes}")
+    if reach := Reach.of(config):
+        require_divides("context", size, sequence=config.sequence)
+        if share.zigzag and reach.window > share.chunk:
+            problem = f"attention_window={reach.window} is more than the {share.chunk} tokens of a chunk"
+            raise Infeasible(f"{problem}, two for each of context={size} devices; use context_attention=ulysses")
+        if not reach.has_blocks(tokens := config.sequence // share.pieces):
+            problem = f"no blocks of useful size for attention_window={reach.window} divide the {tokens} tokens"
+            raise Infeasible(f"{problem} of a device; take a sequence with more divisors, or a smaller window")
 
 
 def implement(plan: Plan, before: Implementation) -> Implementation:
     """Add the hooks of a context axis. Other axes may split heads or tokens further, after it."""
     if plan.train.context_attention == "ulysses":
         own_context, attend = contiguous, ulysses_attention
-    elif Reach.of(plan.config):
-        own_context, attend = contiguous, window_attention
+    elif plan.share.zigzag:
+        own_context, attend = zigzag, zigzag_attention
     else:
-        own_context, attend = zigzag, ring_attention
+        own_context, attend = contiguous, window_attention
     return replace(before, hooks=replace(before.hooks, own_context=own_context, attend=attend))
 
 
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
-    axes, keeps_output = plan.placement.tokens, plan.train.remat != "full"
-    devices, share, attentions = plan.size(*axes), plan.share, plan.all_layers * plan.block.attentions()
-    tokens = attentions * plan.tokens
-    if share.skipping and not plan.ulysses:
+    sent = plan.all_layers * sum(_exchanged(plan, share) for share in plan.block.attention_shares(plan.share))
+    what, kind = ("tokens and heads", "all_to_all") if plan.ulysses else ("keys and values", "permute")
+    yield from traffic(plan, what, kind, plan.placement.tokens, sent, dtype=plan.train.dtype)
+
+
+def _exchanged(plan: Plan, share: Share) -> int:
+    """Elements that are sent for one attention of a layer in a step."""
+    devices, keeps_output = plan.size(*plan.placement.tokens), plan.train.remat != "full"
+    if plan.ulysses:
+        return (2 if keeps_output else 3) * plan.tokens * share.attended_features
+    if share.skipping:
         # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
-        earlier = attentions * share.earlier_tokens * plan.train.microbatches
-        sent = (2 if keeps_output else 3) * 2 * earlier * share.key_features
-        yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
-    elif not plan.ulysses:
-        # Recomputation repeats all hops but the first: the compiler merges that with the first of the backward pass.
-        again = 0 if keeps_output else devices - 2
-        hops = 2 * (devices - 1) + devices + again
-        sent = hops * 2 * tokens * share.key_features
-        yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
-    else:
-        sent = (2 if keeps_output else 3) * tokens * share.attended_features
-        yield from traffic(plan, "tokens and heads", "all_to_all", axes, sent, dtype=plan.train.dtype)
+        return (2 if keeps_output else 3) * 2 * share.earlier_tokens * plan.train.microbatches * share.key_features
+    # Recomputation repeats all hops but the first: the compiler merges that with the first of the backward pass.
+    again = 0 if keeps_output else devices - 2
+    return (2 * (devices - 1) + devices + again) * 2 * plan.tokens * share.key_features
 
 
 AXIS = Axis(

@@ -107,7 +107,7 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
             where it is impossible.
     """
     dispatched, combined = _tokens(plan)
-    gathered = plan.size("expert") * (dispatches(plan) * dispatched + 2 * combined)
+    gathered = plan.size("expert") * (dispatches(plan) * dispatched + combines(plan) * combined)
     fewer = plan.config.experts is not None and gathered < sum(_rows(plan))
     dispatch = plan.choose("dispatch", _gather_problem(plan), fewer, "all_gather", "all_to_all")
     return {**resolve_reduce(plan), "dispatch": dispatch}
@@ -132,14 +132,20 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
 
 def dispatches(plan: Plan) -> int:
-    """Exchanges of dispatch, forward and backward; one more if recomputation repeats it."""
-    return 3 if plan.train.remat == "full" else 2
+    """Exchanges of dispatch in a block, forward and backward; one more of each mixture if recomputation repeats it."""
+    return plan.block.mixtures() * (3 if plan.train.remat == "full" else 2)
+
+
+def combines(plan: Plan) -> int:
+    """Exchanges of combine in a block. Recomputation repeats those whose sums later layers of the block take."""
+    mixtures = plan.block.mixtures()
+    return 2 * mixtures + (mixtures - 1 if plan.train.remat == "full" else 0)
 
 
 def _rows(plan: Plan) -> tuple[int, int]:
     """Elements of the buffers of a layer that all-to-alls exchange in a step: for dispatch, and to combine."""
     rows, embed = buffer_rows(plan.config, plan.tokens), plan.config.embed
-    return dispatches(plan) * rows * (embed + 1), 2 * rows * embed
+    return dispatches(plan) * rows * (embed + 1), combines(plan) * rows * embed
 
 
 def _tokens(plan: Plan) -> tuple[int, int]:
@@ -157,9 +163,13 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
         for what, elements in zip(("dispatch", "combine"), _rows(plan), strict=True):
             yield from term(what, "all_to_all", elements=plan.layers * elements)
         return
-    for what, elements, gathers in zip(("dispatch", "combine"), _tokens(plan), (dispatches(plan) - 1, 1), strict=True):
+    (dispatched, combined), mixtures = _tokens(plan), plan.block.mixtures()
+    for what, elements, gathers, scatters in (
+        ("dispatch", dispatched, dispatches(plan) - mixtures, mixtures),
+        ("combine", combined, mixtures, combines(plan) - mixtures),
+    ):
         yield from term(what, "all_gather", elements=plan.layers * gathers * elements)
-        yield from term(what, "reduce_scatter", elements=plan.layers * plan.size("expert") * elements)
+        yield from term(what, "reduce_scatter", elements=plan.layers * scatters * plan.size("expert") * elements)
 
 
 AXIS = replace(

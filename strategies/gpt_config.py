@@ -27,10 +27,11 @@ Size = Annotated[int, Meta(ge=1, le=2**40)]
 class GPTConfig:
     """The sizes of a decoder-only transformer; by default a GPT-2 (Radford et al. 2019, section 2.3).
 
-    It has `layers` blocks, a residual stream of `embed` features, and sequences of `sequence` tokens. Unless given,
+    It has `layers` layers, a residual stream of `embed` features, and sequences of `sequence` tokens. Unless given,
     `mlp` is 4 x `embed`, `head_size` is `embed` / `heads`, and `key_heads` is `heads`. The vocabulary is padded to a
     multiple of `vocab_multiple`, also on one device (`vocab_rows`). `tied` shares the token table. Attention is dense
-    unless it has a window or a stride (model/attention/reach.py).
+    unless it has a window or a stride (model/attention/reach.py). Each layer is a block (model/block.py), unless
+    `full_attention_every` makes a block of several.
 
     Attributes:
         key_heads: heads of keys and of values, each for as many heads of queries (Ainslie et al. 2023, "GQA").
@@ -45,6 +46,8 @@ class GPTConfig:
         attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
+        full_attention_every: of so many layers in a row the last attends to all tokens before it, the others as far as
+            the options above say; together they are a block. gpt-oss has 2. None: all layers are of one kind.
         experts: of each layer, in place of its MLP (model/experts.py); None for a dense model. The fields below are of
             models with experts.
         dense_layers: how many of the first layers have an MLP, of `mlp` hidden features, and no experts.
@@ -70,8 +73,8 @@ class GPTConfig:
 
     Raises:
         Infeasible: a field is of another type or out of range, without `head_size` `heads` does not divide `embed`,
-            `key_heads` does not divide `heads`, the options of attention exclude each other, or a field of experts has
-            no meaning.
+            `key_heads` does not divide `heads`, `full_attention_every` does not divide `layers`, the options of
+            attention exclude each other, or a field of experts has no meaning.
     """
 
     layers: Layers
@@ -86,6 +89,7 @@ class GPTConfig:
     attention_stride: Size | None = None
     attention_pattern: AttentionPattern = "strided"
     attention_summary: Size = 1
+    full_attention_every: Annotated[int, Meta(ge=2)] | None = None
     head_size: Size | None = None
     key_heads: Size | None = None
     block: str = "gpt2"
@@ -115,6 +119,11 @@ class GPTConfig:
             require_divides("heads", self.heads, "it", embed=self.embed)
         if self.key_heads is not None:
             require_divides("key_heads", self.key_heads, "it", heads=self.heads)
+        if self.full_attention_every is not None:
+            require_divides("full_attention_every", self.full_attention_every, "it", layers=self.layers)
+            if self.dense_layers:
+                problem = f"full_attention_every={self.full_attention_every} does not go with dense_layers"
+                raise Infeasible(f"{problem}={self.dense_layers}; leave one of them out")
         _require_pattern(self)
         _require_experts(self)
 
@@ -146,8 +155,13 @@ class GPTConfig:
 
     @property
     def blocks(self) -> int:
-        """Layers of the stack of equal blocks: all but the leading dense ones of a model with experts."""
-        return self.layers - self.dense_layers
+        """Blocks of the stack: all layers but the leading dense ones, or so many times `full_attention_every`."""
+        return (self.layers - self.dense_layers) // (self.full_attention_every or 1)
+
+    @property
+    def all_blocks(self) -> int:
+        """Blocks of the stack, and leading dense layers."""
+        return self.blocks + self.dense_layers
 
     @property
     def lead(self) -> "GPTConfig | None":
@@ -229,9 +243,7 @@ def _require_experts(config: GPTConfig) -> None:
     Only scores that are sigmoids have a scale, biases and groups, as in DeepSeek-V3.
     """
     if config.experts is None:
-        plain = {each.name: each.default for each in fields(GPTConfig) if each.name in OF_EXPERTS}
-        if given := [name for name, default in plain.items() if getattr(config, name) != default]:
-            raise Infeasible(f"{given[0]}={getattr(config, given[0])!r} is for a model with experts; give experts")
+        _require_left_out(config, OF_EXPERTS, "a model with experts; give experts")
         return
     if config.dense_layers >= config.layers:
         raise Infeasible(
@@ -240,7 +252,8 @@ def _require_experts(config: GPTConfig) -> None:
     if config.experts_per_token > config.experts:
         raise Infeasible(f"experts_per_token={config.experts_per_token} is more than experts={config.experts}")
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
-    _require_sigmoid(config)
+    if config.router != "sigmoid":
+        _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; leave it out")
     require_divides("router_groups", config.router_groups, "it", experts=config.experts)
     if config.groups_per_token > config.router_groups:
         raise Infeasible(
@@ -267,27 +280,17 @@ def zipf_exponent(routing: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def _require_sigmoid(config: GPTConfig) -> None:
-    """Refuse fields of the router of DeepSeek-V3 for another one."""
-    defaults = {each.name: each.default for each in fields(GPTConfig) if each.name in OF_SIGMOIDS}
-    given = [name for name, default in defaults.items() if getattr(config, name) != default]
-    if given and config.router != "sigmoid":
-        raise Infeasible(f"{given[0]}={getattr(config, given[0])} is for router=sigmoid; leave it out")
+def _require_left_out(config: GPTConfig, names: tuple[str, ...], needed: str) -> None:
+    """Refuse fields that are given without what they are for."""
+    defaults = {each.name: each.default for each in fields(GPTConfig) if each.name in names}
+    if given := [name for name, default in defaults.items() if getattr(config, name) != default]:
+        raise Infeasible(f"{given[0]}={getattr(config, given[0])!r} is for {needed}")
 
 
 OF_SIGMOIDS = "routed_scale", "router_bias_rate", "router_groups", "groups_per_token"
 """Fields of `GPTConfig` that have a meaning with router="sigmoid" only."""
 OF_EXPERTS = (
-    *(
-        "dense_layers",
-        "experts_per_token",
-        "expert_mlp",
-        "shared_mlp",
-        "router",
-        "routing",
-        *OF_SIGMOIDS,
-        "capacity_factor",
-    ),
-    *("expert_group", "balance_loss", "router_z_loss"),
+    *("dense_layers", "experts_per_token", "expert_mlp", "shared_mlp", "router", "routing", *OF_SIGMOIDS),
+    *("capacity_factor", "expert_group", "balance_loss", "router_z_loss"),
 )
 """Fields of `GPTConfig` that have a meaning with `experts` only."""

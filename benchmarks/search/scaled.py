@@ -78,7 +78,7 @@ def usual(case: Case) -> bool:
     return (
         sizes.get("tensor", 1) <= inside
         and sizes.get("context", 1) <= SPREAD
-        and sizes.get("pipeline", 1) <= case.config.layers
+        and sizes.get("pipeline", 1) <= case.config.blocks
         and (data == 1 or fsdp in (1, room))
     )
 

@@ -182,7 +182,7 @@ def _exchanged(row: Published) -> Callable[[Plan], Iterator[Traffic]]:
         rows = buffer_rows(plan.config, plan.tokens) // (plan.tensors if folded else 1)
         elements = int(share * plan.layers * rows * plan.config.embed)
         axes = ("expert", "tensor") if folded else ("expert",)
-        for what, times in (("dispatch", expert.dispatches(plan)), ("combine", 2)):
+        for what, times in (("dispatch", expert.dispatches(plan)), ("combine", expert.combines(plan))):
             yield from traffic(plan, what, "all_to_all", axes, times * elements, dtype=plan.train.dtype)
 
     return exchanged

@@ -15,7 +15,7 @@ from benchmarks.simulate.stack import Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.experts import rows_of
-from strategies.model.part import Part
+from strategies.model.part import Part, Share
 from strategies.model.weights import WeightSpec
 
 Kind = Literal["matmul", "attention", "memory"]
@@ -133,16 +133,17 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     forward = [matmul(m, n, k, itemsize, batch) for m, n, k, batch in multiplied]
     gradients = (gradients_of(m, n, k, itemsize, batch) for m, n, k, batch in multiplied)
     backward, weights = map(list, zip(*gradients, strict=True))
-    ahead, back = (plan.block.attentions() * kernels for kernels in attention(plan, stack))
+    attentions = [attention(plan, stack, each) for each in plan.block.attention_shares(share)]
+    ahead, back = ([kernel for kernels in way for kernel in kernels] for way in zip(*attentions, strict=True))
     forward += ahead
     backward += back
     hidden = sum(branch.activated_elements(share) for branch in branches) * scale
-    residual = share.residual_tokens * config.embed * scale
+    residual = share.residual_tokens * config.embed * scale * (config.full_attention_every or 1)
     moved = [
         of_residual * residual + (0 if fused else of_mlp * hidden)
         for of_residual, of_mlp in zip(costs.residual_bytes, costs.mlp_bytes, strict=True)
     ]
-    rows = rows_of(share) / share.tensors if config.experts else 0
+    rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0
     biases = getattr(config, "expert_biases", False)
     for way in (0, 1):
         of_row = costs.row_bytes[way] + biases * costs.bias_bytes[way]
@@ -203,13 +204,13 @@ def _columns_and_rows(plan: Plan, weight: WeightSpec) -> tuple[int, int]:
     return math.prod(columns), rows
 
 
-def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
-    """The kernels of attention, forward and backward.
+def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], list[Kernel]]:
+    """The kernels of an attention of a layer, forward and backward; `share` is what the device computes of it.
 
     A fused kernel skips what causality masks, half of the scores, and computes the scores again in the backward pass:
     5 matmuls for the 2 of the forward pass (Dao et al. 2022, "FlashAttention", section 3.1).
     """
-    share, config = plan.share, plan.config
+    config = plan.config
     itemsize, keys, head = BYTES[plan.train.dtype], share.computed_keys, config.head_dim
     if stack.kernels.score_bytes is None:
         # Dense attention on XLA's own kernels counts all keys; a fused one half of them.

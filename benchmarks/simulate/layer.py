@@ -229,10 +229,10 @@ class LayerEvents:
             launches += costs.unfused_launches.backward if backward else costs.unfused_launches.forward
             launches += again * costs.unfused_launches.forward
         if way in ("forward", "backward"):
-            return launches
+            return launches * (self.plan.config.full_attention_every or 1)
         parts: tuple[Way, Way] = ("inputs", "weights")
         both = {part: sum(event.seconds for event in self._work(part) if isinstance(event, Event)) for part in parts}
-        return launches * both[way] / (sum(both.values()) or 1)
+        return launches * (self.plan.config.full_attention_every or 1) * both[way] / (sum(both.values()) or 1)
 
     def _collectives(self, term: Traffic, direction: Direction, calls: float) -> Event:
         """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""
@@ -279,13 +279,13 @@ class LayerEvents:
         A stack that repeats whole layers also repeats the last reduction.
         """
         branches, full = len(self.plan.block.branches()), self.plan.train.remat == "full"
-        what, attentions = term.what, self.plan.block.attentions()
+        what, attentions, mixtures = term.what, self.plan.block.attentions(), self.plan.block.mixtures()
         if what == "keys and values" and self.plan.share.ring > 1:
             hops = self.plan.share.ring - 1
             return ForwardBackward(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
         if what in TOKENS:
-            forward, back = TOKEN_CALLS[what, term.kind]
-            back += full and what == "dispatch" and term.kind != "reduce_scatter"
+            forward, back = (mixtures * calls for calls in TOKEN_CALLS[what, term.kind])
+            back += mixtures - (what == "combine") if full and forward else 0
             return ForwardBackward(forward, back), forward + back
         if what == "tokens and heads":
             back = (4 if full else 2) * attentions

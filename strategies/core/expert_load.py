@@ -35,17 +35,18 @@ def expert_load(model: GPT, tokens_BS: Tokens, plan: Plan, implementation: Imple
         if stages:
             here = slot // held == lax.axis_index(stages)
             weights = jax.tree.map(lambda w: lax.psum(jnp.where(here, w, 0), stages), weights)
-        block, info, load_X = model.block(weights), model.layer_info, jnp.zeros(2 * experts + 1)
+        block, info, loads = model.block(weights), model.layer_info, []
         parts = [getattr(block, name) for name in block.parts]
         for norm, branch in zip(parts[::2], parts[1::2], strict=True):
             normed_BTD = info.hooks.all_tokens(norm(x_BTD))
-            load_X = _counted(branch, normed_BTD, info) if isinstance(branch, Experts) else load_X
+            loads += [_counted(branch, normed_BTD, info)] if isinstance(branch, Experts) else []
             x_BTD, _ = branch(x_BTD, normed_BTD, info)
-        return x_BTD, load_X
+        return x_BTD, jnp.stack(loads)
 
     x_BTD = model.embed(tokens_BS[:, :-1])
     slot_L = jnp.array([slots.index(layer) for layer in range(layers)])
     _, load_LX = lax.scan(layer, x_BTD, slot_L)
+    load_LX = load_LX.reshape(-1, 2 * experts + 1)  # those of a block's layers, one after another
     load_LX = load_LX if whole else _summed(load_LX, plan)
     return Load(load_LX[:, :experts], load_LX[:, experts:-1], load_LX[:, -1])
 

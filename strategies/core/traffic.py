@@ -116,7 +116,8 @@ def losses(plan: Plan) -> Iterator[Traffic]:
 def balance(plan: Plan) -> Iterator[Traffic]:
     """How many choices each expert has, over the axes that split tokens (model/experts.py), for each microbatch."""
     if plan.config.balance_loss:
-        axes, numbers = (*plan.placement.batch, *plan.placement.tokens), plan.layers * plan.config.dim_sizes["experts"]
+        axes = *plan.placement.batch, *plan.placement.tokens
+        numbers = plan.layers * plan.block.mixtures() * plan.config.dim_sizes["experts"]
         yield from traffic(plan, "choices", "all_reduce", axes, plan.train.microbatches * numbers, when="forward")
 
 

@@ -145,7 +145,7 @@ def overview(
         workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype)),
         held=tuple(holdings(plan, cost, arrays)),
         sent=cost and tuple(exchanges(cost)),
-        zigzag=cost is not None and cost.ring > 1 and cost.plan.share.skipping is None,
+        zigzag=cost is not None and cost.plan.share.zigzag,
         schedule=plan.schedule if plan.staged else None,
         twin=strategy.twins.get(mesh.split_axes(strategy.axis_names)),
         arrays=arrays,

@@ -25,7 +25,6 @@ from strategies.costs.scores import Scores, scores_of
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
-from strategies.model.attention import Reach
 from strategies.model.gpt import flops_per_token
 from strategies.model.head import Head
 from strategies.pipelining.schedules import Costs
@@ -147,10 +146,9 @@ class Cost:
         flops = batch_size * config.sequence * flops_per_token(config)
         if not causal:
             return flops
-        counted, reach = config.sequence * self.plan.block.score_flops(config), Reach.of(config)
-        pairs = 2 * self.plan.block.attentions() * config.head_features
-        reached = pairs * reach.pairs(config.sequence) if reach else counted // 2
-        return flops - batch_size * 6 * config.layers * (counted - reached)
+        counted, tokens = config.sequence * self.plan.block.score_flops(config), config.sequence
+        pairs = (2 * reach.pairs(tokens) if reach else tokens**2 for reach in self.plan.block.reaches(config))
+        return flops - batch_size * 6 * config.all_blocks * (counted - config.head_features * sum(pairs))
 
     @property
     def flops(self) -> Mapping[str, int]:
@@ -178,7 +176,7 @@ class Cost:
         attention, again_scores = scores.forward + scores.backward, (scores.times - 6) * scores.matmul
         logits = Head.matmul_flops(config, plan.padded_vocab)
         capacity, again = self._capacity
-        counted = 6 * config.layers * plan.block.score_flops(config)
+        counted = 6 * config.all_blocks * plan.block.score_flops(config)
         layers = 3 * self._in_layers("matmul_flops") + attention + recomputed
         replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
         beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
@@ -189,7 +187,7 @@ class Cost:
             "recomputed": tokens * (recomputed + (logits if plan.logits_again else 0)),
             **beyond,
             "padding": tokens * 3 * (logits - Head.matmul_flops(config)),
-            "empty": of_layers // config.layers * (plan.layer_slots - config.blocks),
+            "empty": of_layers // config.all_blocks * (plan.layer_slots - config.blocks),
             "masked": tokens * (attention - again_scores - counted),
         }
 
@@ -198,7 +196,7 @@ class Cost:
         """FLOPs of a step on all devices, if no score that causality masks were computed but those of recomputation."""
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
         masked = (self.model_flops() - self.model_flops(causal=True)) // 6
-        needed = tokens * config.layers * self.plan.block.score_flops(config) - masked
+        needed = tokens * config.all_blocks * self.plan.block.score_flops(config) - masked
         return sum(self.flops.values()) - self._scores.times * (tokens * self._scores.matmul - needed)
 
     @property
@@ -220,7 +218,7 @@ class Cost:
         whole = [one for one in plan.block.matmuls(plan.config) if not split & {*one.weight.dims}]
         copies = plan.block.matmul_flops(plan.held_config) - plan.block.matmul_flops(plan.config)
         repeated = plan.config.blocks * (plan.tensors - 1) * sum(one.flops(plan.config) for one in whole)
-        return repeated + plan.config.layers * copies
+        return repeated + plan.config.all_blocks * copies
 
     def _in_layers(self, flops: Literal["matmul_flops", "recomputed_flops"]) -> int:
         """FLOPs of one token in all layers; `flops` is the function of a block that counts those of a layer."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from strategies.core.plan import Plan
 from strategies.model.attention.splash import BACKWARD_MATMULS
+from strategies.model.part import Share
 
 
 class Scores(NamedTuple):
@@ -34,41 +35,48 @@ def scores_of(plan: Plan) -> Scores:
     With `remat="full"` the scores themselves are not recomputed, for the backward pass has them, but in fused kernels;
     and the compiler does not find those of keys that went through a ring's loop.
     """
-    share, matmul = plan.share, _matmul(plan)
+    attentions = [_of_attention(share) for share in plan.block.attention_shares(plan.share)]
+    matmul, _, *passes = (plan.config.all_blocks * sum(each) for each in zip(*attentions, strict=True))
+    return Scores(matmul, attentions[0].times, *passes)
+
+
+def _of_attention(share: Share) -> Scores:
+    """Of one attention of one block."""
+    matmul = _matmul(share)
     backward = BACKWARD_MATMULS if share.splash else 5
     if share.kernel != "xla":
         return Scores(matmul, 2 + backward, 2 * matmul, backward * matmul, 2 * matmul)
-    features, keys, queries = _contractions(plan, matmul)
+    features, keys, queries = _contractions(share, matmul)
     pairs, ring = 2 * share.ring + 1, share.ring > 2 and not share.skipping
     arrived = features * (pairs - 3) // pairs if ring else 0
     return Scores(matmul, 2 + backward, features + keys, 2 * features + keys + 2 * queries, keys + arrived)
 
 
-def _matmul(plan: Plan) -> int:
-    """FLOPs of one matmul of scores, for a token in all layers.
+def _matmul(share: Share) -> int:
+    """FLOPs of one matmul of scores, for a token in one attention.
 
     On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (attention/ring.py); on one device three
     of four (attention/dense.py). An odd number of tokens is not split: all pairs are computed. Causality masks out a
     part of two of the ring's pairs: of an even number of tokens cuDNN skips a quarter of these. With a window or a
     stride a query computes `Reach.computed_keys`, and with splash attention the blocks that have any.
     """
-    config, share, ring = plan.config, plan.share, plan.share.ring
-    square = config.layers * plan.block.attentions() * 2 * config.head_features * share.computed_keys
+    config, ring = share.config, share.ring
+    square = 2 * config.head_features * share.computed_keys
     if share.skipping or share.splash or config.sequence % 2:
         return square
     skipped = 2 if ring > 1 and share.kernel == "cudnn" and share.chunk % 2 == 0 else 0
     return square * (4 * (2 * ring + 1) - skipped) // (16 * ring)
 
 
-def _contractions(plan: Plan, matmul: int) -> tuple[int, int, int]:
+def _contractions(share: Share, matmul: int) -> tuple[int, int, int]:
     """FLOPs of a matmul that contracts features, of one that contracts keys, and of one that contracts queries.
 
     Contracting one key, or one query, multiplies elements: XLA compiles no matmul. Of one query and one key it compiles
     none at all. The queries of a block are those of all heads that share its head of keys (attention/blocks.py).
     """
-    share, tokens = plan.share, plan.config.sequence
+    tokens = share.config.sequence
     if share.skipping:
-        queries, before = share.skipping.block(tokens // share.ring)
+        queries, before = share.skipping.block(tokens // share.pieces)
         keys = queries * (before + 1)
         near = matmul * keys // share.computed_keys
     else:

@@ -1,7 +1,7 @@
 """Working arrays of a layer and of the head, at the peak of the backward pass, as XLA's CPU backend plans them.
 
-Other backends order the work differently and fuse attention. A part of the model without an entry in `PARTS` counts as
-none.
+Other backends order the work differently and fuse attention. A part of the model without an entry in `PARTS`, for
+its class or one that it is derived from, counts as none.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,7 @@ from strategies.model.experts import Experts, rows_of
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
 from strategies.model.part import Part, Share
-from strategies.model.self_attention import (
-    Attention,
-    BiasedRotaryAttention,
-    HeadNormAttention,
-    RotaryAttention,
-    WidthNormAttention,
-)
+from strategies.model.self_attention import Attention
 
 
 def norm(share: Share) -> int:
@@ -115,7 +109,7 @@ def standalone_attention(share: Share) -> int:
 def _key_copies(share: Share) -> int:
     """How many times keys and values exist where blocks of queries attend to those before them, too."""
     assert share.skipping
-    return share.skipping.block(share.config.sequence // share.ring)[1] + 1
+    return share.skipping.block(share.config.sequence // share.pieces)[1] + 1
 
 
 def _pairs_at_once(share: Share) -> int:
@@ -143,22 +137,26 @@ class Working(NamedTuple):
     standalone_peak_elements: Callable[[Share], int] = none
 
 
-ATTENTIONS = Attention, RotaryAttention, BiasedRotaryAttention, HeadNormAttention, WidthNormAttention
 PARTS: dict[type[Part], Working] = {
     **dict.fromkeys((LayerNorm, RMSNorm), Working(norm)),
-    **dict.fromkeys(ATTENTIONS, Working(attention, standalone_attention)),
+    Attention: Working(attention, standalone_attention),
     MLP: Working(mlp),
     GatedMLP: Working(gated_mlp),
     Experts: Working(experts),
 }
-"""The working arrays of each part of a block."""
+"""The working arrays of parts of a block, and of those derived from them (`working_of`)."""
+
+
+def working_of(part: type[Part]) -> Working:
+    """The working arrays of a part, or of the nearest class that it is derived from."""
+    return next((PARTS[kind] for kind in part.__mro__ if kind in PARTS), Working())
 
 
 def layer_elements(share: Share) -> int:
     """Elements held at the peak of the backward pass of a layer: working arrays of its parts, the stream's gradient."""
-    parts = [PARTS.get(part, Working()) for part in block_of(share.config).parts.values()]
-    together = sum(part.elements(share) for part in parts)
-    alone = max(part.standalone_peak_elements(share) for part in parts)
+    parts = [(working_of(part), share.of(part)) for part in block_of(share.config).parts.values()]
+    together = sum(working.elements(own) for working, own in parts)
+    alone = max(working.standalone_peak_elements(own) for working, own in parts)
     return share.tokens * share.config.embed + max(together, alone)
 
 

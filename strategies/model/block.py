@@ -2,12 +2,13 @@
 
 Its weights, FLOPs and residuals are the sums over its parts. So a model with other parts is another list: a subclass
 of `Block` with its own `parts`, in `BLOCKS` under a name. Layers of two kinds in turn are one block with the parts of
-both.
+both (`of_layers`).
 
 Dims: B batch, T tokens, D embed.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
@@ -98,10 +99,26 @@ class Block(nnx.Module):
         return sum(part.attends for part in cls.parts.values())
 
     @classmethod
+    @cache
+    def mixtures(cls) -> int:
+        """How many of its parts are mixtures of experts."""
+        return sum(issubclass(part, Experts) for part in cls.parts.values())
+
+    @classmethod
+    @cache
+    def attention_shares(cls, share: Share) -> tuple[Share, ...]:
+        """What a device computes of each of its parts that are attention."""
+        return tuple(share.of(part) for part in cls.parts.values() if part.attends)
+
+    @classmethod
     def weights(cls, config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """The weights of all parts, such as "mlp.up_DF"."""
-        parts = cls.parts.items()
-        return {f"{name}.{weight}": spec for name, part in parts for weight, spec in part.weights(config).items()}
+        """The weights of all parts, such as "mlp.up_DF". What the last part does not need backward others do."""
+        last = [*cls.parts][-1]
+        return {
+            f"{name}.{weight}": replace(spec, backward="needed") if name != last and spec.backward == "unused" else spec
+            for name, part in cls.parts.items()
+            for weight, spec in part.weights(config).items()
+        }
 
     @classmethod
     def matmuls(cls, config: GPTConfig) -> Iterator[Matmul]:
@@ -110,15 +127,19 @@ class Block(nnx.Module):
             yield from part.matmuls(config)
 
     @classmethod
+    def reaches(cls, config: GPTConfig) -> tuple[Reach | None, ...]:
+        """The reach of each of its parts that are attention."""
+        return tuple(None if part.dense else Reach.of(config) for part in cls.parts.values() if part.attends)
+
+    @classmethod
     @cache
     def score_flops(cls, config: GPTConfig) -> int:
         """One of the two matmuls of scores, for one token with all tokens that it attends to: 2 A T, or 2 A W.
 
         Each token counts as many keys as the last one, as if attention were not causal (`Reach.most_keys`).
         """
-        reach = Reach.of(config)
-        keys = reach.most_keys(config.sequence) if reach else config.sequence
-        return cls.attentions() * 2 * config.head_features * keys
+        keys = (reach.most_keys(config.sequence) if reach else config.sequence for reach in cls.reaches(config))
+        return 2 * config.head_features * sum(keys)
 
     @classmethod
     def matmul_flops(cls, config: GPTConfig) -> int:
@@ -127,9 +148,12 @@ class Block(nnx.Module):
 
     @classmethod
     def padding_flops(cls, share: Share) -> tuple[int, int]:
-        """Forward FLOPs for a microbatch beyond `matmul_flops`, and the part that recomputation repeats (`Part`)."""
+        """Forward FLOPs for a microbatch beyond `matmul_flops`, and the part that recomputation repeats (`Part`).
+
+        It repeats those of all branches but the last.
+        """
         forward, again = zip(*(part.padding_flops(share) for part in cls.branches()), strict=True)
-        return sum(forward), sum(again)
+        return sum(forward), sum((*forward[:-1], again[-1]))
 
     @classmethod
     def recomputed_flops(cls, config: GPTConfig) -> int:
@@ -154,12 +178,12 @@ class Block(nnx.Module):
             biased = any(spec.dims == ("embed",) for spec in branch.weights(share.config).values())
             stream += 4 if biased and share.train.remat == "none" else share.itemsize
         streams = stream * share.residual_tokens * share.config.embed
-        return streams + sum(part.kept_bytes(share) for part in cls.parts.values())
+        return streams + sum(part.kept_bytes(share.of(part)) for part in cls.parts.values())
 
     @classmethod
     def waiting_elements(cls, share: Share) -> int:
         """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
-        return sum(part.waiting_elements(share) for part in cls.parts.values())
+        return sum(part.waiting_elements(share.of(part)) for part in cls.parts.values())
 
 
 class LlamaBlock(Block):
@@ -205,7 +229,8 @@ def block_of(config: GPTConfig) -> type[Block]:
     """
     if config.block not in BLOCKS:
         raise Infeasible(f"there is no block {config.block!r}; blocks are {', '.join(BLOCKS)}")
-    return with_experts(BLOCKS[config.block]) if config.experts else BLOCKS[config.block]
+    block = with_experts(BLOCKS[config.block]) if config.experts else BLOCKS[config.block]
+    return of_layers(block, config.full_attention_every) if config.full_attention_every else block
 
 
 @cache
@@ -213,6 +238,29 @@ def with_experts(block: type[Block]) -> type[Block]:
     """The same block with experts in place of its MLP."""
     parts = dict(("experts", Experts) if name == "mlp" else (name, part) for name, part in block.parts.items())
     return type(f"{block.__name__}WithExperts", (block,), {"parts": parts})
+
+
+@cache
+def of_layers(block: type[Block], count: int) -> type[Block]:
+    """So many layers of this block as one block. The last attends to all tokens; its parts are named "attention_2"."""
+    names = {layer_name(name, layer): (part, layer) for layer in range(count) for name, part in block.parts.items()}
+    parts = {name: _dense(part) if layer == count - 1 else part for name, (part, layer) in names.items()}
+    return type(f"{block.__name__}Of{count}Layers", (block,), {"parts": parts})
+
+
+def layer_name(part: str, layer: int) -> str:
+    """The name of a part in a block of several layers, counted from 0.
+
+    >>> layer_name("attention", 0), layer_name("attention", 1)
+    ('attention', 'attention_2')
+    """
+    return f"{part}_{layer + 1}" if layer else part
+
+
+@cache
+def _dense(part: type[Part]) -> type[Part]:
+    """The same part, which attends to all tokens if it is attention."""
+    return type(f"Dense{part.__name__}", (part,), {"dense": True}) if part.attends else part
 
 
 @cache

@@ -37,7 +37,7 @@ from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result
 from strategies.model.matmul import matmul
 from strategies.model.order import after
-from strategies.model.part import Matmul, Part, Share
+from strategies.model.part import Matmul, Part, Share, add_branch
 from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import Routed, Routes, Slots, block_slots, choices_of, choose, forced, kept_bytes, slots
 from strategies.model.weights import WeightSpec, matrix, vector
@@ -179,7 +179,7 @@ class Experts(Part):
         outputs_EGCD = self._outputs(*hooks.dispatch(x_EGCD, weights_EGC1), product)
         y_ND = hooks.scatter_routed(from_rows(hooks.combine(outputs_EGCD).reshape(-1, embed), found, chosen))
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
-        return x_BTD + hooks.sum(y_ND.reshape(normed_BTD.shape)), extras
+        return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), extras
 
     def routes(self, x_ND: Array, info: LayerInfo) -> Routes:
         """What the router decides for tokens."""

@@ -69,7 +69,7 @@ class GPT(nnx.Module):
         self.layer_info = LayerInfo(hooks, attention, Reach.of(config), config.sequence)
         padded_vocab = padded_vocab or config.vocab
         self.embedding = Embedding(config, padded_vocab, rngs)
-        layer_keys = jax.random.split(rngs.params(), config.layers)
+        layer_keys = jax.random.split(rngs.params(), config.all_blocks)
         if config.lead:
             layer_keys, lead_keys = layer_keys[config.dense_layers :], layer_keys[: config.dense_layers]
             self.lead = _stacked(block_of(config.lead), config, lead_keys)

@@ -16,7 +16,7 @@ class LayerInfo:
     Attributes:
         hooks: functions by which a strategy acts inside the layer.
         kernel: the kind of attention kernel, as `causal_attention` takes it.
-        reach: the tokens before it to which a token attends; None for all.
+        reach: the tokens before it to which a token attends, unless the part is dense; None for all.
         sequence: tokens of a whole sequence.
     """
 

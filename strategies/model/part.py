@@ -6,7 +6,7 @@ microbatch. costs/ adds up the parts: another MLP, say, is another file and noth
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,6 +35,7 @@ class Share:
         kernel: the kind of attention kernel, as `causal_attention` takes it.
         experts: devices that split the experts.
         gathers_in_loops: weights are gathered, and the compiler would move their gathers into loops.
+        dense: attention takes all tokens before a token, whatever the window or the stride of the model.
     """
 
     config: GPTConfig
@@ -46,6 +47,16 @@ class Share:
     kernel: str = "xla"
     experts: int = 1
     gathers_in_loops: bool = False
+    dense: bool = False
+
+    def of(self, part: "type[Part]") -> "Share":
+        """What the device computes of a part: with the reach of its attention."""
+        return replace(self, dense=True) if part.dense else self
+
+    @property
+    def reach(self) -> Reach | None:
+        """The tokens to which a token attends; None for all before it."""
+        return None if self.dense else Reach.of(self.config)
 
     @property
     def blocks_rows(self) -> bool:
@@ -79,7 +90,7 @@ class Share:
     @property
     def skipping(self) -> Reach | None:
         """The reach of attention whose blocks are skipped; None if it is computed like dense attention."""
-        reach = None if self.splash else Reach.of(self.config)
+        reach = None if self.splash else self.reach
         return reach if reach and (self.ring > 1 or reach.skips(self.config.sequence)) else None
 
     @property
@@ -91,6 +102,17 @@ class Share:
     def ring(self) -> int:
         """Devices that attend to tokens of each other around a ring; 1 without a ring."""
         return 1 if self.ulysses else self.contexts
+
+    @property
+    def zigzag(self) -> bool:
+        """Whether a device of the ring has an early and a late chunk of each sequence: some layers have no window."""
+        dense = self.config.full_attention_every is not None or Reach.of(self.config) is None
+        return self.ring > 1 and dense
+
+    @property
+    def pieces(self) -> int:
+        """Into how many ranges of consecutive tokens the devices of a ring split a sequence."""
+        return 2 * self.ring if self.zigzag else self.ring
 
     @property
     def chunk(self) -> int:
@@ -108,16 +130,16 @@ class Share:
         if self.splash and self.ring > 1:
             return (2 * self.ring - 1) * self.chunk // 2 + computed_keys(self.chunk, None)
         if self.splash:
-            return computed_keys(tokens, Reach.of(self.config))
-        return self.skipping.computed_keys(tokens, self.ring) if self.skipping else tokens
+            return computed_keys(tokens, self.reach)
+        return self.skipping.computed_keys(tokens, self.pieces) if self.skipping else tokens
 
     @property
     def earlier_tokens(self) -> int:
         """Tokens of other devices whose keys and values a ring with a window brings."""
         if self.ring == 1 or self.skipping is None:
             return 0
-        sequences = self.tokens * self.contexts // self.config.sequence
-        return sequences * self.skipping.earlier(self.config.sequence, self.contexts)
+        pieces = self.tokens * self.pieces // self.config.sequence  # on this device
+        return pieces * self.skipping.earlier(self.config.sequence, self.pieces)
 
     @property
     def head_features(self) -> int:
@@ -184,11 +206,13 @@ class Part(nnx.Module):
 
     Attributes:
         attends: whether it calls the attention of the hooks, once.
+        dense: whether it attends to all tokens before a token, whatever the window or the stride of the model.
         extras: the names of what it adds to the loss (`layer_passes.Extras`).
         means: how many numbers of a token it averages over devices by `Hooks.mean`, forward, and as many backward.
     """
 
     attends: ClassVar[bool] = False
+    dense: ClassVar[bool] = False
     extras: ClassVar[tuple[str, ...]] = ()
     means: ClassVar[int] = 0
 

@@ -56,7 +56,8 @@ class Attention(Part):
         """
         hooks = info.hooks
         qkv_BTCA = self.prepared(hooks.project(normed_BTD, self.qkv_DCA[...]), info)
-        mixed_BTA = hooks.attend(QKV(hooks.projected(qkv_BTCA), self.config.head_dim), info.kernel, info.reach)
+        qkv, reach = QKV(hooks.projected(qkv_BTCA), self.config.head_dim), None if self.dense else info.reach
+        mixed_BTA = hooks.attend(qkv, info.kernel, reach)
         return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), getattr(self, "out_bias_D", None)), {}
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:

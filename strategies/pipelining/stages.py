@@ -29,7 +29,7 @@ def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     """
     count = stages * chunks
     if count > layers:
-        raise Infeasible(f"{layers} layers are too few for {count} parts of a pipeline; take at most {layers}")
+        raise Infeasible(f"{layers} blocks are too few for {count} parts of a pipeline; take at most {layers}")
     each, more = divmod(layers, count)
     sizes = [each + 1] * more + [each] * (count - more)
     starts = list(accumulate(sizes, initial=0))

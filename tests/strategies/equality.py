@@ -40,6 +40,7 @@ STEPS = 3
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
 TRAIN = TrainConfig(batch_size=16)
 OF_MODEL = ("tied", "attention_window", "attention_stride", "attention_pattern", "attention_summary", "head_size")
+OF_MODEL += ("full_attention_every",)
 """Options that change what one device computes, too."""
 DEPTH = 2 * 12 * CONFIG.layers
 TERMS = max(TRAIN.batch_size * CONFIG.sequence, CONFIG.vocab, CONFIG.mlp_dim)
@@ -105,7 +106,7 @@ def ordered(places, path, x):
     x = np.array(x if x.is_fully_addressable else process_allgather(x, tiled=True), np.float64)
     if places and jax.tree_util.DictKey("blocks") in path:
         assert all((layer == 0).all() for place, layer in zip(places, x, strict=True) if place < 0)
-        return x[[places.index(layer) for layer in range(CONFIG.layers)]]
+        return x[[places.index(layer) for layer in range(max(places) + 1)]]
     if x.ndim == 2 and x.shape[0] > CONFIG.vocab:
         assert (x[CONFIG.vocab :] == 0).all()
         return x[: CONFIG.vocab]

@@ -115,6 +115,12 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused(name, mesh, message):
         ({"head_size": 0}, "head_size=0; it must be a whole number of at least 1"),
         ({"vocab": -1}, "vocab=-1; it must be a whole number of at least 1"),
         ({"embed": 99_999_999_999}, "heads=8 does not divide embed=99999999999; it can be 1, 3, 9, .* or 99999999999"),
+        ({"full_attention_every": 3}, "full_attention_every=3 does not divide layers=8; it can be 1, 2, 4 or 8"),
+        (
+            {"full_attention_every": 2, "experts": 4, "dense_layers": 2},
+            "full_attention_every=2 does not go with dense_layers=2; leave one of them out",
+        ),
+        ({"full_attention_every": 1}, "full_attention_every=1; it must be a whole number of at least 2"),
         ({"tied": "no"}, "tied='no'; it must be true or false"),
         ({"layers": 2.5}, "layers=2.5; it must be a whole number"),
         ({"layers": 10**9}, "layers=1000000000; it must be a whole number of at most 100000"),

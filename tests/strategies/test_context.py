@@ -159,6 +159,11 @@ def test_other_axes_split_what_this_one_leaves(mode):
             {},
             "no blocks of useful size for attention_window=36 divide the 37 tokens of a device; take a sequence with",
         ),
+        (
+            {"sequence": 64, "attention_window": 9, "full_attention_every": 2},
+            {},
+            "attention_window=9 is more than the 4 tokens of a chunk, two for each of context=8 devices; use context_a",
+        ),
         ({}, {"context_attention": "star"}, "context_attention='star'; it can be auto, ring, ulysses"),
     ],
 )

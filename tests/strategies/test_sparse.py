@@ -12,11 +12,18 @@ from tests.strategies.sampling import nightly
 from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_step import WIDEST
 
+TURNS = {"attention_window": 3, "full_attention_every": 2}
+"""Every second layer has no window, and around a ring others get keys from both neighbours."""
 SPARSE = [
+    ("context", MeshSpec.parse("context=2"), TURNS),
     ("fsdp", HARDEST["fsdp"], {"attention_window": 5}),
     ("context", HARDEST["context"], {"attention_stride": 4}),
 ]
 WHOLE = [
+    *((name, HARDEST[name], TURNS) for name in ("fsdp", "three_d", "tensor", "pipeline", "zero2")),
+    ("context", MeshSpec.parse("context=4"), {**TURNS, "attention_window": 2, "remat": "full"}),
+    ("context", HARDEST["context"], {**TURNS, "context_attention": "ulysses"}),
+    ("context", MeshSpec.parse("context=2"), {**TURNS, "full_attention_every": 4}),
     ("context", HARDEST["context"], {"attention_window": 5}),
     ("auto", WIDEST["auto"], {"attention_stride": 4, "attention_pattern": "fixed"}),
     ("pipeline", HARDEST["pipeline"], {"attention_stride": 4, "schedule": "zb-h1"}),

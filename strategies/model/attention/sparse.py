@@ -127,7 +127,8 @@ def attend_sparse(
         qkv: queries, keys and values of the tokens.
         earlier_BSCE: keys and values of the tokens before them; None if there are none.
         reach: the tokens to which a token attends.
-        axis: the mesh axis that splits the tokens of a sequence; None if these are all.
+        axis: the mesh axis that splits the tokens of a sequence; None if these are all. With a window it is also None
+            if all the earlier tokens exist, wherever in the sequence they are.
     """
     return _forward(qkv, earlier_BSCE, reach, axis)[0]
 
@@ -141,7 +142,7 @@ def _grouped(
     if earlier_BSCE is not None:
         before = earlier_BSCE.reshape(*earlier_BSCE.shape[:3], qkv.key_heads, -1).transpose(2, 0, 3, 1, 4)
         kv = [jnp.concatenate(each, 2) for each in zip(before, kv, strict=True)]
-    first = 0 if axis is None else lax.axis_index(axis) * tokens
+    first = earlier if axis is None else lax.axis_index(axis) * tokens
     key_S1 = first + jnp.arange(1 - earlier, tokens + 1)[:, None]
     groups = [(each, each.mask(key_S1[earlier:], key_S1)) for each in groups_of(reach, tokens, earlier)]
     return q_BHTK, kv[0], kv[1], groups

@@ -61,7 +61,7 @@ WRONG = {
     "heads": ({"heads": "7"}, "heads=7 does not divide embed=3072"),
     "devices": ({"devices": "63"}, "are 64 devices, and the row has 63"),
     "microbatches": ({"microbatches": "3"}, "microbatches=3 does not divide batch_size=512"),
-    "stages": ({"pipeline": "64", "data": "1"}, "30 layers are too few for 64 parts of a pipeline"),
+    "stages": ({"pipeline": "64", "data": "1"}, "30 blocks are too few for 64 parts of a pipeline"),
     "recompute": ({"recompute": "some"}, "recompute is 'some'; what is predicted is full, selective, none"),
     "dtype": ({"dtype": "int8"}, "dtype is 'int8'; what is predicted is float16, bfloat16"),
     "no number": ({"layers": "many"}, "layers is 'many'; it must be a whole number"),

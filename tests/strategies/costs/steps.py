@@ -22,6 +22,7 @@ LONG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=64, attention_
 WIDE = dataclasses.replace(LONG, attention_window=24)
 WIDEST = dataclasses.replace(LONG, attention_window=60)
 STRIDED = dataclasses.replace(LONG, attention_window=None, attention_stride=8)
+TURNS = dataclasses.replace(LONG, layers=8, full_attention_every=2)
 FIXED = dataclasses.replace(STRIDED, attention_pattern="fixed", attention_summary=2)
 # Scores are most of what a layer holds, or gradients are most of what a device holds.
 DENSE = GPTConfig(layers=2, embed=32, heads=4, vocab=128, sequence=512, mlp=64)
@@ -37,6 +38,7 @@ QWEN3 = dataclasses.replace(LLAMA, block="qwen3")
 NARROW = dataclasses.replace(QWEN3, head_size=4)
 # Experts that drop tokens.
 EXPERTS = dataclasses.replace(ODD, experts=8, expert_mlp=24, capacity_factor=1.0, balance_loss=0.01)
+TURNS_OF_EXPERTS = dataclasses.replace(TURNS, experts=8, expert_mlp=24, capacity_factor=1.0, balance_loss=0.01)
 DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
 BATCH = 16
 L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab
@@ -60,6 +62,13 @@ EVERY_DAY = [
     ("single", "data=1", GROUPED, {"remat": "full"}),
 ]
 AT_NIGHT = [
+    ("single", "data=1", TURNS, {"remat": "full"}),
+    ("fsdp", "fsdp=4", TURNS, {}),
+    ("context", "context=4", TURNS, {"remat": "none"}),
+    ("context", "context=2", dataclasses.replace(TURNS, block="llama", key_heads=2, mlp=80), {"remat": "full"}),
+    ("pipeline", "pipeline=2", TURNS, {"microbatches": 4, "schedule": "zb-h1"}),
+    ("expert", "data=2,expert=4", TURNS_OF_EXPERTS, {}),
+    ("expert", "data=2,expert=4", TURNS_OF_EXPERTS, {"remat": "full", "dispatch": "all_gather"}),
     # XLA's CPU backend sends float16 as it is. It copies weights to float32, which other meshes and options show more.
     ("zero1", "data=4", SMALL, {"dtype": "float16", "master": "float32", "remat": "none"}),
     ("hsdp", "data=2,fsdp=4", ODD, {"prefetch": "on", "remat": "full", "reduce": "layer"}),

@@ -16,6 +16,7 @@ from tests.strategies.costs.steps import (
     SMALL,
     STRIDED,
     TOKENS,
+    TURNS,
     D,
     F,
     L,
@@ -64,7 +65,12 @@ def test_model_flops_are_the_published_formula(preset):
 
 @pytest.mark.parametrize(
     ("config", "keys", "pairs"),
-    [(LONG, 8, 64 * 8 - 28), (STRIDED, 8 + 7, 64 * 8 - 28 + 8 * 28), (FIXED, 8 + 2 * 7, 8 * 36 + 28 * 8 * 2)],
+    [
+        (LONG, 8, 64 * 8 - 28),
+        (STRIDED, 8 + 7, 64 * 8 - 28 + 8 * 28),
+        (FIXED, 8 + 2 * 7, 8 * 36 + 28 * 8 * 2),
+        (dataclasses.replace(TURNS, layers=2), (8 + 64) / 2, (64 * 8 - 28 + 64**2 / 2) / 2),
+    ],
 )
 def test_model_flops_of_sparse_attention_are_those_of_the_keys_it_reaches(config, keys, pairs):
     """Each token counts as many keys as the last has; with `causal=True` as many as it has itself."""

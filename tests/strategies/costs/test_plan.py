@@ -23,7 +23,7 @@ from tests.strategies.costs.steps import (
         ("no_such", "data=2", "nothing is known of what no_such sends; it can be single, data"),
         ("single", "data=2", "mesh data=2 has the axis data, which splits nothing here"),
         ("tensor", "tensor=8", "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
-        ("pipeline", "pipeline=4", "2 layers are too few for 4 parts of a pipeline"),
+        ("pipeline", "pipeline=4", "2 blocks are too few for 4 parts of a pipeline"),
         ("data", "data=32", "data=32 x microbatches=1 does not divide batch_size=16"),
     ],
 )
@@ -44,8 +44,8 @@ def test_plans_share_what_takes_long_to_find():
 @pytest.mark.parametrize(
     ("mesh", "train", "message"),
     [
-        ("pipeline=4", {"microbatches": 4}, "2 layers are too few for 4 parts of a pipeline; take at most 2"),
-        ("pipeline=2", {"schedule": "interleaved"}, "2 layers are too few for 4 parts of a pipeline"),
+        ("pipeline=4", {"microbatches": 4}, "2 blocks are too few for 4 parts of a pipeline; take at most 2"),
+        ("pipeline=2", {"schedule": "interleaved"}, "2 blocks are too few for 4 parts of a pipeline"),
         (
             "pipeline=2",
             {"schedule": "interleaved", "chunks": 1},

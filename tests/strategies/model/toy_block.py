@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 from strategies import GPTConfig
-from strategies.costs import working
 from strategies.model.block import BLOCKS, Block, LlamaBlock
 from strategies.model.mlp import GatedMLP
 from tests.strategies.equality import CONFIG
@@ -47,4 +46,3 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that has to be told of the blocks."""
     for name, block in (("both", Alternating), ("penalised", PenalisedBlock)):
         monkeypatch.setitem(BLOCKS, name, block)
-    monkeypatch.setitem(working.PARTS, PenalisedMLP, working.PARTS[GatedMLP])

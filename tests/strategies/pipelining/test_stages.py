@@ -15,7 +15,7 @@ def test_every_layer_has_one_slot(layers: int, stages: int, chunks: int) -> None
     No part has two layers more than another, or more layers than one before it.
     """
     if stages * chunks > layers:
-        with pytest.raises(Infeasible, match=f"{layers} layers are too few for {stages * chunks} parts"):
+        with pytest.raises(Infeasible, match=f"{layers} blocks are too few for {stages * chunks} parts"):
             layer_slots(layers, stages, chunks)
         return
     row = layer_slots(layers, stages, chunks)
