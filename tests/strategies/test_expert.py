@@ -59,7 +59,7 @@ def single(config, microbatches, dtype="float32"):
             ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),
             ("single", "data=1", LEAD, {"remat": "none", "microbatches": 2}),
             ("data", "data=4", LEADS, {"reduce": "layer"}),
-            ("zero1", "data=4", LEAD, {"reduce": "layer", "remat": "full"}),
+            ("zero1", "data=4", LEAD, {"reduce": "layer"}),
             ("zero2", "data=4", LEADS, {"microbatches": 2}),
             ("fsdp", "fsdp=4", LEADS, {"prefetch": "on", "microbatches": 2}),
             ("fsdp", "fsdp=4", LEAD, {"gather": "step", "microbatches": 2}),
