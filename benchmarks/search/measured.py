@@ -154,24 +154,18 @@ def timed(trainings: dict[str, Training], rounds: int) -> dict[str, BlockTimes]:
     return times
 
 
-def table_unpredicted(results: Sequence[MeasuredCandidate]) -> Iterator[str]:
-    """The lines about what was measured on virtual devices, where nothing is predicted."""
-    yield from wrapped(f"{MEASURED_ONLY}: {HOW_OFTEN}")
-    rows: list[tuple[str, ...]] = [("strategy", "mesh", "options", "ms", "")]
-    rows += [(*layout_cells(result.candidate.case), *result.cells()) for result in results]
-    yield from aligned(rows, "<<<><")
-
-
-def table(results: Sequence[MeasuredCandidate]) -> Iterator[str]:
-    """The lines about what was measured."""
+def table(results: Sequence[MeasuredCandidate], predicted: bool = True) -> Iterator[str]:
+    """The lines about what was measured, and how far predictions are off, where there are any."""
+    yield from wrapped(f"as measured: {HOW_OFTEN}" if predicted else f"{MEASURED_ONLY}: {HOW_OFTEN}")
     rows: list[tuple[str, ...]] = [("rank", "strategy", "mesh", "options", "ms predicted", "measured", "")]
     for result in results:
-        predicted = f"{1e3 * result.candidate.step_seconds:,.1f}"
-        rows.append((str(result.rank), *layout_cells(result.candidate.case), predicted, *result.cells()))
-    yield f"as measured: {HOW_OFTEN}"
-    yield from aligned(rows, [*"<<<<", *">>", "<"])
+        milliseconds = f"{1e3 * result.candidate.step_seconds:,.1f}"
+        rows.append((str(result.rank), *layout_cells(result.candidate.case), milliseconds, *result.cells()))
+    if not predicted:
+        rows = [(*row[1:4], *row[5:]) for row in rows]
+    yield from aligned(rows, "<<<<>><" if predicted else "<<<><")
     known = [result for result in results if result.step_seconds]
-    if not known:
+    if not (known and predicted):
         return
     finalists = [result for result in known if result.final]
     if first := next((result for result in finalists if result.rank == 1), None):

@@ -75,7 +75,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     ranking, machine = result.ranking, result.machine
     blocks = [heading(result)]
     if result.measured and not result.predicted:
-        blocks.append([*measured.table_unpredicted(result.measured)])
+        blocks.append([*measured.table(result.measured, predicted=False)])
     elif ranking.fitting:
         shown = ranking.fitting if everything else ranking.best_per_layout
         blocks += [
