@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks.simulate.queues import Parts, added, scaled
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
-from strategies.pipelining.schedules import Kind, Op, Schedule, one_f_one_b
+from strategies.pipelining.schedules import Kind, Op, Schedule
+from strategies.pipelining.stages import order_of
 from strategies.pipelining.timetable import KINDS
 
 MANY = 4
@@ -122,7 +123,7 @@ class Stages:
         if last >= max(others):
             return sum(others) + times * last
         few = min(times, stages)
-        return self._end_of(one_f_one_b(stages, few)) + (times - few) * max(others)
+        return self._end_of(order_of(stages, stages, few, "1f1b", 1).schedule) + (times - few) * max(others)
 
     def _end_of(self, schedule: Schedule) -> float:
         """When the last pass of a schedule ends."""
