@@ -28,23 +28,27 @@ ACHIEVED: Mapping[str, float] = {
     "h100": 792.1e12,
     "h200": 794.5e12,
     "b200": 1745e12,
-    "mi300x": 781.9e12,
+    "gb200": 1822e12,
+    "b300": 1769e12,
+    "mi300x": 668.4e12,
+    "mi355x": 1565e12,
 }
 """Kind of device -> the best rate that was measured for any matmul. Of others it is the peak, or that of `LIKE`."""
-LIKE = {"gb200": "b200", "b300": "b200", "gb300": "b200", "mi355x": "mi300x"}
+LIKE = {"gb300": "b300"}
 """Kinds of devices of which no rate is known -> a kind that reaches the same share of its peak."""
 NARROW: Mapping[str, Mapping[str, float]] = {
-    "h100": {"fp8": 2},
-    "h200": {"fp8": 2},
-    "b200": {"fp8": 2, "fp4": 4},
-    "gb200": {"fp8": 2, "fp4": 4},
-    "b300": {"fp8": 2, "fp4": 6},
+    "h100": {"fp8": 1402.6 / 794.5},
+    "h200": {"fp8": 1453.4 / 794.5},
+    "b200": {"fp8": 3432.5 / 1745, "fp4": 4},
+    "gb200": {"fp8": 3615.6 / 1822, "fp4": 4},
+    "b300": {"fp8": 3353.3 / 1769, "fp4": 6},
     "gb300": {"fp8": 2, "fp4": 6},
     "mi300x": {"fp8": 2},
     "mi355x": {"fp8": 2, "fp4": 4},
     "tpu7x": {"fp8": 2},
 }
-"""Kind of device -> peaks of dense matmuls of narrow elements, in multiples of that of bfloat16 (data sheets)."""
+"""Kind of device -> rates of dense matmuls of narrow elements, in multiples of that of bfloat16: the best that were
+measured, by the same table as `ACHIEVED`, or peaks of data sheets."""
 
 
 ANY_HOSTS = 1, 10**6
@@ -193,7 +197,7 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
 def achieved_rate(kind: str, chip: Chip) -> float:
     """The best matmul rate of a kind of device in bfloat16.
 
-    >>> achieved_rate("gb200", CHIPS["gb200"]) / CHIPS["gb200"].flops_per_second == 1745 / 2250
+    >>> achieved_rate("gb300", CHIPS["gb300"]) / CHIPS["gb300"].flops_per_second == 1769 / 2250
     True
     """
     like = LIKE.get(kind, kind)

@@ -67,7 +67,8 @@ PRECISIONS: Mapping[str, Precision] = {
     "fp8": Precision("fp8", 1, "fp8", 2 + 2 + 1 + 1),
     # A scale of one byte for 32 elements (OCP Microscaling Formats 1.0, section 5); of NVFP4 for 16.
     "mxfp8": Precision("mxfp8", 33 / 32, "fp8", 2 + 2 * 33 / 32),
-    "nvfp4": Precision("nvfp4", 9 / 16, "fp4", 2 + 2 + 2 * 9 / 16),
+    # A pass for the largest value, one for rows, and one for columns, which a Hadamard transform mixes first.
+    "nvfp4": Precision("nvfp4", 9 / 16, "fp4", 2 + 2 + 2 + 2 * 9 / 16),
 }
 """Beginnings of what tables say of dtypes -> the precision."""
 

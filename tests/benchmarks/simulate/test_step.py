@@ -47,6 +47,7 @@ SENDERS = (
     *(("fsdp", {}), ("data", {}), ("zero1", {}), ("tensor", {"halves": "on"}), ("tensor", {"sequence_parallel": True})),
     *(("context", {"context_attention": "ring"}), ("pipeline", {"schedule": "interleaved", "mesh": "pipeline=4"})),
     ("three_d", {"schedule": "interleaved", "mesh": "pipeline=2,expert=8", "model": replace(MODEL, experts=8)}),
+    ("expert", {"mesh": "expert=8", "model": replace(MODEL, experts=8)}),
 )
 """Steps that send all that a stack may overlap."""
 
