@@ -38,8 +38,11 @@ class RunLine(msgspec.Struct, tag_field="kind", tag="run"):
     resumed_after: Whole
 
 
-class StepLine(msgspec.Struct, tag_field="kind", tag="step", forbid_unknown_fields=True):
-    """A logged step. A number that is not finite is null; the loss of a run that diverges may be huge before."""
+class StepLine(msgspec.Struct, tag_field="kind", tag="step"):
+    """A logged step. A number that is not finite is null; the loss of a run that diverges may be huge before.
+
+    Its other fields are numbers, too: by name what layers add to the loss, such as `balance_loss`.
+    """
 
     step: Whole
     loss: float | None
@@ -130,7 +133,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def _checked(line: bytes, where: str) -> dict[str, Any]:
     """A line of the log, with all of its fields."""
     facts = decode_json(line, where)
-    checked(facts, RunLine | StepLine | EvaluationLine, where)
+    if isinstance(checked(facts, RunLine | StepLine | EvaluationLine, where), StepLine):
+        checked({name: value for name, value in facts.items() if name != "kind"}, dict[str, float | None], where)
     return facts
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.training.log import as_line, read_lines
 from benchmarks.training.plan import CHECKPOINTS, LOG
 from strategies.checkpoints.info import CHECKSUM, INFO, checksum, positions
 from tests.benchmarks.training.small_run import DATA, FSDP, RUN, SMALL, STEPS, lines, losses
@@ -21,6 +22,8 @@ from tests.processes import LIMIT_SECONDS, ROOT, environment, finish_together, f
 from tests.strategies.equality import ROUNDING
 
 main = command("train")
+
+STEP = {"kind": "step", "step": 1, "loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 9.0}
 
 pytestmark = pytest.mark.usefixtures("_built_once")
 
@@ -193,8 +196,9 @@ def test_a_checkpoint_without_a_recipe_is_not_resumed(half: Path, capsys: pytest
         (b"\xff\n", r"line 1 of the log .*log.jsonl is cut short or not JSON"),
         (b'{"kind": "evaluation", "step": 0, "loss": 1}\nnull\n', r"line 2 of the log .*log.jsonl is None; it must be"),
         (b'{"kind": "evaluation", "step": -1, "loss": 1}\n', r"line 1 .*log.jsonl: step is -1; it must be a whole"),
+        (as_line(STEP | {"z_loss": "a"}).encode(), r"line 1 .*log.jsonl: z_loss is 'a'; it must be a number"),
     ],
-    ids=["a folder", "no kind", "not UTF-8", "null", "a step below 0"],
+    ids=["a folder", "no kind", "not UTF-8", "null", "a step below 0", "a text"],
 )
 def test_a_log_that_cannot_be_read_is_named(
     half: Path, content: bytes | None, message: str, capsys: pytest.CaptureFixture[str]
@@ -209,6 +213,12 @@ def test_a_log_that_cannot_be_read_is_named(
     assert main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 5
     assert re.search(message, capsys.readouterr().err)
     assert content is None or log.read_bytes() == content
+
+
+def test_what_layers_add_to_the_loss_is_read(tmp_path: Path) -> None:
+    """The log of a mixture, whose steps have the losses of its routers by name, is one that can be continued."""
+    (tmp_path / LOG).write_text(as_line(STEP | {"balance_loss": 1.0, "z_loss": math.nan}))
+    assert read_lines(tmp_path / LOG) == [STEP | {"balance_loss": 1.0, "z_loss": None}]
 
 
 def test_a_sample_of_bytes_has_bytes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
