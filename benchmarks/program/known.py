@@ -38,8 +38,13 @@ KNOWN = CALLING | ELEMENTWISE | REDUCING | MOVING | NAMING | MATMULS.keys() | CO
 triangular-solve, fft) and of other matmuls (ragged-dot, scaled-dot), nor the bytes of other communication
 (collective-broadcast, ragged-all-to-all, send, recv, infeed, outfeed), so these are unknown."""
 
-TPU_TARGETS = _words("AllocateBuffer AssumeGatherIndicesInBound AsyncCollectiveDone AsyncCollectiveStart ConcatBitcast")
-"""Custom calls of TPU programs without matmuls. A collective that such calls start and end is counted by itself."""
+TPU_TARGETS = _words("""
+    AllocateBuffer AssumeGatherIndicesInBound AsyncCollectiveDone AsyncCollectiveStart ConcatBitcast
+    GatherScatterIndicesBitpacked PrepareAsyncCallDone PrepareAsyncCallStart
+""")
+"""Custom calls of TPU programs without matmuls. A collective that such calls start and end is counted by itself.
+GatherScatterIndicesBitpacked packs the indices of a gather or a scatter. PrepareAsyncCallStart has no operands: it makes
+the flag of an asynchronous call that follows, as of a scatter on SparseCores, and that call is read by itself."""
 RANDOM_TARGETS = _words("cu_threefry2x32 cu_threefry2x32_ffi")
 """JAX's random numbers on GPUs."""
 TOP_TARGETS = _words("TopK __gpu$TopK")

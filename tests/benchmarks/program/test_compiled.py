@@ -109,6 +109,33 @@ def test_wrapped_collective_counts_once(lines: tuple[str, ...]) -> None:
     assert found == Collective("all_to_all", ("data",), 1, False, 256)
 
 
+ON_SPARSECORE = """%c (q: f32[8,16]) -> f32[8,8] {
+  %q = f32[8,16] parameter(0)
+  ROOT %d = f32[8,8] dot(%q, %q), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "unread"), [("PrepareAsyncCall", ""), ("Other", "custom call OtherDone; custom call OtherStart")]
+)
+def test_a_prepared_call_counts_once(target: str, unread: str) -> None:
+    """A TPU's asynchronous call, as of a scatter on SparseCores, counts; what prepares it does not, if it is known."""
+    program = read_program(
+        entry(
+            f'%s = s32[]{{:S(2)}} custom-call(), custom_call_target="{target}Start"',
+            f'%t = token[] custom-call(%s), custom_call_target="{target}Done"',
+            '%b = ((f32[8,16], token[]), f32[8,8]) call-start(%p, %t), async_execution_thread="sparsecore", to_apply=%c',
+            "%r = f32[8,8] call-done(%b)",
+            before=ON_SPARSECORE,
+        ),
+        MESH,
+    )
+    assert program.flops == 2 * 8 * 8 * 16
+    assert program.unread == unread
+
+
 WOVEN = """%f{0} (q: f32[8,16]) -> f32[32,16] {{
   %q = f32[8,16] parameter(0)
   ROOT %g = f32[32,16] all-gather(%q), replica_groups=[2,4]<=[8], frontend_attributes={{chain_id="{1}"}}
