@@ -43,8 +43,8 @@ TPU_TARGETS = _words("""
     GatherScatterIndicesBitpacked PrepareAsyncCallDone PrepareAsyncCallStart
 """)
 """Custom calls of TPU programs without matmuls. A collective that such calls start and end is counted by itself.
-GatherScatterIndicesBitpacked packs the indices of a gather or a scatter. PrepareAsyncCallStart has no operands: it makes
-the flag of an asynchronous call that follows, as of a scatter on SparseCores, and that call is read by itself."""
+GatherScatterIndicesBitpacked packs the indices of a gather or a scatter. PrepareAsyncCallStart has no operands: it
+makes the flag of an asynchronous call that follows, as of a scatter on SparseCores, and that call is read by itself."""
 RANDOM_TARGETS = _words("cu_threefry2x32 cu_threefry2x32_ffi")
 """JAX's random numbers on GPUs."""
 TOP_TARGETS = _words("TopK __gpu$TopK")

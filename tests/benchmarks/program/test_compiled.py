@@ -126,7 +126,7 @@ def test_a_prepared_call_counts_once(target: str, unread: str) -> None:
         entry(
             f'%s = s32[]{{:S(2)}} custom-call(), custom_call_target="{target}Start"',
             f'%t = token[] custom-call(%s), custom_call_target="{target}Done"',
-            '%b = ((f32[8,16], token[]), f32[8,8]) call-start(%p, %t), async_execution_thread="sparsecore", to_apply=%c',
+            '%b = ((f32[8,16], token[]), f32[8,8]) call-start(%p, %t), async_execution_thread="s", to_apply=%c',
             "%r = f32[8,8] call-done(%b)",
             before=ON_SPARSECORE,
         ),
