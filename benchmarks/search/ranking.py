@@ -64,7 +64,8 @@ class Candidate:
         """Memory of a device, by formulas."""
         if self.case.strategy in STRATEGIES:
             return self.cost.needed_bytes
-        return math.ceil(Held(self.cost, self.machine.stack, precision=self.machine.precision).total_bytes)
+        with_experts = 1 - self.case.config.dense_layers / self.case.config.layers
+        return math.ceil(Held(self.cost, self.machine.stack, with_experts, self.machine.precision).total_bytes)
 
     @property
     def lacking_bytes(self) -> float:

@@ -133,6 +133,7 @@ def row_of(case: Case, stack: Stack) -> Published:
         experts=config.experts,
         experts_per_token=config.experts_per_token,
         expert_mlp=expert_mlp if config.experts else None,
+        dense_layers=config.dense_layers if config.experts else None,
         shared_experts=config.shared_mlp // expert_mlp if config.shared_mlp else None,
         expert=options.get("expert") or case.mesh.sizes.get("expert"),
         batch_size=case.batch_size,
@@ -204,6 +205,7 @@ def require_expressible(config: GPTConfig, dtype: str, stack: Stack) -> None:
         f"there are no formulas for {config.block} blocks; there are for {', '.join(MODELS)}": config.block
         not in MODELS,
         "attention is dense; leave window and stride out": config.attention_window or config.attention_stride,
+        "all layers have full attention": config.full_attention_every,
         "experts are balanced; leave --routing out": config.experts and config.routing not in ("learned", "balanced"),
         "shared_mlp is that of whole experts": config.shared_mlp and config.shared_mlp % expert_mlp,
         f"dtype {dtype} is not known; {' and '.join(dict.fromkeys(DTYPES.values()))} are": dtype not in DTYPES,
