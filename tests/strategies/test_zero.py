@@ -8,13 +8,15 @@ import jax
 import pytest
 
 from benchmarks.program.compiled import read_program
-from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, strategy
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, expert, strategy, zero
 from strategies.backends.backend import CPU
 from strategies.costs.memory import block_elements
-from strategies.costs.predict import predict
+from strategies.costs.predict import predict, predict_axes
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
+from strategies.strategy import Strategy
 from tests.strategies import equality
+from tests.strategies import test_expert as experts
 from tests.strategies.costs import steps
 from tests.strategies.costs.test_communication import inner
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
@@ -179,3 +181,19 @@ def test_fsdp_has_the_weights_of_two_layers_at_once(options, keeps_all, layers):
     layer = sum(4 * math.prod(x.shape) // layers for x in jax.tree.leaves(step.state.params["blocks"]))
     gathered = memory.temp_size_in_bytes - 4 * param_count(config) // 8
     assert gathered >= layers * layer if keeps_all else gathered <= 2 * layer
+
+
+@pytest.mark.parametrize("axis", nightly(zero.AXIS1, zero.AXIS2), ids=["zero1", "zero2"])
+def test_optimizer_shards_go_with_the_axis_expert(axis):
+    """A list of both axes is a strategy: equal to one device, with the bytes, FLOPs and arguments of the formulas."""
+    combined, mesh = Strategy("combined", (axis, expert.AXIS)), MeshSpec.parse("data=2,expert=2")
+    step = combined.build(experts.DROPPING, mesh, equality.TRAIN, jax.devices()[: mesh.size])
+    mine, _ = equality.trained(step, equality.initial(step), range(3))
+    assert_equal(mine, experts.single(experts.DROPPING, 1), ROUNDING["float32"])
+    program = compiled(step.lower())
+    read, memory = read_program(program.as_text() or "", step.mesh.shape), program.memory_analysis()
+    predicted = predict_axes(combined.axes, experts.DROPPING, mesh, step.train)
+    assert steps.sent(read) == steps.by_axes(predicted)
+    assert read.flops * mesh.size == sum(predicted.flops.values())
+    assert memory
+    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
