@@ -156,7 +156,12 @@ class GPTConfig:
     @property
     def blocks(self) -> int:
         """Blocks of the stack: all layers but the leading dense ones, or so many times `full_attention_every`."""
-        return (self.layers - self.dense_layers) // (self.full_attention_every or 1)
+        return (self.layers - self.dense_layers) // self.layers_in_block
+
+    @property
+    def layers_in_block(self) -> int:
+        """Layers that take turns, which are one block."""
+        return self.full_attention_every or 1
 
     @property
     def all_blocks(self) -> int:

@@ -34,8 +34,8 @@ BATCH_SIZES = (16, 8)
 """The largest first: its rows are the curve over numbers of devices."""
 ROUNDS = 20
 EXTRA_SECONDS = 40.0
-"""Of a run, shared by its groups of comparable steps. A group whose `ROUNDS` take less time is timed until its share is
-over, where intervals are wide."""
+"""Seconds of further rounds in a run, divided among its groups of comparable steps. They are of steps with wide
+intervals, in groups whose `ROUNDS` took less time."""
 CASE_TIMEOUT = 600.0
 LOST_AFTER = 30.0
 """Default seconds without heartbeat after which a process counts as lost."""
@@ -49,7 +49,9 @@ SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
 DTYPES, REMATS, PATTERNS, SCHEDULES = map(get_args, (Dtype, Remat, AttentionPattern, PipelineSchedule))
 EXPERTS = {
     "experts": option("--experts N", "experts of each layer, in place of its MLP; default: the preset's", count),
-    "dense_layers": option("--dense-layers N", "first layers, which have an MLP and no experts; default: 0", whole),
+    "dense_layers": option(
+        "--dense-layers N", "first layers, which have an MLP and no experts; default: the preset's", whole
+    ),
     "experts_per_token": option("--experts-per-token N", "experts that take a token; default: 2", count),
     "expert_mlp": option("--expert-mlp N", "hidden features of an expert; default: those of the MLP", count),
     "shared_mlp": option("--shared-mlp N", "hidden features of an expert that takes all tokens; default: none", count),

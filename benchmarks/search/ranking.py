@@ -147,12 +147,12 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
     for case in cases:
         try:
             candidate = candidate_of(case, machine)
-            group = too_large if candidate.lacking_bytes > 0 else fitting
-            _ = candidate.timeline if group is fitting else None  # what is too large is not predicted, which takes long
+            if candidate.lacking_bytes > 0:
+                too_large.append(candidate)  # and not predicted, which takes long
+            elif candidate.step_seconds:
+                fitting.append(candidate)
         except Infeasible as error:
             infeasible.append((case, str(error)))
-        else:
-            group.append(candidate)
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
 

@@ -3,7 +3,7 @@
 A candidate is priced as a published run with these columns would be (benchmarks/simulate/published.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,7 +17,7 @@ from benchmarks.simulate.machines import machine, machine_for, machine_kinds
 from benchmarks.simulate.published import DTYPES, run_under
 from benchmarks.simulate.published_row import Published
 from benchmarks.simulate.stack import MESHMARK, Stack
-from benchmarks.simulate.stacks import STACKS
+from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN
 from strategies.config import Remat
 from strategies.costs.predict import Cost
 from strategies.gpt_config import GPTConfig
@@ -26,6 +26,14 @@ from strategies.mesh import MeshSpec, factorisations
 
 MODELS = {"gpt2": "gpt3", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """Kinds of blocks -> the name of a model in a row that says so."""
+SEARCHED: Mapping[str, tuple[Stack, ...]] = {
+    "megatron": (MEGATRON_BRIDGE, MEGATRON_CORE),
+    "megatron-core": (MEGATRON_CORE,),
+    "torchtitan": (TORCHTITAN,),
+    "maxtext": (MAXTEXT,),
+    "kempnerforge": (KEMPNERFORGE,),
+}
+"""What `--stack` can be besides meshmark -> the stack; of several, the first with constants for the devices."""
 RECOMPUTE: dict[Remat, str] = {"none": "none", "dots": "selective", "full": "full"}
 
 
@@ -127,6 +135,7 @@ def row_of(case: Case, stack: Stack) -> Published:
         kv_heads=config.key_heads or config.heads,
         head_dim=config.head_dim,
         mlp=config.mlp_dim,
+        dense_layers=config.dense_layers or None,
         vocab=config.vocab,
         tied=config.tied,
         sequence=config.sequence,
@@ -155,25 +164,18 @@ def cost_under(case: Case, stack: Stack) -> Cost:
     return run_under(row_of(case, stack), stack).cost
 
 
-def searched_stacks(kind: str = "") -> list[Stack]:
-    """Stacks whose meshes are known, with a machine file for this kind of devices, or for any."""
-    known = (stack for stack in STACKS.values() if stack.meshes)
-    return [stack for stack in known if not kind or kind in machine_kinds(stack.fitted_as)]
-
-
 def stack_named(name: str, kind: str) -> Stack:
-    """The stack of a name in lower case, or of its beginning; of several the first with a machine file for the devices.
+    """The stack of a name in `SEARCHED`: of several, the first with a machine file for the kind of devices.
 
     Raises:
         ValueError: there is none; the message names those that there are.
     """
     if name == MESHMARK.name:
         return MESHMARK
-    found = [stack for stack in searched_stacks() if stack.name.lower().startswith(name.lower())]
-    if not found:
-        names = ", ".join([MESHMARK.name, *(stack.name for stack in searched_stacks())])
-        raise ValueError(f"--stack {name}: it can be {names}, or the beginning of one of them")
-    return next((stack for stack in found if stack in searched_stacks(kind)), found[0])
+    if name not in SEARCHED:
+        raise ValueError(f"--stack {name}: it can be {', '.join([MESHMARK.name, *SEARCHED])}")
+    found = SEARCHED[name]
+    return next((stack for stack in found if kind in machine_kinds(stack.fitted_as)), found[0])
 
 
 def machine_under(stack: Stack, kind: str, hosts: int, path: str) -> Machine:
@@ -187,7 +189,8 @@ def machine_under(stack: Stack, kind: str, hosts: int, path: str) -> Machine:
         if chosen.stack.name != stack.fitted_as:
             raise ValueError(f"machine {chosen.name} is one of {chosen.stack.name}, and --stack is {stack.name}")
     elif kind not in machine_kinds(stack.fitted_as):
-        known = "; ".join(f"{one.name} on {', '.join(machine_kinds(one.fitted_as))}" for one in searched_stacks())
+        stacks = dict.fromkeys(one for several in SEARCHED.values() for one in several)
+        known = "; ".join(f"{one.name} on {', '.join(machine_kinds(one.fitted_as))}" for one in stacks)
         raise ValueError(f"no machine file has {kind} under {stack.name}; there are: {known}; or give --machine FILE")
     else:
         chosen = machine_for(kind, stack.fitted_as, hosts)

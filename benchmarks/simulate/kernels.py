@@ -138,7 +138,7 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     forward += ahead
     backward += back
     hidden = sum(branch.activated_elements(share) for branch in branches) * scale
-    residual = share.residual_tokens * config.embed * scale * (config.full_attention_every or 1)
+    residual = share.residual_tokens * config.embed * scale * config.layers_in_block
     moved = [
         of_residual * residual + (0 if fused else of_mlp * hidden)
         for of_residual, of_mlp in zip(costs.residual_bytes, costs.mlp_bytes, strict=True)

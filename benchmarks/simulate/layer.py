@@ -229,10 +229,10 @@ class LayerEvents:
             launches += costs.unfused_launches.backward if backward else costs.unfused_launches.forward
             launches += again * costs.unfused_launches.forward
         if way in ("forward", "backward"):
-            return launches * (self.plan.config.full_attention_every or 1)
+            return launches * self.plan.config.layers_in_block
         parts: tuple[Way, Way] = ("inputs", "weights")
         both = {part: sum(event.seconds for event in self._work(part) if isinstance(event, Event)) for part in parts}
-        return launches * (self.plan.config.full_attention_every or 1) * both[way] / (sum(both.values()) or 1)
+        return launches * self.plan.config.layers_in_block * both[way] / (sum(both.values()) or 1)
 
     def _collectives(self, term: Traffic, direction: Direction, calls: float) -> Event:
         """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""

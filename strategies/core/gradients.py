@@ -1,7 +1,7 @@
 """Sums of gradients: over microbatches, over devices, and of squares for the global norm."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -100,13 +100,11 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
             axes = tuple(sorted(axis for axis in jax.tree.leaves(tuple(spec)) if axis))
             squares[axes].append(jnp.sum(jnp.square(grad)))
 
-    def sums() -> Iterator[Array]:
-        earlier: Array | None = None
-        for axes, parts in squares.items():
-            local: Any = sum(parts)
-            local = local if earlier is None else after(earlier, local)
-            total = lax.psum(local, axes) if axes else local
-            earlier = total if "lead" in grads else None
-            yield total
-
-    return jnp.sqrt(sum(sums()))
+    sums: list[Array] = []
+    for axes, parts in squares.items():
+        local: Any = sum(parts)
+        if sums and "lead" in grads:
+            local = after(sums[-1], local)
+        sums.append(lax.psum(local, axes) if axes else local)
+    total: Any = sum(sums)
+    return jnp.sqrt(total)

@@ -55,13 +55,13 @@ class Plan(Sizes):
 
     @cached_property
     def lead(self) -> "Plan | None":
-        """The same for a model of the leading dense layers alone, whose weights are gathered and summed as they run."""
+        """The plan of the leading dense layers, whose weights are gathered and summed as they run."""
         train = replace(self.train, prefetch="off", reduce="step")
         return replace(self, config=self.config.lead, train=train) if self.config.lead else None
 
     @property
     def stacks(self) -> tuple["Plan", ...]:
-        """Of each kind of layer: itself, and `lead` if there is one."""
+        """Plans of the blocks, and of the leading dense layers if there are any."""
         return (self, self.lead) if self.lead else (self,)
 
     @property

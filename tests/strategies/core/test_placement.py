@@ -44,7 +44,7 @@ def test_all_axes_leave_a_placement_as_it_is(strategy):
         ([{"batch": True}, {"batch": True}], "batch and tokens have the axis toy twice; leave one of them out"),
         ([{"shards": True}], "shards has the axis toy, which does not split the batch; add it to batch"),
         ([{"updates": True}], "updates has the axis toy, which does not split the batch; add it to batch"),
-        ([{"dims": ("head",)}], "no weight has the dim 'head'; dims are layers, vocab, "),
+        ([{"dims": ("head",)}], "no weight has the dim 'head'; dims are layers, dense_layers, vocab, "),
         (
             [{"batch": True, "shards": True}, {"name": "other", "batch": True, "updates": True}],
             "weights are sharded over toy, and so are their updates; ",
