@@ -99,7 +99,8 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
                 expert_mlp=1024,
                 router="softmax",
             ),
-            # Huo et al. 2025, "dots.llm1 Technical Report", as released, with the rate of DeepSeek-V3's biases.
+            # Huo et al. 2025, "dots.llm1 Technical Report", with the rate of DeepSeek-V3's biases. The base of rotary
+            # positions, the epsilon of norms and the scale of weights were not checked with the release.
             "dots1": dataclasses.replace(
                 _QWEN3,
                 layers=62,

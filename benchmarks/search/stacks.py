@@ -135,7 +135,6 @@ def row_of(case: Case, stack: Stack) -> Published:
         kv_heads=config.key_heads or config.heads,
         head_dim=config.head_dim,
         mlp=config.mlp_dim,
-        dense_layers=config.dense_layers or None,
         vocab=config.vocab,
         tied=config.tied,
         sequence=config.sequence,
