@@ -108,7 +108,7 @@ def zigzag_attention(qkv: QKV, kind: str, reach: Reach | None) -> Float[Array, "
     """Attention of this device's early and late chunk of the tokens: around the ring, or with a window."""
     if reach is None:
         return ring_attention(qkv, kind)
-    early, late = (QKV(half_BTCE, qkv.head_dim) for half_BTCE in jnp.split(qkv.qkv_BTCE, 2, 1))
+    early, late = (replace(qkv, qkv_BTCE=half_BTCE) for half_BTCE in jnp.split(qkv.qkv_BTCE, 2, 1))
     before = received_before_chunks(early.qkv_BTCE[:, :, -2:], late.qkv_BTCE[:, :, -2:], reach.window - 1)
     mixed: Any = attend_sparse(early, before[0], reach, RING), attend_sparse(late, before[1], reach, None)
     return jnp.concatenate(mixed, 1)
@@ -144,7 +144,8 @@ def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[
     all_to_all = partial(lax.all_to_all, axis_name=RING, tiled=True)
     qkv_BTCE = qkv.for_devices(lax.axis_size(RING)).qkv_BTCE
     qkv_BTCE = checkpoint_name(all_to_all(qkv_BTCE, split_axis=3, concat_axis=1), KEPT)
-    mixed_BTA = causal_attention(QKV(qkv_BTCE, qkv.head_dim), kind, reach)
+    sink_H = qkv.sink_H if qkv.sink_H is None else contiguous(qkv.sink_H, 0)
+    mixed_BTA = causal_attention(QKV(qkv_BTCE, qkv.head_dim, sink_H), kind, reach)
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
 

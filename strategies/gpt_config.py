@@ -30,24 +30,22 @@ class GPTConfig:
     It has `layers` layers, a residual stream of `embed` features, and sequences of `sequence` tokens. Unless given,
     `mlp` is 4 x `embed`, `head_size` is `embed` / `heads`, and `key_heads` is `heads`. The vocabulary is padded to a
     multiple of `vocab_multiple`, also on one device (`vocab_rows`). `tied` shares the token table. Attention is dense
-    unless it has a window or a stride (model/attention/reach.py). Each layer is a block (model/block.py), unless
-    `full_attention_every` makes a block of several.
+    unless it has a window or a stride (model/attention/reach.py). A layer is a block of its own (model/block.py).
 
     Attributes:
         key_heads: heads of keys and of values, each for as many heads of queries (Ainslie et al. 2023, "GQA").
         block: the kind of its blocks, one of `BLOCKS` (model/block.py). It decides on norm, positions, MLP and biases:
             "gpt2", "llama" (RMSNorm, rotary positions, SwiGLU, no biases), "qwen2" (llama with biases of queries, keys
-            and values), "qwen3" (llama with a norm of each head of queries and of keys) or "olmoe" (llama with a norm
-            of all queries and one of all keys).
+            and values), "qwen3" (llama with a norm of each head of queries and of keys), "olmoe" (llama with a norm of
+            all queries and one of all keys) or "gpt_oss" (llama with YaRN, sinks, all biases, and clamped experts).
         norm_epsilon: what norms add to the mean of squares.
         rope_theta: the base of the angles of rotary positions (Su et al. 2021, "RoFormer", section 3.2.2).
-        rope_factor: by how much Llama 3.1's scaling slows the slowest rotations; 1 is none (model/rotary.py).
+        rope_factor: by how much Llama 3.1's scaling, or YaRN, slows the slowest rotations; 1 is none (model/rotary.py).
         attention_window: tokens that a token attends to, itself included; None for all before it.
         attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
-        full_attention_every: of so many layers in a row the last attends to all tokens before it, the others as far as
-            the options above say; together they are a block. gpt-oss has 2. None: all layers are of one kind.
+        full_attention_every: of so many layers, which are one block, the last has dense attention. None: all are alike.
         experts: of each layer, in place of its MLP (model/experts.py); None for a dense model. The fields below are of
             models with experts.
         dense_layers: how many of the first layers have an MLP, of `mlp` hidden features, and no experts.
@@ -119,11 +117,11 @@ class GPTConfig:
             require_divides("heads", self.heads, "it", embed=self.embed)
         if self.key_heads is not None:
             require_divides("key_heads", self.key_heads, "it", heads=self.heads)
-        if self.full_attention_every is not None:
-            require_divides("full_attention_every", self.full_attention_every, "it", layers=self.layers)
-            if self.dense_layers:
-                problem = f"full_attention_every={self.full_attention_every} does not go with dense_layers"
-                raise Infeasible(f"{problem}={self.dense_layers}; leave one of them out")
+        if every := self.full_attention_every:
+            require_divides("full_attention_every", every, "it", layers=self.layers)
+            if dense := self.dense_layers:
+                problem = f"full_attention_every={every} does not go with dense_layers={dense}"
+                raise Infeasible(f"{problem}; leave one of them out")
         _require_pattern(self)
         _require_experts(self)
 
@@ -201,6 +199,7 @@ class GPTConfig:
             "embed": self.embed,
             "qkv": self.head_features // self.key_features + 2,
             "qk": self.head_features // self.key_features + 1,
+            "heads": self.heads,
             "head_size": self.head_dim,
             "head_features": self.head_features,
             "key_features": self.key_features,

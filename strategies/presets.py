@@ -118,6 +118,26 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
                 routed_scale=2.5,
                 router_bias_rate=0.001,
             ),
+            # OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", table 1, as released. Every second layer has no
+            # window. No token is dropped.
+            "gpt-oss-20b": GPTConfig(
+                layers=24,
+                embed=2880,
+                heads=64,
+                key_heads=8,
+                head_size=64,
+                vocab=201_088,
+                sequence=131_072,
+                tied=False,
+                block="gpt_oss",
+                rope_theta=150_000.0,
+                rope_factor=32.0,
+                attention_window=128,
+                full_attention_every=2,
+                experts=32,
+                experts_per_token=4,
+                expert_mlp=2880,
+            ),
             # Zhang et al. 2024, "TinyLlama", table 2.
             "tinyllama": dataclasses.replace(_LLAMA2, layers=22, embed=2048, key_heads=4, sequence=2048, mlp=5632),
         },

@@ -50,7 +50,7 @@ from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Implementation, LossTerms
 from strategies.strategy import Strategy
 
-DIMS = "head_features", "key_features", "mlp", "expert_mlp", "shared_mlp", "vocab"
+DIMS = "heads", "head_features", "key_features", "mlp", "expert_mlp", "shared_mlp", "vocab"
 
 
 def require(plan: Plan) -> None:
@@ -112,7 +112,12 @@ def vocab_hooks(before: Hooks, axes: Sequence[str]) -> Hooks:
 def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     """Hooks for layers split over `tensor`, and an embedding and a loss whose vocabulary is split over `vocab_axes`."""
     mean = partial(lax.pmean, axis_name="tensor")
-    vocab = replace(vocab_hooks(before, vocab_axes), alike=mean, mean=mean)
+
+    def part(x: Array) -> Array:
+        part = x / lax.axis_size("tensor")
+        return part if sequence_parallel else mark_varying(part, "tensor")  # with it weights are marked already
+
+    vocab = replace(vocab_hooks(before, vocab_axes), alike=mean, mean=mean, part=part)
     if not sequence_parallel:
         # All tokens are here. Marked once, before several matmuls: their gradients are added, and then summed once.
         all_tokens = partial(mark_varying, axes="tensor")
@@ -193,11 +198,12 @@ def layers(plan: Plan) -> Iterator[Traffic]:
 
 
 def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
-    """The gradients of the router's matrix and biases, in each layer and microbatch."""
+    """The gradients of the router's matrix, and of biases of router and experts, in each layer and microbatch."""
     term = partial(traffic, plan, "router's gradients", "all_reduce", tuple(tensors), array="gradients")
     for weight in plan.weights:
-        if "routes" in weight.spec.dims:
-            elements = plan.train.microbatches * weight.elements * plan.shards
+        if {"routes", "experts"} & {*weight.spec.dims} and not {*DIMS} & {*weight.spec.dims}:
+            gathered = plan.size(*{*plan.placement.shards} & {*weight.axes})
+            elements = plan.train.microbatches * weight.elements * gathered
             yield from term(elements, dtype=plan.dtype(weight), when="backward")
 
 

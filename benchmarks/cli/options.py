@@ -116,7 +116,7 @@ MODEL = Group(
     "model",
     option("--preset PRESET", f"{joined(PRESETS)}; default: {DEFAULT_PRESET}", one_of("preset", PRESETS)),
     *(option(f"--{_dashed(size)} N", f"{size} of the model; default: the preset's", count) for size in SIZES),
-    option("--block BLOCK", "kind of the blocks: gpt2, llama, qwen2, qwen3, olmoe; default: the preset's", str),
+    option("--block BLOCK", "kind of blocks: gpt2, llama, qwen2, qwen3, olmoe, gpt_oss; default: the preset's", str),
     option("--rope-theta X", "base of the angles of rotary positions; default: the preset's", float),
     option("--untied", "give the head its own weights instead of the embedding's"),
     option("--attention-window W,...", f"{WINDOW}; a list sweeps; default: the preset's", window),

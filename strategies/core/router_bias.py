@@ -2,7 +2,7 @@
 
 The router chooses experts by score plus bias (model/router.py). A bias is a weight, so it is sharded, gathered and
 saved like one, and its gradient is summed over microbatches and devices like any other. But this gradient is the
-expert's load: its choices less the mean of all experts, over the tokens of the batch (`experts.load_term`). After a
+expert's load: its choices less the mean of all experts, over the tokens of the batch (`router.load_term`). After a
 step the bias moves by `GPTConfig.router_bias_rate` against the sign of its load. The optimizer sees no biases: they
 have no moments and no weight decay, and are not in the norm.
 """

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.attention import Reach
+from strategies.model.clamped_experts import ClampedExperts
 from strategies.model.experts import Experts
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result, added
@@ -29,6 +30,7 @@ from strategies.model.self_attention import (
     BiasedRotaryAttention,
     HeadNormAttention,
     RotaryAttention,
+    SinkAttention,
     WidthNormAttention,
 )
 from strategies.model.weights import WeightSpec
@@ -44,6 +46,7 @@ class Block(nnx.Module):
         parts: by name and in order: in turn a norm, and the branch that takes what it has normalised. The first norm is
             also the kind of norm before the head.
         learned_positions: whether the embedding has a table of positions.
+        mixture: what is in place of its MLP in a model with experts.
     """
 
     parts: ClassVar[Mapping[str, type[Part]]] = {
@@ -53,6 +56,7 @@ class Block(nnx.Module):
         "mlp": MLP,
     }
     learned_positions: ClassVar[bool] = True
+    mixture: ClassVar[type[Experts]] = Experts
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Initialise the weights, part after part."""
@@ -211,12 +215,20 @@ class OlmoeBlock(LlamaBlock):
     parts: ClassVar = {**LlamaBlock.parts, "attention": WidthNormAttention}
 
 
+class GptOssBlock(LlamaBlock):
+    """Block of gpt-oss (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2)."""
+
+    parts: ClassVar = {**LlamaBlock.parts, "attention": SinkAttention}
+    mixture: ClassVar = ClampedExperts
+
+
 BLOCKS: dict[str, type[Block]] = {
     "gpt2": Block,
     "llama": LlamaBlock,
     "qwen2": Qwen2Block,
     "qwen3": Qwen3Block,
     "olmoe": OlmoeBlock,
+    "gpt_oss": GptOssBlock,
 }
 """The kinds of blocks, by the names that `GPTConfig.block` takes."""
 
@@ -236,7 +248,7 @@ def block_of(config: GPTConfig) -> type[Block]:
 @cache
 def with_experts(block: type[Block]) -> type[Block]:
     """The same block with experts in place of its MLP."""
-    parts = dict(("experts", Experts) if name == "mlp" else (name, part) for name, part in block.parts.items())
+    parts = dict(("experts", block.mixture) if name == "mlp" else (name, part) for name, part in block.parts.items())
     return type(f"{block.__name__}WithExperts", (block,), {"parts": parts})
 
 

@@ -19,27 +19,38 @@ R rows of all buffers or blocks, or of one. H are the hidden features of the sha
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
-from strategies.model.grouped_matmul import batched_matmul, grouped_matmul
+from strategies.model.grouped_matmul import Rows, from_rows, to_rows
+from strategies.model.hooks import Hooks
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result
 from strategies.model.matmul import matmul
 from strategies.model.order import after
 from strategies.model.part import Matmul, Part, Share, add_branch
 from strategies.model.remat import KEPT, TOTALS
-from strategies.model.router import Routed, Routes, Slots, block_slots, choices_of, choose, forced, kept_bytes, slots
+from strategies.model.router import (
+    Routed,
+    Routes,
+    Slots,
+    block_slots,
+    choices_of,
+    choose,
+    forced,
+    kept_bytes,
+    load_term,
+    slots,
+)
 from strategies.model.weights import WeightSpec, matrix, vector
 
 
@@ -167,16 +178,16 @@ class Experts(Part):
         if hooks.blocks_rows:
             blocks = blocks_of(config, len(x_ND))
             found, expert_S = block_slots(routed.experts_Nk, experts, *blocks)
-            product: Any = partial(grouped_matmul, expert_S=checkpoint_name(expert_S, KEPT))
+            rows = Rows.of_blocks(checkpoint_name(expert_S, KEPT))
             buffers = *blocks, -1
         else:
             groups = len(routed.x_ND) // group
-            found, product = slots(routed.experts_Nk, routed.experts, groups, capacity), batched_matmul
+            found, rows = slots(routed.experts_Nk, routed.experts, groups, capacity), Rows.of_buffers()
             buffers = routed.experts, groups, capacity, -1
         found, chosen = Slots(*(checkpoint_name(each, KEPT) for each in found)), config.experts_per_token
         x_EGCD = to_rows(routed.x_ND, found, chosen).reshape(buffers)
         weights_EGC1 = to_rows(routed.weights_Nk.reshape(-1, 1), found, 1).reshape(buffers)
-        outputs_EGCD = self._outputs(*hooks.dispatch(x_EGCD, weights_EGC1), product)
+        outputs_EGCD = self.outputs(*hooks.dispatch(x_EGCD, weights_EGC1), rows, hooks)
         y_ND = hooks.scatter_routed(from_rows(hooks.combine(outputs_EGCD).reshape(-1, embed), found, chosen))
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
         return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), extras
@@ -185,14 +196,18 @@ class Experts(Part):
         """What the router decides for tokens."""
         forced_Tk = None if self.config.routing == "learned" else forced(self.config, info.positions_T)
         bias_E = None if self.router_bias_E is None else self.router_bias_E[...]
-        return choose(matmul(x_ND, self.router_DE[...]), self.config, forced_Tk, bias_E)
+        return choose(self.logits(x_ND), self.config, forced_Tk, bias_E)
 
-    def _outputs(self, x_XRD: Array, weights_XR1: Array, product: Callable[[Array, Array], Array]) -> Array:
-        """The weighted outputs of this device's experts for rows, whose experts `product` knows."""
+    def logits(self, x_ND: Array) -> Array:
+        """Scores of the experts for tokens."""
+        return matmul(x_ND, self.router_DE[...])
+
+    def outputs(self, x_XRD: Array, weights_XR1: Array, rows: Rows, hooks: Hooks) -> Array:
+        """The weighted outputs of this device's experts for rows; with partial sums over F, as `hooks.sum` takes."""
         named = partial(checkpoint_name, name=KEPT)
-        gate_XRF = named(product(x_XRD, self.gate_EDF[...]))
-        up_XRF = named(product(x_XRD, self.up_EDF[...]))
-        return product(jax.nn.silu(gate_XRF) * up_XRF * weights_XR1, self.down_EFD[...])
+        gate_XRF = named(rows.matmul(x_XRD, self.gate_EDF[...]))
+        up_XRF = named(rows.matmul(x_XRD, self.up_EDF[...]))
+        return rows.matmul(jax.nn.silu(gate_XRF) * up_XRF * weights_XR1, self.down_EFD[...])
 
     def _shared(self, x_ND: Array) -> Array:
         weights: Any = self
@@ -252,46 +267,3 @@ def _losses(
     balance = len(share_E) * (share_E * routes.probs_NE.sum(0)).sum()
     extras = {"balance_loss": config.balance_loss * balance}
     return {**extras, "router_z_loss": config.router_z_loss * jnp.square(routes.log_z_N).sum()}, x_ND
-
-
-def load_term(bias_E: Array, count_E: Array) -> Float[Array, ""]:
-    """Zero, with the choices of each expert less their mean as the gradient of the biases (core/router_bias.py)."""
-    return (lax.stop_gradient(count_E - count_E.sum() / len(count_E)) * (bias_E - lax.stop_gradient(bias_E))).sum()
-
-
-def _take(rows: Array, index: Array) -> Array:
-    """Rows by index; zeros for the index after the last."""
-    return jnp.take(rows, index, axis=0, mode="fill", fill_value=0)
-
-
-def to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
-    """Arrays of tokens, or with `choices` = 1 of their choices, to the rows of the buffers. Empty rows are zero.
-
-    Its transpose is `from_rows`, and the other way around: neither adds up in an order that varies, as a scatter may.
-    """
-    return cast(Array, _to_rows(x_MX, found, choices))
-
-
-def from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
-    """The sums of rows over the `choices` of a token, or with one the row of each choice. What is dropped is zero."""
-    return cast(Array, _from_rows(rows_RX, found, choices))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
-    return _take(x_MX, found.choice_R // choices)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
-    return _take(rows_RX, found.row_Nk.reshape(-1, choices)).sum(1)
-
-
-_to_rows.defvjp(
-    lambda x_MX, found, choices: (to_rows(x_MX, found, choices), found),
-    lambda choices, found, drows_RX: (from_rows(drows_RX, found, choices), None),
-)
-_from_rows.defvjp(
-    lambda rows_RX, found, choices: (from_rows(rows_RX, found, choices), found),
-    lambda choices, found, dy_MX: (to_rows(dy_MX, found, choices), None),
-)

@@ -1,4 +1,4 @@
-"""Matmuls of the rows of experts: of buffers side by side, or of blocks one after another, a grouped matmul.
+"""Rows of experts: from tokens and back, and their matmuls, of buffers side by side, or of blocks, a grouped matmul.
 
 In a grouped matmul each block has the matrix of its expert. It multiplies no more rows than the blocks have, on every
 backend. `jax.lax.ragged_dot` of JAX 0.10 does not: where XLA has no kernel for it, and none was found for the gradient
@@ -8,10 +8,38 @@ of the matrices, it multiplies all rows with the matrices of all experts
 Dims: S blocks, R rows of a block, E experts, G groups, C capacity, D and F features.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, cast
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
+
+from strategies.model.router import Slots
+
+
+class Rows(NamedTuple):
+    """How rows of experts are multiplied.
+
+    Attributes:
+        matmul: (rows, the matrices of the experts [E,D,F]) -> each row times the matrix of its expert.
+        spread: biases of the experts [E,F] -> as they are added to rows.
+    """
+
+    matmul: Callable[[Array, Array], Array]
+    spread: Callable[[Array], Array]
+
+    @classmethod
+    def of_blocks(cls, expert_S: Int[Array, " S"]) -> "Rows":
+        """Rows of blocks, of these experts."""
+        return cls(partial(grouped_matmul, expert_S=expert_S), partial(_biases, expert_S=expert_S))
+
+    @classmethod
+    def of_buffers(cls) -> "Rows":
+        """Rows of the buffers of all experts."""
+        return cls(batched_matmul, lambda b_EF: b_EF[:, None, None])
 
 
 def batched_matmul(x_EGCD: Float[Array, "E G C D"], w_EDF: Float[Array, "E D F"]) -> Float[Array, "E G C F"]:
@@ -54,3 +82,60 @@ def _backward(kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, A
 
 
 grouped_matmul.defvjp(lambda *arguments: (_products(*arguments), arguments), _backward)
+
+
+@jax.custom_vjp
+def _biases(b_EF: Float[Array, "E F"], expert_S: Int[Array, " S"]) -> Float[Array, "S 1 F"]:
+    """The bias of each block's expert. Its gradient is summed block after block, not in an order that varies."""
+    return b_EF[expert_S][:, None]
+
+
+def _biases_backward(kept: tuple[Array, Array], dbias_S1F: Array) -> tuple[Array, None]:
+    b_EF, expert_S = kept
+
+    def add(db_EF: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
+        dbias_1F, expert = block
+        return db_EF.at[expert].add(dbias_1F[0]), None
+
+    return lax.scan(add, jnp.zeros_like(b_EF), (dbias_S1F, expert_S))[0], None
+
+
+_biases.defvjp(lambda b_EF, expert_S: (_biases(b_EF, expert_S), (b_EF, expert_S)), _biases_backward)
+
+
+def _take(rows: Array, index: Array) -> Array:
+    """Rows by index; zeros for the index after the last."""
+    return jnp.take(rows, index, axis=0, mode="fill", fill_value=0)
+
+
+def to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
+    """Arrays of tokens, or with `choices` = 1 of their choices, to the rows of the buffers. Empty rows are zero.
+
+    Its transpose is `from_rows`, and the other way around: neither adds up in an order that varies, as a scatter may.
+    """
+    return cast(Array, _to_rows(x_MX, found, choices))
+
+
+def from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
+    """The sums of rows over the `choices` of a token, or with one the row of each choice. What is dropped is zero."""
+    return cast(Array, _from_rows(rows_RX, found, choices))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
+    return _take(x_MX, found.choice_R // choices)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
+    return _take(rows_RX, found.row_Nk.reshape(-1, choices)).sum(1)
+
+
+_to_rows.defvjp(
+    lambda x_MX, found, choices: (to_rows(x_MX, found, choices), found),
+    lambda choices, found, drows_RX: (from_rows(drows_RX, found, choices), None),
+)
+_from_rows.defvjp(
+    lambda rows_RX, found, choices: (from_rows(rows_RX, found, choices), found),
+    lambda choices, found, dy_MX: (to_rows(dy_MX, found, choices), None),
+)

@@ -29,6 +29,7 @@ class Hooks:
         gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that
             dtype.
         sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
+        part: what all devices add alike to partial sums, before `sum` -> this device's part of it.
         mean: means over the features of this device -> over those of all devices that split the features of a layer.
         all_tokens: [B,T,D] of the own tokens -> of all tokens.
         own_tokens: [T,D] of all tokens -> of the own tokens.
@@ -60,6 +61,7 @@ class Hooks:
     delays_sums: bool = False
     gather: Callable[[Array, WeightSpec, str], Array] = lambda weight, spec, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x
+    part: Callable[[Array], Array] = lambda x: x
     mean: Callable[[Array], Array] = lambda x: x
     all_tokens: Callable[[Array], Array] = lambda x: x
     own_tokens: Callable[[Array], Array] = lambda x: x

@@ -23,6 +23,13 @@ SLOW, FAST = 1, 4
 (Llama 3.1 and 3.2 as released: low_freq_factor and high_freq_factor)."""
 
 
+YARN_TOKENS = 4096
+"""Tokens of a sequence before the scaling of gpt-oss."""
+YARN_SLOW, YARN_FAST = 1, 32
+"""Rotations within these tokens at the ends of the ramp from pairs that are slowed by the whole factor to those that
+are not (gpt-oss as released: beta_slow and beta_fast)."""
+
+
 @dataclass(frozen=True)
 class Rotary:
     """The angles of rotary positions, by the numbers of `GPTConfig`: `head_dim`, `rope_theta` and `rope_factor`."""
@@ -41,6 +48,11 @@ class Rotary:
             raise Infeasible(f"head_size={self.head_dim} is odd, and rotary positions turn pairs of features")
 
     @property
+    def scale(self) -> float:
+        """What rotated queries and keys are multiplied by."""
+        return 1.0
+
+    @property
     def angle_K(self) -> Float[Array, " K/2"]:
         """The angle of each pair of features from one token to the next.
 
@@ -52,6 +64,28 @@ class Rotary:
         angle_K = self.theta ** -(jnp.arange(0, self.head_dim, 2, dtype=jnp.float32) / self.head_dim)
         kept_K = jnp.clip((ORIGINAL_TOKENS * angle_K / (2 * math.pi) - SLOW) / (FAST - SLOW), 0, 1)
         return angle_K * (kept_K + (1 - kept_K) / self.factor)
+
+
+class Yarn(Rotary):
+    """YaRN's scaling, with the numbers of gpt-oss (Peng et al. 2023, "YaRN", section 3)."""
+
+    @property
+    def scale(self) -> float:
+        """The square root of 1/t in the paper's equation 22."""
+        return 1 + 0.1 * math.log(self.factor)
+
+    @property
+    def angle_K(self) -> Float[Array, " K/2"]:
+        """As of `Rotary`; but the ramp is over the index of a pair, not over its rotations."""
+        pair_K = jnp.arange(self.head_dim // 2, dtype=jnp.float32)
+        first, last = self._pair(YARN_FAST), self._pair(YARN_SLOW)
+        kept_K = 1 - jnp.clip((pair_K - first) / (last - first), 0, 1)
+        return self.theta ** -(2 * pair_K / self.head_dim) * (kept_K + (1 - kept_K) / self.factor)
+
+    def _pair(self, rotations: float) -> float:
+        """The index of the pair of features that rotates so often within `YARN_TOKENS`; between the first and last."""
+        length = math.log(YARN_TOKENS / (2 * math.pi * rotations)) / math.log(self.theta)
+        return min(max(self.head_dim * length / 2, 0), self.head_dim - 1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -66,6 +100,8 @@ def rotated(qkv_BTCE: Float[Array, "B T C E"], rotary: Rotary, info: LayerInfo) 
 def _rotated(qkv_BTCE: Array, rotary: Rotary, info: LayerInfo, direction: int) -> Array:
     angle_TK = info.positions_T[:, None] * rotary.angle_K
     cos_T11K, sin_T11K = jnp.cos(angle_TK)[:, None, None], direction * jnp.sin(angle_TK)[:, None, None]
+    if rotary.scale != 1:
+        cos_T11K, sin_T11K = rotary.scale * cos_T11K, rotary.scale * sin_T11K
     qkv_BTCJK = qkv_BTCE.reshape(*qkv_BTCE.shape[:3], -1, rotary.head_dim)
     first, second = jnp.split(qkv_BTCJK[:, :, :-1].astype(jnp.float32), 2, axis=-1)
     turned = first * cos_T11K - second * sin_T11K, second * cos_T11K + first * sin_T11K

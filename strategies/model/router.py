@@ -160,6 +160,11 @@ def choices_of(experts_Nk: Int[Array, "N k"], experts: int) -> Float[Array, " E"
     return (experts_Nk[..., None] == jnp.arange(experts)).sum((0, 1)).astype(jnp.float32)
 
 
+def load_term(bias_E: Array, count_E: Array) -> Float[Array, ""]:
+    """Zero, with the choices of each expert less their mean as the gradient of the biases (core/router_bias.py)."""
+    return (lax.stop_gradient(count_E - count_E.sum() / len(count_E)) * (bias_E - lax.stop_gradient(bias_E))).sum()
+
+
 class Routed(NamedTuple):
     """Tokens and their choices, of which a device writes those of some experts to buffers.
 

@@ -18,7 +18,7 @@ from strategies.model.matmul import matmul
 from strategies.model.norm import rms_scaled
 from strategies.model.part import Part, Share, add_bias, add_branch
 from strategies.model.remat import KEPT
-from strategies.model.rotary import Rotary, rotated
+from strategies.model.rotary import Rotary, Yarn, rotated
 from strategies.model.weights import WeightSpec, matrix, vector
 
 
@@ -56,9 +56,15 @@ class Attention(Part):
         """
         hooks = info.hooks
         qkv_BTCA = self.prepared(hooks.project(normed_BTD, self.qkv_DCA[...]), info)
-        qkv, reach = QKV(hooks.projected(qkv_BTCA), self.config.head_dim), None if self.dense else info.reach
+        qkv = QKV(hooks.projected(qkv_BTCA), self.config.head_dim, self.sinks)
+        reach = None if self.dense else info.reach
         mixed_BTA = hooks.attend(qkv, info.kernel, reach)
         return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), getattr(self, "out_bias_D", None)), {}
+
+    @property
+    def sinks(self) -> Array | None:
+        """The sink of each head (`QKV.sink_H`); None without."""
+        return None
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
         """From the projection to the queries, keys and values that attention takes, and that are kept."""
@@ -118,6 +124,27 @@ class BiasedRotaryAttention(RotaryAttention):
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
         """Add the biases, and rotate queries and keys."""
         return super().prepared(add_bias(qkv_BTCA, self.qkv_bias_CA), info)
+
+
+class SinkAttention(BiasedRotaryAttention):
+    """Self-attention of gpt-oss (OpenAI 2025, "gpt-oss", section 2.2): all biases, YaRN, and a sink for each head."""
+
+    sink_H: nnx.Param
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Initialise the weights."""
+        super().__init__(config, rngs)
+        self.rotary = Yarn(config.head_dim, config.rope_theta, config.rope_factor)
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of `Attention`, and the sinks."""
+        return {**Attention.weights(config), "sink_H": vector("heads")}
+
+    @property
+    def sinks(self) -> Array:
+        """The sink of each head."""
+        return self.sink_H[...]
 
 
 class NormAttention(RotaryAttention):

@@ -52,17 +52,35 @@ def merged(one: Mix, other: Mix) -> Mix:
     )
 
 
-def normalised(mix: Mix, dtype: jnp.dtype) -> tuple[Array, Array]:
+def normalised(mix: Mix, dtype: jnp.dtype, sink_H: Array | None = None) -> tuple[Array, Array]:
     """Normalised attention [B,H,T,K] in `dtype`, and the log-sum-exp of the scores [B,H,T,1] in float32.
 
-    The backward pass needs both. Dividing after the values are summed takes K divisions a query instead of T.
+    The backward pass needs both. Dividing after the values are summed takes K divisions a query instead of T. A sink is
+    one of the scores, of a key whose value is zero: with both results gradients of the others are as without.
     """
+    if sink_H is not None:
+        sink_H11 = sink_H[:, None, None]
+        largest_BHT1 = jnp.maximum(mix.largest_BHT1, sink_H11)
+        scale_BHT1 = jnp.exp(mix.largest_BHT1 - largest_BHT1)
+        total_BHT1 = mix.total_BHT1 * scale_BHT1 + jnp.exp(sink_H11 - largest_BHT1)
+        mix = Mix(mix.mixed_BHTK * scale_BHT1, largest_BHT1, total_BHT1)
     return (mix.mixed_BHTK / mix.total_BHT1).astype(dtype), mix.largest_BHT1 + jnp.log(mix.total_BHT1)
 
 
 def delta(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
     """Row sums of dO * O. The gradients of a query's scores all use its sum (D in Dao et al. 2022, appendix B.2)."""
     return (dmixed_BHTK.astype(jnp.float32) * mixed_BHTK.astype(jnp.float32)).sum(-1, keepdims=True)
+
+
+def sink_gradient(sink_H: Array | None, log_total_BHT1: Array, delta_BHT1: Array) -> Array | None:
+    """The gradient of the sinks, from the log-sum-exp with them and what `delta` returns; None without.
+
+    More dims may come before B.
+    """
+    if sink_H is None:
+        return None
+    grad_BHT1 = -jnp.exp(sink_H[:, None, None] - log_total_BHT1) * delta_BHT1
+    return grad_BHT1.sum([dim for dim in range(grad_BHT1.ndim) if dim != grad_BHT1.ndim - 3])
 
 
 class Queries(NamedTuple):

@@ -10,12 +10,13 @@ from strategies.backends.backend import Backend
 from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
+from strategies.model.attention.chunk import attend_fused
 from strategies.model.attention.cudnn import available
 from strategies.model.attention.dense import attend
 from strategies.model.attention.qkv import QKV
 from strategies.model.attention.reach import Reach
 from strategies.model.attention.sparse import attend_sparse
-from strategies.model.attention.splash import BLOCKS, attend_splash, block_tokens
+from strategies.model.attention.splash import BLOCKS, block_tokens
 
 FUSED = {"cudnn": ("NVIDIA GPUs", "float16"), "splash": ("TPUs", "float32")}
 """Of each fused kernel: the devices in words, and the dtype that it takes besides bfloat16."""
@@ -28,11 +29,16 @@ def causal_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[A
         qkv: queries, keys and values of whole sequences.
         kind: "cudnn" or "splash" for a fused kernel (dense or with a window, see `kernel_for`), otherwise "xla".
         reach: the tokens before it to which a token attends; None for all.
+
+    Raises:
+        Infeasible: a kernel takes no sinks with this version of JAX.
     """
-    if kind == "cudnn":
+    if kind == "cudnn" and qkv.sink_H is None:
         return _fused(qkv, reach)
-    if kind == "splash":
-        return attend_splash(qkv, reach)
+    if kind == "cudnn" and not available():
+        raise Infeasible("attention=cudnn takes no attention sinks with this version of JAX; use attention=xla")
+    if kind in FUSED:
+        return attend_fused(qkv, kind, reach)
     if reach is None or not reach.skips(qkv.tokens):
         return attend(qkv, reach)
     return attend_sparse(qkv, None, reach)

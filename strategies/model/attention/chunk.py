@@ -1,21 +1,64 @@
-"""Attention of a chunk's queries to a chunk's keys, by the kernel that fits: what a ring adds up.
+"""Attention by fused kernels; and of a chunk's queries to a chunk's keys, by the kernel that fits: a ring's summands.
 
 A fused kernel gives the normalised output and the log-sum-exp of the scores. This is a `Mix` whose maximum is the
 log-sum-exp and whose sum is one, so `merged` adds up chunks of any kernel.
 
-Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, K head dim.
+Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, K head dim, A = H x K.
 """
 
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
 
 from strategies.model.attention import blocks, cudnn, splash
-from strategies.model.attention.blocks import Mix, Queries
+from strategies.model.attention.blocks import Mix, Queries, delta, normalised, sink_gradient
+from strategies.model.attention.qkv import ATTENDED, QKV, joined
+from strategies.model.attention.reach import Reach
 
 FUSED: dict[str, ModuleType] = {"cudnn": cudnn, "splash": splash}
 """Modules with `attended` and `gradients` of a chunk, by the kind of kernel."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def attend_fused(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B T A"]:
+    """Causal softmax attention of whole sequences by a fused kernel, dense or with a window."""
+    return _forward(qkv, kind, reach)[0]
+
+
+def _forward(qkv: QKV, kind: str, reach: Reach | None) -> tuple[Array, tuple[QKV, Array, Array]]:
+    mixed_BHTK, log_total_BHT = FUSED[kind].attended(*qkv.heads_first, reach)
+    if qkv.sink_H is not None:
+        mix = _mix_of(mixed_BHTK, log_total_BHT)
+        mixed_BHTK, log_total_BHT1 = normalised(mix, mixed_BHTK.dtype, qkv.sink_H)
+        log_total_BHT = log_total_BHT1[..., 0]
+    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(len(mixed_BHTK), qkv.tokens, -1)
+    mixed_BTA, log_total_BHT = checkpoint_name((mixed_BTA, log_total_BHT), ATTENDED)
+    return mixed_BTA, (qkv, mixed_BTA, log_total_BHT)
+
+
+def _backward(kind: str, reach: Reach | None, residuals: tuple[QKV, Array, Array], dmixed_BTA: Array) -> tuple[QKV]:
+    qkv, mixed_BTA, log_total_BHT = residuals
+    mixed_BHTK, dmixed_BHTK = (qkv.heads_of(x_BTA).swapaxes(1, 2) for x_BTA in (mixed_BTA, dmixed_BTA))
+    grads = FUSED[kind].gradients(*qkv.heads_first, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach)
+    dqkv_CBJTK = joined(grads, 1, at=0)
+    dqkv_BTCE = dqkv_CBJTK.transpose(1, 3, 0, 2, 4).reshape(qkv.qkv_BTCE.shape)
+    sinks = qkv.sink_H is not None
+    delta_BHT1 = delta(mixed_BHTK, dmixed_BHTK) if sinks else dmixed_BHTK
+    return (replace(qkv, qkv_BTCE=dqkv_BTCE, sink_H=sink_gradient(qkv.sink_H, log_total_BHT[..., None], delta_BHT1)),)
+
+
+attend_fused.defvjp(_forward, _backward)
+
+
+def _mix_of(mixed_BHTK: Array, log_total_BHT: Array) -> Mix:
+    """The normalised output and the log-sum-exp of a fused kernel as a `Mix`."""
+    log_total_BHT1 = log_total_BHT[..., None]
+    return Mix(mixed_BHTK.astype(jnp.float32), log_total_BHT1, jnp.ones_like(log_total_BHT1))
 
 
 def mix(kind: str, q_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = False) -> Mix:
@@ -25,9 +68,7 @@ def mix(kind: str, q_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = F
     """
     if kind == "xla":
         return blocks.mix(q_BHTK, k_BJSK, v_BJSK, causal)
-    mixed_BHTK, log_total_BHT = FUSED[kind].attended(q_BHTK, k_BJSK, v_BJSK, causal=causal)
-    log_total_BHT1 = log_total_BHT[..., None]
-    return Mix(mixed_BHTK.astype(jnp.float32), log_total_BHT1, jnp.ones_like(log_total_BHT1))
+    return _mix_of(*FUSED[kind].attended(q_BHTK, k_BJSK, v_BJSK, causal=causal))
 
 
 def gradients(

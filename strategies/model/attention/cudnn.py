@@ -1,4 +1,4 @@
-"""Attention of a chunk's queries to a chunk's keys on NVIDIA GPUs by cuDNN, for a ring: scores stay on the chip.
+"""Attention on NVIDIA GPUs by cuDNN, for sinks and for chunks of a ring: scores stay on the chip.
 
 The gradients of a chunk need the log-sum-exp of the scores over all keys of the ring, in float32, and the output over
 all keys (Dao 2023, "FlashAttention-2", section 3.1). cuDNN's backward kernel takes both. JAX has no public way to pass
@@ -10,16 +10,22 @@ Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys
 """
 
 import inspect
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from strategies.model.attention.reach import Reach
+
 
 def attended(
-    q_BHTK: Float[Array, "B H T K"], k_BJSK: Float[Array, "B J S K"], v_BJSK: Float[Array, "B J S K"], causal: bool
+    q_BHTK: Float[Array, "B H T K"],
+    k_BJSK: Float[Array, "B J S K"],
+    v_BJSK: Float[Array, "B J S K"],
+    reach: Reach | None = None,
+    causal: bool = True,
 ) -> tuple[Float[Array, "B H T K"], Float[Array, "B H T"]]:
     """Normalised attention in the dtype of the queries, and the log-sum-exp of the scores in float32."""
     from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
@@ -29,6 +35,7 @@ def attended(
         scale=q_BHTK.shape[-1] ** -0.5,
         mask_type=MaskType.CAUSAL if causal else MaskType.NO_MASK,
         qkv_layout="BNTH",
+        sliding_window_length=None if reach is None else reach.window,
         return_residual=True,
     )
     return results
@@ -41,7 +48,8 @@ def gradients(
     mixed_BHTK: Array,
     log_total_BHT: Array,
     dmixed_BHTK: Array,
-    causal: bool,
+    reach: Reach | None = None,
+    causal: bool = True,
 ) -> tuple[Array, Array, Array]:
     """A chunk's contributions to dQ, dK and dV, in the queries' dtype. `mixed` and `log_total` are of all keys."""
     from jax._src.cudnn.fused_attention_stablehlo import AttentionLayout, MaskType, _dot_product_attention_bwd_rule
@@ -53,7 +61,7 @@ def gradients(
         "variadic_args": (False, False),
         "mask_type": MaskType.CAUSAL if causal else MaskType.NO_MASK,
         "layout": AttentionLayout.BNTH.value,
-        "sliding_window_length": None,
+        "sliding_window_length": None if reach is None else reach.window,
         "is_training": False,
         "score_mod": None,
         "cudnn_version": None,
@@ -75,9 +83,14 @@ def available() -> bool:
         from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention
 
         inspect.signature(dot_product_attention).bind(
-            *[x_BHTK] * 3, scale=1.0, mask_type=None, qkv_layout="BNTH", return_residual=True
+            *[x_BHTK] * 3,
+            scale=1.0,
+            mask_type=None,
+            qkv_layout="BNTH",
+            sliding_window_length=None,
+            return_residual=True,
         )
-        shapes = jax.eval_shape(partial(gradients, causal=True), *[x_BHTK] * 4, log_total_BHT, x_BHTK)
+        shapes = jax.eval_shape(gradients, *[x_BHTK] * 4, log_total_BHT, x_BHTK)
     except (ImportError, AttributeError, KeyError, TypeError, ValueError):
         return False
     return [each.shape for each in shapes] == [x_BHTK.shape] * 3

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.model.attention.blocks import Queries, delta, gradients, mix, normalised
+from strategies.model.attention.blocks import Queries, delta, gradients, mix, normalised, sink_gradient
 from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
 
@@ -49,9 +49,9 @@ def _mask(reach: Reach | None, tokens: int, queries: slice, keys: slice) -> dict
 
 def _forward(qkv: QKV, reach: Reach | None) -> tuple[Array, tuple[QKV, Array, Array]]:
     q_BHTK, k_BJSK, v_BJSK = qkv.heads_first
-    size, dtype = q_BHTK.shape[2], q_BHTK.dtype
+    size, dtype, sink_H = q_BHTK.shape[2], q_BHTK.dtype, qkv.sink_H
     blocks = [
-        normalised(mix(q_BHTK[:, :, t], k_BJSK[:, :, s], v_BJSK[:, :, s], **_mask(reach, size, t, s)), dtype)
+        normalised(mix(q_BHTK[:, :, t], k_BJSK[:, :, s], v_BJSK[:, :, s], **_mask(reach, size, t, s)), dtype, sink_H)
         for t, s in blocks_of(size)
     ]
     mixed_BHTK, log_total_BHT1 = (jnp.concatenate(each, 2) for each in zip(*blocks, strict=True))
@@ -74,7 +74,8 @@ def _backward(reach: Reach | None, residuals: tuple[QKV, Array, Array], dmixed_B
         each = zip(grads, (t, s, s), strict=True)
         dqkv_BTCJK += joined([_pad_tokens(grad.swapaxes(1, 2), tokens, size) for grad, tokens in each], 2)
     dqkv_BTCE = dqkv_BTCJK.reshape(qkv.qkv_BTCE.shape).astype(q_BHTK.dtype)
-    return (replace(qkv, qkv_BTCE=dqkv_BTCE),)
+    dsink_H = sink_gradient(qkv.sink_H, log_total_BHT1, delta_BHT1)
+    return (replace(qkv, qkv_BTCE=dqkv_BTCE, sink_H=dsink_H),)
 
 
 def _pad_tokens(x_BTHK: Array, tokens: slice, size: int) -> Array:

@@ -6,7 +6,7 @@ queries, C = G + 2 (queries, key, value), K head dim, A = H x K, E = J x K.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -19,7 +19,7 @@ ATTENDED = "attended"
 """The name of what a kernel keeps for its backward pass (`checkpoint_name`): the result, and sums of exponentials."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["qkv_BTCE"], meta_fields=["head_dim"])
+@partial(jax.tree_util.register_dataclass, data_fields=["qkv_BTCE", "sink_H"], meta_fields=["head_dim"])
 @dataclass(frozen=True)
 class QKV:
     """Queries, keys and values of the same tokens, in one array.
@@ -35,10 +35,13 @@ class QKV:
     Attributes:
         qkv_BTCE: for each head of keys its queries, then the key, then the value.
         head_dim: features of a head, K.
+        sink_H: for each head of queries a score that joins the softmax like that of one more key, whose value is zero
+            (OpenAI 2025, "gpt-oss", section 2.2); None without.
     """
 
     qkv_BTCE: Array
     head_dim: int
+    sink_H: Array | None = None
 
     @classmethod
     def of(cls, q_BTHK: Array, k_BTJK: Array, v_BTJK: Array) -> "QKV":
@@ -87,7 +90,7 @@ class QKV:
         """
         heads, copies = self.key_heads, math.lcm(self.key_heads, count) // self.key_heads
         require_divides("devices", count, heads=(self.qkv_BTCE.shape[2] - 2) * heads)
-        return QKV(copied(self.qkv_BTCE, self.head_dim, copies), self.head_dim)
+        return replace(self, qkv_BTCE=copied(self.qkv_BTCE, self.head_dim, copies))
 
     def heads_of(self, x_BTA: Float[Array, "B T A"]) -> Float[Array, "B T H K"]:
         """Split features into heads as large as these."""

@@ -30,7 +30,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.model.attention.blocks import Mix, Queries, delta, merged, normalised
+from strategies.model.attention.blocks import Mix, Queries, delta, merged, normalised, sink_gradient
 from strategies.model.attention.chunk import gradients, mix
 from strategies.model.attention.qkv import ATTENDED, QKV, in_a_row
 
@@ -62,14 +62,14 @@ def ring_attention(qkv: QKV, kind: str = "xla", reach: None = None) -> Float[Arr
     qkv_BPTCJK = qkv.qkv_BTCE.reshape(batch, 2, tokens // 2, groups, -1, qkv.head_dim)
     qkv_PCBJTK = qkv_BPTCJK.transpose(1, 3, 0, 4, 2, 5)
     q_PBHTK = in_a_row([qkv_PCBJTK[:, group] for group in range(groups - 2)], 2)
-    mixed_PBHTK: Any = attend_around(q_PBHTK, qkv_PCBJTK[:, -2:], kind)
+    mixed_PBHTK: Any = attend_around(q_PBHTK, qkv_PCBJTK[:, -2:], qkv.sink_H, kind)
     return mixed_PBHTK.transpose(1, 0, 3, 2, 4).reshape(batch, tokens, -1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def attend_around(q_PBHTK: Array, kv_PCBJSK: Array, kind: str) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def attend_around(q_PBHTK: Array, kv_PCBJSK: Array, sink_H: Array | None, kind: str) -> Array:
     """Softmax attention, [P,B,H,T,K], of this device's queries to the keys of all devices. `kind` is of the kernel."""
-    return _forward(q_PBHTK, kv_PCBJSK, kind)[0]
+    return _forward(q_PBHTK, kv_PCBJSK, sink_H, kind)[0]
 
 
 def _send_to_next(x: Any) -> Any:
@@ -97,7 +97,7 @@ def _only(mix: Mix, where: Array) -> Mix:
     return mix._replace(largest_BHT1=jnp.where(where, mix.largest_BHT1, jnp.finfo(jnp.float32).min))
 
 
-def _forward(q_PBHTK: Array, kv_PCBJSK: Array, kind: str) -> tuple[Array, tuple[Array, ...]]:
+def _forward(q_PBHTK: Array, kv_PCBJSK: Array, sink_H: Array | None, kind: str) -> tuple[Array, tuple[Any, ...]]:
     """Send keys and values to the next device while this one computes with them, except after the last hop."""
     q_BHTK = q_PBHTK[LATE]
 
@@ -117,20 +117,21 @@ def _forward(q_PBHTK: Array, kv_PCBJSK: Array, kind: str) -> tuple[Array, tuple[
     (mixes, arrived_PCBJSK), _ = lax.scan(tick, (own, arrived_PCBJSK), jnp.arange(1, size - 1))
     mixes = compute(mixes, arrived_PCBJSK, size - 1)
     mixed_PBHTK, log_total_PBHT1 = jax.tree.map(
-        lambda *chunks: jnp.stack(chunks), *(normalised(each, q_PBHTK.dtype) for each in mixes)
+        lambda *chunks: jnp.stack(chunks), *(normalised(each, q_PBHTK.dtype, sink_H) for each in mixes)
     )
     mixed_PBHTK, log_total_PBHT1 = checkpoint_name((mixed_PBHTK, log_total_PBHT1), ATTENDED)
-    return mixed_PBHTK, (q_PBHTK, kv_PCBJSK, mixed_PBHTK, log_total_PBHT1)
+    return mixed_PBHTK, (q_PBHTK, kv_PCBJSK, sink_H, mixed_PBHTK, log_total_PBHT1)
 
 
-def _backward(kind: str, residuals: tuple[Array, ...], dmixed_PBHTK: Array) -> tuple[Array, Array]:
+def _backward(kind: str, residuals: tuple[Any, ...], dmixed_PBHTK: Array) -> tuple[Array, Array, Array | None]:
     """Accumulate gradients of keys and values around the ring; the last hop returns them to their owner.
 
     They travel in the compute dtype and arrive while the device computes its contribution. Gradients of queries stay on
     their device and are accumulated in float32.
     """
-    q_PBHTK, kv_PCBJSK, mixed_PBHTK, log_total_PBHT1 = residuals
-    answered = Queries(q_PBHTK, dmixed_PBHTK, log_total_PBHT1, delta(mixed_PBHTK, dmixed_PBHTK)), mixed_PBHTK
+    q_PBHTK, kv_PCBJSK, sink_H, mixed_PBHTK, log_total_PBHT1 = residuals
+    delta_PBHT1 = delta(mixed_PBHTK, dmixed_PBHTK)
+    answered = Queries(q_PBHTK, dmixed_PBHTK, log_total_PBHT1, delta_PBHT1), mixed_PBHTK
     early, late = (jax.tree.map(itemgetter(chunk), answered) for chunk in (EARLY, LATE))
 
     def compute(grads: Grads, kv_PCBJSK: Array, hop: Array | int) -> Grads:
@@ -154,7 +155,11 @@ def _backward(kind: str, residuals: tuple[Array, ...], dmixed_PBHTK: Array) -> t
     own = dq_PBHTK, dkv_PCBJSK.astype(kv_PCBJSK.dtype)
     (grads, arrived_PCBJSK), _ = lax.scan(tick, (own, arrived_PCBJSK), jnp.arange(1, size - 1))
     dq_PBHTK, dkv_PCBJSK = compute(grads, arrived_PCBJSK, size - 1)
-    return dq_PBHTK.astype(q_PBHTK.dtype), _send_to_next(dkv_PCBJSK)
+    return (
+        dq_PBHTK.astype(q_PBHTK.dtype),
+        _send_to_next(dkv_PCBJSK),
+        sink_gradient(sink_H, log_total_PBHT1, delta_PBHT1),
+    )
 
 
 def _summed(early: Sequence[Array], across: Sequence[Array], late: Sequence[Array]) -> Grads:

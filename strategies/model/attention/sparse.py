@@ -22,7 +22,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
-from strategies.model.attention.blocks import Mix, Queries, delta, gradients, merged, mix, normalised
+from strategies.model.attention.blocks import Mix, Queries, delta, gradients, merged, mix, normalised, sink_gradient
 from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
 
@@ -156,7 +156,7 @@ def _forward(
         Mix(*map(groups.join, mix(groups.queries(q_BHTK), groups.keys(k_BJSK), groups.keys(v_BJSK), mask_TS=mask)))
         for groups, mask in grouped
     ]
-    mixed_BHTK, log_total_BHT1 = normalised(reduce(merged, mixes), q_BHTK.dtype)
+    mixed_BHTK, log_total_BHT1 = normalised(reduce(merged, mixes), q_BHTK.dtype, qkv.sink_H)
     mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(len(mixed_BHTK), qkv.tokens, -1)
     mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), ATTENDED)
     return mixed_BTA, (qkv, earlier_BSCE, mixed_BTA, log_total_BHT1)
@@ -182,7 +182,7 @@ def _backward(
     earlier, dtype = k_BJSK.shape[2] - q_BHTK.shape[2], q_BHTK.dtype
     dqkv_BJTCK = joined((dq_BHTK, dk_BJSK[:, :, earlier:], dv_BJSK[:, :, earlier:]), 1, at=3)
     dqkv_BTCE = dqkv_BJTCK.transpose(0, 2, 3, 1, 4).reshape(qkv.qkv_BTCE.shape).astype(dtype)
-    dqkv = replace(qkv, qkv_BTCE=dqkv_BTCE)
+    dqkv = replace(qkv, qkv_BTCE=dqkv_BTCE, sink_H=sink_gradient(qkv.sink_H, log_total_BHT1, delta_BHT1))
     if earlier_BSCE is None:
         return dqkv, None
     dkv = jnp.stack([dk_BJSK[:, :, :earlier], dv_BJSK[:, :, :earlier]], 3)

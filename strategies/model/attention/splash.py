@@ -14,17 +14,13 @@ Dims: B batch, T tokens, H heads of queries, J heads of keys and values, K head 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
 
 LANES = 128
@@ -61,30 +57,6 @@ def computed_keys(tokens: int, reach: Reach | None) -> int:
     count = tokens // size
     before = count if reach is None else math.ceil((reach.window - 1) / size)
     return size * sum(1 + min(block, before) for block in range(count)) // count
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def attend_splash(qkv: QKV, reach: Reach | None = None) -> Float[Array, "B T A"]:
-    """Causal softmax attention, dense or with a window, of whole sequences."""
-    return _forward(qkv, reach)[0]
-
-
-def _forward(qkv: QKV, reach: Reach | None) -> tuple[Array, tuple[QKV, Array, Array]]:
-    mixed_BHTK, log_total_BHT = attended(*qkv.heads_first, reach)
-    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(len(mixed_BHTK), qkv.tokens, -1)
-    mixed_BTA, log_total_BHT = checkpoint_name((mixed_BTA, log_total_BHT), ATTENDED)
-    return mixed_BTA, (qkv, mixed_BTA, log_total_BHT)
-
-
-def _backward(reach: Reach | None, residuals: tuple[QKV, Array, Array], dmixed_BTA: Array) -> tuple[QKV]:
-    qkv, mixed_BTA, log_total_BHT = residuals
-    mixed_BHTK, dmixed_BHTK = (qkv.heads_of(x_BTA).swapaxes(1, 2) for x_BTA in (mixed_BTA, dmixed_BTA))
-    grads = gradients(*qkv.heads_first, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach)
-    dqkv_CBJTK = joined(grads, 1, at=0)
-    return (replace(qkv, qkv_BTCE=dqkv_CBJTK.transpose(1, 3, 0, 2, 4).reshape(qkv.qkv_BTCE.shape)),)
-
-
-attend_splash.defvjp(_forward, _backward)
 
 
 def attended(

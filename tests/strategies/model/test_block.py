@@ -226,7 +226,7 @@ def test_heads_of_keys_that_groups_of_devices_cannot_share_are_refused(name, mes
 
 def test_a_block_that_does_not_exist_is_refused() -> None:
     """With those that do."""
-    with pytest.raises(Infeasible, match="there is no block 'lama'; blocks are gpt2, llama, qwen2, qwen3, olmoe, both"):
+    with pytest.raises(Infeasible, match="no block 'lama'; blocks are gpt2, llama, qwen2, qwen3, olmoe, gpt_oss"):
         SINGLE.build(dataclasses.replace(SMALL, block="lama"), "data=1", TRAIN, first_devices(1))
 
 
