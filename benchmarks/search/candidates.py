@@ -15,6 +15,7 @@ from benchmarks.cases.case import (
 )
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
+from benchmarks.simulate.stack import ASSUMED_MEMORY_ERROR
 from strategies import STRATEGIES, GPTConfig, MeshSpec
 from strategies.config import Dtype, Gather, PipelineSchedule, Remat
 from strategies.costs.predict import strategies_with_formulas
@@ -35,7 +36,7 @@ AXIS = {
 }
 """The mesh axis that an option requires to have an effect."""
 
-MEMORY_FRACTION = 0.85
+MEMORY_FRACTION = 1 - ASSUMED_MEMORY_ERROR
 """Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory.
 
 The formulas model XLA's CPU backend. Of the compiled steps of gpt3-6.7b, those for H100 needed up to 19% less and 2%

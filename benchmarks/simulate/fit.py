@@ -16,7 +16,7 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import IN_SAMPLE, RANGES, START, Constants, Machine
-from benchmarks.simulate.machines import as_file, machine, machine_path
+from benchmarks.simulate.machines import as_file, machine, machine_path, read_file
 from benchmarks.simulate.predict import TableRow, cluster_of, error_cells, model_of, read_rows
 from benchmarks.simulate.published import PublishedRun, run_of
 from benchmarks.simulate.step import predict_seconds
@@ -65,7 +65,7 @@ def fit(runs: Sequence[PublishedRun], machine: Machine, only: Collection[str] = 
     if unknown := {*only} - {*RANGES}:
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")
     if not runs:
-        raise ValueError("no row is measured and can be expressed; give rows with step_seconds")
+        raise ValueError("no measured row of this stack and device can be expressed; give rows with step_seconds")
     measured = np.array([run.step_seconds for run in runs])
     free = [name for name in dict.fromkeys(only or RANGES) if depends(runs, machine, name)]
     if not free:
@@ -131,7 +131,8 @@ def main(args: argparse.Namespace) -> None:
             require_apart({"--out": args.out}, (*args.runs, path))
             require_file(args.out)
         start = machine(args.machine)
-        rows, runs = expressed([row for path in args.runs for row in read_rows(path)], start)
+        kinds = read_file(read_json(path), str(path)).same_devices
+        rows, runs = expressed([row for table in args.runs for row in read_rows(table)], start, kinds)
         found = fit(runs, start, args.only)
     fitted = errors_of(
         predicted_seconds(runs, start, found.constants).tolist(), [run.step_seconds or 0.0 for run in runs]
@@ -149,8 +150,16 @@ def main(args: argparse.Namespace) -> None:
         print(f"\nwrote {args.out}")
 
 
-def expressed(rows: Sequence[TableRow], start: Machine) -> tuple[list[TableRow], list[PublishedRun]]:
-    """The rows that the formulas know, that were measured, and that are of the machine's stack, and their runs."""
+def expressed(
+    rows: Sequence[TableRow], start: Machine, kinds: Collection[str]
+) -> tuple[list[TableRow], list[PublishedRun]]:
+    """The rows that the formulas know, that were measured, and that are of a machine, and their runs.
+
+    Args:
+        rows: of tables.
+        start: the machine, whose stack counts.
+        kinds: of devices that have the specifications of the machine.
+    """
     kept: list[TableRow] = []
     runs: list[PublishedRun] = []
     for number, row in enumerate(rows, 1):
@@ -161,6 +170,8 @@ def expressed(rows: Sequence[TableRow], start: Machine) -> tuple[list[TableRow],
             continue
         if one.stack.fitted_as != start.stack.name:
             print(f"left out: row {number}: it is of {one.stack.name}, and machine {start.name} of {start.stack.name}")
+        elif one.kind not in kinds:
+            print(f"left out: row {number}: it is of {one.kind}, and machine {start.name} of {', '.join(kinds)}")
         elif one.step_seconds:
             kept.append(row)
             runs.append(one)

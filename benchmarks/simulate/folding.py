@@ -24,15 +24,16 @@ from strategies.three_d import THREE_D
 
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
 """Columns of mesh axes whose product is the number of devices."""
-PARTS = "core_attn", "layernorm", "moe_act", "mla_up_proj"
-"""Parts of a layer that Megatron-Core recomputes on request, as its option recompute_modules names them."""
+PARTS = "core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp"
+"""Parts of a layer that Megatron-Core recomputes on request, as its option recompute_modules names them. The last
+is the MLP of the few dense layers of a mixture, and counts for nothing."""
 CAPACITY = r"capacity factor ([0-9.]*[0-9])"
 """In the notes of a row."""
 
 
-@dataclass(frozen=True)
-class PublishedConfig(GPTConfig):
-    """A published model with what meshmark's own models lack.
+@dataclass(frozen=True, kw_only=True)
+class Further:
+    """What published models have and meshmark's own lack.
 
     Attributes:
         score_features: with multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1), features of all
@@ -54,6 +55,16 @@ class PublishedConfig(GPTConfig):
     expert_biases: bool = False
     latent: tuple[tuple[int, int], ...] = ()
     recomputed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PublishedConfig(GPTConfig, Further):
+    """A published model."""
+
+
+def further_of(config: GPTConfig) -> Further:
+    """What a model has that meshmark's own lack; the defaults for one of meshmark's own."""
+    return config if isinstance(config, PublishedConfig) else Further()
 
 
 def latent_heads(row: Published) -> dict[str, Any]:
@@ -159,12 +170,18 @@ def capacity_factor(row: Published) -> float:
 
 
 def recomputed_parts(row: Published) -> tuple[str, ...]:
-    """The parts of a layer that a row recomputes; empty if it says something else.
+    """The parts of a layer that a row recomputes; empty if it names none.
 
-    Parts that are not known here, such as the MLP of the few dense layers of a mixture, count for nothing.
+    Raises:
+        Infeasible: a part is not known, or it is the MLP of a dense model.
     """
-    named = (row.recompute or "").split(" + ")
-    return tuple(part for part in named if part in PARTS)
+    said, known = row.recompute or "", PARTS if row.experts else PARTS[:-1]
+    named = said.split(" + ")
+    if len(named) == 1 and said not in PARTS:
+        return ()
+    if unknown := [part for part in named if part not in known]:
+        raise Infeasible(f"recompute={said} names {', '.join(unknown)}; parts that are known are {', '.join(known)}")
+    return tuple(named)
 
 
 def _folded(row: Published) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.stack import Precision, Stack
 from strategies.core.plan import Plan
@@ -144,7 +145,8 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
         for of_residual, of_mlp in zip(costs.residual_bytes, costs.mlp_bytes, strict=True)
     ]
     rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0
-    biases = getattr(config, "expert_biases", False)
+    further = further_of(config)
+    biases = further.expert_biases
     for way in (0, 1):
         of_row = costs.row_bytes[way] + biases * costs.bias_bytes[way]
         moved[way] += of_row * rows * config.embed * scale
@@ -156,10 +158,10 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
         gradients_cast = [dims for dims in multiplied if dims not in own or dims in out]
         moved[0] += precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied} - out)
         moved[1] += precision.cast_bytes * sum(m * n * batch for m, n, _, batch in gradients_cast)
-    # Both projections into experts and the one out of them have a bias.
-    copied = rows * (1 + 1.5 * biases)
-    forward.append(Kernel("memory", 0, moved[0], copy_seconds=copied * costs.row_seconds.forward))
-    backward.append(Kernel("memory", 0, moved[1], copy_seconds=copied * costs.row_seconds.backward))
+    # A row is sorted by its expert, and back. Each of the three matmuls of an expert takes its bias for each row.
+    copy_seconds = (2 + 3 * biases) * rows * costs.row_seconds
+    forward.append(Kernel("memory", 0, moved[0], copy_seconds=copy_seconds))
+    backward.append(Kernel("memory", 0, moved[1], copy_seconds=copy_seconds))
     end = len(multiplied)
     some = ahead if costs.score_bytes else forward[-1:]
     if stack.selective == "every second matmul":
@@ -171,15 +173,16 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
         "layernorm": [Kernel("memory", 0, NORM_BYTES * residual)],
         "moe_act": [Kernel("memory", 0, costs.mlp_bytes.forward * hidden)],
         "mla_up_proj": up_projections(plan, itemsize),
+        "mlp": [],
     }
-    again = [kernel for part in getattr(config, "recomputed", ()) for kernel in parts[part]]
+    again = [kernel for part in further.recomputed for kernel in parts[part]]
     again += {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
 
 
 def up_projections(plan: Plan, itemsize: float) -> list[Kernel]:
     """The matmuls of latent attention from compressed queries, and from compressed keys and values, to heads."""
-    sizes, tokens, tensors = getattr(plan.config, "latent", ()), plan.share.tokens, plan.share.tensors
+    sizes, tokens, tensors = further_of(plan.config).latent, plan.share.tokens, plan.share.tensors
     return [matmul(tokens, columns / tensors, rows, itemsize) for rows, columns in sizes]
 
 
@@ -214,10 +217,11 @@ def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], lis
     itemsize, keys, head = BYTES[plan.train.dtype], share.computed_keys, config.head_dim
     if stack.kernels.score_bytes is None:
         # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
-        features = getattr(config, "score_features", 0) / share.tensors or share.head_features
+        further = further_of(config)
+        features = further.score_features / share.tensors or share.head_features
         features *= math.ceil(head / stack.kernels.head_multiple) * stack.kernels.head_multiple / head
         attended = keys / 2
-        if window := getattr(config, "local_window", 0):  # of every second layer
+        if window := further.local_window:  # of every second layer
             attended = (attended + min(attended, window)) / 2
         flops = 2 * 2 * share.tokens * attended * features
         moved = itemsize * share.tokens * share.attended_features

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
 from benchmarks.simulate.links import Network, distinct
 from benchmarks.simulate.queues import Event, Item, Wait
@@ -220,14 +221,13 @@ class LayerEvents:
         launches = costs.launches.backward if backward else costs.launches.forward
         if self.plan.config.experts:
             held = self.plan.config.experts // self.plan.share.experts
-            biases = getattr(self.plan.config, "expert_biases", False) * costs.bias_launches[backward]
+            biases = further_of(self.plan.config).expert_biases * costs.bias_launches[backward]
             launches += costs.router_launches[backward] + held * (costs.expert_launches[backward] + biases)
         if backward and self.plan.train.remat == "full":
             launches += costs.launches.forward
         if not softmax_is_fused(self.plan, self.stack):
-            again = backward and self.plan.train.remat != "none"
             launches += costs.unfused_launches.backward if backward else costs.unfused_launches.forward
-            launches += again * costs.unfused_launches.forward
+            launches += (backward and self.plan.train.remat != "none") * costs.unfused_launches.forward
         if way in ("forward", "backward"):
             return launches * self.plan.config.layers_in_block
         parts: tuple[Way, Way] = ("inputs", "weights")

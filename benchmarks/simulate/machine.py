@@ -144,11 +144,15 @@ class Machine:
     def running(self, stack: Stack, precision: Precision | None = None) -> "Machine":
         """The machine under a stack whose constants it has, with a precision of the layers' matmuls.
 
+        Only TPUs, which form a torus, copy rows by index and pad heads.
+
         Raises:
             Infeasible: it does not multiply in that precision.
         """
         if precision and precision.rate not in self.narrow:
             raise Infeasible(f"machine {self.name} has no rate of {precision.rate} matmuls")
+        if not self.chip.torus_dims:
+            stack = replace(stack, kernels=replace(stack.kernels, row_seconds=0, head_multiple=1))
         return replace(self, stack=stack, precision=precision)
 
     def with_changes(self, changes: Mapping[str, str]) -> "Machine":

@@ -92,6 +92,11 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.chip or self.devices[0]
 
     @property
+    def same_devices(self) -> tuple[str, ...]:
+        """Those of `devices` whose specifications are the ones of `kind`: all names of one chip, or the first kind."""
+        return self.devices if self.chip else self.devices[:1]
+
+    @property
     def calibrated(self) -> bool:
         """Whether all specifications were measured, instead of published."""
         return {*self.specifications} >= {field.name for field in dataclasses.fields(Chip) if field.default is MISSING}

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.stack import MEGATRON, Memory, Precision, Stack
 from benchmarks.simulate.step import first_stage_elements
 from strategies.config import Remat
@@ -72,18 +73,21 @@ class Held:
             capacity: memory of a device in bytes.
             says_recomputation: whether it is known what the step recomputes. Otherwise that may be more.
         """
-        needed = self.total_bytes
+        least = needed = self.total_bytes
         if needed <= capacity:
             return "yes"
         if not says_recomputation:
             layers, full = self.plan.config.layers, self.with_full_recomputation()
-            if (least := full.total_bytes) <= capacity:
+            least = full.total_bytes
+            if least <= capacity:
                 fewest = math.ceil(layers * (needed - capacity) / (needed - least))
                 return f"with {fewest} of {layers} layers recomputed"
-            if (needed := replace(full, offloads=True).total_bytes) <= capacity:
+            least = replace(full, offloads=True).total_bytes
+            if least <= capacity:
                 return "with layers recomputed from inputs in the memory of the host"
+        # What the row may take at the least: where it says what is recomputed, that is what it needs.
         error = self.stack.memory.error if self.stack.memory else 0
-        return "within the error" if needed <= capacity * (1 + error) else "no"
+        return "within the error" if least <= capacity * (1 + error) else "no"
 
     def with_full_recomputation(self) -> "Held":
         """The same step, if all layers are recomputed."""
@@ -103,9 +107,6 @@ class Held:
         logits = self.logits_bytes if is_last else 0
         again = 0 if plan.train.remat == "none" else self.kept_bytes("none", share)
         kept = plan.layers * self.kept_bytes(plan.train.remat, share)
-        if lead := plan.lead:
-            dense = replace(self, cost=replace(self.cost, plan=lead))
-            kept += lead.layers * dense.kept_bytes(lead.train.remat, 1.0)
         fresh = self.memory.fresh_bytes * (layer + is_last * self.table)
         return held + self.gathered_bytes + in_flight(plan, stage) * kept + max(logits, again) + fresh
 
@@ -113,7 +114,7 @@ class Held:
         """Whether a stage has a weight: layers, the embedding on the first, the head or its tied table on the last."""
         first, last = stage == 0, stage == self.plan.stages - 1
         of_head = weight.spec.name.startswith("head.") or (self.plan.config.tied and "vocab" in weight.spec.dims)
-        return weight.spec.is_layered or (last and of_head) or (first and weight.spec.name.startswith("embedding."))
+        return weight.spec.is_stacked or (last and of_head) or (first and weight.spec.name.startswith("embedding."))
 
     def share_of(self, stage: int) -> float:
         """Part of the layers of a stage that have experts. If few layers have none, they are the first of the model."""
@@ -168,21 +169,22 @@ class Held:
         matmuls are in their precision: results of norms and of the MLP's activation function, and where that is narrow
         a copy of the output of attention. A fused attention keeps no scores to recompute.
         """
-        share, config, recomputed = self.plan.share, self.plan.config, getattr(self.plan.config, "recomputed", ())
+        share, config, further = self.plan.share, self.plan.config, further_of(self.plan.config)
+        again = further.recomputed
         operand = self.precision.itemsize if self.precision else HALF
         stream, tokens = share.residual_tokens * config.embed, share.tokens
         if remat == "full":
             return 0 if self.offloads else HALF * stream
-        latent = getattr(config, "score_features", 0) / share.tensors
-        features = latent * (1 if "mla_up_proj" in recomputed else 4) or 2 * (share.head_features + share.key_features)
+        latent = further.score_features / share.tensors
+        features = latent * (1 if "mla_up_proj" in again else 4) or 2 * (share.head_features + share.key_features)
         rows = rows_of(share) * expert_share if config.experts else 0
         hidden = tokens * (share.shared_mlp if config.experts else share.mlp) + rows * share.expert_mlp
         if remat == "dots" and self.stack.selective == "every second matmul":
             # The input of the layer, queries, values, the output of attention, and gate.
             return HALF * (stream + tokens * (2 * share.head_features + share.key_features) + hidden)
-        norms = 2 * (HALF + (0 if "layernorm" in recomputed else operand)) * stream
+        norms = 2 * (HALF + (0 if "layernorm" in again else operand)) * stream
         attention = HALF * tokens * features + (operand * tokens * share.head_features if self.precision else 0)
-        mlp = (HALF * (1 if config.block == "gpt2" else 2) + (0 if "moe_act" in recomputed else operand)) * hidden
+        mlp = (HALF * (1 if config.block == "gpt2" else 2) + (0 if "moe_act" in again else operand)) * hidden
         # Rows of experts are of the tokens that a device has between matmuls.
         sorted_rows = operand * rows * config.embed * share.residual_tokens / tokens
         router = 3 * 4 * share.residual_tokens * (config.experts or 0)
@@ -219,4 +221,4 @@ def activation_bytes(plan: Plan) -> float:
     kept = {"none": outside + inside, "dots": outside + stream * 24 / tensors, "full": 2 * stream / spread}
     again = outside + inside if plan.train.remat == "full" else 0
     logits = 0 if plan.staged else 4 * plan.share.tokens * plan.padded_vocab / tensors
-    return in_flight(plan) * plan.all_layers * kept[plan.train.remat] + max(again, logits)
+    return in_flight(plan) * plan.layers * kept[plan.train.remat] + max(again, logits)

@@ -110,8 +110,7 @@ def run_under(published: Published, stack: Stack) -> PublishedRun:
     require_batch(published)
     seconds, precision = published.measured_seconds, precision_of(published)
     share = 1 - (published.dense_layers or 0) / published.layers
-    # The recipe that names parts of a layer may be of another release.
-    memory = {"says_recomputation": bool(said) and not recomputed_parts(published), "offloads": "offload" in said}
+    memory = {"says_recomputation": bool(said), "offloads": "offload" in said}
     return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision, share, **memory)
 
 

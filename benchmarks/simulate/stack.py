@@ -103,11 +103,11 @@ class KernelCosts:
         unfused_launches: further kernels of a layer, where it does not take them.
         row_bytes: to sort tokens by expert and back, for each element of each token's choices.
         router_launches: further kernels of a layer with experts.
-        row_seconds: of each row of a token's choice, where rows are copied one by one by their index.
+        row_seconds: of each copy of a row, where a TPU copies rows one by one by their index.
         expert_launches: further kernels for each expert of a device.
         bias_bytes: to add biases of experts after their last matmul, for each element of each token's choices.
         bias_launches: further kernels for each expert of a device whose experts have biases.
-        head_multiple: the fused attention pads heads to a multiple of so many features.
+        head_multiple: the fused attention of a TPU pads heads to a multiple of so many features.
         fused_experts: whether matmuls of experts also activate, and cast to a `Precision`, what they compute.
     """
 
@@ -121,7 +121,7 @@ class KernelCosts:
     unfused_bytes: ForwardBackward = NONE
     unfused_launches: ForwardBackward = NONE
     row_bytes: ForwardBackward = SORTED
-    row_seconds: ForwardBackward = NONE
+    row_seconds: float = 0
     router_launches: ForwardBackward = ROUTER
     expert_launches: ForwardBackward = NONE
     bias_bytes: ForwardBackward = NONE
@@ -145,6 +145,9 @@ class Recipe(NamedTuple):
 
 
 PLAIN = Recipe()
+ASSUMED_MEMORY_ERROR = 0.15
+"""Of formulas for memory that nothing published was compared with: the margin that a search leaves for those of
+meshmark."""
 
 
 class Memory(NamedTuple):
@@ -159,7 +162,8 @@ class Memory(NamedTuple):
         fresh_bytes: of each parameter of a layer and of the head's table: gradients before they are added to sums.
         unreduced_bytes: of each parameter before it is sharded: sums of gradients over microbatches, which are reduced
             only after the last; 0 if each microbatch's are.
-        error: of these formulas in published runs, as a fraction.
+        error: the largest of these formulas for a published memory of the stack, as a fraction, rounded up to a
+            hundredth (docs/reference/published.md, "Memory"). Where no memory is published it is assumed.
     """
 
     used_bytes: float
@@ -169,7 +173,7 @@ class Memory(NamedTuple):
     fragmentation: float = 1.0
     fresh_bytes: float = 0
     unreduced_bytes: float = 0
-    error: float = 0.15
+    error: float = ASSUMED_MEMORY_ERROR
 
 
 EAGER_LOSS = 2 + 4 + 4 + 4 + 2

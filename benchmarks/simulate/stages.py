@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.queues import Parts, added, scaled
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
@@ -85,9 +86,9 @@ class Stages:
         plan = self.plan
         if not plan.staged or self.stack.embedding_and_head == "all":
             return 0.0
-        chunk = plan.layers // plan.schedule.chunks
-        missing = math.ceil((plan.layer_slots - plan.config.blocks) / getattr(plan.config, "short_ends", 2))
-        return min(missing, chunk + 1 - getattr(plan.config, "predicted_tokens", 1)) / chunk
+        chunk, further = plan.layers // plan.schedule.chunks, further_of(plan.config)
+        missing = math.ceil((plan.layer_slots - plan.config.blocks) / further.short_ends)
+        return min(missing, chunk + 1 - further.predicted_tokens) / chunk
 
     @property
     def lockstep(self) -> bool:

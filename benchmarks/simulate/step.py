@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from benchmarks.devices.topology import Topology
+from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.kernels import Kernel
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
 from benchmarks.simulate.links import Network, bandwidth, group
@@ -108,7 +109,7 @@ class Step:
     @cached_property
     def stages(self) -> Stages:
         """The passes on the stages."""
-        losses = getattr(self.plan.config, "predicted_tokens", 1)
+        losses = further_of(self.plan.config).predicted_tokens
         forward, backward = (scaled(simulate(one).parts, losses) for one in self.layer.embedding_and_head())
         return Stages(self.plan, self.machine.stack, self.work, {"F": forward, "B": backward}, self.send_seconds)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -52,6 +53,17 @@ def test_what_is_written_is_a_machine(table, tmp_path, capsys):
     assert "models that were left out" in said
 
 
+def test_only_runs_on_devices_of_the_machine_are_fitted(capsys):
+    """Of a table with five kinds of devices under one stack: a run on another kind says nothing of this one's rates."""
+    rows = read_rows(FSDP.parent / "megatron_bridge.csv")
+    main([str(FSDP.parent / "megatron_bridge.csv"), "--machine=megatron_bridge_b300", "--only=matmul_efficiency"])
+    said = capsys.readouterr().out
+    others = sum(row["device"] != "B300" for row in rows)
+    assert 0 < others < len(rows)
+    assert said.count("and machine megatron_bridge_b300 of b300") == others
+    assert re.search(rf"the runs that were fitted +{len(rows) - others} ", said)
+
+
 def test_an_error_in_sample_is_not_said_to_be_held_out(tmp_path, capsys):
     """With one model and one cluster nothing can be left out: the report and the machine file say `in sample`."""
     rows = read_rows(FSDP)
@@ -88,7 +100,7 @@ def test_a_fit_is_no_worse_than_where_it_started(table, tmp_path):
         (
             ["{unmeasured}", "--machine=a100_fsdp"],
             2,
-            "no row is measured and can be expressed; give rows",
+            "no measured row of this stack and device can be expressed; give rows",
         ),
         (["{table}", "--machine=a100_fsdp", "--out={table}"], 5, "would overwrite the input"),
         (["{few}", "--machine=a100_fsdp"], 2, "2 runs cannot fix"),

@@ -1,15 +1,17 @@
 """Rows of published runs become meshes whose experts lie over other axes, and kernels of their precision and stack."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.simulate.kernels import layer
-from benchmarks.simulate.links import bandwidth, group
+from benchmarks.simulate.layer import LayerEvents
+from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.published import run_of
 from benchmarks.simulate.stack import PRECISIONS
-from benchmarks.simulate.stacks import KEMPNERFORGE, TORCHTITAN
+from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, TORCHTITAN
 from benchmarks.simulate.step import predict_seconds
 from strategies.infeasible import Infeasible
 
@@ -107,36 +109,134 @@ def test_stacks_differ_as_their_code_says():
     assert KEMPNERFORGE.fitted_as == "KempnerForge"
 
 
-@pytest.mark.parametrize("recompute", ["layernorm", "moe_act", "layernorm + moe_act", "core_attn"])
+TOKENS = 2048
+"""Of a microbatch of `MIXTURE` on a device. The two devices of its tensor axis have half of the heads and of the hidden
+features, and of the tokens between matmuls."""
+HIDDEN = TOKENS * (4 * 512 + 512) // 2
+"""Hidden features of a device: each token has four experts, and the shared one."""
+CHOICES = TOKENS * 4 // 2
+"""Rows of experts on a device."""
+PARTS = {
+    "core_attn": (2 * 2 * TOKENS * TOKENS // 2 * 8 * 128 // 2, 0),  # each token has half of the keys
+    "layernorm": (0, 2 * (2 + 2) * TOKENS // 2 * 1024),
+    "moe_act": (0, (2 + 2 + 2) * HIDDEN),
+    "mla_up_proj": (2 * TOKENS * (1536 * 8 * (128 + 64) + 512 * 8 * 2 * 128) // 2, 0),
+    "mlp": (0, 0),  # of dense layers
+}
+"""FLOPs of matmuls and of attention, and bytes of passes over memory."""
+
+
+@pytest.mark.parametrize("recompute", [*PARTS, "layernorm + moe_act", "mla_up_proj + mlp"])
 def test_parts_of_a_layer_are_computed_again(recompute):
-    """The backward pass has the kernels of the parts that a row names, besides those that it has without."""
-    without, run = (run_of({**MIXTURE, "recompute": said}) for said in ("none", recompute))
-    added = layer(run.cost.plan, run.stack).inputs[: len(recompute.split(" + "))]
-    assert layer(run.cost.plan, run.stack).inputs == (*added, *layer(without.cost.plan, run.stack).inputs)
-    assert all(kernel.flops + kernel.moved_bytes > 0 for kernel in added)
+    """The backward pass has further FLOPs, and bytes of passes over memory, of the parts that a row names."""
+    row = {**MIXTURE, "model": "deepseek-tiny"} if "mla" in recompute else MIXTURE
+    counted = []
+    for said in ("none", recompute):
+        run = run_of({**row, "recompute": said})
+        kernels = layer(run.cost.plan, run.stack).inputs
+        moved = sum(kernel.moved_bytes for kernel in kernels if kernel.kind == "memory")
+        counted.append((sum(kernel.flops for kernel in kernels), moved))
+    more = [after - before for before, after in zip(*counted, strict=True)]
+    assert more == pytest.approx([sum(of) for of in zip(*map(PARTS.get, recompute.split(" + ")), strict=True)])
 
 
-def test_models_differ_as_they_were_published():
-    """gpt-oss has windows and biases of experts, a layer that predicts a further token has its loss, and so on."""
-    plain = run_of(MIXTURE)
-    oss = run_of({**MIXTURE, "model": "gpt-oss-tiny"})
-    attention = [
-        [one.flops for one in layer(its.cost.plan, its.stack).forward if one.kind == "attention"]
-        for its in (plain, oss)
-    ]
-    assert sum(attention[1]) == pytest.approx(sum(attention[0]) * (1 + 128 / 1024) / 2)
-    memory = [layer(its.cost.plan, its.stack).forward[-1].moved_bytes for its in (plain, oss)]
-    assert memory[1] > memory[0]
+@pytest.mark.parametrize(("row", "recompute"), [(MIXTURE, "layrnorm + moe_act"), (DENSE, "mlp + layernorm")])
+def test_a_part_that_is_not_known_is_refused(row, recompute):
+    """A misspelt part does not count for nothing, nor does the MLP of a dense model."""
+    unknown = recompute.partition(" ")[0]
+    with pytest.raises(Infeasible, match=f"names {unknown}; parts that are known are core_attn, layernorm, moe_act"):
+        run_of({**row, "recompute": recompute})
+
+
+def kernels_of(row, kind, stack=None):
+    """Kernels of a kind of a layer's forward and backward pass."""
+    run = run_of(row)
+    its = layer(run.cost.plan, stack or run.stack)
+    return [[one for one in way if one.kind == kind] for way in (its.forward, its.backward)]
+
+
+def test_every_second_layer_of_gpt_oss_has_a_window():
+    """On average a token attends to half of 2,048 keys in one layer, and to 128 in the next."""
+    (plain,), (window,) = (kernels_of({**MIXTURE, "model": name}, "attention")[0] for name in ("", "gpt-oss-tiny"))
+    assert window.flops == pytest.approx(plain.flops * (1024 + 128) / 2 / 1024)
+
+
+def test_experts_of_gpt_oss_have_biases():
+    """For each element of a token's choices Megatron-Core moves 28 bytes more forward and 36 more backward."""
+    plain, biased = (kernels_of({**MIXTURE, "model": name}, "memory") for name in ("", "gpt-oss-tiny"))
+    for before, after, moved in zip(plain, biased, (28, 36), strict=True):
+        assert after[-1].moved_bytes - before[-1].moved_bytes == pytest.approx(moved * CHOICES * 1024)
+
+
+def test_a_further_token_has_a_loss_of_its_own():
+    """With a layer that predicts one more token the head takes twice as long."""
+    plain, further = run_of(MIXTURE), run_of({**MIXTURE, "notes": "with MTP layer", "layers": 7})
     here = machine("megatron_bridge_h100").running(plain.stack)
-    further = run_of({**MIXTURE, "notes": "with MTP layer", "layers": 7})
     heads = [predict_seconds(its.cost, here, its.topology).parts["head"] for its in (plain, further)]
     assert heads[1] == pytest.approx(2 * heads[0])
-    graphs = run_of({**MIXTURE, "dtype": "fp8", "notes": "CUDA graph of the iteration"})
-    host = {
-        its.stack.name: layer(its.cost.plan, its.stack, its.precision).forward[-1].moved_bytes
-        for its in (run_of({**MIXTURE, "dtype": "fp8"}), graphs)
-    }
-    assert host["Megatron-Bridge, graphs"] < host["Megatron-Bridge"]
+
+
+def test_graphs_launch_nothing_and_activate_in_matmuls():
+    """Seconds do not grow with those of a launch, and passes over hidden features, 6 and 10 bytes of each, are gone.
+
+    Without graphs, and with launches so long that only they count, a layer has 14 + 45 forward and 28 + 80 backward,
+    and 2 and 4 for each of 16 experts.
+    """
+    row = {**MIXTURE, "data": 32, "pipeline": 1}
+    runs = run_of(row), run_of({**row, "notes": "CUDA graph of the iteration"})
+    more = []
+    for run in runs:
+        here = machine("megatron_bridge_h100").running(run.stack)
+        slow = [replace(here, constants=replace(here.constants, kernel_seconds=seconds)) for seconds in (1.0, 2.0)]
+        before, after = (predict_seconds(run.cost, each, run.topology).step_seconds for each in slow)
+        more.append(after - before)
+    assert more == pytest.approx([8 * 2 * (14 + 45 + 28 + 80 + 16 * (2 + 4)), 0])
+    plain, graphs = (kernels_of({**MIXTURE, "notes": notes}, "memory") for notes in ("", "CUDA graph of the iteration"))
+    for before, after, moved in zip(plain, graphs, (6, 10), strict=True):
+        assert before[-1].moved_bytes - after[-1].moved_bytes == pytest.approx(moved * HIDDEN)
+
+
+def test_a_plain_all_to_all_sends_a_token_to_each_of_its_experts(monkeypatch):
+    """Otherwise a device with several of the four experts of a token receives it once; eight have eight of 64 each."""
+    sent, event = [], Network.event
+
+    def recorded(*given):
+        sent.extend([given[4]] if given[2] == "all_to_all" else [])
+        return event(*given)
+
+    monkeypatch.setattr(Network, "event", recorded)
+    for notes in ("", "alltoall dispatcher"):
+        run = run_of({**MIXTURE, "notes": notes})
+        network = Network(machine("megatron_bridge_h100").running(run.stack), run.topology, run.cost.plan.mesh)
+        assert [*LayerEvents(run.cost.plan, run.cost.traffic, network, run.cost.plan.layers).events("forward")]
+    devices = 8 * (1 - math.comb(56, 4) / math.comb(64, 4))
+    all_choices = CHOICES * 1024 * 2 * 7 / 8
+    assert sent == pytest.approx([all_choices * devices / 4] * 2 + [all_choices] * 2)  # dispatch and combine
+
+
+@pytest.mark.parametrize(("model", "copies"), [("", 2), ("gpt-oss-tiny", 2 + 3)])
+@pytest.mark.parametrize(("kind", "file"), [("tpu7x", "maxtext_tpu7x"), ("h100", "maxtext_gpus")])
+def test_a_tpu_copies_rows_by_index(model, copies, kind, file):
+    """Each takes 40 ns: by expert and back, and for three biases. A GPU takes no more than for their bytes."""
+    stack = machine(file, kind).running(MAXTEXT).stack
+    ways = kernels_of({**MIXTURE, "model": model}, "memory", stack)
+    expected = copies * CHOICES * 40e-9 if kind == "tpu7x" else 0
+    assert [way[-1].copy_seconds for way in ways] == pytest.approx([expected] * 2)
+
+
+@pytest.mark.parametrize(("features", "padded"), [(64, 128), (128, 128), (192, 256)])
+def test_a_tpu_pads_heads(features, padded):
+    """To a multiple of 128 features. A GPU does not."""
+    (tpu,), (gpu,) = (
+        kernels_of({**DENSE, "head_dim": features}, "attention", machine(file, kind).running(MAXTEXT).stack)[0]
+        for file, kind in (("maxtext_tpu7x", "tpu7x"), ("maxtext_gpus", "h100"))
+    )
+    assert tpu.flops == pytest.approx(gpu.flops * padded / features)
+    assert gpu.flops == pytest.approx(2 * 2 * 4096 * 4096 / 2 * 32 * features / 4)
+
+
+def test_mixtures_that_pad_to_the_busiest_expert_are_refused():
+    """KempnerForge does, and no row says how busy that is."""
     with pytest.raises(Infeasible, match="pads all experts to the busiest"):
         run_of({**MIXTURE, "stack": "KempnerForge"})
 

@@ -3,7 +3,6 @@
 import statistics
 from collections import defaultdict
 from functools import cache
-from itertools import product
 
 import pytest
 
@@ -26,13 +25,19 @@ MOST = {
     "torchtitan.csv": 0.2,
 }
 """Table -> mean absolute error that the committed machine files stay below, of dense models."""
+AIM_OF_MIXTURES = 0.12
 MOST_OF_MIXTURES = {
-    "simumax_b200.csv": 0.12,
-    "dgxc_benchmarking.csv": 0.15,
-    "maxtext_tpu.csv": 0.12,
-    "megatron_bridge.csv": 0.12,
+    "b200_megatron_core": 0.11,
+    "maxtext_tpu7x": 0.11,
+    "maxtext_v6e": 0.08,
+    "megatron_bridge_b200": 0.09,
+    "megatron_bridge_b300": 0.07,
+    "megatron_bridge_gb200": 0.09,
+    "megatron_bridge_gb300": 0.02,
 }
-"""The same of mixtures of experts. These are no aims: that is 0.12."""
+"""Machine file -> mean absolute error of mixtures of experts that it stays below."""
+MISSED_OF_MIXTURES = {"megatron_bridge_h100": 0.17}
+"""The same of those that miss the aim."""
 WHOLE = (
     "megatron_a100_clusters.csv",
     "megatron_a100_node.csv",
@@ -71,11 +76,28 @@ def measured(name, *, mixtures):
     return [each for each in rows if bool(each.row.get("experts")) == mixtures]
 
 
-@pytest.mark.parametrize(("mixtures", "name"), [*product([False], MOST), *product([True], MOST_OF_MIXTURES)])
-def test_committed_machines_predict_published_runs(mixtures, name):
-    """The mean error is below what the machine files reached when they were committed."""
-    limits = MOST_OF_MIXTURES if mixtures else MOST
-    assert errors(measured(name, mixtures=mixtures)).mean < limits[name]
+@cache
+def mixtures_by_machine():
+    """Predictions of all measured mixtures, by machine file."""
+    groups = defaultdict(list)
+    for path in TABLES:
+        for each in measured(path.name, mixtures=True):
+            groups[each.machine.name].append(each)
+    return groups
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_committed_machines_predict_published_runs(name):
+    """The mean error of dense models is below what the machine files reached when they were committed."""
+    assert errors(measured(name, mixtures=False)).mean < MOST[name]
+
+
+@pytest.mark.parametrize("name", MOST_OF_MIXTURES | MISSED_OF_MIXTURES)
+def test_committed_machines_predict_published_mixtures(name):
+    """The mean error of a machine file is below what it reached, and the aim, or it is known to miss the aim."""
+    mean = errors(mixtures_by_machine()[name]).mean
+    assert mean < (MOST_OF_MIXTURES | MISSED_OF_MIXTURES)[name]
+    assert (mean > AIM_OF_MIXTURES) == (name in MISSED_OF_MIXTURES)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -101,6 +123,6 @@ def test_the_choice_on_single_hosts_is_as_good_as_before():
 
 
 def test_every_published_table_has_a_limit():
-    """A table whose rows are predicted and measured comes with a mean error that it stays below."""
-    for mixtures, limits in ((False, MOST), (True, MOST_OF_MIXTURES)):
-        assert {path.name for path in TABLES if measured(path.name, mixtures=mixtures)} == {*limits}
+    """A table with dense models, and a machine file of mixtures, comes with a mean error that it stays below."""
+    assert {path.name for path in TABLES if measured(path.name, mixtures=False)} == {*MOST}
+    assert {*mixtures_by_machine()} == {*MOST_OF_MIXTURES, *MISSED_OF_MIXTURES}
