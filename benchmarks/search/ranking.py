@@ -206,7 +206,7 @@ def usable_bytes(machine: Machine) -> float:
 def usable_fraction(machine: Machine) -> float:
     """Part of a device's memory that a candidate may need by formulas, those of the stack or of meshmark."""
     memory = machine.stack.memory
-    return 1 - memory.error if memory else MEMORY_FRACTION
+    return 1 - memory.margin if memory else MEMORY_FRACTION
 
 
 def plausible(error: float) -> tuple[float, float]:

@@ -115,11 +115,13 @@ def heading(result: Result) -> list[str]:
     space, ranking, machine = result.space, result.ranking, result.machine
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
     room = f"{usable_bytes(machine) / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
+    memory = machine.stack.memory
+    off = "are assumed to be off by up to" if memory and memory.error is None else "may be off by"
     too_large, infeasible = len(ranking.too_large), len(ranking.infeasible)
     texts = [
         f"{work}, on {device_count(space.topology)} devices of {space.topology}",
         f"{len(ranking.fitting)} candidates fit, {too_large} are too large, {infeasible} infeasible",
-        f"a candidate fits if it needs {room} by formulas, which may be off by {1 - usable_fraction(machine):.0%}",
+        f"a candidate fits if it needs {room} by formulas, which {off} {1 - usable_fraction(machine):.0%}",
     ]
     texts += [f"machine {machine.name}: {machine.source}"] if result.predicted else []
     return [line for text in texts for line in wrapped(text)]

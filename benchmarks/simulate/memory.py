@@ -86,8 +86,8 @@ class Held:
             if least <= capacity:
                 return "with layers recomputed from inputs in the memory of the host"
         # What the row may take at the least: where it says what is recomputed, that is what it needs.
-        error = self.stack.memory.error if self.stack.memory else 0
-        return "within the error" if least <= capacity * (1 + error) else "no"
+        margin = self.stack.memory.margin if self.stack.memory else 0
+        return "within the error" if least <= capacity * (1 + margin) else "no"
 
     def with_full_recomputation(self) -> "Held":
         """The same step, if all layers are recomputed."""

@@ -146,8 +146,7 @@ class Recipe(NamedTuple):
 
 PLAIN = Recipe()
 ASSUMED_MEMORY_ERROR = 0.15
-"""Of formulas for memory that nothing published was compared with: the margin that a search leaves for those of
-meshmark."""
+"""Of formulas that no published memory was compared with: the margin of a search for those of meshmark."""
 
 
 class Memory(NamedTuple):
@@ -163,7 +162,7 @@ class Memory(NamedTuple):
         unreduced_bytes: of each parameter before it is sharded: sums of gradients over microbatches, which are reduced
             only after the last; 0 if each microbatch's are.
         error: the largest of these formulas for a published memory of the stack, as a fraction, rounded up to a
-            hundredth (docs/reference/published.md, "Memory"). Where no memory is published it is assumed.
+            hundredth (docs/reference/published.md, "Memory"); None where no memory is published.
     """
 
     used_bytes: float
@@ -173,7 +172,12 @@ class Memory(NamedTuple):
     fragmentation: float = 1.0
     fresh_bytes: float = 0
     unreduced_bytes: float = 0
-    error: float = ASSUMED_MEMORY_ERROR
+    error: float | None = None
+
+    @property
+    def margin(self) -> float:
+        """The error, or the assumed one."""
+        return ASSUMED_MEMORY_ERROR if self.error is None else self.error
 
 
 EAGER_LOSS = 2 + 4 + 4 + 4 + 2

@@ -30,10 +30,10 @@ MOST_OF_MIXTURES = {
     "b200_megatron_core": 0.11,
     "maxtext_tpu7x": 0.11,
     "maxtext_v6e": 0.08,
-    "megatron_bridge_b200": 0.09,
+    "megatron_bridge_b200": 0.1,
     "megatron_bridge_b300": 0.07,
     "megatron_bridge_gb200": 0.09,
-    "megatron_bridge_gb300": 0.02,
+    "megatron_bridge_gb300": 0.03,
 }
 """Machine file -> mean absolute error of mixtures of experts that it stays below."""
 MISSED_OF_MIXTURES = {"megatron_bridge_h100": 0.17}
