@@ -145,8 +145,7 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
         for of_residual, of_mlp in zip(costs.residual_bytes, costs.mlp_bytes, strict=True)
     ]
     rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0
-    further = further_of(config)
-    biases = further.expert_biases
+    biases = further_of(config).expert_biases
     for way in (0, 1):
         of_row = costs.row_bytes[way] + biases * costs.bias_bytes[way]
         moved[way] += of_row * rows * config.embed * scale
@@ -175,7 +174,7 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
         "mla_up_proj": up_projections(plan, itemsize),
         "mlp": [],
     }
-    again = [kernel for part in further.recomputed for kernel in parts[part]]
+    again = [kernel for part in further_of(config).recomputed for kernel in parts[part]]
     again += {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
 
