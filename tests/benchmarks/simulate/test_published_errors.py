@@ -82,7 +82,7 @@ def mixtures_by_machine():
     groups = defaultdict(list)
     for path in TABLES:
         for each in measured(path.name, mixtures=True):
-            groups[each.machine.name].append(each)
+            groups[each.machine.name if each.machine else ""].append(each)
     return groups
 
 
