@@ -112,11 +112,11 @@ EXACT = (
         "a gather out of its loop",
         "strategies/model/gpt.py",
         (
-            "nnx.split(self.blocks)\n",
-            "nnx.split(self.blocks)\n"
+            "nnx.split(stack)\n",
+            "nnx.split(stack)\n"
             "        stacked = jax.vmap(lambda weights: nnx.split(self._ready((graph, weights)))[1])(stacked)\n",
         ),
-        ("nnx.split(self.block(stored))[1]", "self.hooks.layer(stored)"),
+        ("nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]", "self.hooks.layer(stored)"),
         cases=(FSDP,),
         evidence="worse compiled.collectives.all_gather.outside_loops",
     ),
