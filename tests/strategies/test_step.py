@@ -45,7 +45,9 @@ def held(tree):
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("name", [*nightly("zero1"), *(unless_sampled(name) for name in STRATEGIES if name != "zero1")])
+@pytest.mark.parametrize(
+    "name", [*nightly("zero1", "auto"), *(unless_sampled(name) for name in STRATEGIES if name not in ("zero1", "auto"))]
+)
 def test_it_is_traced_once_and_donates_its_state(name):
     """Repeated steps trace nothing again and delete the old state."""
     step = shared(name)

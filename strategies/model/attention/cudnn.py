@@ -10,7 +10,7 @@ Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys
 """
 
 import inspect
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -90,7 +90,7 @@ def available() -> bool:
             sliding_window_length=None,
             return_residual=True,
         )
-        shapes = jax.eval_shape(gradients, *[x_BHTK] * 4, log_total_BHT, x_BHTK)
+        shapes = jax.eval_shape(partial(gradients), *[x_BHTK] * 4, log_total_BHT, x_BHTK)
     except (ImportError, AttributeError, KeyError, TypeError, ValueError):
         return False
     return [each.shape for each in shapes] == [x_BHTK.shape] * 3

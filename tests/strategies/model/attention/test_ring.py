@@ -182,7 +182,7 @@ def test_auto_is_the_fused_kernel_of_the_platform(platform, config, ring, kind):
     """Where it takes the chunks; with a window there is none."""
     assert (
         kernel_for(
-            backend_for(platform), GPTConfig(**vars(CONFIG) | config), TrainConfig(1, dtype="bfloat16"), ring=ring
+            backend_for(platform), dataclasses.replace(CONFIG, **config), TrainConfig(1, dtype="bfloat16"), ring=ring
         )
         == kind
     )
@@ -225,4 +225,4 @@ def test_what_does_not_fit_is_refused(kind, config, message):
     """With the numbers and the way out."""
     train = TrainConfig(1, dtype="bfloat16", attention=kind)
     with pytest.raises(Infeasible, match=f"attention={kind} {message}"):
-        kernel_for(NO_DEVICES, GPTConfig(**vars(CONFIG) | config), train, ring=8)
+        kernel_for(NO_DEVICES, dataclasses.replace(CONFIG, **config), train, ring=8)

@@ -1,6 +1,7 @@
 """Splash attention computes what XLA's attention computes, and skips the blocks that nobody attends to."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -88,7 +89,7 @@ HALF = {"dtype": "bfloat16"}
 )
 def test_auto_is_the_fused_kernel_of_the_platform(platform, config, train, kind):
     """Where it takes the model; otherwise, and where no platform is named, it is XLA's attention."""
-    assert kernel_for(backend_for(platform), GPTConfig(**vars(CONFIG) | config), TrainConfig(1, **train)) == kind
+    assert kernel_for(backend_for(platform), replace(CONFIG, **config), TrainConfig(1, **train)) == kind
 
 
 def test_a_kernel_of_pallas_is_not_partitioned_by_the_compiler():
@@ -111,6 +112,4 @@ def test_a_kernel_of_pallas_is_not_partitioned_by_the_compiler():
 def test_what_splash_does_not_take_is_refused(platform, config, train, message):
     """With the numbers and the way out."""
     with pytest.raises(Infeasible, match=f"attention=splash {message}"):
-        kernel_for(
-            backend_for(platform), GPTConfig(**vars(CONFIG) | config), TrainConfig(1, attention="splash", **train)
-        )
+        kernel_for(backend_for(platform), replace(CONFIG, **config), TrainConfig(1, attention="splash", **train))
