@@ -257,6 +257,7 @@ def test_charts_are_as_wide_as_the_window(opened: Opened) -> None:
     assert opened.tab.evaluate("document.documentElement.scrollWidth") == 800
 
 
+@pytest.mark.factorisations
 def test_a_thousand_cases_are_small(chromium: Any, tmp_path: Path) -> None:
     """A table of 1,000 cases shows 100 rows at first and all on request, and the page's data is below 1 MB."""
     cases = [row("fsdp", f"fsdp={1 + number % 8}", 8 * (1 + number)) for number in range(1000)]

@@ -22,15 +22,15 @@ from tests.strategies.sampling import nightly
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        ("three_d", "data=2,pipeline=2", {"microbatches": 2}),
+        ("zero2", "data=2", {"microbatches": 2}),
         *nightly(
+            ("three_d", "data=2,pipeline=2", {"microbatches": 2}),
             ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
             ("fsdp", "fsdp=2", {"prefetch": "on", "microbatches": 2}),
             ("data", "data=4", {"reduce": "layer"}),
             ("three_d", "fsdp=2,pipeline=3", {"microbatches": 4, "schedule": "zb-h1"}),
             ("tensor", "tensor=2", {"halves": "on"}),
             ("tensor", "tensor=2", {"sequence_parallel": False}),
-            ("zero2", "data=2", {"microbatches": 2}),
             ("context", "context=4", {}),
             ("data", "data=4", {"bucket_bytes": 20_000, "dtype": "float16"}),
             ("auto", "fsdp=2,tensor=2", {}),
