@@ -137,7 +137,7 @@ class InitialStates:
 
     def _init(self, case: Case, step: Step) -> Any:
         """The compiled initialisation of a step. It does not depend on the batch size."""
-        layout = case.strategy, case.mesh, case.options
+        layout = case.strategy, case.mesh, case.options, shapes_of(step)
         if layout not in self._programs:
             with self._clock.phase("compile"):
                 self._programs[layout] = step.init.lower(jax.random.key(0)).compile()
