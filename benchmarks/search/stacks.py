@@ -19,6 +19,7 @@ from benchmarks.simulate.published_row import Published
 from benchmarks.simulate.stack import MESHMARK, Stack
 from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN
 from strategies.config import Remat
+from strategies.core.placement import size_of
 from strategies.costs.predict import Cost
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import divisors
@@ -75,7 +76,7 @@ class StackSpace(SearchSpace):
 
     def numbers(self, mesh: MeshSpec) -> list[int]:
         """Numbers of microbatches: of 1, 2, 4, ... sequences, and without stages one of all sequences."""
-        replicas = mesh.size // product_of(mesh, "pipeline", "context", "tensor")
+        replicas = mesh.size // size_of(("pipeline", "context", "tensor"), mesh.sizes)
         if self.batch_size % replicas:
             return [1]
         sequences = self.batch_size // replicas
@@ -98,21 +99,9 @@ class StackSpace(SearchSpace):
         """
         if not self.config.experts or any("expert" in axes for axes in self.stack.meshes):
             return [None]
-        tensor, replicas = mesh.sizes.get("tensor", 1), product_of(mesh, "data", "fsdp")
+        tensor, replicas = mesh.sizes.get("tensor", 1), size_of(("data", "fsdp"), mesh.sizes)
         sizes = {tensor * size for size in divisors(replicas)} | {1}
         return [size for size in sorted(sizes) if self.config.experts % size == 0]
-
-
-def product_of(mesh: MeshSpec, *axes: str) -> int:
-    """Devices along some axes.
-
-    >>> product_of(MeshSpec.parse("data=2,tensor=4"), "tensor", "fsdp")
-    4
-    """
-    size = 1
-    for axis in axes:
-        size *= mesh.sizes.get(axis, 1)
-    return size
 
 
 def row_of(case: Case, stack: Stack) -> Published:
