@@ -9,9 +9,9 @@ from typing import Any
 from benchmarks.cases.case import Case, option_texts
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION
-from benchmarks.search.stacks import cost_under
+from benchmarks.search.stacks import run_of_case
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory import Held
+from benchmarks.simulate.memory import held_of
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import STRATEGIES, Infeasible
@@ -32,11 +32,13 @@ class Candidate:
         case: strategy, mesh and options on a topology.
         cost: by formulas.
         machine: predicts the seconds.
+        stack_bytes: memory of a device by the rules of another stack; None for meshmark's own step.
     """
 
     case: Case
     cost: Cost
     machine: Machine
+    stack_bytes: int | None = None
 
     @property
     def topology(self) -> Topology:
@@ -62,10 +64,7 @@ class Candidate:
     @cached_property
     def needed_bytes(self) -> int:
         """Memory of a device, by formulas."""
-        if self.case.strategy in STRATEGIES:
-            return self.cost.needed_bytes
-        with_experts = 1 - self.case.config.dense_layers / self.case.config.layers
-        return math.ceil(Held(self.cost, self.machine.stack, with_experts, self.machine.precision).total_bytes)
+        return self.cost.needed_bytes if self.stack_bytes is None else self.stack_bytes
 
     @property
     def lacking_bytes(self) -> float:
@@ -164,7 +163,8 @@ def candidate_of(case: Case, machine: Machine) -> Candidate:
         Infeasible: there is no such step.
     """
     if case.strategy not in STRATEGIES:
-        return Candidate(case, cost_under(case, machine.stack), machine)
+        run = run_of_case(case, machine.stack)
+        return Candidate(case, run.cost, machine, math.ceil(held_of(run).total_bytes))
     return Candidate(case, predict(case.strategy, case.config, case.mesh, case.resolved, case.platform), machine)
 
 

@@ -14,13 +14,12 @@ from benchmarks.search.candidates import SearchSpace
 from benchmarks.simulate.folding import AXES
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import machine, machine_for, machine_kinds
-from benchmarks.simulate.published import DTYPES, run_under
+from benchmarks.simulate.published import DTYPES, PublishedRun, run_under
 from benchmarks.simulate.published_row import Published
 from benchmarks.simulate.stack import MESHMARK, Stack
 from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN
 from strategies.config import Remat
 from strategies.core.placement import size_of
-from strategies.costs.predict import Cost
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import divisors
 from strategies.mesh import MeshSpec, factorisations
@@ -143,13 +142,13 @@ def row_of(case: Case, stack: Stack) -> Published:
     )
 
 
-def cost_under(case: Case, stack: Stack) -> Cost:
-    """The step of a case of a stack.
+def run_of_case(case: Case, stack: Stack) -> PublishedRun:
+    """A case of a stack as a run of it.
 
     Raises:
         Infeasible: model, mesh and batch do not fit together.
     """
-    return run_under(row_of(case, stack), stack).cost
+    return run_under(row_of(case, stack), stack)
 
 
 def stack_named(name: str, kind: str) -> Stack:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from benchmarks.simulate.folding import further_of
+from benchmarks.simulate.published import PublishedRun
 from benchmarks.simulate.stack import MEGATRON, Memory, Precision, Stack
 from benchmarks.simulate.step import first_stage_elements
 from strategies.config import Remat
@@ -189,6 +190,11 @@ class Held:
         sorted_rows = operand * rows * config.embed * share.residual_tokens / tokens
         router = 3 * 4 * share.residual_tokens * (config.experts or 0)
         return norms + attention + mlp + sorted_rows + router
+
+
+def held_of(run: PublishedRun) -> Held:
+    """What a device of a run holds."""
+    return Held(run.cost, run.stack, run.expert_share, run.precision, run.offloads)
 
 
 def in_flight(plan: Plan, stage: int = 0) -> float:

@@ -19,7 +19,7 @@ from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.simulate.folding import AXES
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
-from benchmarks.simulate.memory import Held
+from benchmarks.simulate.memory import held_of
 from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
 from benchmarks.simulate.published_row import COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
@@ -116,11 +116,6 @@ def as_csv(predictions: Sequence[PredictedRow]) -> str:
             row["microbatches"] = run.cost.plan.train.microbatches  # a row may leave out how many follow from its batch
         writer.writerow({**row, "problem": prediction.problem})
     return stream.getvalue()
-
-
-def held_of(run: PublishedRun) -> Held:
-    """What a device of a run holds."""
-    return Held(run.cost, run.stack, run.expert_share, run.precision, run.offloads)
 
 
 def memory_of(run: PublishedRun) -> int:

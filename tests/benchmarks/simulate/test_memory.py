@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.devices.chips import GIB
-from benchmarks.simulate.memory import Held, activation_bytes, megatron_bytes
-from benchmarks.simulate.predict import held_of, memory_of, predicted_rows, read_rows
+from benchmarks.simulate.memory import Held, activation_bytes, held_of, megatron_bytes
+from benchmarks.simulate.predict import memory_of, predicted_rows, read_rows
 from benchmarks.simulate.published import run_of
 from benchmarks.simulate.stack import ASSUMED_MEMORY_ERROR, MEGATRON, MESHMARK
 from benchmarks.simulate.stacks import MEGATRON_CORE, STACKS
