@@ -264,7 +264,7 @@ class Sizes:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """All weights of the model, with padding of the vocabulary and empty slots for layers."""
-        return weights_of(self.active, self.config, self.mesh, self.layer_slots)
+        return weights_of(self.active, self.config, self.block, self.mesh, self.layer_slots)
 
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is used, and gathered."""
@@ -286,8 +286,13 @@ class Sizes:
 
 
 @lru_cache(maxsize=1024)
-def weights_of(axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, layer_slots: int) -> tuple[Weight, ...]:
-    """`Sizes.weights` of all plans with these active axes: the batch and other options change no weight."""
+def weights_of(
+    axes: tuple[Axis, ...], config: GPTConfig, block: type[Block], mesh: MeshSpec, layer_slots: int
+) -> tuple[Weight, ...]:
+    """`Sizes.weights` of all plans with these active axes: the batch and other options change no weight.
+
+    By the block too, as of `weight_specs`: its name may come to mean another one.
+    """
     plan = Sizes(config, mesh, TrainConfig(1), axes)
     sizes = dict(plan.held_config.dim_sizes, vocab=plan.padded_vocab, layers=layer_slots)
     splits = plan.placement.splits(plan.held_config, mesh.sizes)

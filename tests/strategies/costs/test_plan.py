@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-from strategies import STRATEGIES, Infeasible, TrainConfig
+from strategies import PRESETS, STRATEGIES, Infeasible, TrainConfig
 from strategies.core.axis import Axis
 from strategies.costs.predict import predict, predict_axes, strategies_with_formulas
+from strategies.model.block import BLOCKS, Qwen2Block
 from tests.strategies.costs.steps import (
     BATCH,
     EVEN,
@@ -39,6 +40,15 @@ def test_plans_share_what_takes_long_to_find():
     other = cost("three_d", "data=2,pipeline=2", microbatches=4, remat="none")
     assert one.plan.order is other.plan.order
     assert one.plan.order is not cost("pipeline", "pipeline=2", microbatches=8, remat="full").plan.order
+
+
+def test_a_name_that_means_another_block_has_its_weights(monkeypatch):
+    """Weights are found once for a block, not once for its name."""
+    config = PRESETS["nano-llama"]
+    before = predict("single", config, "data=1", TrainConfig(4)).plan.weights
+    monkeypatch.setitem(BLOCKS, "llama", Qwen2Block)
+    after = predict("single", config, "data=1", TrainConfig(4)).plan.weights
+    assert {each.spec.name for each in after} - {each.spec.name for each in before} == {"blocks.attention.qkv_bias_CA"}
 
 
 @pytest.mark.parametrize(
