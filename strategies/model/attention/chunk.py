@@ -47,8 +47,7 @@ def _backward(kind: str, reach: Reach | None, residuals: tuple[QKV, Array, Array
     grads = FUSED[kind].gradients(*qkv.heads_first, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach)
     dqkv_CBJTK = joined(grads, 1, at=0)
     dqkv_BTCE = dqkv_CBJTK.transpose(1, 3, 0, 2, 4).reshape(qkv.qkv_BTCE.shape)
-    sinks = qkv.sink_H is not None
-    delta_BHT1 = delta(mixed_BHTK, dmixed_BHTK) if sinks else dmixed_BHTK
+    delta_BHT1 = delta(mixed_BHTK, dmixed_BHTK)  # without sinks nothing takes it, and the compiler drops it
     return (replace(qkv, qkv_BTCE=dqkv_BTCE, sink_H=sink_gradient(qkv.sink_H, log_total_BHT[..., None], delta_BHT1)),)
 
 
