@@ -15,7 +15,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
 from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.measure import compilations
-from strategies import MeshSpec, Step
+from strategies import PRESETS, MeshSpec, Step
 from tests.benchmarks.run.engines import CONFIG, SINGLE
 from tests.strategies.sampling import nightly
 
@@ -64,6 +64,15 @@ def test_other_shapes_are_initialised_by_their_step() -> None:
     step = case.build()
     state = states.begin(case, step, KEY)
     assert jax.tree.structure(state) == jax.tree.structure(step.state)
+
+
+def test_each_model_of_a_run_has_its_states() -> None:
+    """The same strategy on the same mesh initialises another model by another program."""
+    states, case = InitialStates(Clock()), case_of("data", "data=2")
+    other = replace(case, config=PRESETS["nano-moe"])
+    for each in (case, other):
+        step = each.build()
+        assert jax.tree.structure(states.begin(each, step, KEY)) == jax.tree.structure(step.state)
 
 
 @pytest.mark.usefixtures("toys")
