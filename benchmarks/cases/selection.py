@@ -111,17 +111,12 @@ def selected(option: argparse.Namespace) -> Selection:
         windows=unique(option.attention_window),
         routings=unique(option.routing),
     )
-    named = option.preset or option.strategy or meshes or absent
+    given = option.preset or option.strategy or meshes or absent or chosen.windows or chosen.routings
     # In bfloat16 rounding may send a token to another expert, so devices do not compute what one device computes.
-    if (
-        not named
-        and chosen.dtype == "float32"
-        and config == PRESETS["nano"]
-        and not (chosen.windows or chosen.routings)
-    ):
-        mixture = dataclasses.replace(chosen, preset="nano-moe", config=PRESETS["nano-moe"], sparse=True)
-        mixture = dataclasses.replace(mixture, batch_sizes=(max(chosen.batch_sizes),))
-        chosen = dataclasses.replace(chosen, mixture=mixture)
+    if not given and chosen.dtype == "float32" and config == PRESETS["nano"]:
+        largest, mixture = (max(chosen.batch_sizes),), PRESETS["nano-moe"]
+        also = dataclasses.replace(chosen, preset="nano-moe", config=mixture, sparse=True, batch_sizes=largest)
+        chosen = dataclasses.replace(chosen, mixture=also)
     if not (cases := chosen.cases()):
         raise ValueError(_nothing_selected(chosen))
     require_options(chosen.options, cases)

@@ -285,8 +285,8 @@ class LayerEvents:
             return ForwardBackward(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
         if what in TOKENS:
             forward, back = (mixtures * calls for calls in TOKEN_CALLS[what, term.kind])
-            back += mixtures - (what == "combine") if full and forward else 0
-            return ForwardBackward(forward, back), forward + back
+            again = mixtures - (what == "combine") if full and forward else 0  # nothing takes the last sums again
+            return ForwardBackward(forward, back + again), forward + back + again
         if what == "tokens and heads":
             back = (4 if full else 2) * attentions
             return ForwardBackward(2 * attentions, back), 2 * attentions + back
