@@ -114,7 +114,7 @@ def test_operands_in_one_byte_are_kept_in_one_byte():
     ],
 )
 def test_memory_is_as_published(published_runs, table, models, mean):
-    """By what each stack keeps of a parameter, an activation and a logit; nothing but an allocator was fitted."""
+    """By what each stack keeps of a parameter, an activation and a logit, chosen with these rows in view."""
     found = [one for one in published_runs[table] if one.row["model"].startswith(models)]
     errors = [error for one in found if (error := memory_error(one)) is not None]
     assert len(errors) >= 5
