@@ -18,6 +18,7 @@ from hypothesis import settings
 from benchmarks.run.machine import use_virtual_devices
 from tests.processes import QUICK
 
+pytest.register_assert_rewrite("tests.strategies.costs.steps")  # a failure of `assert_exact` shows its numbers
 settings.register_profile("tests", deadline=None)  # an example takes as long as it takes on a busy machine
 settings.load_profile("tests")
 use_virtual_devices()

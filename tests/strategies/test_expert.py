@@ -19,7 +19,7 @@ from strategies.model.gpt import flops_per_token
 from strategies.model.router import forced
 from tests.processes import ROOT
 from tests.strategies import quick
-from tests.strategies.costs.steps import by_axes, sent
+from tests.strategies.costs.steps import assert_exact, compiled_step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
 from tests.strategies.sampling import nightly
 
@@ -132,18 +132,10 @@ def test_every_strategy_trains_a_model_with_experts(name, mesh, config, options)
     )
     if name == "auto":
         return
-    compiled = quick.compiled(step.lower())
-    program, memory, predicted = (
-        read_program(compiled.as_text() or "", step.mesh.shape),
-        compiled.memory_analysis(),
-        predict(name, config, spec, step.train),
-    )
+    (program, memory), predicted = compiled_step(step), predict(name, config, spec, step.train)
     assert program.unread == ""
     assert program.concurrent == ()
-    assert sent(program) == by_axes(predicted)
-    assert program.flops * spec.size == sum(predicted.flops.values())
-    assert memory
-    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
+    assert_exact(program, memory, predicted)
     assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
 
 

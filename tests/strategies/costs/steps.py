@@ -177,12 +177,23 @@ def step(name, mesh, config=SMALL, **train):
 
 def compiled(name, mesh, config=SMALL, fast=True, **train):
     """What the compiler made of it: what it does, and the memory that it plans."""
-    built = step(name, mesh, config, **train)
+    return compiled_step(step(name, mesh, config, **train), fast)
+
+
+def compiled_step(built, fast=True):
+    """The same of a step that is built."""
     program = quick.compiled(built.lower()) if fast else built.lower().compile()
     text, memory = program.as_text(), program.memory_analysis()
     assert text
     assert memory
     return read_program(text, built.mesh.shape), memory
+
+
+def assert_exact(program, memory, predicted):
+    """The compiled program sends, computes and takes what the formulas say, to the byte."""
+    assert sent(program) == by_axes(predicted)
+    assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())
+    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
 
 
 def sent(program: Program):

@@ -32,6 +32,7 @@ from tests.strategies.costs.steps import (
     D,
     L,
     V,
+    assert_exact,
     by_axes,
     compiled,
     cost,
@@ -52,9 +53,7 @@ def test_compiled_program_is_what_formulas_say(name, mesh, config, train, fast):
     program, memory = compiled(name, mesh, config, fast, **train)
     assert program.concurrent == ()
     predicted = cost(name, mesh, config, **train)
-    assert sent(program) == by_axes(predicted)
-    assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())
-    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
+    assert_exact(program, memory, predicted)
     assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
 
     stages = MeshSpec.parse(mesh).sizes.get("pipeline", 1)

@@ -23,7 +23,7 @@ from strategies.model.gpt import flops_per_token, param_count
 from strategies.single import SINGLE
 from tests.processes import ROOT
 from tests.strategies import quick
-from tests.strategies.costs.steps import by_axes, compiled, cost, sent, step
+from tests.strategies.costs.steps import assert_exact, by_axes, compiled, cost, sent, step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, ordered_state, trained
 from tests.strategies.model.toy_block import SMALL, TOY, register
 from tests.strategies.sampling import nightly
@@ -157,9 +157,7 @@ def test_its_formulas_are_those_of_what_it_states(name, mesh, train) -> None:
     train = {key: value for key, value in train.items() if key not in of_model}
     program, memory = compiled(name, mesh, config, **train)
     predicted = cost(name, mesh, config, **train)
-    assert sent(program) == by_axes(predicted)
-    assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())
-    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
+    assert_exact(program, memory, predicted)
     assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
 
 

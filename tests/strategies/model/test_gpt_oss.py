@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.program.compiled import read_program
 from strategies import PRESETS, STRATEGIES, MeshSpec
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
@@ -16,9 +15,8 @@ from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.clamped_experts import clamped
 from strategies.model.gpt import active_param_count, param_count
 from strategies.model.rotary import Yarn
-from tests.strategies.costs.steps import by_axes, sent
+from tests.strategies.costs.steps import assert_exact, compiled_step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
-from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
 
 SMALL = dataclasses.replace(
@@ -69,12 +67,7 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options):
     results, step = ran(name, mesh, **options)
     assert_equal(results, alone(), ROUNDING["float32"])
     if name != "auto":  # nothing is predicted of what the compiler partitions
-        whole, predicted = compiled(step.lower()), predict(name, SMALL, mesh, step.train)
-        program = read_program(whole.as_text() or "", step.mesh.shape)
-        assert sent(program) == by_axes(predicted)
-        assert program.flops * step.mesh.size == sum(predicted.flops.values())
-        assert (memory := whole.memory_analysis())
-        assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
+        assert_exact(*compiled_step(step), predict(name, SMALL, mesh, step.train))
 
 
 @pytest.mark.parametrize("reach", [None, Reach(4)])
