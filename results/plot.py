@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.outputs import require_apart, require_folder, require_picture, safe_name, save, save_text
 from results.figures.communication import communication
+from results.figures.experts import predicted_time_vs_tokens
 from results.figures.lanes import lanes
 from results.figures.pictures import FORMATS, draw, themed
 from results.figures.runs import plot, plot_training
@@ -32,7 +33,7 @@ from strategies.files import decode_json, read_text, shown
 
 STDIN = Path("-")
 PRINTED_BY = "print one with `meshmark schedule NAME ... --json` or `meshmark show STRATEGY --json`"
-OF_SEVERAL_FILES = "run", "training"
+OF_SEVERAL_FILES = "run", "training", "search"
 """Kinds of which several files are drawn together."""
 IN_A_FOLDER = "run", "training", "predictions"
 """Kinds of which there are several pictures."""
@@ -121,12 +122,13 @@ def plot_into(kind: str, options: argparse.Namespace, text: str, folder: Path) -
     return plot_overviews(text, shown(options.files[0]), folder)
 
 
-def picture_of(kind: str, path: Path, text: str, between_ms: tuple[float, float] | None) -> Figure:
-    """Draw a file of which there is one picture.
+def picture_of(kind: str, paths: Sequence[Path], text: str, between_ms: tuple[float, float] | None) -> Figure:
+    """Draw a file of which there is one picture, or several searches.
 
     Raises:
-        RecordError: the file cannot be read, or has overviews of several strategies.
+        RecordError: a file cannot be read, has overviews of several strategies, or is of another search.
     """
+    path = paths[0]
     where = "stdin" if path == STDIN else shown(path)
     if kind == "trace":
         return lanes(traces.read(path), between_ms)
@@ -137,6 +139,8 @@ def picture_of(kind: str, path: Path, text: str, between_ms: tuple[float, float]
         if len(found) > 1:
             raise RecordError(f"{where} has {len(found)} overviews, and a picture is of one; give a folder as --out")
         return shards(found[0])
+    if len(paths) > 1:
+        return predicted_time_vs_tokens([*map(read_search, paths)])
     facts, rows = read_search(path)
     return scaling_figure(facts, rows) if rows["scaling"].notna().any() else search_figure(facts, rows)
 
@@ -192,6 +196,6 @@ def drawn(options: argparse.Namespace) -> list[Path]:
         require_apart({"--out" if options.out else "the picture": paths[0]}, inputs)
         require_picture(paths[0], FORMATS)
         with themed() if kind in BY_NAME.values() else nullcontext():
-            figure = picture_of(kind, first, text, options.between)
+            figure = picture_of(kind, options.files, text, options.between)
             save(paths[0], lambda to: draw(figure, to, DPI.get(kind, 150)))
     return paths

@@ -33,6 +33,7 @@ from results.figures.curves import (
     several_batches,
     utilization,
 )
+from results.figures.experts import measured_points, step_time_vs_tokens
 from results.figures.palette import GREY, PART_COLOURS, PURE_BLACK, TIME_COLOURS
 
 ABOVE: dict[str, Any] = {
@@ -219,9 +220,10 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Look], Figure]] = {
         throughput_vs_memory,
         where_time_goes,
         utilization_vs_microbatches,
+        step_time_vs_tokens,
     )
 }
-OF_ALL_BATCHES = {"throughput_vs_batch"}
+OF_ALL_BATCHES = {"throughput_vs_batch", "step_time_vs_tokens"}
 """The figures of all rows of a workload; the others are of one global batch."""
 
 
@@ -230,7 +232,8 @@ def figures_of(rows: pd.DataFrame, at_batch: pd.DataFrame) -> list[str]:
 
     On virtual devices parallel efficiency is throughput against devices in another unit, because more devices cannot be
     faster. Where time goes is known only of runs that were asked for it. Utilization is drawn of pipelines with several
-    numbers of microbatches, and throughput against the batch if a strategy ran with several.
+    numbers of microbatches, throughput against the batch if a strategy ran with several, and step time against tokens
+    on a device if `expert` and `fsdp` did.
     """
     pointless = set()
     if rows["virtual_devices"].eq(True).all():
@@ -241,4 +244,6 @@ def figures_of(rows: pd.DataFrame, at_batch: pd.DataFrame) -> list[str]:
         pointless.add("utilization_vs_microbatches")
     if several_batches(rows).empty:
         pointless.add("throughput_vs_batch")
+    if measured_points(rows).empty:
+        pointless.add("step_time_vs_tokens")
     return [name for name in FIGURES if name not in pointless]

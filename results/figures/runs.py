@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.cli.outputs import deduplicated, safe_name
-from results.figures import imbalance, windows
+from results.figures import experts, windows
 from results.figures.canvas import Look, look_of
 from results.figures.curves import is_counted, left_out, widest_batch, workloads
 from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
@@ -44,10 +44,10 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
     with themed():
         for folder, part in zip(folders, drawable.values(), strict=True):
             paths += plot_workload(part, look, folder, batch or widest_batch(part))
-        of_windows, of_routings = windows.sweeps(rows), windows.sweeps(rows, "forced", imbalance.SAME)
+        of_windows, of_routings = windows.sweeps(rows), windows.sweeps(rows, "forced", experts.SAME)
         for figure, name, found in (
             (windows.time_and_memory_vs_window, windows.NAME, dict(of_windows)),
-            (imbalance.time_and_memory_vs_imbalance, imbalance.NAME, dict(of_routings)),
+            (experts.time_and_memory_vs_imbalance, experts.NAME, dict(of_routings)),
         ):
             labels = deduplicated(map(safe_name, found))
             names = [f"{name}-{label}" for label in labels] if len(found) > 1 else [name]

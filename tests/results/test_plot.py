@@ -32,7 +32,9 @@ TEMPORARIES = "temporaries (gradients, activations)"
 HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml"}
 OF_PIPELINES = "utilization_vs_microbatches"
 """Drawn of pipelines with several numbers of microbatches (figures/test_utilization.py)."""
-OF_ALL = [name for name in FIGURES if name != OF_PIPELINES]
+OF_EXPERTS = "step_time_vs_tokens"
+"""Drawn of `expert` and `fsdp` with several batches (figures/test_experts.py)."""
+OF_ALL = [name for name in FIGURES if name not in (OF_PIPELINES, OF_EXPERTS)]
 ON_VIRTUAL_DEVICES = [name for name in OF_ALL if name != "parallel_efficiency"]
 OF_ONE_BATCH = [name for name in OF_ALL if name != "throughput_vs_batch"]
 

@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from results.figures import imbalance
 from results.figures.canvas import look_of, what_was_run
 from results.figures.curves import workloads
 from results.figures.windows import NAME, sweeps, time_and_memory_vs_window, window_points
@@ -64,24 +63,3 @@ def test_one_window_is_no_sweep(tmp_path: Path) -> None:
     assert not [*sweeps(rows)]
     assert set(rows["attention"]) == {""}
     assert isinstance(rows["attention_window"], pd.Series)
-
-
-def test_a_sweep_over_routings_is_drawn_against_the_load(tmp_path: Path) -> None:
-    """Time, memory and what is dropped, of each strategy on most devices, at the largest load that was counted."""
-    loads = {"zipf=1.2": (3.4375, 0.3), "one": (4.0, 0.7), "learned": (None, None)}
-    rows = []
-    for routing, (largest, dropped) in loads.items():
-        facts = {"routing": routing, "experts.largest_over_mean": largest, "experts.dropped_fraction": dropped}
-        made = [row(*place, **facts) for place in PLACES]
-        rows += [each | {"name": f"{each['name'][:-1]}-routing={routing}]"} for each in made]
-    main([str(write_run(tmp_path / "run.json", rows)), "--out", str(tmp_path / "out")])
-    assert (tmp_path / "out" / f"{imbalance.NAME}.png").is_file()
-    ((_, part),) = sweeps(every := load([tmp_path / "run.json"]), "forced", imbalance.SAME)
-    points = imbalance.imbalance_points(part)
-    assert {(each["mesh"], each["imbalance"], each["dropped"]) for _, each in points.iterrows()} == {
-        (mesh, round(largest, 3), 100 * dropped)
-        for mesh in ("data=1", "fsdp=8")
-        for largest, dropped in loads.values()
-        if largest is not None and dropped is not None
-    }
-    assert not [*sweeps(every)]

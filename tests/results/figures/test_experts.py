@@ -1,0 +1,107 @@
+"""The figures of mixtures of experts: a sweep over routings, and `expert` and `fsdp` against tokens on a device."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from results.figures import experts
+from results.figures.canvas import look_of
+from results.figures.drawing import figures_of
+from results.figures.windows import sweeps
+from results.records.documents import NUMBERS, SCHEMA_VERSION, read_search
+from results.records.reading import RecordError
+from results.records.rows import load
+from strategies import PRESETS, MeshSpec, TrainConfig
+from strategies.costs.predict import predict
+from tests.commands import command
+from tests.results.synthetic import edited, row, write_run
+
+main = command("plot")
+
+CONFIG = dataclasses.replace(PRESETS["nano-moe"], sequence=128, capacity_factor=1.0)
+PLACES = (("single", "data=1"), ("fsdp", "fsdp=2"), ("fsdp", "fsdp=8"))
+
+
+def test_a_sweep_over_routings_is_drawn_against_the_load(tmp_path: Path) -> None:
+    """Time, memory and what is dropped, of each strategy on most devices, at the largest load that was counted."""
+    loads = {"zipf=1.2": (3.4375, 0.3), "one": (4.0, 0.7), "learned": (None, None)}
+    rows = []
+    for routing, (largest, dropped) in loads.items():
+        facts = {"routing": routing, "experts.largest_over_mean": largest, "experts.dropped_fraction": dropped}
+        made = [row(*place, **facts) for place in PLACES]
+        rows += [each | {"name": f"{each['name'][:-1]}-routing={routing}]"} for each in made]
+    main([str(write_run(tmp_path / "run.json", rows)), "--out", str(tmp_path / "out")])
+    assert (tmp_path / "out" / f"{experts.NAME}.png").is_file()
+    ((_, part),) = sweeps(every := load([tmp_path / "run.json"]), "forced", experts.SAME)
+    points = experts.imbalance_points(part)
+    assert {(each["mesh"], each["imbalance"], each["dropped"]) for _, each in points.iterrows()} == {
+        (mesh, round(largest, 3), 100 * dropped)
+        for mesh in ("data=1", "fsdp=8")
+        for largest, dropped in loads.values()
+        if largest is not None and dropped is not None
+    }
+    assert not [*sweeps(every)]
+
+
+def sent(strategy: str, batch: int) -> int:
+    """Bytes that a step sends on eight devices."""
+    mesh = MeshSpec.parse(f"{strategy}=8")
+    train = TrainConfig(batch, dispatch="all_to_all" if strategy == "expert" else "auto")
+    return predict(strategy, CONFIG, mesh, train).sent_bytes
+
+
+def searched(batch: int, dtype: str = "bfloat16") -> dict[str, Any]:
+    """The document of a search, in which `expert` takes as long as it has tokens, and `fsdp` always as long."""
+    facts = {"preset": "nano-moe", "param_count": 124, "sequence_tokens": 128, "dtype": dtype, "topology": "h100:1x8"}
+    known = {"devices": 8, "capacity_bytes": 80, "usable_bytes": 68, "machine": "meshmark_gpus", "error": 0.2}
+    layout = {"microbatches": 1, "remat": "dots", "options": {}, "scaling": None, "devices": 8, "waits_for": None}
+    candidates = [
+        {"strategy": strategy, "mesh": f"{strategy}=8", "global_batch_sequences": batch, "status": "fits"}
+        | dict.fromkeys(NUMBERS)
+        | {"predicted_seconds": seconds, "sent_bytes": sent(strategy, batch)}
+        | layout
+        for strategy, seconds in (("expert", batch / 1000), ("fsdp", 0.1))
+    ]
+    shared = {"error_assumed": True, "global_batch_sequences": batch, "candidates": candidates}
+    return {"kind": "search", "schema_version": SCHEMA_VERSION, **facts, **known, **shared}
+
+
+def test_a_line_is_where_expert_and_fsdp_send_as_many_bytes(tmp_path: Path) -> None:
+    """For nano-moe near 2.25 E F / k tokens, in the figure of a run and in that of searches, without other meshes."""
+    rows = []
+    quick = {f"step_seconds_{end}": 1e-6 for end in ("low", "median", "high")}
+    for batch in (16, 256):
+        for strategy in experts.COMPARED:
+            made = row("fsdp", "fsdp=8", batch)
+            facts = {"strategy": strategy, "mesh": f"{strategy}=8", "predicted.sent_bytes": sent(strategy, batch)}
+            other = {"strategy": strategy, "mesh": f"data=2,{strategy}=4", **quick}
+            rows += [edited(made, each) | {"name": f"{each['mesh']}-b{batch}"} for each in (facts, other)]
+    run = load([write_run(tmp_path / "run.json", rows)])
+    assert "step_time_vs_tokens" in figures_of(run, run)
+    figure = experts.step_time_vs_tokens(run, look_of(experts.COMPARED))
+    line = next(line for line in figure.axes[0].lines if "as many bytes" in str(line.get_label()))
+    tokens = np.asarray(line.get_xdata())[0]
+    rule = 2.25 * CONFIG.dim_sizes["experts"] * CONFIG.dim_sizes["expert_mlp"] / CONFIG.experts_per_token
+    assert tokens == pytest.approx(rule, rel=0.05)
+    assert f"{tokens:,.0f} tokens" in str(line.get_label())
+    assert set(experts.measured_points(run)["tokens"]) == {256, 4096}
+
+    documents = [searched(batch) for batch in (16, 64, 256)]
+    searches = [tmp_path / f"{document['global_batch_sequences']}.json" for document in documents]
+    for path, document in zip(searches, documents, strict=True):
+        path.write_text(json.dumps(document))
+    figure = experts.predicted_time_vs_tokens([*map(read_search, searches)])
+    assert np.asarray(figure.axes[0].lines[-1].get_xdata())[0] == pytest.approx(tokens)
+    searches[0].write_text(json.dumps(searched(16, "float32")))
+    with pytest.raises(RecordError, match="dtype differs: float32 and bfloat16; plot them apart"):
+        experts.predicted_time_vs_tokens([*map(read_search, searches)])
+
+
+def test_one_batch_is_not_drawn_against_tokens(tmp_path: Path) -> None:
+    """Nor is a strategy without the other."""
+    rows = load([write_run(tmp_path / "run.json", [row("fsdp", "fsdp=8", batch) for batch in (16, 32)])])
+    assert experts.measured_points(rows).empty
