@@ -100,11 +100,13 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
                 router="softmax",
             ),
             # Huo et al. 2025, "dots.llm1 Technical Report", with the rate of DeepSeek-V3's biases. The base of rotary
-            # positions, the epsilon of norms and the scale of weights were not checked with the release.
+            # positions, the epsilon of norms and the scale of weights are those of a published conversion of
+            # dots.llm1.inst (lablup/mlxcel, src/models/dots1_tests.rs).
             "dots1": dataclasses.replace(
                 _QWEN3,
                 layers=62,
                 key_heads=32,
+                norm_epsilon=1e-5,
                 vocab=152_064,
                 sequence=32_768,
                 mlp=10_944,

@@ -14,11 +14,12 @@ from strategies.huggingface.families import FAMILIES, IGNORED, Family
 from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
 from strategies.model.gpt import resolved
-from strategies.model.rotary import FAST, ORIGINAL_TOKENS, SLOW
 from strategies.schema import checked
 
 OF_TRAINING = {"vocab_multiple", "capacity_factor", "expert_group", "balance_loss", "router_z_loss"}
 """Fields of `GPTConfig` that a folder does not have: they are chosen for each training."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Values of `layer_types`."""
 _ALIASES = {"num_local_experts": "num_experts"}
 """Names of transformers 5 for fields of Qwen3Moe, and what released files call them."""
 
@@ -39,20 +40,18 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
         raise HuggingFaceError(f"{where} has architectures: {names}; supported are {', '.join(FAMILIES)}")
     if family.model_type == "qwen3_moe":
         facts = {_ALIASES.get(name, name): value for name, value in facts.items()}
-    facts = {**family.defaults, **facts}
+    facts = {**facts, **{name: value for name, value in family.defaults.items() if facts.get(name) is None}}
     _require_supported(facts, family, where)
     values = {ours: facts[name] for name, ours in family.fields.items()}
     if isinstance(values.get("router"), bool):
         values["router"] = "renormalised" if values["router"] else "softmax"
     if "shared_mlp" in values:  # a file has the number of shared experts
         values["shared_mlp"] = (values["shared_mlp"] or 0) * values["expert_mlp"] or None
-    kind = "sliding_attention" if values.get("attention_window") else "full_attention"
-    types = checked(facts.get("layer_types") or [], list[str], f"{where}: layer_types")
-    if others := {*types} - {kind}:
-        raise HuggingFaceError(f"{where} has layer_types with {min(others)}; all layers must have {kind}")
-    rope = _rope(facts, where) if family.is_rotary else {}
+    values |= _windows(facts, family, where)
+    if family.is_rotary:
+        values |= _rope(facts, family, where)
     try:
-        config = GPTConfig(block=family.block, **family.model, **values, **rope)
+        config = GPTConfig(block=family.block, **family.model, **values)
         block_of(config)
     except Infeasible as error:
         raise HuggingFaceError(f"{where}: {error}") from error
@@ -61,6 +60,10 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
 
 def _require_supported(facts: Mapping[str, Any], family: Family, where: str) -> None:
     """Refuse a file that lacks a field, or has another one, or another value than the only one."""
+    if facts.get("quantization_config"):
+        loaded = "from_pretrained(FOLDER, quantization_config=Mxfp4Config(dequantize=True))"
+        way_out = f"save them dequantized, for MXFP4 with {loaded} and save_pretrained of transformers"
+        raise HuggingFaceError(f"{where} has quantization_config, and quantized weights are not read; {way_out}")
     if lacking := [name for name in family.fields if name not in facts]:
         raise HuggingFaceError(f"{where} lacks {', '.join(lacking)}")
     for name, value in family.fixed.items():
@@ -73,28 +76,46 @@ def _require_supported(facts: Mapping[str, Any], family: Family, where: str) -> 
             raise HuggingFaceError(f"{where} has {name}: {json.dumps(value)}, which is not supported")
 
 
-def _rope(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _windows(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
+    """The fields of windows that `layer_types` decides on."""
+    types = checked(facts.get("layer_types") or [], list[str], f"{where}: layer_types")
+    window = SLIDING if "sliding_window" in family.fields and facts["sliding_window"] else FULL
+    if not family.alternates:
+        if others := {*types} - {window}:
+            raise HuggingFaceError(f"{where} has layer_types with {min(others)}; all layers must have {window}")
+        return {}
+    layers, every = facts["num_hidden_layers"], types.index(FULL) + 1 if FULL in types else None
+    if len(types) != layers or types != _layer_types(len(types), window, every):
+        supported = f"every Nth of {layers} layers can have {FULL}, and all others {window}"
+        raise HuggingFaceError(f"{where} has layer_types: {json.dumps(types)}; {supported}")
+    return {"attention_window": None} if every == 1 else {"full_attention_every": every}
+
+
+def _layer_types(layers: int, window: str, every: int | None) -> list[str]:
+    return [FULL if every and layer % every == 0 else window for layer in range(1, layers + 1)]
+
+
+def _rope(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
     """The fields of rotary positions, as transformers 4 or 5 writes them."""
     found = facts.get("rope_parameters") or facts.get("rope_scaling") or {}
     rope = checked(found, dict[str, Any], f"{where}: rope_scaling")
     theta, kind = rope.get("rope_theta", facts.get("rope_theta")), rope.get("rope_type", rope.get("type", "default"))
     if theta is None:
         raise HuggingFaceError(f"{where} lacks rope_theta")
-    fixed: dict[str, Any] = {"partial_rotary_factor": 1.0}
-    if kind == "llama3":
-        fixed |= _scaled(None)
-    elif kind != "default":
-        raise HuggingFaceError(f"{where} has rope_type: {kind}; supported are default and llama3")
-    for name, value in fixed.items():
+    only: dict[str, Any] = {"partial_rotary_factor": 1.0}
+    if kind != "default":
+        if kind != family.scaling["rope_type"]:
+            supported = f"default and {family.scaling['rope_type']}"
+            raise HuggingFaceError(f"{where} has rope_type: {kind}; supported are {supported}")
+        if lacking := [name for name in ("factor", *family.scaling) if name not in {"rope_type", *rope}]:
+            raise HuggingFaceError(f"{where} lacks {', '.join(lacking)} of rope_scaling")
+        others = rope.keys() - {"rope_type", "type", "rope_theta", "factor"}
+        only = {**dict.fromkeys(others), **family.scaling, **only}
+    for name, value in only.items():
         if rope.get(name, value) != value:
-            raise HuggingFaceError(f"{where} has {name}: {rope[name]}; only {value} is supported")
-    return {"rope_theta": theta, "rope_factor": rope.get("factor") if kind == "llama3" else 1.0}
-
-
-def _scaled(factor: float | None) -> dict[str, Any]:
-    """Llama 3.1's scaling of rotary positions, with the numbers of all released models; without its factor if None."""
-    fixed = {"low_freq_factor": SLOW, "high_freq_factor": FAST, "original_max_position_embeddings": ORIGINAL_TOKENS}
-    return fixed if factor is None else {"rope_type": "llama3", "factor": factor, **fixed}
+            shown = f"{name}: {json.dumps(rope[name])}"
+            raise HuggingFaceError(f"{where} has {shown}; only {json.dumps(value)} is supported")
+    return {"rope_theta": theta, "rope_factor": 1.0 if kind == "default" else rope["factor"]}
 
 
 def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
@@ -115,8 +136,12 @@ def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
         facts |= {**{theirs: own[ours] for theirs, ours in family.fields.items()}, **family.fixed}
         facts |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         if family.is_rotary:
-            scaling = _scaled(config.rope_factor) if config.rope_factor > 1 else None
+            scaled = config.rope_factor > 1 or "rope_scaling" in family.defaults
+            scaling = {**family.scaling, "factor": config.rope_factor} if scaled else None
             facts |= {"rope_theta": config.rope_theta, "rope_scaling": scaling}
+        if family.alternates:
+            window = SLIDING if config.attention_window else FULL
+            facts["layer_types"] = _layer_types(config.layers, window, config.full_attention_every)
         if not (differing := differences(config_of(facts, name)[1], config)):
             return family, facts
         lacking = lacking or [f"{name} does not have {' and '.join(differing)}"]

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from strategies.model.clamped_experts import GAIN, LIMIT
+from strategies.model.rotary import FAST, ORIGINAL_TOKENS, SLOW, YARN_FAST, YARN_SLOW, YARN_TOKENS
+
 IGNORED = {
     *("_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "pretraining_tp", "task_specific_params"),
@@ -14,6 +17,21 @@ IGNORED = {
     *("summary_type", "summary_use_proj"),
 }
 """Fields that are read elsewhere, or are of dropout, losses of routers, generation and other tasks than training."""
+LLAMA3: Mapping[str, Any] = {
+    "rope_type": "llama3",
+    "low_freq_factor": SLOW,
+    "high_freq_factor": FAST,
+    "original_max_position_embeddings": ORIGINAL_TOKENS,
+}
+"""Llama 3.1's scaling of rotary positions."""
+YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "beta_fast": YARN_FAST,
+    "beta_slow": YARN_SLOW,
+    "original_max_position_embeddings": YARN_TOKENS,
+    "truncate": False,
+}
+"""YaRN's scaling as gpt-oss has it."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +43,13 @@ class Family:
         block: `GPTConfig.block`.
         fields: of `config.json`, and the fields of `GPTConfig` that they are.
         tensors: the names of tensors by those of weights. {layer} and {expert} are numbers, {part} is q, k or v.
+            [0::2] and [1::2] are the even and the odd elements of a tensor's last dim.
         fixed: fields of `config.json` with the only value that is supported.
-        defaults: of fields that a file may lack; it must have all others.
+        defaults: of fields that a file may lack, or have as null; it must have all others.
         model: fields of `GPTConfig` that all models of the family have.
+        scaling: fields of `rope_scaling` besides the factor, with the only values that are supported.
+        alternates: whether layers with a window and without take turns, as `layer_types` says. Otherwise all layers
+            have it, or none.
         linear: matrices are stored as torch's `Linear` has them, [out, in].
         ignored: fields that change nothing, besides those of `IGNORED`.
     """
@@ -41,6 +63,8 @@ class Family:
     linear: bool = True
     ignored: frozenset[str] = frozenset()
     model: Mapping[str, Any] = field(default_factory=dict)
+    scaling: Mapping[str, Any] = field(default_factory=lambda: LLAMA3)
+    alternates: bool = False
 
     @property
     def is_rotary(self) -> bool:
@@ -106,6 +130,12 @@ _QWEN3 = dataclasses.replace(
 _DENSE = {name: ours for name, ours in _LLAMA.fields.items() if ours != "mlp"}
 _EXPERTS = {"num_experts": "experts", "num_experts_per_tok": "experts_per_token", "norm_topk_prob": "router"}
 _MOE = "model.layers.{layer}.block_sparse_moe"
+_LOCAL_EXPERTS = {
+    "intermediate_size": "expert_mlp",
+    "num_local_experts": "experts",
+    "num_experts_per_tok": "experts_per_token",
+}
+_OSS = "model.layers.{layer}.mlp"
 
 FAMILIES: Mapping[str, Family] = {
     "GPT2LMHeadModel": Family(
@@ -162,13 +192,7 @@ FAMILIES: Mapping[str, Family] = {
     "MixtralForCausalLM": dataclasses.replace(
         _LLAMA,
         model_type="mixtral",
-        fields={
-            **_DENSE,
-            **_WINDOW,
-            "intermediate_size": "expert_mlp",
-            "num_local_experts": "experts",
-            "num_experts_per_tok": "experts_per_token",
-        },
+        fields={**_DENSE, **_WINDOW, **_LOCAL_EXPERTS},
         tensors={
             **_LLAMA.tensors,
             "blocks.experts.router_DE": f"{_MOE}.gate.weight",
@@ -201,7 +225,7 @@ FAMILIES: Mapping[str, Family] = {
             "n_group": "router_groups",
             "topk_group": "groups_per_token",
         },
-        fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": True},
+        fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": True, "moe_layer_freq": 1},
         defaults={**_TIED, "head_dim": None, "n_group": 1, "topk_group": 1},
         ignored=frozenset({"sliding_window", "scoring_func"}),
         model={"router": "sigmoid", "router_bias_rate": 0.0},
@@ -213,6 +237,30 @@ FAMILIES: Mapping[str, Family] = {
         fields={**_DENSE, **_EXPERTS, "intermediate_size": "expert_mlp"},
         fixed={"hidden_act": "silu", "attention_bias": False, "clip_qkv": None},
         defaults={**_LLAMA.defaults, "norm_topk_prob": False},
+    ),
+    "GptOssForCausalLM": dataclasses.replace(
+        _LLAMA,
+        model_type="gpt_oss",
+        block="gpt_oss",
+        fields={**_DENSE, **_WINDOW, **_LOCAL_EXPERTS},
+        tensors={
+            **_LLAMA.tensors,
+            "blocks.attention.out_bias_D": "model.layers.{layer}.self_attn.o_proj.bias",
+            "blocks.attention.sink_H": "model.layers.{layer}.self_attn.sinks",
+            "blocks.experts.router_DE": f"{_OSS}.router.weight",
+            "blocks.experts.logit_bias_E": f"{_OSS}.router.bias",
+            "blocks.experts.gate_EDF": f"{_OSS}.experts.gate_up_proj[0::2]",
+            "blocks.experts.up_EDF": f"{_OSS}.experts.gate_up_proj[1::2]",
+            "blocks.experts.gate_bias_EF": f"{_OSS}.experts.gate_up_proj_bias[0::2]",
+            "blocks.experts.up_bias_EF": f"{_OSS}.experts.gate_up_proj_bias[1::2]",
+            "blocks.experts.down_EFD": f"{_OSS}.experts.down_proj",
+            "blocks.experts.down_bias_ED": f"{_OSS}.experts.down_proj_bias",
+        },
+        fixed={"hidden_act": "silu", "attention_bias": True, "swiglu_limit": LIMIT, "swiglu_alpha": GAIN},
+        defaults={**_TIED, "rope_theta": 150_000.0, "rope_scaling": {**YARN, "factor": 32.0}},
+        ignored=frozenset({"experts_per_token", "initial_context_length"}),  # other programs read these
+        scaling=YARN,
+        alternates=True,
     ),
 }
 """By the class in transformers, which `config.json` names in `architectures`."""

@@ -19,11 +19,12 @@ from strategies.checkpoints.canonical import Index
 from strategies.gpt_config import GPTConfig
 from strategies.huggingface.config_json import HuggingFaceError
 from strategies.huggingface.families import Family
+from strategies.model.block import part_and_layer
 from strategies.model.gpt import weight_specs
 
 Tensors = Mapping[str, np.ndarray]
-TABLES = "vocab", "sequence"
-"""First dims of what no matmul takes as [in, out]: it is stored as here."""
+AS_HERE = "vocab", "sequence", "experts"
+"""First dims of what no single matmul takes as [in, out]: it is stored as here."""
 
 
 class Block(NamedTuple):
@@ -83,19 +84,21 @@ def layouts(config: GPTConfig, family: Family) -> dict[str, Layout]:
     """
     found, sizes = {}, config.dim_sizes
     for name, spec in weight_specs(config).items():
-        template = family.tensors.get(name.replace("lead.", "blocks.", 1))
+        group, *part = name.replace("lead.", "blocks.", 1).split(".", 2)
+        part[0], turn = part_and_layer(part[0])
+        template = family.tensors.get(".".join((group, *part)))
         if template is None:
             raise HuggingFaceError(f"{family.model_type} of Hugging Face has no tensor for the weight {name}")
         count, dims = (sizes[spec.dims[0]], spec.dims[1:]) if spec.is_layered else (1, spec.dims)
-        first = config.dense_layers if spec.is_stacked else 0
+        first = turn + (config.dense_layers if spec.is_stacked else 0)
         layers = [
             [
                 block._replace(place=(slice(layer, layer + 1), *block.place), view=partial(_deeper, block.view))
                 if spec.is_layered
                 else block
-                for block in _blocks(config, family, dims, partial(template.format, layer=first + layer))
+                for block in _blocks(config, family, dims, template.replace("{layer}", str(number)))
             ]
-            for layer in range(count)
+            for layer, number in enumerate(range(first, first + count * config.layers_in_block, config.layers_in_block))
         ]
         found[name] = Layout(tuple(sizes[dim] for dim in spec.dims), spec.is_layered, layers)
     return found
@@ -106,31 +109,33 @@ def shapes(found: Mapping[str, Layout]) -> dict[str, tuple[int, ...]]:
     return {block.tensor: block.shape for layout in found.values() for layer in layout.layers for block in layer}
 
 
-def _blocks(config: GPTConfig, family: Family, dims: tuple[str, ...], named: Callable[..., str]) -> Iterator[Block]:
-    """The blocks of a weight of one layer; `named` gives the name of a tensor by the number of the expert, or by q, k
-    or v."""
+def _blocks(config: GPTConfig, family: Family, dims: tuple[str, ...], name: str) -> Iterator[Block]:
+    """The blocks of a weight of one layer, by the name of its tensors as in `Family.tensors`, with its layer."""
     sizes = [config.dim_sizes[dim] for dim in dims]
     whole = tuple(slice(0, size) for size in sizes)
-    if dims[0] == "experts":
+    tensor, _, start = name.removesuffix("::2]").partition("[")
+    if "{expert}" in name:
         for expert in range(sizes[0]):
-            for block in _blocks(config, family, dims[1:], partial(named, expert=expert)):
+            for block in _blocks(config, family, dims[1:], name.replace("{expert}", str(expert))):
                 place = slice(expert, expert + 1), *block.place
                 yield block._replace(place=place, view=partial(_deeper, block.view))
+    elif start:
+        yield Block(whole, tensor, (*sizes[:-1], 2 * sizes[-1]), partial(_every_second, int(start)))
     elif dims[-2:-1] in (("qkv",), ("qk",)):
-        yield from _projections(config, family, sizes, named)
-    elif family.linear and len(dims) == 2 and dims[0] not in TABLES:
-        yield Block(whole, named(), (sizes[1], sizes[0]), np.transpose)
+        yield from _projections(config, family, sizes, name)
+    elif family.linear and len(dims) == 2 and dims[0] not in AS_HERE:
+        yield Block(whole, name, (sizes[1], sizes[0]), np.transpose)
     else:
-        yield Block(whole, named(), tuple(sizes), np.asarray)
+        yield Block(whole, name, tuple(sizes), np.asarray)
 
 
-def _projections(config: GPTConfig, family: Family, sizes: list[int], named: Callable[..., str]) -> Iterator[Block]:
+def _projections(config: GPTConfig, family: Family, sizes: list[int], name: str) -> Iterator[Block]:
     """Of queries, keys and values: here [..., G + 2, J x K], there [J x G x K, ...] of queries, and [J x K, ...]."""
     *others, count, features = sizes
     whole = tuple(slice(0, size) for size in others)
     if not family.linear:
         yield Block(
-            (*whole, slice(0, count), slice(0, features)), named(), (*others, count * features), partial(_shaped, sizes)
+            (*whole, slice(0, count), slice(0, features)), name, (*others, count * features), partial(_shaped, sizes)
         )
         return
     queries = config.dim_sizes["qk"] - 1
@@ -140,7 +145,11 @@ def _projections(config: GPTConfig, family: Family, sizes: list[int], named: Cal
         for head in range(heads):
             place = *whole, slice(start, start + copies), slice(head * size, (head + 1) * size)
             view = partial(_head, (heads, copies, size, *others), head)
-            yield Block(place, named(part=part), (heads * copies * size, *others), view)
+            yield Block(place, name.replace("{part}", part), (heads * copies * size, *others), view)
+
+
+def _every_second(start: int, tensor: np.ndarray) -> np.ndarray:
+    return tensor[..., start::2]
 
 
 def _shaped(sizes: list[int], tensor: np.ndarray) -> np.ndarray:

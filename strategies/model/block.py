@@ -269,6 +269,16 @@ def layer_name(part: str, layer: int) -> str:
     return f"{part}_{layer + 1}" if layer else part
 
 
+def part_and_layer(name: str) -> tuple[str, int]:
+    """The inverse of `layer_name`.
+
+    >>> part_and_layer("attention"), part_and_layer("attention_2")
+    (('attention', 0), ('attention', 1))
+    """
+    part, _, number = name.rpartition("_")
+    return (part, int(number) - 1) if number.isdigit() else (name, 0)
+
+
 @cache
 def _dense(part: type[Part]) -> type[Part]:
     """The same part, which attends to all tokens if it is attention."""

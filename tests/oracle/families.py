@@ -57,6 +57,18 @@ FAMILIES: Mapping[str, GPTConfig] = {
         groups_per_token=2,
     ),
     "olmoe": dataclasses.replace(PLAIN, block="olmoe", experts=8, router="softmax", balance_loss=0.1),
+    "gpt-oss": dataclasses.replace(
+        DENSE["mistral"],
+        layers=4,
+        full_attention_every=2,
+        head_size=16,
+        block="gpt_oss",
+        rope_theta=150_000.0,
+        rope_factor=32.0,
+        experts=4,
+        expert_mlp=24,
+        balance_loss=0.1,
+    ),
 }
 """Sizes are small and differ from each other. The heads of Qwen3 together are wider than the residual stream. The
 factor of the load-balancing loss is large, so that its gradient matters."""
@@ -77,9 +89,13 @@ def batch_of(step: int) -> np.ndarray:
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The weights of a parameter of this name: norms around one, others around zero, large enough to matter."""
+    """The weights of a parameter of this name: norms around one, others around zero, large enough to matter.
+
+    Those of gates and ups of gpt-oss are so large that some are clamped.
+    """
     normal = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
-    return 1 + 0.2 * normal if re.search(r"norm\.weight|ln_.\.weight", name) else 0.2 * normal
+    normal *= 0.6 if "gate_up_proj" in name else 0.2
+    return 1 + normal if re.search(r"norm\.weight|ln_.\.weight", name) else normal
 
 
 def layouts_of(config: GPTConfig) -> dict[str, tensors.Layout]:

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strategies import CheckpointError, GPTConfig, TrainConfig
+from strategies import PRESETS, CheckpointError, GPTConfig, TrainConfig
 from strategies.checkpoints import save
 from strategies.huggingface import folder as module
 from strategies.huggingface import read, safetensors, tensors, write
-from strategies.huggingface.config_json import facts_of
+from strategies.huggingface.config_json import config_of, facts_of
+from strategies.huggingface.families import LLAMA3 as SCALING
+from strategies.huggingface.families import YARN
 from strategies.model.gpt import param_count
 from strategies.registry import STRATEGIES
 from tests.oracle.families import FAMILIES
@@ -29,8 +31,44 @@ CONFIGS = {
     "dots1": dataclasses.replace(
         FAMILIES["dots1"], embed=16, layers=4, dense_layers=2, head_size=4, sequence=8, router_bias_rate=0.01
     ),
+    "gpt-oss": dataclasses.replace(
+        FAMILIES["gpt-oss"], layers=6, embed=16, full_attention_every=3, head_size=4, sequence=8, experts=4
+    ),
     "gpt2": GPTConfig(layers=2, embed=16, heads=4, vocab=31, sequence=8),
 }
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150_000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201_088,
+}
+"""Of the `config.json` of gpt-oss-20b."""
 
 
 def folder_of(path: Path, config: GPTConfig, dtype: str) -> Path:
@@ -60,6 +98,8 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
         ("dots1", "expert=4", "bfloat16"),
         ("mixtral", "tensor=2", "bfloat16"),
         ("mixtral", "pipeline=2", "bfloat16"),
+        ("gpt-oss", "expert=4", "bfloat16"),
+        ("gpt-oss", "tensor=2", "float32"),
         ("gpt2", "fsdp=2", "float16"),
         ("gpt2", "tensor=4", "bfloat16"),
         ("gpt2", "pipeline=2", "float32"),
@@ -134,10 +174,12 @@ def test_old_folders_are_read(tmp_path):
         ({"architectures": ["GemmaForCausalLM"]}, r"has architectures: \['GemmaForCausalLM'\]; supported are GPT2LM"),
         ({"attention_bias": True}, "has attention_bias: true; only false is supported"),
         ({"hidden_act": "gelu"}, 'has hidden_act: "gelu"; only "silu" is supported'),
-        ({"quantization_config": {"bits": 4}}, r'has quantization_config: {"bits": 4}, which is not supported'),
+        ({"quantization_config": {"bits": 4}}, r"save them dequantized, for MXFP4 with .*Mxfp4Config\(dequantize=True"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "has rope_type: dynamic; supported are default and llama3"),
-        ({"rope_parameters": {"rope_type": "llama3", "low_freq_factor": 2}}, "has low_freq_factor: 2; only 1 is"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_factor=None; it must be a number"),
+        ({"rope_scaling": {**SCALING, "factor": 8.0, "low_freq_factor": 2}}, "has low_freq_factor: 2; only 1 is"),
+        ({"rope_scaling": {**SCALING, "factor": None}}, "rope_factor=None; it must be a number"),
+        ({"rope_scaling": {**SCALING, "factor": 8.0, "mscale": 2}}, "has mscale: 2; only null is supported"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, .* of rope_scaling"),
         ({"rope_scaling": 3}, "rope_scaling is 3; it must be an object"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
@@ -159,6 +201,40 @@ def test_another_model_is_refused(changes, message, tmp_path):
     (folder / module.CONFIG).write_text(json.dumps(facts | changes))
     with pytest.raises(ValueError, match=message) as caught:
         read(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_released_gpt_oss_is_the_preset():
+    """By the fields of its `config.json`, but for the quantization; null is what transformers takes by default."""
+    assert config_of(GPT_OSS, "config.json")[1] == PRESETS["gpt-oss-20b"]
+    assert config_of({**GPT_OSS, "rope_scaling": None}, "config.json")[1] == PRESETS["gpt-oss-20b"]
+    dense = config_of({**GPT_OSS, "layer_types": ["full_attention"] * 24}, "config.json")[1]
+    assert (dense.attention_window, dense.full_attention_every) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            r"save them dequantized, for MXFP4 with .*\(dequantize=True",
+        ),
+        ({"attention_bias": False}, "has attention_bias: false; only true is supported"),
+        ({"swiglu_limit": 10.0}, "has swiglu_limit: 10.0; only 7.0 is supported"),
+        ({"rope_scaling": {**YARN, "factor": 32.0, "truncate": True}}, "has truncate: true; only false is supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 32.0}}, "lacks beta_fast, .*, truncate of rope_scaling"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"] * 12},
+            "every Nth of 24 layers can have full_attention",
+        ),
+        ({"layer_types": None}, r"has layer_types: \[\]; every Nth of 24 layers"),
+        ({"sliding_window": None}, r"and all others full_attention"),
+    ],
+)
+def test_another_gpt_oss_is_refused(changes, message):
+    """In one line that names the field."""
+    with pytest.raises(ValueError, match=message) as caught:
+        config_of({**GPT_OSS, **changes}, "config.json")
     assert "\n" not in str(caught.value)
 
 
@@ -197,6 +273,7 @@ def test_a_damaged_file_is_refused(before, after, message, tmp_path):
     [
         ({"attention_stride": 4}, "LlamaForCausalLM does not have attention_stride=4"),
         ({"block": "gpt2", "rope_factor": 1.0}, "GPT2LMHeadModel does not have key_heads=2"),
+        ({"block": "gpt_oss", "experts": 4, "shared_mlp": 8}, "GptOssForCausalLM does not have shared_mlp=8"),
         ({"experts": 4, "shared_mlp": 8, "rope_factor": 1.0}, "MixtralForCausalLM does not have shared_mlp=8"),
         ({"block": "gpt2", "key_heads": None, "experts": 4}, "no family of Hugging Face has block=gpt2 with experts"),
     ],
