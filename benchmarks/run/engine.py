@@ -18,7 +18,8 @@ from benchmarks.run.compilation import Clock
 from benchmarks.run.journal import Journal
 from benchmarks.run.ledger import Ledger, RunSettings
 from benchmarks.run.machine import matmul_flops_per_second
-from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.prepare import Preparation
+from benchmarks.run.record import Record
 from benchmarks.run.single_device import has_single_device_server, matmul_rate, server
 from benchmarks.run.timing_group import TimingGroup
 
@@ -97,9 +98,9 @@ class Engine:
     def prepare(self, case: Case) -> None:
         """Compile a case and check it against one device. An early end is recorded in its row."""
         ledger, name = self.ledger, str(case)
-        if name in self.rows or name in ledger.entries:
+        if name in self.rows or name in ledger.records:
             return
-        ledger.entries[name] = Entry.begin(case, compile_only=self.settings.compile_only)
+        ledger.records[name] = Record.begin(case, compile_only=self.settings.compile_only)
         with ledger.record_failures([case]):
             self._compile_single_ahead(case.single)
             if case != case.single and not self.settings.compile_only:
@@ -109,28 +110,28 @@ class Engine:
                 raise given_up
             # Closed, to free the state of a case that has failed in another process.
             with closing(self._preparation.stages(case, compile_only=self.settings.compile_only)) as stages:
-                while entry := processes.run_in_all(partial(self._stage, case, stages)):
-                    ledger.entries[name] = entry
+                while record := processes.run_in_all(partial(self._stage, case, stages)):
+                    ledger.records[name] = record
         if self.settings.compile_only and name not in self.rows:
             ledger.end(case, status="ok")
 
     def time(self, cases: Sequence[Case]) -> None:
         """Time prepared cases of a comparison group interleaved. Those that have ended are left out."""
-        entries = [self.ledger.entries[str(case)] for case in cases if str(case) not in self.rows]
-        if not entries:
+        records = [self.ledger.records[str(case)] for case in cases if str(case) not in self.rows]
+        if not records:
             return
-        with self.ledger.record_failures([entry.case for entry in entries]):
-            for timing_group in self._timing_groups(entries):
+        with self.ledger.record_failures([record.case for record in records]):
+            for timing_group in self._timing_groups(records):
                 self._time_group(timing_group)
 
-    def _stage(self, case: Case, stages: Iterator[Entry]) -> Entry | None:
+    def _stage(self, case: Case, stages: Iterator[Record]) -> Record | None:
         """Run the next stage of a case; None after the last.
 
         The timeout restarts then, as other processes may take longer.
         """
-        entry = next(stages, None)
+        record = next(stages, None)
         self.ledger.begin(case)
-        return entry
+        return record
 
     def _compile_single_ahead(self, single: Case) -> None:
         """Let the single-device server, if there is one, compile a reference at once: nothing is timed now."""
@@ -140,7 +141,7 @@ class Engine:
         if has_single_device_server():
             server.tell("compile", case=single)
 
-    def _reference(self, single: Case) -> Entry | str:
+    def _reference(self, single: Case) -> Record | str:
         """The reference of a workload, or why there is none. A reference that hung before is not tried again."""
         row = self.rows.get(str(single))
         hung = row.extra_info["reason"] if row and row.extra_info["status"] == "timeout" else None
@@ -149,22 +150,22 @@ class Engine:
         self.ledger.begin(single)
         return self._preparation.reference(single)
 
-    def _timing_groups(self, group: Sequence[Entry]) -> Iterator[list[Entry]]:
+    def _timing_groups(self, group: Sequence[Record]) -> Iterator[list[Record]]:
         """Split a comparison group into groups whose states fit into memory together."""
-        budget, timing_group = processes.broadcast_first(states_budget_bytes), list[Entry]()
-        for entry in group:
-            if timing_group and budget is not None and sum(map(state_bytes, [*timing_group, entry])) > budget:
+        budget, timing_group = processes.broadcast_first(states_budget_bytes), list[Record]()
+        for record in group:
+            if timing_group and budget is not None and sum(map(state_bytes, [*timing_group, record])) > budget:
                 yield timing_group
                 timing_group = []
-            timing_group.append(entry)
+            timing_group.append(record)
         yield timing_group
 
-    def _time_group(self, entries: Sequence[Entry]) -> None:
+    def _time_group(self, records: Sequence[Record]) -> None:
         """Time cases interleaved."""
-        first = entries[0].case
+        first = records[0].case
         self.ledger.begin(first)
         rate, reference = self._matmul_rate(first.dtype), self._reference(first.single)
-        TimingGroup(self.ledger, self._preparation, entries, reference, rate, self.say).run()
+        TimingGroup(self.ledger, self._preparation, records, reference, rate, self.say).run()
 
     def _matmul_rate(self, dtype: str) -> float | None:
         """FLOPs per second of a matmul on its own, measured once per run and dtype; None if that failed."""
@@ -175,7 +176,7 @@ class Engine:
         return self.matmul_rates[dtype]
 
 
-def state_bytes(entry: Entry) -> int:
+def state_bytes(record: Record) -> int:
     """Memory of a case's training state: on one device, or on the host for all virtual devices together."""
-    devices = entry.case.mesh.size if entry.record.virtual_devices else 1
-    return devices * (entry.record.memory.argument_bytes or 0)
+    devices = record.case.mesh.size if record.virtual_devices else 1
+    return devices * (record.memory.argument_bytes or 0)

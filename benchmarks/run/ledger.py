@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from benchmarks.cli.statuses import TIMEOUT_CAUSE
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.corpus import Corpus
 from benchmarks.run.journal import Journal, JournalError
-from benchmarks.run.prepare import Entry
+from benchmarks.run.record import Record
 from benchmarks.simulate.machine import Machine
 
 MAX_DEATHS = 2
@@ -57,11 +57,11 @@ class Ledger:
     Attributes:
         settings: of the run.
         journal: of the run.
-        entries: the cases that have begun, by id.
+        records: the cases that have begun, by id.
     """
 
     def __init__(self, settings: RunSettings, journal: Journal) -> None:
-        self.settings, self.journal, self.entries = settings, journal, dict[str, Entry]()
+        self.settings, self.journal, self.records = settings, journal, dict[str, Record]()
 
     @property
     def rows(self) -> dict[str, Row]:
@@ -74,12 +74,12 @@ class Ledger:
 
     def add(self, case: Case, **facts: Any) -> None:
         """Add facts to the record of a case."""
-        self.entries[str(case)] = self.entries[str(case)].with_facts(**facts)
+        self.records[str(case)] = replace(self.records[str(case)], **facts)
 
     def end(self, case: Case, **facts: Any) -> None:
         """A case has ended. Its row is final, with these last facts."""
         self.add(case, **facts)
-        self.journal.finish(self.entries[str(case)].record.as_row())
+        self.journal.finish(self.records[str(case)].as_row())
 
     def fail(self, case: Case, error: Exception) -> None:
         """A case has ended with an error."""
@@ -117,5 +117,5 @@ class Ledger:
         """End the run, and return rows of the cases that have begun and not ended; these are interrupted."""
         self.journal.stop()
         stopped = {"status": "interrupted", "reason": "the run was stopped before the case was timed"}
-        waiting = [entry for name, entry in self.entries.items() if name not in self.rows]
-        return [entry.with_facts(**stopped).record.as_row() for entry in waiting]
+        waiting = [record for name, record in self.records.items() if name not in self.rows]
+        return [replace(record, **stopped).as_row() for record in waiting]

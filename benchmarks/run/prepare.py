@@ -4,14 +4,14 @@ import shutil
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from benchmarks.cases.case import Case, options_of
+from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError, reason_of, status_of
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import crossing_axes
@@ -28,7 +28,7 @@ from benchmarks.run.equality import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.run.expert_load import expert_facts
 from benchmarks.run.live import profile_memory
 from benchmarks.run.measure import Training
-from benchmarks.run.record import RESOLVED, Record
+from benchmarks.run.record import Record
 from benchmarks.simulate.machine import Machine
 from strategies import Step
 from strategies.model.gpt import flops_per_token
@@ -39,37 +39,8 @@ READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_auto
 neither the HLO nor the planned memory. GPU kernels cannot be autotuned without a GPU."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A case in progress, on its way to a row. Every stage makes a new one.
-
-    Attributes:
-        record: what is known about the case so far.
-        step: its step, once built.
-        program: its compiled step.
-    """
-
-    record: Record
-    step: Step | None = None
-    program: Any = None
-
-    @classmethod
-    def begin(cls, case: Case, *, compile_only: bool = False) -> "Entry":
-        """A case of which nothing is known."""
-        return cls(Record.begin(case, compile_only=compile_only))
-
-    @property
-    def case(self) -> Case:
-        """The case."""
-        return self.record.case
-
-    def with_facts(self, **facts: Any) -> "Entry":
-        """The entry with further fields of its record."""
-        return replace(self, record=replace(self.record, **facts))
-
-
-Stages = Generator[Entry, None, Entry]
-"""Yields the entry after every stage, and returns the last one."""
+Stages = Generator[Record, None, Record]
+"""Yields the record after every stage, and returns the last one."""
 
 
 class Preparation:
@@ -91,11 +62,11 @@ class Preparation:
         self.corpus_N, self.clock, self.memory_profile, self.checkpoints = corpus_N, clock, memory_profile, checkpoints
         self.machine = machine
         self._initial_states = InitialStates(clock)
-        self._references: dict[Case, Entry | str] = {}
+        self._references: dict[Case, Record | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
 
-    def stages(self, case: Case, *, compile_only: bool) -> Generator[Entry]:
-        """Prepare a case in stages, and yield its entry after every stage.
+    def stages(self, case: Case, *, compile_only: bool) -> Generator[Record]:
+        """Prepare a case in stages, and yield its record after every stage.
 
         Args:
             case: the case.
@@ -105,107 +76,105 @@ class Preparation:
             Infeasible, CaseFailure: the case cannot be built, compiled, fitted into memory or trained correctly.
         """
         step = case.build()
-        entry = replace(Entry.begin(case, compile_only=compile_only), step=step)
         flops = flops_per_token(step.config) * step.tokens_per_step
-        resolved = {name: getattr(step.train, name) for name in RESOLVED if name in options_of(case.strategy)}
-        known = {name: value for name, value in resolved.items() if value != "auto"}
         predicted = case_seconds(case, self.machine) if self.machine else None
-        entry = entry.with_facts(predicted_seconds=predicted, model_flops_per_step=flops, **known)
-        yield entry
+        record = Record.begin(case, compile_only=compile_only)
+        record = replace(record, step=step, predicted_seconds=predicted, model_flops_per_step=flops)
+        yield record
         read_only = READ_ONLY.get(case.devices[0].platform, {}) if compile_only else {}
-        entry = yield from self._compile(entry, step, read_only)
+        record = yield from self._compile(record, step, read_only)
         if not compile_only:
-            entry = yield from self._train(entry)
+            record = yield from self._train(record)
             if self.memory_profile:
-                entry = yield from self._profile_memory(entry, self.memory_profile / str(case))
-        yield entry
+                record = yield from self._profile_memory(record, self.memory_profile / str(case))
+        yield record
 
-    def _compile(self, entry: Entry, step: Step, read_only: Mapping[str, Any]) -> Stages:
+    def _compile(self, record: Record, step: Step, read_only: Mapping[str, Any]) -> Stages:
         """Stages up to the analysis of the compiled program; `read_only` are compiler options that rows do not list."""
-        topology = entry.case.topology
+        topology = record.case.topology
         try:
             with self.clock.phase("compile"):
-                compilation = compile_step(step, {**read_only, **dict(entry.case.compiler_options)})
+                compilation = compile_step(step, {**read_only, **dict(record.case.compiler_options)})
         except CompileError as error:
             if topology and (chip_estimate := estimate_from_error(error)):
-                yield entry.with_facts(estimate=chip_estimate)
+                yield replace(record, estimate=chip_estimate)
                 raise DoesNotFit(f"{chip_estimate}: {error}") from error
             raise
-        entry = replace(entry, program=compilation.program)
         memory = planned_memory(step, compilation.program)
         options = tuple(option for option in compilation.options.items() if option not in read_only.items())
-        entry = entry.with_facts(compile_seconds=compilation.seconds, memory=memory, compiler_options=options)
-        yield entry
-        program = self._read_program(entry)
+        known = {"compile_seconds": compilation.seconds, "memory": memory, "compiler_options": options}
+        record = replace(record, program=compilation.program, **known)
+        yield record
+        program = self._read_program(record)
         compiled = {
             "compiled.compilations": compilation.programs,
             "compiled.bytes_accessed": bytes_accessed(compilation.program),
-            **self._program_columns(entry.case, step, program),
+            **self._program_columns(record.case, step, program),
         }
-        entry = entry.with_facts(compiled=compiled)
-        yield entry
+        record = replace(record, compiled=compiled)
+        yield record
         require_no_deadlock(step.mesh, program.concurrent)
         if topology and topology.chip:
-            cost = cost_of(entry.case)
+            cost = cost_of(record.case)
             chip_estimate = estimate(topology.chip, step, program, memory, cost.bubble if cost else 0.0)
-            entry = entry.with_facts(estimate=chip_estimate)
-            yield entry
+            record = replace(record, estimate=chip_estimate)
+            yield record
             if not chip_estimate.fits:
                 raise DoesNotFit(str(chip_estimate))
-        return entry
+        return record
 
-    def _train(self, entry: Entry) -> Stages:
+    def _train(self, record: Record) -> Stages:
         """Stages of the first steps and of their comparison with one device."""
-        training = self.start(entry)
+        training = self.start(record)
         # All processes must have memory for the state: one that fails in a step leaves the others in a collective.
-        yield entry
+        yield record
         with self.clock.phase("checked"):
             trajectory = training.trajectory(CHECKED_STEPS)
-            facts = expert_facts(entry.step, training, entry.case) if entry.step else {}
+            facts = expert_facts(record.step, training, record.case) if record.step else {}
         if self.checkpoints:
-            folder = self.checkpoints / str(entry.case)
-            entry = self._checkpoint(entry, training, folder)
-            yield entry
+            folder = self.checkpoints / str(record.case)
+            record = self._checkpoint(record, training, folder)
+            yield record
             shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
         del training  # free its memory
-        entry = entry.with_facts(loss_first=trajectory.losses[0], loss_last=trajectory.losses[-1], **facts)
-        yield entry
+        record = replace(record, loss_first=trajectory.losses[0], loss_last=trajectory.losses[-1], **facts)
+        yield record
         trajectory.require_finite("in the first steps")
-        return (yield from self._check(entry, trajectory))
+        return (yield from self._check(record, trajectory))
 
-    def _checkpoint(self, entry: Entry, training: Training, folder: Path) -> Entry:
+    def _checkpoint(self, record: Record, training: Training, folder: Path) -> Record:
         """Time checkpoints of the state. A failure is only a warning, because the row is complete without."""
-        assert entry.step
+        assert record.step
         try:
             with self.clock.phase("checkpoint"):
-                times = checkpoint_times(entry.step, training.state, entry.case.single.build, folder)
-            return entry.with_facts(checkpoint=times)
+                times = checkpoint_times(record.step, training.state, record.case.single.build, folder)
+            return replace(record, checkpoint=times)
         except Exception as error:
-            warnings.warn(f"{entry.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
-            return entry
+            warnings.warn(f"{record.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
+            return record
 
-    def _profile_memory(self, entry: Entry, folder: Path) -> Stages:
+    def _profile_memory(self, record: Record, folder: Path) -> Stages:
         """Stages of the memory profile. A failure is only a warning, because the row is complete without."""
-        training = self.start(entry, batches=1)
-        yield entry  # as in `_train`: all processes must have memory for the state
+        training = self.start(record, batches=1)
+        yield record  # as in `_train`: all processes must have memory for the state
         try:
             live = profile_memory(training, folder)
         except OSError as error:
-            warnings.warn(f"{entry.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
+            warnings.warn(f"{record.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
             live = {}
-        entry = entry.with_facts(memory=replace(entry.record.memory, **live))
-        yield entry  # in any case, as many stages in all processes
-        return entry
+        record = replace(record, memory=replace(record.memory, **live))
+        yield record  # in any case, as many stages in all processes
+        return record
 
-    def _read_program(self, entry: Entry) -> Program:
+    def _read_program(self, record: Record) -> Program:
         """What the compiled program does; a warning says what could not be read."""
-        assert entry.step
+        assert record.step
         try:
-            program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
+            program = read_program(record.program.as_text() or "", record.step.mesh.shape)
         except HLOError as error:
             program = Program(unread=f"the text: {error}")
         if program.unread:
-            warnings.warn(f"{entry.case}: its compiled program was not read: {program.unread}", stacklevel=2)
+            warnings.warn(f"{record.case}: its compiled program was not read: {program.unread}", stacklevel=2)
         return program
 
     def _program_columns(self, case: Case, step: Step, program: Program) -> dict[str, Any]:
@@ -216,25 +185,25 @@ class Preparation:
             **({} if program.unread else explanation_columns(case, step.mesh, program)),
         }
 
-    def start(self, entry: Entry, batches: int = BATCHES) -> Training:
+    def start(self, record: Record, batches: int = BATCHES) -> Training:
         """Start a training run on the corpus from its beginning, with so many batches, which repeat."""
-        assert entry.step
-        init = partial(self._initial_states.begin, entry.case, entry.step)
-        return begin_training(entry.step, entry.program, init, self.corpus_N, batches)
+        assert record.step
+        init = partial(self._initial_states.begin, record.case, record.step)
+        return begin_training(record.step, record.program, init, self.corpus_N, batches)
 
-    def _check(self, entry: Entry, trajectory: Trajectory) -> Stages:
+    def _check(self, record: Record, trajectory: Trajectory) -> Stages:
         """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""
-        case = entry.case
-        if entry.step and entry.step.inexact:
-            return entry.with_facts(reason=f"not exact by design: {entry.step.inexact}")
+        case = record.case
+        if record.step and record.step.inexact:
+            return replace(record, reason=f"not exact by design: {record.step.inexact}")
         if case == case.single:
-            self._references[case], self._trajectories[case] = entry, trajectory
+            self._references[case], self._trajectories[case] = record, trajectory
         reference = self.reference(case.single)
         if isinstance(reference, str):
-            return entry.with_facts(reason=reference)
-        yield entry.with_facts(matches_single=False)
+            return replace(record, reason=reference)
+        yield replace(record, matches_single=False)
         self.require_equal(trajectory, case)
-        return entry.with_facts(matches_single=True)
+        return replace(record, matches_single=True)
 
     def require_equal(self, trajectory: Trajectory, case: Case) -> None:
         """Check that first steps equal those of the reference.
@@ -249,27 +218,27 @@ class Preparation:
         self._references[single] = reason = f"not checked, for single was given up: {why}"
         return reason
 
-    def reference(self, single: Case) -> Entry | str:
+    def reference(self, single: Case) -> Record | str:
         """The reference of a workload, which is `single` with trained first steps; or why there is none.
 
         A model may be too large for one device.
         """
         if single not in self._references:
             try:
-                entry, self._trajectories[single] = processes.run_in_all(partial(self._first_steps, single))
-                self._references[single] = entry
+                record, self._trajectories[single] = processes.run_in_all(partial(self._first_steps, single))
+                self._references[single] = record
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)
                 self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
         return self._references[single]
 
-    def _first_steps(self, single: Case) -> tuple[Entry, Trajectory]:
+    def _first_steps(self, single: Case) -> tuple[Record, Trajectory]:
         """Compile a reference and train its first steps. Each process has one of its own, so it needs no other."""
         step = single.build()
         with self.clock.phase("compile"):
             program = compile_step(step, single.compiler_options).program
-        entry = Entry(Record.begin(single), step, program)
-        return entry, first_steps(self.start(entry))
+        record = replace(Record.begin(single), step=step, program=program)
+        return record, first_steps(self.start(record))
 
 
 def begin_training(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from benchmarks.cases.case import Case, CompilerOptions, attention_of, option_texts
+from benchmarks.cases.case import Case, CompilerOptions, attention_of, option_texts, options_of
 from benchmarks.cases.columns import COLUMNS, SCHEMA_VERSION
 from benchmarks.cases.failures import Status
 from benchmarks.cases.row import Row, Scalar
@@ -21,10 +21,11 @@ from benchmarks.run.attribution import Attribution
 from benchmarks.run.checkpoint import CheckpointTimes
 from benchmarks.run.expert_load import ExpertLoad
 from benchmarks.run.measure import BlockTimes, Interval
+from strategies import Step
 from strategies.model.gpt import param_count
 
 RESOLVED = "reduce", "prefetch", "halves", "unroll", "context_attention"
-"""Options whose "auto" depends on the devices. Rows have the value that a step has."""
+"""Options whose "auto" depends on the devices."""
 PER_AXIS = [key for key in (*ROW_KEYS, *BETWEEN_KEYS) if key not in COLUMNS]
 """Columns of a compiled program by kind of collective and by mesh axis."""
 
@@ -36,6 +37,8 @@ NOISE = 0.05
 class Record:
     """The record of one case, with what is known of it. Missing facts are None; `status` and `reason` say why.
 
+    Every stage of a case makes a new one.
+
     Attributes:
         case: the case.
         platform: JAX platform of the devices.
@@ -43,8 +46,6 @@ class Record:
         virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
         status: how the case ended; "interrupted" until then.
         reason: why, in one line.
-        reduce, prefetch, halves, unroll, context_attention: those of `TrainConfig`, as the step has them; None for a
-            strategy without the option.
         model_flops_per_step: model FLOPs of all devices, without recomputation and, where `load` is known, without
             those of dropped choices of experts.
         matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
@@ -69,6 +70,8 @@ class Record:
         compile_only: whether the case is only compiled, and not timed.
         estimate: memory and least time on a chip that need not be present.
         predicted_seconds: of a step, by a machine file.
+        step: its step, once built.
+        program: its compiled step.
     """
 
     schema_version: ClassVar[int] = SCHEMA_VERSION
@@ -79,11 +82,6 @@ class Record:
     virtual_devices: bool
     status: Status = "interrupted"
     reason: str | None = None
-    reduce: str | None = None
-    prefetch: str | None = None
-    halves: str | None = None
-    unroll: int | None = None
-    context_attention: str | None = None
     model_flops_per_step: int | None = None
     matmul_flops_per_second: float | None = None
     compile_seconds: float | None = None
@@ -104,6 +102,8 @@ class Record:
     compile_only: bool = False
     estimate: ChipEstimate | None = None
     predicted_seconds: float | None = None
+    step: Step | None = None
+    program: Any = None
 
     @classmethod
     def begin(cls, case: Case, *, compile_only: bool = False) -> "Record":
@@ -188,6 +188,13 @@ class Record:
         return self.case.config.routing if self.case.config.experts else None
 
     @property
+    def resolved(self) -> Mapping[str, Any]:
+        """The options in `RESOLVED` that the strategy has, as the step has them; none before it is built."""
+        names = {*RESOLVED}.intersection(options_of(self.case.strategy)) if self.step else ()
+        values = {name: getattr(self.step and self.step.train, name) for name in names}
+        return {name: value for name, value in values.items() if value != "auto"}
+
+    @property
     def options(self) -> str:
         """The case's strategy options, as text."""
         return ",".join(option_texts(self.case.options))
@@ -211,6 +218,7 @@ class Record:
             "program": {**dict.fromkeys(PER_AXIS), **self.compiled},
             "formulas": predicted_columns(self.case, self.compiled),
             "chip": self._estimated(),
+            "resolved": self.resolved,
         }
         row: dict[str, Any] = {}
         for name, column in COLUMNS.items():

@@ -15,7 +15,8 @@ from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes
 from benchmarks.run.attribution import Attribution, attribute
 from benchmarks.run.ledger import Ledger
 from benchmarks.run.measure import WIDE, BlockTimes, Interval, Training, steps_per_block, time_interleaved, trace
-from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.prepare import Preparation
+from benchmarks.run.record import Record
 from benchmarks.run.single_device import RemoteTraining, has_single_device_server, train
 
 CANARY = "canary"
@@ -31,7 +32,7 @@ class TimingGroup:
     Attributes:
         ledger: the state of the cases, and the settings of the run.
         preparation: starts training runs, and has the clock of the run.
-        entries: the prepared cases.
+        records: the prepared cases.
         reference: `single` on the same work, or why there is none.
         matmul_rate: FLOPs per second of a matmul on its own, if known.
         say: prints a line about progress.
@@ -41,8 +42,8 @@ class TimingGroup:
 
     ledger: Ledger
     preparation: Preparation
-    entries: Sequence[Entry]
-    reference: Entry | str
+    records: Sequence[Record]
+    reference: Record | str
     matmul_rate: float | None
     say: Callable[[str], None]
     trainings: dict[str, Training | RemoteTraining] = field(default_factory=dict)
@@ -51,17 +52,17 @@ class TimingGroup:
     def run(self) -> None:
         """Time the cases, and end them."""
         # The canary is last, because it can be dropped if memory is short.
-        participants = {str(self.baseline.case): self.baseline} | {str(entry.case): entry for entry in self.entries}
+        participants = {str(self.baseline.case): self.baseline} | {str(record.case): record for record in self.records}
         participants |= {CANARY: self.baseline}
-        for name, entry in participants.items():
-            self.ledger.begin(entry.case)
+        for name, record in participants.items():
+            self.ledger.begin(record.case)
             try:
-                training = processes.run_in_all(partial(self._start, entry))
+                training = processes.run_in_all(partial(self._start, record))
                 self.times[name], self.trainings[name] = BlockTimes(steps_per_block(training)), training
             except Exception as error:
                 if name != CANARY:
-                    self._drop(entry, error)
-        self.say(f"timing {len(self.entries)} comparable steps, interleaved")
+                    self._drop(record, error)
+        self.say(f"timing {len(self.records)} comparable steps, interleaved")
         try:
             with self.preparation.clock.phase("timed"):
                 self._time(lambda name: self.ledger.begin(participants[name].case))
@@ -71,10 +72,10 @@ class TimingGroup:
                 self._compare()
             raise
         self._compare()
-        for entry in self.entries:
-            timed = self.ledger.entries[str(entry.case)]
-            if timed.record.status == "ok":
-                self._trace_and_attribute(timed, self.trainings[str(entry.case)])
+        for record in self.records:
+            timed = self.ledger.records[str(record.case)]
+            if timed.status == "ok":
+                self._trace_and_attribute(timed, self.trainings[str(record.case)])
         for name, training in self.trainings.items():
             if isinstance(training, RemoteTraining) and not self.times[name].error:
                 training.drop()
@@ -97,30 +98,30 @@ class TimingGroup:
         return [baseline, *wide] if wide and baseline in ratios else []
 
     @property
-    def baseline(self) -> Entry:
+    def baseline(self) -> Record:
         """The case that all are compared with and that the canary repeats: `single`, or else the first case."""
-        return self.entries[0] if isinstance(self.reference, str) else self.reference
+        return self.records[0] if isinstance(self.reference, str) else self.reference
 
-    def _start(self, entry: Entry) -> Training | RemoteTraining:
+    def _start(self, record: Record) -> Training | RemoteTraining:
         """Start a training run; that of `single` in the single-device process, if there is one.
 
         Raises:
             Mismatch: its first steps there differ from those of the reference.
         """
-        if entry.case != entry.case.single or not has_single_device_server():
-            return self.preparation.start(entry)
-        training = train(entry.case, self.ledger.settings.corpus_N)
-        self.preparation.require_equal(training.first_steps, entry.case)
+        if record.case != record.case.single or not has_single_device_server():
+            return self.preparation.start(record)
+        training = train(record.case, self.ledger.settings.corpus_N)
+        self.preparation.require_equal(training.first_steps, record.case)
         return training
 
-    def _drop(self, entry: Entry, error: Exception) -> None:
+    def _drop(self, record: Record, error: Exception) -> None:
         """End a case that cannot be started. A reference without a row is explained in the rows of the others."""
-        if any(entry.case == other.case for other in self.entries):
-            self.ledger.fail(entry.case, error)
+        if any(record.case == other.case for other in self.records):
+            self.ledger.fail(record.case, error)
             return
         why = f"not compared with single, which could not be timed: {reason_of(error)}"
-        for other in self.entries:
-            self.ledger.add(other.case, reason=other.record.reason or why)
+        for other in self.records:
+            self.ledger.add(other.case, reason=other.reason or why)
 
     def _compare(self) -> None:
         """Compare the timed cases with the baseline, and end them."""
@@ -128,70 +129,70 @@ class TimingGroup:
         canary = paired(self.times, CANARY, baseline)
         own_process = any(isinstance(training, RemoteTraining) for training in self.trainings.values())
         facts = {"matmul_flops_per_second": self.matmul_rate, "single_in_own_process": own_process}
-        for entry in self.entries:
-            name = str(entry.case)
+        for record in self.records:
+            name = str(record.case)
             relative = None if isinstance(self.reference, str) else paired(self.times, name, baseline)
-            by_hand = paired(self.times, name, str(entry.case.twin))
+            by_hand = paired(self.times, name, str(record.case.twin))
             ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
             if name in self.trainings:
-                self.ledger.add(entry.case, **ratios, **facts)
-                self._finish(entry, self.trainings[name], self.times[name])
+                self.ledger.add(record.case, **ratios, **facts)
+                self._finish(record, self.trainings[name], self.times[name])
 
-    def _finish(self, entry: Entry, training: Training | RemoteTraining, times: BlockTimes) -> None:
+    def _finish(self, record: Record, training: Training | RemoteTraining, times: BlockTimes) -> None:
         """End a case with its times, or with its error. A case with too few blocks stays unfinished."""
         try:
             if times.error:
                 raise times.error
             processes.run_in_all(partial(training.require_finite, "after the timed blocks"))
         except Exception as error:
-            self.ledger.fail(entry.case, error)
+            self.ledger.fail(record.case, error)
             return
         if len(times.seconds) >= MIN_ROUNDS:
             peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
-            self.ledger.end(entry.case, status="ok", timed=times, memory=replace(entry.record.memory, **peaks))
+            self.ledger.end(record.case, status="ok", timed=times, memory=replace(record.memory, **peaks))
 
-    def _trace_and_attribute(self, entry: Entry, training: Training | RemoteTraining) -> None:
+    def _trace_and_attribute(self, record: Record, training: Training | RemoteTraining) -> None:
         """Trace a timed step and attribute its time, if requested.
 
         A failure is only a warning, because the row is complete without.
         """
-        case = str(entry.case)
+        case = str(record.case)
         if self.ledger.settings.trace:
             try:
-                self._trace(entry, training, self.ledger.settings.trace / case)
+                self._trace(record, training, self.ledger.settings.trace / case)
             except Exception as error:
                 warnings.warn(f"{case}: no trace was written: {reason_of(error)}", stacklevel=2)
         if self.ledger.settings.attribution:
             self.say(f"{case}: timing variants of the step")
             try:
                 with self.preparation.clock.phase("attribution"):
-                    parts = self._attribute(entry, training)
-                self.ledger.end(entry.case, attribution=parts)
+                    parts = self._attribute(record, training)
+                self.ledger.end(record.case, attribution=parts)
             except Exception as error:
                 warnings.warn(f"{case}: its time could not be attributed: {reason_of(error)}", stacklevel=2)
 
-    def _trace(self, entry: Entry, training: Training | RemoteTraining, folder: Path) -> None:
+    def _trace(self, record: Record, training: Training | RemoteTraining, folder: Path) -> None:
         """Record a profiler trace of one more block, in the process in which the step was timed."""
-        assert entry.record.timed
-        steps = entry.record.timed.steps_per_block
+        assert record.timed
+        steps = record.timed.steps_per_block
         if is_remote(training):
             run_remotely(training, lambda alone: alone.trace(folder, steps))
         else:
             trace(folder, partial(training.block, steps))
 
-    def _attribute(self, entry: Entry, training: Training | RemoteTraining) -> Attribution | None:
+    def _attribute(self, record: Record, training: Training | RemoteTraining) -> Attribution | None:
         """Attribute the time of a step, with variants timed in the process in which the step was timed.
 
         In a multi-process run with a single-device process, only the first process gets the result for `single`.
         """
-        seconds, rounds = entry.record.step_seconds_median, self.ledger.settings.rounds
-        begin = partial(self.ledger.begin, entry.case)
-        assert entry.step
+        seconds, rounds = record.step_seconds_median, self.ledger.settings.rounds
+        begin = partial(self.ledger.begin, record.case)
+        assert record.step
         assert seconds
         if is_remote(training):
-            return run_remotely(training, lambda alone: alone.attribute(entry.case, seconds, rounds, begin))
+            return run_remotely(training, lambda alone: alone.attribute(record.case, seconds, rounds, begin))
         assert isinstance(training, Training)
-        return attribute(entry.case, entry.step, training, seconds, rounds, begin)
+        return attribute(record.case, record.step, training, seconds, rounds, begin)
 
 
 def is_remote(training: Training | RemoteTraining) -> bool:

@@ -22,7 +22,7 @@ from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.run.progress import say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB, progress
-from benchmarks.search.compiling import compile_entry
+from benchmarks.search.compiling import compiled_record
 from benchmarks.simulate.queues import trace
 from strategies.mesh import all_axes
 
@@ -129,7 +129,7 @@ def main(option: argparse.Namespace) -> int:
     statuses = []
     for number, case in enumerate(cases, start=1):
         with say_regularly(partial(progress, number, len(cases), f"compiling {case}", None)):
-            record = compile_entry(case).record
+            record = compiled_record(case)
         lines = [part for line in case_report(record.as_row()) for part in wrapped(line)]
         print("\n".join(lines), end="\n\n", flush=True)
         statuses.append(record.status)

@@ -31,8 +31,9 @@ from benchmarks.run.corpus import EMPTY_CORPUS
 from benchmarks.run.journal import fingerprint
 from benchmarks.run.machine import COMPILER, SETTINGS
 from benchmarks.run.pool import Outcome, run_in_processes
-from benchmarks.run.prepare import Entry, Preparation
+from benchmarks.run.prepare import Preparation
 from benchmarks.run.progress import say_regularly
+from benchmarks.run.record import Record
 from benchmarks.run.summary import progress
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay
@@ -131,37 +132,37 @@ EXPOSED = "machine.exposed_seconds"
 """Column: seconds for which the compiled step waits for collectives, at the rates that a machine reaches."""
 
 
-def compile_entry(case: Case) -> Entry:
+def compiled_record(case: Case) -> Record:
     """A case that is compiled and not run, with its program if it has one. Failures are recorded in its record."""
-    entry = Entry.begin(case, compile_only=True)
+    record = Record.begin(case, compile_only=True)
     try:
         for stage in Preparation(EMPTY_CORPUS, Clock()).stages(case, compile_only=True):
-            entry = stage
-        memory = replace(entry.record.memory, host_peak_rss_bytes=host_peak_rss_bytes())
-        return entry.with_facts(status="ok", memory=memory)
+            record = stage
+        memory = replace(record.memory, host_peak_rss_bytes=host_peak_rss_bytes())
+        return replace(record, status="ok", memory=memory)
     except Exception as error:
-        return entry.with_facts(status=status_of(error), reason=reason_of(error))
+        return replace(record, status=status_of(error), reason=reason_of(error))
 
 
 def compile_and_replay(case: Case, machine: Machine) -> dict[str, Any]:
     """Compile a case and return the columns of its row, and `EXPOSED`. Called in a process of its own."""
     assert case.topology
     case.topology.prepare()
-    entry = compile_entry(case)
-    return {**entry.record.as_row().extra_info, EXPOSED: exposed_seconds(entry, machine)}
+    record = compiled_record(case)
+    return {**record.as_row().extra_info, EXPOSED: exposed_seconds(record, machine)}
 
 
-def exposed_seconds(entry: Entry, machine: Machine) -> float | None:
+def exposed_seconds(record: Record, machine: Machine) -> float | None:
     """Exposed communication of a compiled step on a machine; None if its program was not read or is not scheduled."""
-    if not (entry.program and entry.step):
+    if not (record.program and record.step):
         return None
     try:
-        program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
+        program = read_program(record.program.as_text() or "", record.step.mesh.shape)
     except HLOError:
         return None
     if program.unread:
         return None
-    replayed = replay(program, entry.step.mesh, machine, BYTES[entry.case.dtype])
+    replayed = replay(program, record.step.mesh, machine, BYTES[record.case.dtype])
     return replayed and replayed.parts.get(EXPOSED_LANE, 0.0)
 
 

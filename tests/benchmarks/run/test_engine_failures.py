@@ -16,7 +16,7 @@ from benchmarks.cases import case as cases
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.journal import JournalError
 from benchmarks.run.measure import time_interleaved, trace
-from benchmarks.run.prepare import Entry
+from benchmarks.run.record import Record
 from strategies import MeshSpec
 from tests.benchmarks.planted import TOYS
 from tests.benchmarks.run.engines import DATA, PLAN, SINGLE, Begin, measure
@@ -56,13 +56,13 @@ def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pyt
 
     def run_in_all(function: Callable[[], Any]) -> Any:
         value = function()
-        if isinstance(value, Entry) and value.record.case == DATA and value.record.compiled:
+        if isinstance(value, Record) and value.case == DATA and value.compiled:
             made.append(value)
         if len(made) == 2:  # the state has been made
             raise FailedElsewhere("oom", "process 1 of 2: no room")
         return value
 
-    made: list[Entry] = []
+    made: list[Record] = []
     engine = begin()
     engine.prepare(SINGLE)
     gc.collect()  # frees arrays that earlier tests left in cycles
@@ -83,9 +83,9 @@ def test_timeout_of_other_processes_starts_when_this_one_is_ready(
     heard: list[float] = []
     monkeypatch.setattr(engine.ledger, "begin", lambda case: heard.append(time.monotonic()))
 
-    def stages(*_: Any, **__: Any) -> Iterator[Entry]:
+    def stages(*_: Any, **__: Any) -> Iterator[Record]:
         time.sleep(0.2)
-        yield Entry.begin(DATA)
+        yield Record.begin(DATA)
 
     def run_in_all(function: Callable[[], Any]) -> Any:
         value = function()

@@ -34,7 +34,7 @@ def test_row_of_an_earlier_process_is_not_measured_again(begin: Begin) -> None:
     engine.ledger.close()
     resumed = begin(resume=True)
     assert measure(resumed, SINGLE, wrong) == first
-    assert not resumed.ledger.entries
+    assert not resumed.ledger.records
 
 
 @pytest.mark.usefixtures("toys")

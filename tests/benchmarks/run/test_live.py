@@ -14,7 +14,8 @@ import pytest
 from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, read_corpus
 from benchmarks.run.live import live_bytes, profile_memory
-from benchmarks.run.prepare import Entry, Preparation, begin_training
+from benchmarks.run.prepare import Preparation, begin_training
+from benchmarks.run.record import Record
 from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 from strategies.costs.predict import predict
 from tests.benchmarks.run.engines import SINGLE
@@ -145,12 +146,12 @@ def test_a_profile_that_cannot_be_written_is_a_stage_too(monkeypatch: pytest.Mon
     """A process that cannot write its profile warns, and takes as many stages as those that can."""
     preparation = Preparation(EMPTY_CORPUS, Clock())
     monkeypatch.setattr(preparation, "start", lambda *_, **__: None)
-    entry = Entry.begin(SINGLE)
+    record = Record.begin(SINGLE)
 
     def stages(failure: OSError | None) -> int:
         profile = Mock(return_value={"live_rest_bytes": 8}, side_effect=failure)
         monkeypatch.setattr("benchmarks.run.prepare.profile_memory", profile)
-        return len([*preparation._profile_memory(entry, tmp_path)])
+        return len([*preparation._profile_memory(record, tmp_path)])
 
     whole = stages(None)
     with pytest.warns(UserWarning, match="no memory profile was written: OSError: the disk is full"):

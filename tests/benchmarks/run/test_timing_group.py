@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.measure import BlockTimes
-from benchmarks.run.prepare import Entry
+from benchmarks.run.record import Record
 from benchmarks.run.timing_group import CANARY, TimingGroup
 from tests.benchmarks.run.engines import DATA, PLAN, SINGLE
 
@@ -32,9 +32,9 @@ class Planned:
 
 def timed(extra_seconds: float) -> dict[str, int]:
     """Blocks of each step of a group in which one step is noisy."""
-    entry = Entry.begin(SINGLE)
+    record = Record.begin(SINGLE)
     ledger = cast(Any, SimpleNamespace(settings=replace(PLAN, extra_seconds=extra_seconds)))
-    group = TimingGroup(ledger, cast(Any, None), [entry], entry, None, print)
+    group = TimingGroup(ledger, cast(Any, None), [record], record, None, print)
     group.trainings = cast(
         Any, {str(SINGLE): Planned(1.0), QUIET: Planned(2.0), NOISY: Planned(1.0, 2.0), CANARY: Planned(1.0)}
     )

@@ -20,10 +20,9 @@ from benchmarks.program.compiled import read_program
 from benchmarks.run import prepare
 from benchmarks.run.compilation import compile_step
 from benchmarks.run.pool import run_in_processes
-from benchmarks.run.prepare import Entry
 from benchmarks.search import compile as page
 from benchmarks.search.compile import case_report
-from benchmarks.search.compiling import compile_and_replay, compile_entry
+from benchmarks.search.compiling import compile_and_replay, compiled_record
 from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
@@ -43,7 +42,7 @@ def case(kind: str = "cpu:4", strategy: str = "fsdp", mesh: str = "fsdp=4") -> C
 
 def compile_case(case: Case) -> Row:
     """The row of a case that is compiled and not run."""
-    return compile_entry(case).record.as_row()
+    return compiled_record(case).as_row()
 
 
 @pytest.fixture
@@ -179,8 +178,8 @@ def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "fsdp-fsdp=4-b4" in capsys.readouterr().out
     rows = {"oom": 0, "infeasible": 0, "compile_error": 1, "error": 1}
     for status, code in rows.items():
-        record = dataclasses.replace(compile_entry(case(strategy="tensor", mesh="tensor=4")).record, status=status)
-        monkeypatch.setattr(page, "compile_entry", lambda case, record=record: Entry(record))
+        record = dataclasses.replace(compiled_record(case(strategy="tensor", mesh="tensor=4")), status=status)
+        monkeypatch.setattr(page, "compiled_record", lambda case, record=record: record)
         assert command("compile")(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
     for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):

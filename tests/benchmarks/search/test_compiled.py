@@ -12,7 +12,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.run.pool import Outcome
 from benchmarks.search import compiling
 from benchmarks.search.compiled import SENDING, compile_best, compiled, table
-from benchmarks.search.compiling import EXPOSED, Compiler, compile_entry, exposed_seconds
+from benchmarks.search.compiling import EXPOSED, Compiler, compiled_record, exposed_seconds
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.program import published
 from strategies import GPTConfig, MeshSpec
@@ -45,12 +45,12 @@ def test_exposed_communication_is_that_of_the_replay_at_the_rates_of_the_machine
     as the CPU's compiler does.
     """
     case = Case("fsdp", MeshSpec.parse("fsdp=4"), "tiny", CONFIG, 4, 1, "float32", "dots", topology=FOUR)
-    entry = compile_entry(case)
-    assert entry.record.estimate
-    assert entry.record.estimate.replay
-    exposed = exposed_seconds(entry, published(H100S.chip))
-    assert exposed == pytest.approx(entry.record.estimate.replay.parts["exposed"])
-    half = exposed_seconds(entry, published(H100S.chip).with_changes({"link_bandwidth": "0.5x"}))
+    record = compiled_record(case)
+    assert record.estimate
+    assert record.estimate.replay
+    exposed = exposed_seconds(record, published(H100S.chip))
+    assert exposed == pytest.approx(record.estimate.replay.parts["exposed"])
+    half = exposed_seconds(record, published(H100S.chip).with_changes({"link_bandwidth": "0.5x"}))
     assert half is not None
     assert exposed is not None
     assert half > 1.2 * exposed > 0
