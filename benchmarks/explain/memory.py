@@ -29,8 +29,6 @@ class StepMemory:
             master weights.
         device_peak_bytes: peak of any device since the process started.
         host_peak_rss_bytes: peak resident memory of this process on the host since it started.
-        live_parameter_bytes, live_optimizer_bytes, live_batch_bytes: of live arrays after a step, by what holds them.
-        live_rest_bytes: of all other live arrays of the process at that time.
     """
 
     argument_bytes: int | None = None
@@ -41,10 +39,6 @@ class StepMemory:
     alias_bytes: int | None = None
     device_peak_bytes: int | None = None
     host_peak_rss_bytes: int | None = None
-    live_parameter_bytes: int | None = None
-    live_optimizer_bytes: int | None = None
-    live_batch_bytes: int | None = None
-    live_rest_bytes: int | None = None
 
     @property
     def total_bytes(self) -> int | None:

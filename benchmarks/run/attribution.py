@@ -14,7 +14,7 @@ All but the last three do the FLOPs of the step; `no remat` does those that are 
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,64 +36,38 @@ Update = Callable[[State, Any], tuple[State, dict[str, Any]]]
 ISOLATED = WithoutCommunication()
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """Seconds of a step by cause. Each is a difference of two times, so noise can make it negative.
+def attributed(seconds: Mapping[str, float]) -> dict[str, float]:
+    """The columns of a row on the seconds of a step by cause, and on their sum over the time of the step.
 
-    Attributes:
-        compute_seconds: forward and backward pass, without recomputation.
-        exposed_communication_seconds: sending data that is not overlapped with computation.
-        schedule_bubble_seconds: pipeline stages that wait for the first microbatch, and at the end for the last.
-        lockstep_bubble_seconds: devices that wait for slower ones wherever they communicate.
-        recomputation_seconds: what storing all activations instead of recomputing them would save; 0 if that is slower.
-        optimizer_seconds: gradient clipping and AdamW.
-        dispatch_seconds: launching an empty step.
+    Each is a difference of two times, so noise can make it negative. They add up to the time of the step if gradients
+    and optimizer, timed separately, take as long as both together.
+
+    Args:
+        seconds: time of each variant by its name in the module's table. A missing variant equals the one before it.
     """
-
-    compute_seconds: float
-    exposed_communication_seconds: float
-    schedule_bubble_seconds: float
-    lockstep_bubble_seconds: float
-    recomputation_seconds: float
-    optimizer_seconds: float
-    dispatch_seconds: float
-
-    @classmethod
-    def of(cls, seconds: Mapping[str, float]) -> "Attribution":
-        """Attribution from the variants' times.
-
-        Args:
-            seconds: time of each variant by its name in the module's table. A missing variant equals the one before it.
-        """
-        step, gradients, empty = seconds["step"], seconds["gradients"], seconds["empty"]
-        synchronized = seconds.get("synchronized", step)
-        aligned = seconds.get("aligned", synchronized)
-        isolated = seconds.get("isolated", synchronized)
-        recomputation = max(0.0, gradients - seconds.get("no remat", gradients))
-        return cls(
-            compute_seconds=gradients - recomputation - empty,
-            exposed_communication_seconds=step - synchronized,
-            schedule_bubble_seconds=synchronized - aligned,
-            lockstep_bubble_seconds=aligned - isolated,
-            recomputation_seconds=recomputation,
-            optimizer_seconds=seconds["optimizer"] - empty,
-            dispatch_seconds=empty,
-        )
-
-    @property
-    def total_seconds(self) -> float:
-        """Sum of all parts.
-
-        It equals the step's time if gradients and optimizer, timed separately, take as long as both together.
-        """
-        return sum(getattr(self, part.name) for part in fields(self))
+    step, gradients, empty = seconds["step"], seconds["gradients"], seconds["empty"]
+    synchronized = seconds.get("synchronized", step)
+    aligned = seconds.get("aligned", synchronized)
+    isolated = seconds.get("isolated", synchronized)
+    recomputation = max(0.0, gradients - seconds.get("no remat", gradients))
+    parts = {
+        "compute": gradients - recomputation - empty,
+        "exposed_communication": step - synchronized,
+        "schedule_bubble": synchronized - aligned,
+        "lockstep_bubble": aligned - isolated,
+        "recomputation": recomputation,
+        "optimizer": seconds["optimizer"] - empty,
+        "dispatch": empty,
+    }
+    columns = {f"attribution.{name}_seconds": part for name, part in parts.items()}
+    return columns | {"attribution.total_over_step": sum(parts.values()) / step}
 
 
 def attribute(
     case: Case, step: Step, training: Training, step_seconds: float, rounds: int, begin: Callable[[], None]
-) -> Attribution:
+) -> dict[str, float]:
     """Compile the variants of a case's step, and time them interleaved with the step, from the training's current
-    state.
+    state; the columns of `attributed`.
 
     Args:
         case: the case.
@@ -122,7 +96,7 @@ def attribute(
         name: statistics.median(part / whole_step for part, whole_step in zip(block_times.seconds, whole, strict=True))
         for name, block_times in times.items()
     }
-    return Attribution.of({name: ratio * step_seconds for name, ratio in ratios.items()})
+    return attributed({name: ratio * step_seconds for name, ratio in ratios.items()})
 
 
 def require_safe(mesh: Mesh, program: jax.stages.Compiled) -> jax.stages.Compiled:

@@ -7,7 +7,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -21,37 +20,8 @@ REPEATS = 3
 """Saves and restores of each case; a row has the medians."""
 
 
-@dataclass(frozen=True)
-class CheckpointTimes:
-    """Seconds of a checkpoint of one case, in the first process.
-
-    Attributes:
-        total_bytes: of the arrays on disk.
-        save_blocking_seconds: until training may go on: the state is on the host.
-        save_seconds: until the checkpoint is on disk.
-        restore_seconds: until the state is on the devices again.
-        restore_single_seconds: the same under `single`; None if one device cannot hold the state.
-    """
-
-    total_bytes: int
-    save_blocking_seconds: float
-    save_seconds: float
-    restore_seconds: float
-    restore_single_seconds: float | None
-
-    @property
-    def save_bytes_per_second(self) -> float:
-        """Bytes of the whole checkpoint per second, until it is on disk."""
-        return self.total_bytes / self.save_seconds
-
-    @property
-    def restore_bytes_per_second(self) -> float:
-        """Bytes of the whole checkpoint per second, until its state is on the devices."""
-        return self.total_bytes / self.restore_seconds
-
-
-def checkpoint_times(step: Step, state: State, single: Callable[[], Step], folder: Path) -> CheckpointTimes:
-    """Save and restore a state, several times. The last checkpoint is left in the folder.
+def checkpoint_times(step: Step, state: State, single: Callable[[], Step], folder: Path) -> dict[str, float | None]:
+    """Save and restore a state, several times; the columns of a row. The last checkpoint is left in the folder.
 
     Args:
         step: the step.
@@ -67,13 +37,17 @@ def checkpoint_times(step: Step, state: State, single: Callable[[], Step], folde
     saves = [_save(step, state, folder, position) for position in range(REPEATS)]
     restores = [_restore(step, folder) for _ in range(REPEATS)]
     blocking, whole = zip(*saves, strict=True)
-    return CheckpointTimes(
-        total_bytes=sum({leaf.name: leaf.disk_bytes for leaf in leaves(step)}.values()),
-        save_blocking_seconds=statistics.median(blocking),
-        save_seconds=statistics.median(whole),
-        restore_seconds=statistics.median(restores),
-        restore_single_seconds=_restore_single(single, folder),
-    )
+    total_bytes = sum({leaf.name: leaf.disk_bytes for leaf in leaves(step)}.values())
+    save_seconds, restore_seconds = statistics.median(whole), statistics.median(restores)
+    return {
+        "checkpoint.total_bytes": total_bytes,
+        "checkpoint.save_blocking_seconds": statistics.median(blocking),
+        "checkpoint.save_seconds": save_seconds,
+        "checkpoint.save_bytes_per_second": total_bytes / save_seconds,
+        "checkpoint.restore_seconds": restore_seconds,
+        "checkpoint.restore_bytes_per_second": total_bytes / restore_seconds,
+        "checkpoint.restore_single_seconds": _restore_single(single, folder),
+    }
 
 
 def _save(step: Step, state: State, folder: Path, position: int) -> tuple[float, float]:

@@ -73,11 +73,11 @@ class Ledger:
         self.journal.begin(str(case))
 
     def add(self, case: Case, **facts: Any) -> None:
-        """Add facts to the record of a case."""
-        self.records[str(case)] = replace(self.records[str(case)], **facts)
+        """Add columns and other facts to the record of a case."""
+        self.records[str(case)] = self.records[str(case)].adding(**facts)
 
     def end(self, case: Case, **facts: Any) -> None:
-        """A case has ended. Its row is final, with these last facts."""
+        """A case has ended. Its row is final, with these last columns and facts."""
         self.add(case, **facts)
         self.journal.finish(self.records[str(case)].as_row())
 

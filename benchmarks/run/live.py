@@ -54,12 +54,12 @@ def live_bytes(**holders: Any) -> dict[str, int]:
         holders: trees of arrays by the names of what they are.
 
     Returns:
-        For each holder its bytes under `live_NAME_bytes`, and the bytes of all other arrays under `live_rest_bytes`.
+        For each holder its bytes under `memory.live_NAME_bytes`, and those of all other arrays, whose NAME is "rest".
     """
     buffers = {name: buffers_of(jax.tree.leaves(tree)) for name, tree in holders.items()}
     held = set().union(*buffers.values())
     buffers["rest"] = {key: size for key, size in buffers_of(jax.live_arrays()).items() if key not in held}
-    return {f"live_{name}_bytes": fullest(sizes) for name, sizes in buffers.items()}
+    return {f"memory.live_{name}_bytes": fullest(sizes) for name, sizes in buffers.items()}
 
 
 def buffers_of(arrays: Iterable[jax.Array]) -> Buffers:

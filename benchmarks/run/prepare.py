@@ -111,7 +111,7 @@ class Preparation:
             "compiled.bytes_accessed": bytes_accessed(compilation.program),
             **self._program_columns(record.case, step, program),
         }
-        record = replace(record, compiled=compiled)
+        record = record.adding(compiled)
         yield record
         require_no_deadlock(step.mesh, program.concurrent)
         if topology and topology.chip:
@@ -137,7 +137,7 @@ class Preparation:
             yield record
             shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
         del training  # free its memory
-        record = replace(record, loss_first=trajectory.losses[0], loss_last=trajectory.losses[-1], **facts)
+        record = record.adding(loss_first=trajectory.losses[0], loss_last=trajectory.losses[-1], **facts)
         yield record
         trajectory.require_finite("in the first steps")
         return (yield from self._check(record, trajectory))
@@ -148,7 +148,7 @@ class Preparation:
         try:
             with self.clock.phase("checkpoint"):
                 times = checkpoint_times(record.step, training.state, record.case.single.build, folder)
-            return replace(record, checkpoint=times)
+            return record.adding(times)
         except Exception as error:
             warnings.warn(f"{record.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
             return record
@@ -162,7 +162,7 @@ class Preparation:
         except OSError as error:
             warnings.warn(f"{record.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
             live = {}
-        record = replace(record, memory=replace(record.memory, **live))
+        record = record.adding(live)
         yield record  # in any case, as many stages in all processes
         return record
 

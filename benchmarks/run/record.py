@@ -3,7 +3,8 @@
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
@@ -17,9 +18,6 @@ from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.explanations import predicted_columns
 from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
-from benchmarks.run.attribution import Attribution
-from benchmarks.run.checkpoint import CheckpointTimes
-from benchmarks.run.expert_load import ExpertLoad
 from benchmarks.run.measure import BlockTimes, Interval
 from strategies import Step
 from strategies.model.gpt import param_count
@@ -46,8 +44,8 @@ class Record:
         virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
         status: how the case ended; "interrupted" until then.
         reason: why, in one line.
-        model_flops_per_step: model FLOPs of all devices, without recomputation and, where `load` is known, without
-            those of dropped choices of experts.
+        model_flops_per_step: model FLOPs of all devices, without recomputation and, once counted, without those of
+            dropped choices of experts.
         matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
             of all of them together.
         compile_seconds: compilation time of the step.
@@ -55,7 +53,8 @@ class Record:
         loss_first, loss_last: nats per token, of the first and the last checked step. These use the same tokens, which
             are also the same for every case with this batch size.
         matches_single: whether losses and gradient norms of the checked steps equal one device's; None if unknown.
-        compiled: columns of the compiled program.
+        columns: further columns by name: of the compiled program, of experts, checkpoints and live arrays, and of the
+            attribution.
         timed: its block times.
         relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
         single_in_own_process: whether `single` and the matmul were timed in a process with one device
@@ -63,9 +62,6 @@ class Record:
         relative_to_twin: its time over that of its hand-written twin, if the compiler partitions its step.
         canary: time of the group's baseline over that of a duplicate of it, timed in the same rounds: 1 except for
             noise.
-        attribution: seconds of the step by cause.
-        checkpoint: seconds to save and restore its state.
-        load: how evenly its experts are loaded.
         compiler_options: options that XLA was given, once it is compiled.
         compile_only: whether the case is only compiled, and not timed.
         estimate: memory and least time on a chip that need not be present.
@@ -89,15 +85,12 @@ class Record:
     loss_first: float | None = None
     loss_last: float | None = None
     matches_single: bool | None = None
-    compiled: Mapping[str, Scalar] = field(default_factory=dict)
+    columns: Mapping[str, Scalar] = field(default_factory=dict)
     timed: BlockTimes | None = None
     relative_to_single: Interval | None = None
     single_in_own_process: bool | None = None
     relative_to_twin: Interval | None = None
     canary: Interval | None = None
-    attribution: Attribution | None = None
-    checkpoint: CheckpointTimes | None = None
-    load: ExpertLoad | None = None
     compiler_options: CompilerOptions = ()
     compile_only: bool = False
     estimate: ChipEstimate | None = None
@@ -111,6 +104,10 @@ class Record:
         device = (case.topology.devices() if case.topology else jax.devices())[0]
         virtual = device.platform == "cpu"
         return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
+
+    def adding(self, columns: Mapping[str, Scalar] = MappingProxyType({}), **facts: Any) -> "Record":
+        """The record with further columns and other fields."""
+        return replace(self, columns={**self.columns, **columns}, **facts)
 
     @property
     def samples(self) -> tuple[float, ...]:
@@ -178,11 +175,6 @@ class Record:
         return _quotient(self.predicted_seconds, self.step_seconds_median)
 
     @property
-    def attributed_fraction(self) -> float | None:
-        """Seconds that are attributed to a cause, as a fraction of the measured step."""
-        return _quotient(self.attribution and self.attribution.total_seconds, self.step_seconds_median)
-
-    @property
     def routing(self) -> str | None:
         """How tokens choose experts; None for a model without experts."""
         return self.case.config.routing if self.case.config.experts else None
@@ -215,8 +207,8 @@ class Record:
         """
         mappings: dict[str, Mapping[str, Any]] = {
             "attention": attention_of(self.case.config),
-            "program": {**dict.fromkeys(PER_AXIS), **self.compiled},
-            "formulas": predicted_columns(self.case, self.compiled),
+            "columns": {**dict.fromkeys(PER_AXIS), **self.columns},
+            "formulas": predicted_columns(self.case, self.columns),
             "chip": self._estimated(),
             "resolved": self.resolved,
         }

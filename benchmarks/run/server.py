@@ -118,7 +118,7 @@ class TimingServer:
     def attribute(self, training: int, case: Case, seconds: float, rounds: int) -> Answer:
         """Attribute the measured seconds of a step to causes."""
         step, _ = self._compiled(case)
-        return asdict(attribute(case, step, self.trainings[training], seconds, rounds, self.begin))
+        return attribute(case, step, self.trainings[training], seconds, rounds, self.begin)
 
     def drop(self, training: int) -> None:
         """Free the memory of a training run."""

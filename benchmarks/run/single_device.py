@@ -23,7 +23,6 @@ from benchmarks.cases.failures import CaseFailure, ProcessDied
 from benchmarks.cli.server import Server, ServerFailure
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import FailedElsewhere
-from benchmarks.run.attribution import Attribution
 from benchmarks.run.corpus import Corpus, corpus_source
 from benchmarks.run.equality import Trajectory
 from strategies.backends.backend import are_virtual
@@ -113,9 +112,9 @@ class RemoteTraining:
         """Record a profiler trace of a block of this many steps, as `measure.trace`."""
         self._ask("trace", folder=folder, steps=steps)
 
-    def attribute(self, case: Case, seconds: float, rounds: int, begin: Callable[[], None]) -> Attribution:
+    def attribute(self, case: Case, seconds: float, rounds: int, begin: Callable[[], None]) -> dict[str, float]:
         """Attribute the time of a step, as `attribution.attribute`."""
-        return Attribution(**self._ask("attribute", begin=begin, case=case, seconds=seconds, rounds=rounds))
+        return self._ask("attribute", begin=begin, case=case, seconds=seconds, rounds=rounds)
 
     def drop(self) -> None:
         """Free its memory."""

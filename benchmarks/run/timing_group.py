@@ -12,7 +12,7 @@ from benchmarks.cases.failures import reason_of
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes
-from benchmarks.run.attribution import Attribution, attribute
+from benchmarks.run.attribution import attribute
 from benchmarks.run.ledger import Ledger
 from benchmarks.run.measure import WIDE, BlockTimes, Interval, Training, steps_per_block, time_interleaved, trace
 from benchmarks.run.prepare import Preparation
@@ -167,7 +167,7 @@ class TimingGroup:
             try:
                 with self.preparation.clock.phase("attribution"):
                     parts = self._attribute(record, training)
-                self.ledger.end(record.case, attribution=parts)
+                self.ledger.end(record.case, columns=parts or {})
             except Exception as error:
                 warnings.warn(f"{case}: its time could not be attributed: {reason_of(error)}", stacklevel=2)
 
@@ -180,7 +180,7 @@ class TimingGroup:
         else:
             trace(folder, partial(training.block, steps))
 
-    def _attribute(self, record: Record, training: Training | RemoteTraining) -> Attribution | None:
+    def _attribute(self, record: Record, training: Training | RemoteTraining) -> dict[str, float] | None:
         """Attribute the time of a step, with variants timed in the process in which the step was timed.
 
         In a multi-process run with a single-device process, only the first process gets the result for `single`.

@@ -144,7 +144,7 @@ def recorded() -> list[dict[str, Any]]:
     records = [
         replace(
             record,
-            compiled=dict.fromkeys(COUNTED, 1)
+            columns=dict.fromkeys(COUNTED, 1)
             | {"compiled.hash": str(record.case), "compiled.dtypes": "f32", "compiled.unread": None},
         )
         for record in records

@@ -70,11 +70,13 @@ def test_live_bytes_are_those_of_the_formulas(name: str, train: dict) -> None:
     gc.collect()  # what other tests have left would be freed at any time
     before = live_bytes(parameter=state.params, optimizer=state.optimizer, batch=batch)
     expected = formula(name, **train)
-    assert {kind: before[f"live_{holder}_bytes"] for kind, holder in HELD.items()} == {k: expected[k] for k in HELD}
+    assert {kind: before[f"memory.live_{holder}_bytes"] for kind, holder in HELD.items()} == {
+        k: expected[k] for k in HELD
+    }
     everywhere = jax.NamedSharding(jax.make_mesh((8,), ("data",), devices=jax.devices()[:8]), jax.P())
     planted = jax.device_put(np.ones(1000, np.float32), everywhere)
     after = live_bytes(parameter=state.params, optimizer=state.optimizer, batch=batch)
-    assert after == before | {"live_rest_bytes": before["live_rest_bytes"] + planted.nbytes}
+    assert after == before | {"memory.live_rest_bytes": before["memory.live_rest_bytes"] + planted.nbytes}
 
 
 def test_a_replica_counts_once_on_each_device() -> None:
@@ -83,9 +85,9 @@ def test_a_replica_counts_once_on_each_device() -> None:
     replicated = jax.device_put(np.ones(100, np.float32), jax.NamedSharding(mesh, jax.P()))
     split = jax.device_put(np.ones(100, np.float32), jax.NamedSharding(mesh, jax.P("data")))
     views = [shard.data for shard in split.addressable_shards]
-    assert live_bytes(x=[replicated, split, views])["live_x_bytes"] == 400 + 100
+    assert live_bytes(x=[replicated, split, views])["memory.live_x_bytes"] == 400 + 100
     replicated.delete()
-    assert live_bytes(x=[replicated, split])["live_x_bytes"] == 100
+    assert live_bytes(x=[replicated, split])["memory.live_x_bytes"] == 100
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
@@ -131,7 +133,7 @@ def test_a_profile_is_of_what_is_held(tmp_path: Path) -> None:
     program = quick.compiled(step.lower())
     training = begin_training(step, program, step.init, read_corpus(None, CONFIG), batches=1)
     live = profile_memory(training, tmp_path / "case")
-    held = sum(live[f"live_{holder}_bytes"] for holder in HELD.values())
+    held = sum(live[f"memory.live_{holder}_bytes"] for holder in HELD.values())
     assert held == sum(formula("fsdp")[kind] for kind in HELD)
     for moment in ("at_rest", "after_step"):
         assert profiled_bytes(tmp_path / "case" / f"{moment}.pprof") >= 8 * held
@@ -149,7 +151,7 @@ def test_a_profile_that_cannot_be_written_is_a_stage_too(monkeypatch: pytest.Mon
     record = Record.begin(SINGLE)
 
     def stages(failure: OSError | None) -> int:
-        profile = Mock(return_value={"live_rest_bytes": 8}, side_effect=failure)
+        profile = Mock(return_value={"memory.live_rest_bytes": 8}, side_effect=failure)
         monkeypatch.setattr("benchmarks.run.prepare.profile_memory", profile)
         return len([*preparation._profile_memory(record, tmp_path)])
 

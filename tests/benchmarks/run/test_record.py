@@ -9,7 +9,6 @@ import pytest
 from benchmarks.cases.case import Case
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.memory import StepMemory
-from benchmarks.run.attribution import Attribution
 from benchmarks.run.measure import BlockTimes, Interval
 from benchmarks.run.record import Record
 from benchmarks.simulate.program import Roofline
@@ -30,11 +29,10 @@ MEASURED = Record(
     loss_first=5.5,
     loss_last=5.0,
     matches_single=True,
-    compiled={"compiled.flops": 12},
+    columns={"compiled.flops": 12, "experts.balance_loss": 1.5},
     timed=BlockTimes(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09]),
     relative_to_single=Interval(2.0, 1.8, 2.1),
     canary=Interval(1.01, 0.98, 1.04),
-    attribution=Attribution(0.3, 0.1, 0.0, 0.02, 0.0, 0.05, 0.005),
 )
 
 
@@ -96,9 +94,11 @@ def test_what_is_not_a_number_is_null(bad: float) -> None:
     assert json.loads(json.dumps(row, allow_nan=False)) == row
 
 
-def test_program_is_part_of_the_row() -> None:
-    """The row has the facts of the compiled program under their own names; an unknown one is null."""
+def test_further_columns_are_part_of_the_row() -> None:
+    """The row has further columns, as those of the compiled program, under their own names; an unknown one is null."""
     assert MEASURED.as_extra_info()["compiled.flops"] == 12
+    assert MEASURED.adding({"compiled.flops": 13}).as_extra_info()["compiled.flops"] == 13
+    assert MEASURED.as_extra_info()["experts.balance_loss"] == 1.5
     assert MEASURED.as_extra_info()["compiled.instructions"] is None
 
 
@@ -109,11 +109,6 @@ def test_canary_tells_a_noisy_run(low: float, high: float, noisy: bool) -> None:
     """A row is noisy if the interval of the step's ratio to itself exceeds 5% either way."""
     assert dataclasses.replace(MEASURED, canary=Interval(1.0, low, high)).as_extra_info()["noisy"] is noisy
     assert NOTHING_KNOWN.as_extra_info()["noisy"] is None
-
-
-def test_attributed_time_is_compared_with_the_step() -> None:
-    """A row has the ratio of its attributed time to the measured step."""
-    assert MEASURED.as_extra_info()["attribution.total_over_step"] == pytest.approx(0.475 / 0.5)
 
 
 def test_row_is_what_the_report_shows() -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.explain.memory import StepMemory
-from benchmarks.run.checkpoint import CheckpointTimes
 from benchmarks.run.measure import Interval
 from benchmarks.run.summary import (
     MIB,
@@ -45,7 +44,7 @@ def test_progress_has_place_outcome_and_time_left() -> None:
 def test_table_has_a_line_for_each_case() -> None:
     """Numbers are under their heading, what was predicted after what is, and a case without any says why."""
     measured = replace(MEASURED, memory=StepMemory(9 * MIB, 2 * MIB, 6 * MIB, 3 * MIB, 9 * MIB, 9 * MIB))
-    measured = replace(measured, compiled={"compiled.sent_bytes": 33 * MIB})
+    measured = replace(measured, columns={"compiled.sent_bytes": 33 * MIB})
     header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()], width=200)
     assert header.split("  ")[:2] == ["strategy", "mesh"]
     assert measured.split() == [
@@ -67,7 +66,7 @@ def test_table_has_twins_where_there_are_any() -> None:
 
 def test_table_has_what_goes_between_processes_where_there_are_several() -> None:
     """By axes; a step in one process sends nothing to another."""
-    split = replace(MEASURED, compiled={"between_processes.axes": "data", "between_processes.sent_bytes": 3 * MIB})
+    split = replace(MEASURED, columns={"between_processes.axes": "data", "between_processes.sent_bytes": 3 * MIB})
     header, alone, over = table([MEASURED.as_row(), split.as_row()])
     assert "between processes" not in table([MEASURED.as_row()])[0]
     assert over.split()[-3:] == ["3.0", "data", "equal"]
@@ -104,7 +103,19 @@ def test_what_a_run_can_tell_apart_is_said() -> None:
 
 def test_parts_of_the_time_are_shown_in_percent() -> None:
     """What was measured of a step's time stands in columns; rows of which nothing is known are left out."""
-    header, measured = where_time_goes([INFEASIBLE.as_row(), MEASURED.as_row()])
+    parts = 0.3, 0.1, 0.0, 0.02, 0.0, 0.05, 0.005
+    names = [
+        "compute",
+        "exposed_communication",
+        "schedule_bubble",
+        "lockstep_bubble",
+        "recomputation",
+        "optimizer",
+        "dispatch",
+    ]
+    columns = {f"attribution.{name}_seconds": part for name, part in zip(names, parts, strict=True)}
+    attributed = MEASURED.adding(columns | {"attribution.total_over_step": sum(parts) / 0.5})
+    header, measured = where_time_goes([INFEASIBLE.as_row(), attributed.as_row()])
     assert header.split("  ")[-1].strip() == "in all %"
     assert measured.split() == [
         "fsdp",
@@ -125,7 +136,9 @@ def test_parts_of_the_time_are_shown_in_percent() -> None:
 
 def test_times_of_checkpoints_are_shown() -> None:
     """Times stand in milliseconds, unknown ones empty; rows without a checkpoint are left out."""
-    timed = replace(MEASURED, checkpoint=CheckpointTimes(9 * MIB, 0.01, 0.5, 0.02, None))
+    seconds = {"save_blocking": 0.01, "save": 0.5, "restore": 0.02}
+    columns = {f"checkpoint.{name}_seconds": value for name, value in seconds.items()}
+    timed = MEASURED.adding({"checkpoint.total_bytes": 9 * MIB, **columns})
     header, line = checkpoints([INFEASIBLE.as_row(), timed.as_row()])
     assert header.split()[-2:] == ["single", "ms"]
     assert line.split() == ["fsdp", "fsdp=8", "microbatches=2", "16", "9.0", "10", "500", "20"]
