@@ -30,7 +30,8 @@ from benchmarks.search.scaled import powers_of_two, sized
 from benchmarks.search.stacks import StackSpace, machine_under, require_expressible, stack_named
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
 from benchmarks.simulate.machines import machine, machine_for
-from benchmarks.simulate.stack import MESHMARK, Stack
+from benchmarks.simulate.stack import Stack
+from benchmarks.simulate.stacks import MESHMARK
 from strategies.config import Remat
 
 SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"

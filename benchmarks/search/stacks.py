@@ -16,8 +16,8 @@ from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import machine, machine_for, machine_kinds
 from benchmarks.simulate.published import DTYPES, PublishedRun, run_under
 from benchmarks.simulate.published_row import Published
-from benchmarks.simulate.stack import MESHMARK, Stack
-from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN
+from benchmarks.simulate.stack import Stack
+from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, MEGATRON_BRIDGE, MEGATRON_CORE, MESHMARK, TORCHTITAN
 from strategies.config import Remat
 from strategies.core.placement import size_of
 from strategies.gpt_config import GPTConfig

@@ -16,7 +16,7 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import IN_SAMPLE, RANGES, START, Constants, Machine
-from benchmarks.simulate.machines import as_file, machine, machine_path, read_file
+from benchmarks.simulate.machines import as_file, machine_path, made, read_file
 from benchmarks.simulate.predict import TableRow, cluster_of, error_cells, model_of, read_rows
 from benchmarks.simulate.published import PublishedRun, run_of
 from benchmarks.simulate.step import predict_seconds
@@ -130,9 +130,10 @@ def main(args: argparse.Namespace) -> None:
         if args.out:
             require_apart({"--out": args.out}, (*args.runs, path))
             require_file(args.out)
-        start = machine(args.machine)
-        kinds = read_file(read_json(path), str(path)).same_devices
-        rows, runs = expressed([row for table in args.runs for row in read_rows(table)], start, kinds)
+        content = read_json(path, "`meshmark calibrate` writes one")
+        file = read_file(content, str(path))
+        start = made(path.stem, file)
+        rows, runs = expressed([row for table in args.runs for row in read_rows(table)], start, file.same_devices)
         found = fit(runs, start, args.only)
     fitted = errors_of(
         predicted_seconds(runs, start, found.constants).tolist(), [run.step_seconds or 0.0 for run in runs]
@@ -146,7 +147,7 @@ def main(args: argparse.Namespace) -> None:
         source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in args.runs)}"
         source += "" if held_out else f"; {IN_SAMPLE}"
         error = [fitted, *held_out.values()][-1].mean
-        save_text(args.out, as_file(read_json(path), found.constants, error, source))
+        save_text(args.out, as_file(content, found.constants, error, source))
         print(f"\nwrote {args.out}")
 
 

@@ -45,6 +45,7 @@ class Further:
         local_window: tokens that every second layer attends to; 0 for all.
         expert_biases: whether matmuls of experts have biases.
         latent: rows and columns of the matrices of latent attention that make heads.
+        expert_share: part of the layers that have experts.
         recomputed: parts of a layer that are computed again before its backward pass (`PARTS`).
     """
 
@@ -54,6 +55,7 @@ class Further:
     local_window: int = 0
     expert_biases: bool = False
     latent: tuple[tuple[int, int], ...] = ()
+    expert_share: float = 1.0
     recomputed: tuple[str, ...] = ()
 
 
@@ -193,7 +195,7 @@ def _folded(row: Published) -> bool:
 
 def _exchanged(row: Published) -> Callable[[Plan], Iterator[Traffic]]:
     """Dispatch and combine of tokens in the layers that have experts, over all devices that split these."""
-    folded, share = _folded(row), Fraction(row.layers - (row.dense_layers or 0), row.layers)
+    folded, share = _folded(row), row.expert_share
 
     def exchanged(plan: Plan) -> Iterator[Traffic]:
         rows = buffer_rows(plan.config, plan.tokens) // (plan.tensors if folded else 1)

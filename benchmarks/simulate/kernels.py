@@ -12,7 +12,7 @@ from typing import Literal
 
 from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.stack import Precision, Stack
+from benchmarks.simulate.stack import ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.experts import rows_of
@@ -140,10 +140,8 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     backward += back
     hidden = sum(branch.activated_elements(share) for branch in branches) * scale
     residual = share.residual_tokens * config.embed * scale * config.layers_in_block
-    moved = [
-        of_residual * residual + (0 if fused else of_mlp * hidden)
-        for of_residual, of_mlp in zip(costs.residual_bytes, costs.mlp_bytes, strict=True)
-    ]
+    bytes_of = zip(costs.residual_bytes, costs.mlp_bytes, copied_bytes(plan, stack, precision), strict=True)
+    moved = [out * residual + (0 if fused else inside * hidden) + copied for out, inside, copied in bytes_of]
     rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0
     biases = further_of(config).expert_biases
     for way in (0, 1):
@@ -177,6 +175,35 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     again = [kernel for part in further_of(config).recomputed for kernel in parts[part]]
     again += {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
+
+
+def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
+    """Bytes that a layer reads and writes to copy what collectives gather or scatter (`KernelCosts`).
+
+    Tensorwise fp8 gathers weights in one byte. Full recomputation repeats all collectives of the sequence but the last.
+    """
+    costs, dtype, branches = stack.kernels, BYTES[plan.train.dtype], len(plan.block.branches())
+    weights = gathered_elements(plan) if costs.copies_shards else 0
+    out = 2 * weights * (1 if precision and precision.name == "fp8" else dtype)
+    into = weights * (dtype + BYTES[plan.train.reduce_dtype])
+    stream = 2 * dtype * plan.share.tokens * plan.config.embed * (costs.copies_sequence and plan.sequence_parallel)
+    again = {"full": 2 * branches - 1, "dots": branches, "none": 0}[plan.train.remat]
+    return ForwardBackward(out + 2 * branches * stream, out + into + (2 * branches + again) * stream)
+
+
+def gathered_elements(plan: Plan) -> float:
+    """Elements of a layer's weights that a device gathers; 0 if they are not sharded."""
+    if plan.shards == 1:
+        return 0
+    return plan.shards * sum(one.elements for one in plan.weights if one.spec.is_stacked) / plan.layers
+
+
+def shared_expert(plan: Plan, what: str, precision: Precision | None) -> list[Kernel]:
+    """The shared expert's matmuls that hide what is sent: gate and up the dispatch, down the combine."""
+    branch, itemsize = plan.block.branches()[-1], precision.itemsize if precision else BYTES[plan.train.dtype]
+    matmuls = zip(branch.matmuls(plan.config), projections(plan, branch), strict=True)
+    found = [matmul(m, n, k, itemsize, size) for one, (m, n, k, size) in matmuls if "shared_mlp" in one.weight.dims]
+    return found[:-1] if what == "dispatch" else found[-1:]
 
 
 def up_projections(plan: Plan, itemsize: float) -> list[Kernel]:

@@ -9,7 +9,15 @@ from functools import cached_property
 from typing import Literal
 
 from benchmarks.simulate.folding import further_of
-from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
+from benchmarks.simulate.kernels import (
+    Kernel,
+    Layer,
+    first_weight_gradients,
+    head,
+    layer,
+    shared_expert,
+    softmax_is_fused,
+)
 from benchmarks.simulate.links import Network, distinct
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
@@ -20,7 +28,6 @@ from strategies.core.traffic import SENT, Traffic
 
 Way = Literal["forward", "backward", "inputs", "weights"]
 """A pass. The backward pass may be split: one for gradients of inputs, with all sums, and one for those of weights."""
-Direction = Literal["forward", "backward"]
 TOKENS = "dispatch", "combine"
 """What devices that split experts send each other."""
 TOKEN_CALLS = {
@@ -78,7 +85,7 @@ class LayerEvents:
             gradients: all-reduces of the layer's gradients over replicas, which are sent beside it.
         """
         gathers = [*self.gathers(GATHERED[way])]
-        beside = [*(gathers if self.prefetches else ()), *gradients, *self._hidden_collectives(way), *self._beside(way)]
+        beside = [*(gathers if self.prefetches else ()), *gradients, *self._beside(way)]
         yield Event(HOST, self._launches(way) * self.network.machine.constants.kernel_seconds, (HOST,), (HOST,))
         yield from (event._replace(labels=("layer",)) for event in beside)
         yield from self._work(way)
@@ -162,39 +169,41 @@ class LayerEvents:
         for kernel in matmuls:
             kernels.remove(kernel)
         yield from map(self._priced, kernels)
-        terms, direction = [*self._layer_traffic(way)], direction_of(way)
+        terms = [*self._layer_traffic(way)]
         reductions = [term for term in terms if term.what == "layers" and term.kind != "all_gather"] if matmuls else []
         for term in terms:
-            if self._is_beside(term):
-                continue
-            calls = self._calls(term, direction) - len(matmuls) * (term in reductions)
-            hidden = self._hidden_share if term.what == "layers" else 0
-            yield self._collectives(term, direction, calls * (1 - hidden))
+            if exposed := 1 - self._share_beside(term):
+                calls = self._calls(term, way) - len(matmuls) * (term in reductions)
+                event = self._collectives(term, way, calls * exposed)
+                yield event._replace(seconds=max(0.0, event.seconds - self._shared_seconds(term.what, way)))
         for kernel in matmuls:
             for term in reductions:
-                yield self._collectives(term, direction, 1)._replace(labels=("weight gradient",))
+                yield self._collectives(term, way, 1)._replace(labels=("weight gradient",))
             yield self._priced(kernel)
             yield from [Wait("weight gradient")] if reductions else []
 
-    def _is_beside(self, term: Traffic) -> bool:
-        """Whether all of a collective of a layer runs beside its kernels."""
-        if term.what in TOKENS:
-            return self.stack.until("tokens" if self.plan.schedule.chunks > 1 else "tokens of one chunk") == "layer"
-        return term.what == "keys and values" and self.stack.until("keys and values") == "layer"
+    def _shared_seconds(self, what: str, way: Way) -> float:
+        """Seconds of the shared expert's matmuls that hide a dispatch or a combine."""
+        if what not in TOKENS or self.stack.until("tokens") != "shared expert":
+            return 0.0
+        machine, layers = self.network.machine, self.plan.block.mixtures() * further_of(self.plan.config).expert_share
+        seconds = sum(kernel.seconds(machine) for kernel in shared_expert(self.plan, what, machine.precision))
+        return layers * seconds * (1 if way == "forward" else 2)
 
     def _beside(self, way: Way) -> Iterator[Event]:
-        """Yield the collectives of a layer that run beside its kernels."""
-        for term in filter(self._is_beside, self._layer_traffic(way)):
-            direction = direction_of(way)
-            yield self._collectives(term, direction, self._calls(term, direction))
+        """Yield the collectives of a layer, or shares of them, that run beside its kernels."""
+        for term in self._layer_traffic(way):
+            if share := self._share_beside(term):
+                yield self._collectives(term, way, self._calls(term, way) * share)
 
-    def _hidden_collectives(self, way: Way) -> Iterator[Event]:
-        """Yield the collectives of a pass that run beside the other half of the batch, or beside matmuls in chunks."""
-        for term in self._layer_traffic(way) if self._hidden_share else ():
-            if term.what != "layers":
-                continue
-            direction = direction_of(way)
-            yield self._collectives(term, direction, self._calls(term, direction) * self._hidden_share)
+    def _share_beside(self, term: Traffic) -> float:
+        """Share of a collective of a layer that runs beside its kernels, or beside the other half of the batch."""
+        if term.what == "layers":
+            return self._hidden_share
+        if term.what in TOKENS:
+            name = "tokens" if self.plan.schedule.chunks > 1 else "tokens of one chunk"
+            return float(self.stack.until(name) == "layer")
+        return float(term.what == "keys and values" and self.stack.until(term.what) == "layer")
 
     @property
     def _hidden_share(self) -> float:
@@ -208,53 +217,47 @@ class LayerEvents:
         return HALVES_SHARE if self.plan.train.halves == "on" and self.stack.until("halves") == "layer" else 0.0
 
     def _layer_traffic(self, way: Way) -> Iterator[Traffic]:
-        """Yield what a layer sends in a pass. Gradients of weights need nothing of other devices."""
+        """What a layer sends in a pass. Gradients of weights need nothing of other devices."""
         terms = (term for term in self.traffic if term.what in LAYER_TRAFFIC and way != "weights")
-        yield from (term for term in terms if self._calls(term, direction_of(way)))
+        return (term for term in terms if self._calls(term, way))
 
     def _priced(self, kernel: Kernel) -> Event:
         return Event(kernel.kind, kernel.seconds(self.network.machine))
 
     def _launches(self, way: Way) -> float:
         """Kernels that the host launches for a pass. A part of a backward pass has its share of the seconds."""
-        costs, backward = self.stack.kernels, way != "forward"
-        launches = costs.launches.backward if backward else costs.launches.forward
-        if self.plan.config.experts:
-            held = self.plan.config.experts // self.plan.share.experts
-            biases = further_of(self.plan.config).expert_biases * costs.bias_launches[backward]
-            launches += costs.router_launches[backward] + held * (costs.expert_launches[backward] + biases)
-        if backward and self.plan.train.remat == "full":
-            launches += costs.launches.forward
-        if not softmax_is_fused(self.plan, self.stack):
-            launches += costs.unfused_launches.backward if backward else costs.unfused_launches.forward
-            launches += (backward and self.plan.train.remat != "none") * costs.unfused_launches.forward
+        costs, plan, back = self.stack.kernels, self.plan, way != "forward"
+        launches = costs.launches[back] + (back and plan.train.remat == "full") * costs.launches.forward
+        if plan.config.experts:
+            over = next((term.axes for term in self.traffic if term.what == "dispatch"), ())
+            biases = further_of(plan.config).expert_biases * costs.bias_launches[back]
+            held = plan.config.experts // plan.size(*over)
+            launches += costs.router_launches[back] + held * (costs.expert_launches[back] + biases)
+        if not softmax_is_fused(plan, self.stack):
+            again = back and plan.train.remat != "none"
+            launches += costs.unfused_launches[back] + again * costs.unfused_launches.forward
+        launches *= plan.config.layers_in_block
         if way in ("forward", "backward"):
-            return launches * self.plan.config.layers_in_block
+            return launches
         parts: tuple[Way, Way] = ("inputs", "weights")
         both = {part: sum(event.seconds for event in self._work(part) if isinstance(event, Event)) for part in parts}
-        return launches * self.plan.config.layers_in_block * both[way] / (sum(both.values()) or 1)
+        return launches * both[way] / (sum(both.values()) or 1)
 
-    def _collectives(self, term: Traffic, direction: Direction, calls: float) -> Event:
+    def _collectives(self, term: Traffic, way: Way, calls: float) -> Event:
         """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""
         # Gathers: forward, backward, and for gradients behind a matmul (Korthikanti et al. 2022, section 4.2.2).
         gathers = term.kind == "all_gather" and term.what not in TOKENS
-        share = 1 / 3 / self._calls(term, direction) if gathers else 1 / self._calls_by_direction(term)[1]
+        share = 1 / 3 / self._calls(term, way) if gathers else 1 / self._calls_by_pass(term)[1]
         layers = self.plan.layers if term.what in TOKENS else self.layers
         sent = term.sent_bytes * share / self.plan.train.microbatches / layers
-        calls *= self._repeats(term, direction)
+        calls *= self._repeats(term, way)
         if term.what in TOKENS and term.kind == "all_to_all" and self.stack.deduplicates:
             where, config = self.network.group(term.axes), self.plan.config
             places = where.hosts if where.hosts > 1 else where.devices
             sent *= distinct(config.experts or 1, config.experts_per_token, places)
         return self.network.event("layer collectives", term.kind, term.axes, sent * calls, calls)
 
-    @property
-    def _inputs(self) -> Iterator[tuple[str, ...]]:
-        """Dims of each matrix that multiplies the residual stream."""
-        matmuls = (one for part in self.plan.block.branches() for one in part.matmuls(self.plan.config))
-        return (one.weight.dims for one in matmuls if one.weight.dims[0] == "embed")
-
-    def _repeats(self, term: Traffic, direction: Direction) -> float:
+    def _repeats(self, term: Traffic, way: Way) -> float:
         """How often each collective of a layer is done, where each projection gathers its input alone.
 
         Then its gradient is also reduced alone, and full recomputation gathers once more.
@@ -262,18 +265,19 @@ class LayerEvents:
         if term.what != "layers" or not self.plan.sequence_parallel or self.stack.gathers_inputs == "branch":
             return 1.0
         branches, full = self.plan.block.branches(), self.plan.train.remat == "full"
-        more = sum(PROJECTIONS.get(dims[1], 1) for dims in self._inputs) / len(branches)
+        dims = [one.weight.dims for part in branches for one in part.matmuls(self.plan.config)]
+        more = sum(PROJECTIONS.get(to, 1) for of, to, *_ in dims if of == "embed") / len(branches)
         gathers = term.kind == "all_gather"
-        if direction == "forward":
+        if way == "forward":
             return more if gathers else 1.0
         again = full * (len(branches) - 1)
         return 1 + full * more if gathers else (more * len(branches) + again) / (len(branches) + again)
 
-    def _calls(self, term: Traffic, direction: Direction) -> int:
+    def _calls(self, term: Traffic, way: Way) -> float:
         """Collectives that a layer needs in a pass."""
-        return getattr(self._calls_by_direction(term)[0], direction)
+        return self._calls_by_pass(term)[0][way != "forward"]
 
-    def _calls_by_direction(self, term: Traffic) -> tuple[ForwardBackward, int]:
+    def _calls_by_pass(self, term: Traffic) -> tuple[ForwardBackward, int]:
         """Collectives that a layer needs, forward and backward, and how many the traffic of a layer counts.
 
         A stack that repeats whole layers also repeats the last reduction.
@@ -293,8 +297,3 @@ class LayerEvents:
         counted = 2 * branches + (branches - 1 if full else 0)  # as tensor.py counts them
         done = 3 * branches if full and self.stack.repeats == "all" else counted
         return ForwardBackward(branches, done - branches), counted
-
-
-def direction_of(way: Way) -> Direction:
-    """The direction of a pass."""
-    return "forward" if way == "forward" else "backward"

@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass, replace
 
 from benchmarks.simulate.folding import further_of
+from benchmarks.simulate.kernels import gathered_elements
 from benchmarks.simulate.published import PublishedRun
-from benchmarks.simulate.stack import MEGATRON, Memory, Precision, Stack
+from benchmarks.simulate.stack import Memory, Precision, Stack
+from benchmarks.simulate.stacks import MEGATRON
 from benchmarks.simulate.step import first_stage_elements
 from strategies.config import Remat
 from strategies.core.plan import Plan
@@ -31,14 +33,12 @@ class Held:
     Attributes:
         cost: the step.
         stack: the software.
-        expert_share: part of the layers that have experts.
         precision: of the layers' matmuls, if they are narrower than two bytes.
         offloads: whether what full recomputation keeps is in the memory of the host.
     """
 
     cost: Cost
     stack: Stack
-    expert_share: float = 1.0
     precision: Precision | None = None
     offloads: bool = False
 
@@ -120,9 +120,10 @@ class Held:
     def share_of(self, stage: int) -> float:
         """Part of the layers of a stage that have experts. If few layers have none, they are the first of the model."""
         layers = self.plan.config.layers
-        dense, here = round((1 - self.expert_share) * layers), layers / self.plan.stages
+        expert_share = further_of(self.plan.config).expert_share
+        dense, here = round((1 - expert_share) * layers), layers / self.plan.stages
         if self.plan.stages == 1 or dense >= here:
-            return self.expert_share
+            return expert_share
         return 1 - dense / here if stage == 0 else 1.0
 
     def elements(self, weight: Weight, expert_share: float) -> float:
@@ -157,11 +158,8 @@ class Held:
     @property
     def gathered_bytes(self) -> float:
         """Weights of two layers, and of tables, that are gathered at a time where they are sharded."""
-        plan = self.plan
-        if plan.shards == 1:
-            return 0
-        layer = plan.shards * sum(one.elements for one in plan.weights if one.spec.is_stacked) / plan.layers
-        return BYTES[plan.train.dtype] * (2 * layer + self.stack.first_tables * self.table)
+        layer = gathered_elements(self.plan)
+        return BYTES[self.plan.train.dtype] * (2 * layer + self.stack.first_tables * self.table * bool(layer))
 
     def kept_bytes(self, remat: Remat, expert_share: float) -> float:
         """Activations of a layer for a microbatch, by what is recomputed.
@@ -194,7 +192,7 @@ class Held:
 
 def held_of(run: PublishedRun) -> Held:
     """What a device of a run holds."""
-    return Held(run.cost, run.stack, run.expert_share, run.precision, run.offloads)
+    return Held(run.cost, run.stack, run.precision, run.offloads)
 
 
 def in_flight(plan: Plan, stage: int = 0) -> float:

@@ -15,7 +15,7 @@ from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.cli.tables import aligned
-from benchmarks.devices.chips import CHIPS, GIB
+from benchmarks.devices.chips import GIB
 from benchmarks.simulate.folding import AXES
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
@@ -111,16 +111,12 @@ def as_csv(predictions: Sequence[PredictedRow]) -> str:
         formatted["measured_seconds"] = str(measured_seconds(prediction.row) or "")
         facts = {_of_machine(name): getattr(prediction.machine, name) for name in OF_MACHINE if prediction.machine}
         row = {**prediction.row, **dict.fromkeys(added), **formatted, **figures, **facts}
-        if run and held:
-            row["fits"] = held.fit(memory_of(run), says_recomputation=run.says_recomputation)
+        if run and held and prediction.machine:
+            capacity = prediction.machine.chip.memory_bytes
+            row["fits"] = held.fit(capacity, says_recomputation=run.says_recomputation)
             row["microbatches"] = run.cost.plan.train.microbatches  # a row may leave out how many follow from its batch
         writer.writerow({**row, "problem": prediction.problem})
     return stream.getvalue()
-
-
-def memory_of(run: PublishedRun) -> int:
-    """Bytes of memory of a run's devices."""
-    return 96 * GIB if run.kind.endswith("_96gb") else CHIPS[run.topology.kind].memory_bytes
 
 
 def _column(part: str) -> str:

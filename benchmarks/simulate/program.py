@@ -34,7 +34,7 @@ from benchmarks.simulate.queues import (
     Wait,
     added,
 )
-from benchmarks.simulate.stack import MESHMARK
+from benchmarks.simulate.stacks import MESHMARK
 
 IDEAL = Constants(**{name: float(name.endswith("efficiency")) for name in RANGES})
 """Constants of a stack that reaches all specifications, without latencies and overheads."""

@@ -21,8 +21,8 @@ from benchmarks.simulate.folding import (
     strategy_of,
 )
 from benchmarks.simulate.published_row import Published, TableRow
-from benchmarks.simulate.stack import MEGATRON, PRECISIONS, Precision, Stack
-from benchmarks.simulate.stacks import STACK_OF, VARIANTS
+from benchmarks.simulate.stack import PRECISIONS, Precision, Stack
+from benchmarks.simulate.stacks import MEGATRON, STACK_OF, VARIANTS
 from strategies.backends.topologies import DEVICES_PER_CHIP
 from strategies.config import Dtype, Remat, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes
@@ -61,7 +61,6 @@ class PublishedRun:
         stack: its software.
         step_seconds: measured; None if the row has none, or contradicts itself.
         precision: of the layers' matmuls, if they are narrower than two bytes.
-        expert_share: part of the layers that have experts.
         says_recomputation: whether the row says what is recomputed.
         offloads: whether inputs of layers are in the memory of the host.
     """
@@ -72,7 +71,6 @@ class PublishedRun:
     stack: Stack
     step_seconds: float | None
     precision: Precision | None = None
-    expert_share: float = 1.0
     says_recomputation: bool = True
     offloads: bool = False
 
@@ -109,9 +107,8 @@ def run_under(published: Published, stack: Stack) -> PublishedRun:
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))
     require_batch(published)
     seconds, precision = published.measured_seconds, precision_of(published)
-    share = 1 - (published.dense_layers or 0) / published.layers
     memory = {"says_recomputation": bool(said), "offloads": "offload" in said}
-    return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision, share, **memory)
+    return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision, **memory)
 
 
 def precision_of(row: Published) -> Precision | None:
@@ -200,6 +197,7 @@ def config_of(row: Published) -> GPTConfig:
         short_ends=1 if row.is_latent else 2,
         local_window=128 if gpt_oss else 0,
         expert_biases=gpt_oss,
+        expert_share=float(row.expert_share),
         recomputed=recomputed_parts(row),
     )
 

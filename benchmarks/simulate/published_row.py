@@ -1,6 +1,7 @@
 """Columns of tables of measured training runs, as in results/published. One row is one run."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -133,6 +134,11 @@ class Published(msgspec.Struct, frozen=True):
     def replicas(self) -> int:
         """Parts of the batch."""
         return self.data * self.fsdp * self.own_experts
+
+    @property
+    def expert_share(self) -> Fraction:
+        """Part of the layers that have experts."""
+        return 1 - Fraction(self.dense_layers or 0, self.layers)
 
     @property
     def own_experts(self) -> int:

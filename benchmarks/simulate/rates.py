@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 from benchmarks.devices.chips import Chip
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
 from benchmarks.simulate.machines import CARRIED_ERROR
-from benchmarks.simulate.stack import MESHMARK
+from benchmarks.simulate.stacks import MESHMARK
 
 AGAIN = "calibrate again while the machine does nothing else"
 

@@ -1,9 +1,4 @@
-"""Software stacks: rules of what waits for what, and constants of the kernels. Both are read from code, not fitted.
-
-A new stack is its rules, and constants of its own or of a stack with the same kernels:
-
-    MINE = replace(MPT, name="mine", reduce_dtype="float32")
-"""
+"""What describes a software stack: rules of what waits for what, and constants of its kernels (stacks.py)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,9 +31,9 @@ Collective = Literal[
 - dispatch and combine of tokens beside the pass of another microbatch, with several chunks on a stage;
 - the same with one chunk on a stage, or without stages.
 """
-Until = Literal["at once", "weight gradient", "layer"]
+Until = Literal["at once", "weight gradient", "shared expert", "layer"]
 """When the device waits for a collective: before anything else, after the matmul of the gradient of the branch's first
-weight, or at the end of the layer."""
+weight, after the shared expert's matmuls, or at the end of the layer."""
 ZeroStage = Literal["none", "zero1", "zero2", "zero3"]
 HALVES_SHARE = 0.16
 """Share of the reductions that `halves` overlaps with the other half of the batch. In schedules that XLA compiled for
@@ -109,6 +104,8 @@ class KernelCosts:
         bias_launches: further kernels for each expert of a device whose experts have biases.
         head_multiple: the fused attention of a TPU pads heads to a multiple of so many features.
         fused_experts: whether matmuls of experts also activate, and cast to a `Precision`, what they compute.
+        copies_shards: whether gathered weights are copied out of one buffer, and their gradients into one.
+        copies_sequence: whether gathers and scatters along the sequence copy, because it is not the first dim.
     """
 
     score_bytes: ForwardBackward | None
@@ -128,6 +125,8 @@ class KernelCosts:
     bias_launches: ForwardBackward = NONE
     head_multiple: int = 1
     fused_experts: bool = False
+    copies_shards: bool = False
+    copies_sequence: bool = False
 
 
 class Recipe(NamedTuple):
@@ -242,59 +241,3 @@ class Stack:
     def until(self, collective: Collective) -> Until:
         """When the device waits for a collective."""
         return self.waits.get(collective, "at once")
-
-
-MEGATRON = Stack(
-    # As of 2021 and 2022: megatron/model/{transformer,fused_softmax,fused_bias_gelu,fused_layer_norm}.py. Bytes of fp16
-    # arrays, and one byte for each dropout mask.
-    name="Megatron-LM",
-    waits={"input gradients": "weight gradient"},  # mpu/layers.py, LinearWithGradAccumulationAndAsyncCommunication
-    repeats="all",
-    embedding_and_head="first and last",
-    outermost=("pipeline",),  # megatron/mpu/initialize.py
-    shares_cards=True,  # not read from code, but seen in the runs of three clusters (docs/guides/machines.md)
-    kernels=KernelCosts(
-        score_bytes=ForwardBackward(4 + 5, 5 + 6),  # softmax, dropout; their gradients
-        # Without the fused softmax: a kernel each to make float32, scale, mask, compute and make fp16; gradients.
-        softmax_multiple=4,  # FusedScaleMaskSoftmax.forward, attn_batch_size
-        unfused_bytes=ForwardBackward(6 + 8 + 8 + 8 + 6 + 5, 5 + 6 + 12 + 8 + 8 + 6),
-        unfused_launches=ForwardBackward(5 - 1, 5 - 1),
-        # norms, bias and dropout and sum; gradients, sums
-        residual_bytes=ForwardBackward(2 * 4 + 2 * 7, 2 * 10 + 2 * 7 + 2 * 6),
-        mlp_bytes=ForwardBackward(4, 8),
-        # cast, maximum, difference, exponentials, sum, quotient; gradient, cast back (megatron/mpu/cross_entropy.py)
-        logit_bytes=6 + 4 + 8 + 8 + 4 + 8 + 8 + 6,
-        optimizer_bytes=62,  # casts, unscaling, norm, clipping and Adam, each a pass over float32 arrays
-        launches=ForwardBackward(25, 45),
-    ),
-)
-MPT = Stack(
-    # llm-foundry's MPT: low-precision LayerNorm, no biases, no dropout, unfused GELU, Triton's FlashAttention.
-    name="PyTorch FSDP",
-    waits={"gathers": "layer", "gradients": "layer"},
-    # Weights, gradients and Adam's moments in float32; loss_fn: fused_crossentropy, in bfloat16.
-    memory=Memory(0, 0, 4 + 4 + 4 + 4, 2 + 2),
-    kernels=KernelCosts(
-        score_bytes=None,
-        residual_bytes=ForwardBackward(2 * 4 + 2 * 6, 2 * 10 + 2 * 6),
-        mlp_bytes=ForwardBackward(4, 6),
-        logit_bytes=34,
-        optimizer_bytes=62,
-        launches=ForwardBackward(25, 50),
-    ),
-)
-MESHMARK = Stack(
-    # XLA fuses what lies between matmuls into single passes.
-    name="meshmark",
-    waits={"gathers": "layer", "halves": "layer"},
-    lockstep=True,
-    reduce_dtype="float32",
-    kernels=KernelCosts(
-        score_bytes=None,
-        residual_bytes=ForwardBackward(2 * 4 + 2 * 6, 2 * 8 + 2 * 6),
-        mlp_bytes=ForwardBackward(4, 6),
-        logit_bytes=24,
-        optimizer_bytes=32,  # read and write parameters and two moments, read gradients, in float32; and their norm
-        launches=ForwardBackward(12, 25),
-    ),
-)

@@ -1,13 +1,15 @@
-"""Stacks of 2024 to 2026, and all stacks by name. They are read from code, as those of stack.py."""
+"""The stacks, by name. They are read from code, not fitted.
+
+A new stack is its rules, and constants of its own or of a stack with the same kernels:
+
+    MINE = replace(MPT, name="mine", reduce_dtype="float32")
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.simulate.stack import (
     EAGER_LOSS,
-    MEGATRON,
-    MESHMARK,
-    MPT,
     NONE,
     SORTED,
     ForwardBackward,
@@ -20,6 +22,60 @@ from benchmarks.simulate.stack import (
 ROW_SECONDS = 40e-9
 """To copy a row by its index on a TPU, whatever its length: fitted to two runs of Qwen3 235B on TPU7x."""
 
+MEGATRON = Stack(
+    # As of 2021 and 2022: megatron/model/{transformer,fused_softmax,fused_bias_gelu,fused_layer_norm}.py. Bytes of fp16
+    # arrays, and one byte for each dropout mask.
+    name="Megatron-LM",
+    waits={"input gradients": "weight gradient"},  # mpu/layers.py, LinearWithGradAccumulationAndAsyncCommunication
+    repeats="all",
+    embedding_and_head="first and last",
+    outermost=("pipeline",),  # megatron/mpu/initialize.py
+    shares_cards=True,  # not read from code, but seen in the runs of three clusters (docs/guides/machines.md)
+    kernels=KernelCosts(
+        score_bytes=ForwardBackward(4 + 5, 5 + 6),  # softmax, dropout; their gradients
+        # Without the fused softmax: a kernel each to make float32, scale, mask, compute and make fp16; gradients.
+        softmax_multiple=4,  # FusedScaleMaskSoftmax.forward, attn_batch_size
+        unfused_bytes=ForwardBackward(6 + 8 + 8 + 8 + 6 + 5, 5 + 6 + 12 + 8 + 8 + 6),
+        unfused_launches=ForwardBackward(5 - 1, 5 - 1),
+        # norms, bias and dropout and sum; gradients, sums
+        residual_bytes=ForwardBackward(2 * 4 + 2 * 7, 2 * 10 + 2 * 7 + 2 * 6),
+        mlp_bytes=ForwardBackward(4, 8),
+        # cast, maximum, difference, exponentials, sum, quotient; gradient, cast back (megatron/mpu/cross_entropy.py)
+        logit_bytes=6 + 4 + 8 + 8 + 4 + 8 + 8 + 6,
+        optimizer_bytes=62,  # casts, unscaling, norm, clipping and Adam, each a pass over float32 arrays
+        launches=ForwardBackward(25, 45),
+    ),
+)
+MPT = Stack(
+    # llm-foundry's MPT: low-precision LayerNorm, no biases, no dropout, unfused GELU, Triton's FlashAttention.
+    name="PyTorch FSDP",
+    waits={"gathers": "layer", "gradients": "layer"},
+    # Weights, gradients and Adam's moments in float32; loss_fn: fused_crossentropy, in bfloat16.
+    memory=Memory(0, 0, 4 + 4 + 4 + 4, 2 + 2),
+    kernels=KernelCosts(
+        score_bytes=None,
+        residual_bytes=ForwardBackward(2 * 4 + 2 * 6, 2 * 10 + 2 * 6),
+        mlp_bytes=ForwardBackward(4, 6),
+        logit_bytes=34,
+        optimizer_bytes=62,
+        launches=ForwardBackward(25, 50),
+    ),
+)
+MESHMARK = Stack(
+    # XLA fuses what lies between matmuls into single passes.
+    name="meshmark",
+    waits={"gathers": "layer", "halves": "layer"},
+    lockstep=True,
+    reduce_dtype="float32",
+    kernels=KernelCosts(
+        score_bytes=None,
+        residual_bytes=ForwardBackward(2 * 4 + 2 * 6, 2 * 8 + 2 * 6),
+        mlp_bytes=ForwardBackward(4, 6),
+        logit_bytes=24,
+        optimizer_bytes=32,  # read and write parameters and two moments, read gradients, in float32; and their norm
+        launches=ForwardBackward(12, 25),
+    ),
+)
 MEGATRON_CORE = Stack(
     # As of 2025, with TransformerEngine: cuDNN's attention, a kernel each for RMSNorm, rotary positions, SwiGLU and
     # loss, and Adam of shards. Bytes are what such kernels read and write. Sums of gradients overlap only on request.
@@ -76,6 +132,13 @@ MEGATRON_BRIDGE_ALLTOALL = replace(
     constants_of="Megatron-Bridge",
     deduplicates=False,
 )
+NEMO = replace(
+    # Its performance scripts drop tokens (MegatronTokenDropCallback): Megatron-Core has this dispatcher alone for that.
+    # They overlap no microbatches, and moe_shared_expert_overlap is the default of its models.
+    MEGATRON_BRIDGE_ALLTOALL,
+    name="NeMo",
+    waits={**MEGATRON_BRIDGE.waits, "tokens": "shared expert"},
+)
 MEGATRON_BRIDGE_GRAPHS = replace(
     # From container 26.06 on for Qwen3 in MXFP8 on B200 to GB300 (pull requests 4249 and 4606): a CUDA graph of the
     # iteration, which the host launches once, matmuls of experts by CuTeDSL that activate and cast their results, and
@@ -107,6 +170,7 @@ TORCHTITAN = Stack(
         mlp_bytes=ForwardBackward(6, 10),
         logit_bytes=24,
         optimizer_bytes=28 + 4 + 8,  # fused AdamW in float32, norm, clipping
+        copies_shards=True,  # torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py
         launches=ForwardBackward(15, 30),
     ),
 )
@@ -129,6 +193,7 @@ TORCHTITAN_EAGER = replace(
         residual_bytes=ForwardBackward(2 * 36 + 1.25 * 20 + 2 * 6, 2 * 70 + 1.25 * 20 + 2 * 6),
         mlp_bytes=ForwardBackward(4 + 6, 6 + 6 + 6),
         logit_bytes=6 + 4 + 8 + 4 + 12,
+        copies_sequence=True,  # torch/distributed/_functional_collectives.py; compiled, the copies were not seen
         launches=ForwardBackward(60, 120),
     ),
 )
@@ -170,7 +235,7 @@ STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
         *(MEGATRON, MPT, MESHMARK, MEGATRON_BRIDGE, MEGATRON_CORE),
-        *(MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_GRAPHS),
+        *(MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_GRAPHS, NEMO),
         *(TORCHTITAN, TORCHTITAN_EAGER, KEMPNERFORGE, MAXTEXT),
     )
 }
@@ -179,7 +244,7 @@ STACK_OF: Mapping[str, tuple[Stack, ...]] = {
     "Megatron-DeepSpeed": (MEGATRON,),
     "PyTorch FSDP": (MPT,),
     "Megatron-Bridge": (MEGATRON_BRIDGE,),
-    "NeMo": (MEGATRON_BRIDGE,),
+    "NeMo": (NEMO,),
     "torchtitan": (TORCHTITAN,),
     "KempnerForge": (KEMPNERFORGE,),
     "MaxText": (MAXTEXT,),

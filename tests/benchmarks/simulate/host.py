@@ -5,7 +5,7 @@ from dataclasses import replace
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import CPU
 from benchmarks.simulate.machine import START, Machine
-from benchmarks.simulate.stack import MESHMARK
+from benchmarks.simulate.stacks import MESHMARK
 
 HOST = Chip(
     platform=CPU,

@@ -8,7 +8,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import layer
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.machines import machine, machine_for
-from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.stacks import MEGATRON, MESHMARK, MPT
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.config import TrainConfig
 from strategies.core.traffic import Bytes

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate.kernels import layer
+from benchmarks.simulate.kernels import copied_bytes, layer, matmul
 from benchmarks.simulate.layer import LayerEvents
 from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.published import run_of
 from benchmarks.simulate.stack import PRECISIONS
-from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, TORCHTITAN
-from benchmarks.simulate.step import predict_seconds
+from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, TORCHTITAN, TORCHTITAN_EAGER
+from benchmarks.simulate.step import Step, predict_seconds
 from strategies.infeasible import Infeasible
 
 MIXTURE = {
@@ -72,7 +72,8 @@ def test_narrow_operands_are_cast_and_multiplied_faster(dtype, name):
     assert run.precision == PRECISIONS[name]
     cast = PRECISIONS[name].cast_bytes
     plan, h100 = plain.cost.plan, machine("torchtitan_gpus", "h100")
-    before, after = layer(plan, TORCHTITAN), layer(plan, TORCHTITAN, run.precision)
+    stack = replace(TORCHTITAN, kernels=replace(TORCHTITAN.kernels, copies_shards=False))
+    before, after = layer(plan, stack), layer(plan, stack, run.precision)
     for old, new in zip(before.forward, after.forward, strict=True):
         assert old.flops == new.flops
         if old.kind == "attention":
@@ -107,6 +108,42 @@ def test_stacks_differ_as_their_code_says():
     assert seconds["eager"]["memory"] > 2 * seconds["as it is"]["memory"]
     assert seconds["each"]["layer collectives"] > 1.5 * seconds["as it is"]["layer collectives"]
     assert KEMPNERFORGE.fitted_as == "KempnerForge"
+
+
+def test_fsdp_and_eager_gathers_copy():
+    """FSDP2 copies gathered weights, in each pass, and gradients into float32; fp8 gathers weights in one byte.
+
+    Without a compiler each of four collectives of the sequence forward, and of seven backward with full recomputation,
+    reads and writes all tokens of the tensor axis in two bytes.
+    """
+    weights = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) // 4 + 2 * 4096
+    for dtype, itemsize in (("bf16", 2), ("fp8", 1)):
+        run = run_of({**DENSE, "dtype": dtype, "recompute": "full"})
+        out, into = 2 * itemsize * weights, (2 + 4) * weights
+        stream = 2 * 2 * 4096 * 4096
+        assert copied_bytes(run.cost.plan, TORCHTITAN, run.precision) == (out, out + into)
+        eager = copied_bytes(run.cost.plan, TORCHTITAN_EAGER, run.precision)
+        assert eager == (out + 4 * stream, out + into + 7 * stream)
+    assert copied_bytes(run.cost.plan, MAXTEXT, None) == (0, 0)
+
+
+@pytest.mark.parametrize("dense", [0, 4])
+def test_a_shared_expert_hides_its_tokens(dense):
+    """NeMo waits less than with a plain all-to-all: by the shared expert's gate and up forward, twice that backward.
+
+    Its down hides what comes back. Layers without experts have neither.
+    """
+    row, waits = {**MIXTURE, "dense_layers": dense}, []
+    for change in ({"notes": "alltoall dispatcher"}, {"stack": "NeMo"}):
+        run = run_of({**row, **change})
+        h100 = machine("megatron_bridge_h100")
+        slow = replace(h100.constants, network_efficiency=0.2, kernel_seconds=1e-6)
+        here = replace(h100, constants=slow).running(run.stack)
+        parts = Step(run.cost, here, run.topology).work
+        waits.append([parts[kind]["layer collectives"] for kind in ("F", "B")])
+    hidden = 2 * matmul(TOKENS, 256, 1024, 2).seconds(here) + matmul(TOKENS, 1024, 256, 2).seconds(here)
+    less = [plain - shared for plain, shared in zip(*waits, strict=True)]
+    assert less == pytest.approx([(8 - dense) / 2 * hidden, (8 - dense) / 2 * 2 * hidden])
 
 
 TOKENS = 2048
@@ -180,7 +217,7 @@ def test_graphs_launch_nothing_and_activate_in_matmuls():
     """Seconds do not grow with those of a launch, and passes over hidden features, 6 and 10 bytes of each, are gone.
 
     Without graphs, and with launches so long that only they count, a layer has 14 + 45 forward and 28 + 80 backward,
-    and 2 and 4 for each of 16 experts.
+    and 2 and 4 for each of its 8 experts: 8 devices, two of them along the tensor axis, split 64.
     """
     row = {**MIXTURE, "data": 32, "pipeline": 1}
     runs = run_of(row), run_of({**row, "notes": "CUDA graph of the iteration"})
@@ -190,7 +227,7 @@ def test_graphs_launch_nothing_and_activate_in_matmuls():
         slow = [replace(here, constants=replace(here.constants, kernel_seconds=seconds)) for seconds in (1.0, 2.0)]
         before, after = (predict_seconds(run.cost, each, run.topology).step_seconds for each in slow)
         more.append(after - before)
-    assert more == pytest.approx([8 * 2 * (14 + 45 + 28 + 80 + 16 * (2 + 4)), 0])
+    assert more == pytest.approx([8 * 2 * (14 + 45 + 28 + 80 + 8 * (2 + 4)), 0])
     plain, graphs = (kernels_of({**MIXTURE, "notes": notes}, "memory") for notes in ("", "CUDA graph of the iteration"))
     for before, after, moved in zip(plain, graphs, (6, 10), strict=True):
         assert before[-1].moved_bytes - after[-1].moved_bytes == pytest.approx(moved * HIDDEN)

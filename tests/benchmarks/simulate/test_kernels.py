@@ -7,7 +7,7 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Kernel, head, layer, matmul
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.stack import MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.stacks import MEGATRON, MESHMARK, MPT
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import PRESETS
 from strategies.config import TrainConfig

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.stack import MEGATRON
+from benchmarks.simulate.stacks import MEGATRON
 from tests.benchmarks.simulate.test_accounting import (
     EMBED,
     IDEAL,

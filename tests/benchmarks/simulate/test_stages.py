@@ -7,7 +7,7 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.queues import Parts
-from benchmarks.simulate.stack import MESHMARK
+from benchmarks.simulate.stacks import MESHMARK
 from benchmarks.simulate.stages import Stages, pass_name
 from benchmarks.simulate.step import Step
 from strategies.config import TrainConfig

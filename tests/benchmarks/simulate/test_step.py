@@ -11,8 +11,8 @@ from benchmarks.simulate.kernels import head, layer, tiles_filled
 from benchmarks.simulate.links import Along, Network, group
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine, machine_names
-from benchmarks.simulate.stack import HALVES_SHARE, MEGATRON, MESHMARK, MPT, Collective
-from benchmarks.simulate.stacks import STACKS
+from benchmarks.simulate.stack import HALVES_SHARE, Collective
+from benchmarks.simulate.stacks import MEGATRON, MESHMARK, MPT, STACKS
 from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import MeshSpec
