@@ -122,7 +122,7 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
     if train.gather == "step":
         return replace(before, prepare_params=gather_all, reduce=scatter_all)
-    by_token = plan.backend.attends_by_token and shards.count == plan.mesh.size
+    by_token = plan.backend.attends_by_token and plan.shards == plan.mesh.size
     hooks = replace(before.hooks, gather=gather_hook(shards, plan, before.hooks, by_token))
     hooks = replace(hooks, head=head_first) if plan.virtual else hooks
     hooks = replace(hooks, projected=by_token_first) if by_token else hooks

@@ -176,6 +176,11 @@ class Strategy:
         sequences = require_count(batch_size, "batch_size") // self.batch_shards(mesh)
         return math.gcd(sequences, 2 * stages if stages > 1 else self.microbatches)
 
+    def equals(self, other: "Strategy", mesh: MeshSpec) -> bool:
+        """Whether another strategy has all axes of a mesh, and splits the same along them."""
+        axes = {*mesh.sizes}
+        return axes <= {*other.axis_names} and other.placement.along(axes) == self.placement.along(axes)
+
     def is_usual(self, mesh: MeshSpec) -> bool:
         """Whether a mesh is measured by default."""
         return self.usual_axes is None or set(mesh.sizes) <= set(self.usual_axes)

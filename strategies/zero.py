@@ -1,4 +1,4 @@
-"""Data parallel with a sharded optimizer: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, section 5).
+"""Data or expert parallel with a sharded optimizer: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, section 5).
 
 Each device holds all weights, a shard of the batch, and a shard of AdamW's moments (core/shards.py). It
 updates its shard of the weights, and then all devices gather the updated weights:
@@ -15,6 +15,13 @@ accumulates only its shard of the gradients: full gradients exist for one microb
 zero1 and zero2 are the same.
 With `reduce="layer"` a device has full gradients of one layer at a time, of the embedding and of the head.
 
+The axis `expert` splits experts and exchanges tokens as in expert.py. Along it experts are split already, so their
+optimizer state is split over data alone, and that of all other weights over both axes (Rajbhandari et al. 2022,
+"DeepSpeed-MoE", section 4):
+
+    dW[E_expert,D,F] -reduce_scatter(data)-> dW[E_expert,D_data,F]; W[E_expert,D_data,F] -all_gather(data)-> back
+    dW[D,F] -reduce_scatter(data x expert)-> dW[D_(data,expert),F]; W[D_(data,expert),F] -all_gather-> back
+
 By default weights are float32, and so are their gradients. With `master="float32"` both are in the compute dtype, but
 for vectors, and each device has a float32 shard of the weights beside its moments (core/sharded_update.py).
 """
@@ -22,6 +29,7 @@ for vectors, and each device has a float32 shard of the weights beside its momen
 from collections.abc import Iterator
 from dataclasses import replace
 
+from strategies import expert
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.master import held_dtype
@@ -32,16 +40,17 @@ from strategies.strategy import Strategy
 
 def updates(plan: Plan) -> Iterator[Traffic]:
     """Reduce-scatters of gradients, once a step or for each microbatch, and gathers of updated weights."""
-    per_microbatch, axes = plan.placement.reduce_scatter_per_microbatch, plan.placement.updates
+    per_microbatch, dtype = plan.placement.reduce_scatter_per_microbatch, plan.train.reduce_dtype
     at_once = plan.train.reduce != "layer" and per_microbatch
     when = "after each microbatch" if at_once else plan.when_summed
-    split = [weight for weight in plan.weights if {*axes} & {*weight.update_axes}]
-    sums = (plan.train.microbatches if per_microbatch else 1) * sum(weight.elements for weight in split)
-    dtype = plan.train.reduce_dtype
-    yield from traffic(plan, "gradients", "reduce_scatter", axes, sums, dtype=dtype, array="gradients", when=when)
-    for weight in split:
-        held, part = held_dtype(weight.spec, plan.train), weight.updated
-        yield from traffic(plan, "weights", "all_gather", axes, part, dtype=held, array="weights", when="update")
+    times = plan.train.microbatches if per_microbatch else 1
+    for axes in dict.fromkeys(weight.shared_by for weight in plan.weights):
+        split = [weight for weight in plan.weights if weight.shared_by == axes]
+        sums = times * sum(weight.elements for weight in split)
+        yield from traffic(plan, "gradients", "reduce_scatter", axes, sums, dtype=dtype, array="gradients", when=when)
+        for weight in split:
+            held, part = held_dtype(weight.spec, plan.train), weight.updated
+            yield from traffic(plan, "weights", "all_gather", axes, part, dtype=held, array="weights", when="update")
 
 
 # core/train_step.py makes the step of a placement with `updates`: there is nothing to implement here.
@@ -54,5 +63,13 @@ AXIS1 = Axis(
     traffic=(updates,),
 )
 AXIS2 = replace(AXIS1, reduce_scatter_per_microbatch=True)
-ZERO1 = Strategy("zero1", (AXIS1,))
-ZERO2 = Strategy("zero2", (AXIS2,), microbatches=2)
+EXPERT = replace(
+    expert.AXIS,
+    updates=True,
+    options=(*AXIS1.options, "dispatch"),
+    traffic=(*expert.AXIS.traffic, updates),
+)
+ZERO1 = Strategy("zero1", (AXIS1, EXPERT), usual_axes=("data",))
+ZERO2 = Strategy(
+    "zero2", (AXIS2, replace(EXPERT, reduce_scatter_per_microbatch=True)), microbatches=2, usual_axes=("data",)
+)

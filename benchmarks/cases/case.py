@@ -278,17 +278,17 @@ def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) ->
     ['data=2,fsdp=4', 'data=4,fsdp=2']
     >>> [str(mesh) for mesh in distinct_meshes("auto", 4)]
     ['tensor=4', 'fsdp=2,tensor=2', 'fsdp=4', 'data=4']
-    >>> distinct_meshes("fsdp", 1)
-    []
+    >>> [str(mesh) for mesh in distinct_meshes("zero1", 4)]
+    ['expert=4', 'data=2,expert=2', 'data=4']
     """
     strategy = STRATEGIES[name]
     if devices == 1 and strategy.most_devices > 1:
         return []
     by_hand = [] if strategy.twins else [other for other in STRATEGIES.values() if not other.twins]
-    known = [set(other.axis_names) for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
+    simpler = [other for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
     idle = strategy.idle_axes(config) if config else set()
     meshes = (mesh for mesh in strategy.meshes(devices) if not idle & {*mesh.sizes})
-    return [mesh for mesh in meshes if not any(set(mesh.sizes) <= axes for axes in known)]
+    return [mesh for mesh in meshes if not any(strategy.equals(other, mesh) for other in simpler)]
 
 
 def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:

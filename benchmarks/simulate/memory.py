@@ -209,7 +209,8 @@ def megatron_bytes(plan: Plan) -> float:
 
     What CUDA, NCCL and the allocator keep comes on top.
     """
-    return first_stage_elements(plan) * (USED_BYTES + UPDATED_BYTES / plan.updates) + activation_bytes(plan)
+    updated_bytes = UPDATED_BYTES * plan.updated / plan.elements
+    return first_stage_elements(plan) * (USED_BYTES + updated_bytes) + activation_bytes(plan)
 
 
 def activation_bytes(plan: Plan) -> float:

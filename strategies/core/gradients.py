@@ -36,7 +36,7 @@ def mark_shares(weights: Weights, plan: Plan) -> Weights:
     """Mark weights as varying over the axes along which each is replicated or updated in shards (`mark_varying`)."""
 
     def mark(weight: Array, spec: WeightSpec) -> Array:
-        axes = tuple(dict.fromkeys((*plan.replicas_of(spec), *plan.placement.updates)))
+        axes = tuple(dict.fromkeys((*plan.replicas_of(spec), *plan.placement.updates_of(spec.dims))))
         return mark_varying(weight, axes) if axes else weight
 
     return map_weights(mark, plan.config, weights)

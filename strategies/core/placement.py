@@ -12,12 +12,11 @@ from itertools import chain
 
 from jax.sharding import PartitionSpec as P
 
-from strategies.core.shards import Shards
+from strategies.core.shards import Axes, Shards, unsplit
 from strategies.gpt_config import GPTConfig
 from strategies.model.weights import WeightSpec
 from strategies.schema import require_types
 
-Axes = tuple[str, ...]
 DIMS = tuple(GPTConfig(layers=1, embed=1, heads=1).dim_sizes)
 """The names of all dims of weights."""
 Spec = Callable[[Sequence[str]], P]
@@ -35,7 +34,7 @@ class Placement:
         shards: axes that together split every weight once more (ZeRO-3), along the first dim that they divide. Weights
             are gathered before use. They are among the axes of `batch`.
         updates: axes that split gradients, optimizer state and updates while weights stay whole (ZeRO-1 and 2). They
-            are among the axes of `batch`, too.
+            are among the axes of `batch`, too. An axis that splits a weight by `dims` does not split its update again.
         reduce_scatter_per_microbatch: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
         may_split_dim_twice: whether `shards` may split a dim that `dims` splits already, if the weight has no other
             dim. Otherwise such a weight is not split by `shards`.
@@ -89,8 +88,11 @@ class Placement:
 
     def replicas_of(self, dims: Sequence[str]) -> Axes:
         """Axes over which the gradient of a weight with these dims is summed: along them it is replicated."""
-        splitting = {axis for dim in dims for axis in self.dims.get(dim, ())}
-        return tuple(axis for axis in self.replicas if axis not in splitting)
+        return unsplit(self.replicas, dims, self.dims)
+
+    def updates_of(self, dims: Sequence[str]) -> Axes:
+        """Axes of `updates` that split the update of a weight with these dims, if it has a dim for them."""
+        return unsplit(self.updates, dims, self.dims)
 
     def along(self, axes: Collection[str]) -> "Placement":
         """This placement restricted to the given axes."""
@@ -108,19 +110,13 @@ class Placement:
             reduce_scatter_per_microbatch=self.reduce_scatter_per_microbatch and bool(restrict(self.updates)),
         )
 
-    def parts(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """The number of parts into which each dim of the weights is split, on a mesh with these axis sizes."""
-        return {dim: size_of(axes, sizes) for dim, axes in self.dims.items()}
-
     def shards_of(self, axes: Axes, config: GPTConfig, sizes: Mapping[str, int]) -> Shards:
         """Shards of each weight along `axes`, such as `shards` or `updates`, after `dims` has split the weight.
 
         Raises:
             Infeasible: the axes do not divide the embed or mlp dim.
         """
-        return Shards(
-            axes, size_of(axes, sizes), config, self.parts(sizes), may_split_dim_twice=self.may_split_dim_twice
-        )
+        return Shards(axes, sizes, config, self.dims, self.may_split_dim_twice)
 
     def spec(self, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
         """How each weight is stored: a function from the names of its dims to its `PartitionSpec`.
@@ -165,7 +161,7 @@ class Placement:
         def split(dims: Sequence[str]) -> list[Axes]:
             split_by = [self.dims.get(dim, ()) for dim in dims]
             if shards and (dim := shards.find(dims)) is not None:
-                split_by[dim] = (*split_by[dim], *axes)
+                split_by[dim] = (*split_by[dim], *shards.axes_of(dims))
             return split_by
 
         return split
@@ -210,6 +206,11 @@ class Weight:
     update_axes: Axes
     elements: int
     updated: int
+
+    @property
+    def shared_by(self) -> Axes:
+        """Mesh axes along which its update is split while the weight is whole."""
+        return tuple(axis for axis in self.update_axes if axis not in self.axes)
 
 
 def size_of(axes: Collection[str], sizes: Mapping[str, int]) -> int:

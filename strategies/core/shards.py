@@ -9,11 +9,12 @@
 
 Weight, gradient and moments are split along the same dim, so that a device's shards of them match. A weight without a
 dim that the devices divide, such as the scale of a norm of heads, is whole on each, and its gradient is summed once a
-step (`Sizes.replicas_of`).
+step (`Sizes.replicas_of`). An axis that splits a weight already, as `expert` splits experts, does not split it again.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from jax import lax
@@ -25,31 +26,38 @@ from strategies.infeasible import require_divides
 from strategies.model.gpt import map_weights, weight_specs
 from strategies.model.weights import STACKS, Weights, WeightSpec
 
+Axes = tuple[str, ...]
 WHOLE = *STACKS, "qkv", "qk"
 """Dims that are not split: layers are gathered one by one, and queries and keys are next to each other."""
 
 
+def unsplit(axes: Axes, dims: Sequence[str], split: Mapping[str, Axes]) -> Axes:
+    """Those of the axes that do not split a weight with these dims. `split` has the axes that split each dim."""
+    splitting = {axis for dim in dims for axis in split.get(dim, ())}
+    return tuple(axis for axis in axes if axis not in splitting)
+
+
 @dataclass(frozen=True)
 class Shards:
-    """Every weight split into `count` parts along its first dim, other than `WHOLE`, that `count` divides, if any.
+    """Every weight split along its first dim, other than `WHOLE`, that the devices along its axes divide, if any.
 
     Attributes:
-        axes: mesh axes that together split the weights.
-        count: number of devices along these axes.
+        axes: mesh axes that together split each weight, but those that `split` it already.
+        sizes: of the mesh axes.
         config: the model.
-        split: dims that other axes split already -> into how many parts.
+        split: dims -> mesh axes that split them already.
         may_split_dim_twice: whether a dim that is split already may be split again if the weight has no other dim, as a
             bias. Otherwise such a weight is not split.
 
     Raises:
-        Infeasible: `count` does not divide the embed dim, the features of all heads (queries', keys'), or the mlp dim
+        Infeasible: the devices do not divide the embed dim, the features of all heads (queries', keys'), or the mlp dim
             if a weight has no other, such as a bias.
     """
 
-    axes: tuple[str, ...]
-    count: int
+    axes: Axes
+    sizes: Mapping[str, int]
     config: GPTConfig
-    split: Mapping[str, int] = field(default_factory=dict)
+    split: Mapping[str, Axes]
     may_split_dim_twice: bool = True
 
     def __post_init__(self) -> None:
@@ -65,12 +73,18 @@ class Shards:
         for name, (size, already) in sizes.items():
             parts = already if self.may_split_dim_twice else 1
             left = f"{name}/{parts}" if parts > 1 else name
-            require_divides(" x ".join(self.axes), self.count, **{left: size // parts})
+            require_divides(" x ".join(self.axes), self._devices(self.axes), **{left: size // parts})
+
+    def axes_of(self, dims: Sequence[str]) -> Axes:
+        """Mesh axes that split a weight with these dims, if it has a dim for them (`find`)."""
+        return unsplit(self.axes, dims, self.split)
 
     def find(self, dims: Sequence[str]) -> int | None:
         """The index of the dim along which a weight is split; None if the weight stays whole."""
+        if not (axes := self.axes_of(dims)):
+            return None
         sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
-        fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
+        fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self._devices(axes) == 0]
         allowed = [i for i in fit if dims[i] not in WHOLE and (self.may_split_dim_twice or self._parts(dims[i]) == 1)]
         return min(allowed, key=lambda i: self._parts(dims[i]) > 1, default=None)
 
@@ -79,24 +93,28 @@ class Shards:
         if (dim := self.find(spec.dims)) is None:
             return part
         if to == "varying":
-            return all_gather(part, self.axes, dim)
-        return lax.all_gather(part, self.axes, axis=dim, tiled=True, to=to)
+            return all_gather(part, self.axes_of(spec.dims), dim)
+        return lax.all_gather(part, self.axes_of(spec.dims), axis=dim, tiled=True, to=to)
 
     def scatter(self, grad: Array, spec: WeightSpec, dtype: str) -> Array:
         """dW[D,F] of each device -> this device's shard dW[D_axis,F] of their sum, in float32; summed in `dtype`."""
         if (dim := self.find(spec.dims)) is None:
             return grad.astype("float32")
-        return reduce_scatter(grad.astype(dtype), self.axes, dim).astype("float32")
+        return reduce_scatter(grad.astype(dtype), self.axes_of(spec.dims), dim).astype("float32")
 
     def local_part(self, weight: Array, spec: WeightSpec) -> Array:
         """W[D,F] -> W[D_axis,F], the shard of this device."""
         if (dim := self.find(spec.dims)) is None:
             return weight
-        size = weight.shape[dim] // self.count
-        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axes) * size, size, dim)
+        axes = self.axes_of(spec.dims)
+        size = weight.shape[dim] // self._devices(axes)
+        return lax.dynamic_slice_in_dim(weight, lax.axis_index(axes) * size, size, dim)
 
     def _parts(self, dim: str) -> int:
-        return self.split.get(dim, 1)
+        return self._devices(self.split.get(dim, ()))
+
+    def _devices(self, axes: Axes) -> int:
+        return math.prod(self.sizes.get(axis, 1) for axis in axes)
 
     def map_weights(self, function: Callable[..., Array], weights: Weights, *others: Weights) -> Weights:
         """Apply a function of an array and its spec, such as `gather`, to weights of a model (`gpt.map_weights`)."""

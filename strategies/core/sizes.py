@@ -69,9 +69,9 @@ class Sizes:
 
     def replicas_of(self, spec: WeightSpec) -> Axes:
         """Mesh axes over which the gradient of a weight is summed: also those that shard weights, but not this one."""
-        axes = self.placement.shards or self.placement.updates
-        whole = axes and self._sharding.find(spec.dims) is None
-        return (*self.placement.replicas_of(spec.dims), *(axes if whole else ()))
+        sharded = self.placement.shards or self.placement.updates
+        whole = sharded and self._sharding.find(spec.dims) is None
+        return (*self.placement.replicas_of(spec.dims), *(self._sharding.axes_of(spec.dims) if whole else ()))
 
     @cached_property
     def _sharding(self) -> Shards:
@@ -125,11 +125,6 @@ class Sizes:
     def shards(self) -> int:
         """Devices along `Placement.shards`; 1 without it."""
         return self.size(*self.placement.shards)
-
-    @property
-    def updates(self) -> int:
-        """Devices along `Placement.updates`; 1 without it."""
-        return self.size(*self.placement.updates)
 
     @property
     def sequence_parallel(self) -> bool:
@@ -283,6 +278,12 @@ class Sizes:
     def elements(self) -> int:
         """Parameters that one device holds."""
         return sum(weight.elements for weight in self.weights)
+
+    @property
+    def updated(self) -> float:
+        """Those of them that the device updates, if the axes of `Placement.updates` divide every weight."""
+        axes_of = self.placement.updates_of
+        return sum(weight.elements / self.size(*axes_of(weight.spec.dims)) for weight in self.weights)
 
 
 @lru_cache(maxsize=1024)

@@ -145,7 +145,7 @@ def norm(plan: Plan) -> Iterator[Traffic]:
 def terms_of(plan: Plan) -> tuple[Term, ...]:
     """All terms of a step: those of its axes, those that every strategy has, and what axes have in place of these."""
     sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][-1:] or [replica_sums]  # the last one sums
-    of_batch = [term for axis in plan.active if axis.batch for term in axis.traffic]
+    of_batch = dict.fromkeys(term for axis in plan.active if axis.batch for term in axis.traffic)
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term
     return (*of_batch, balance, losses, *sums, *last, norm)

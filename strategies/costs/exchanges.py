@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from strategies.config import TrainConfig
 from strategies.core.placement import Axes, Placement
@@ -54,7 +55,7 @@ def split(array: str, placement: Placement, train: TrainConfig) -> Axes:
     if array == "activations":
         tensors = placement.dims.get("head_features", ()) if train.sequence_parallel else ()
         return (*placement.batch, *placement.tokens, *tensors)
-    return (*placement.dims.get("layers", ()), *features(placement), *placement.shards, *placement.updates)
+    return united(placement.dims.get("layers", ()), features(placement), placement.shards, placement.updates)
 
 
 def links_of(along: Axes, plan: Plan) -> tuple[tuple[int, int], ...]:
@@ -68,5 +69,9 @@ def links_of(along: Axes, plan: Plan) -> tuple[tuple[int, int], ...]:
 
 def features(placement: Placement) -> Axes:
     """The axes that split the features of a layer."""
-    axes = (axis for dim, names in placement.dims.items() if dim not in ("layers", "vocab") for axis in names)
-    return tuple(dict.fromkeys(axes))
+    return united(*(names for dim, names in placement.dims.items() if dim not in ("layers", "vocab")))
+
+
+def united(*axes: Axes) -> Axes:
+    """All of the axes, each once."""
+    return tuple(dict.fromkeys(chain(*axes)))

@@ -97,7 +97,7 @@ def gradient_bytes(plan: Plan) -> int:
     gradients = sum(plan.held_bytes(weight) * plan.gathered_of(weight) for weight in plan.weights)
     if train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
         gradients -= sum(plan.held_bytes(weight) for weight in plan.weights if weight.spec.is_stacked)
-        gradients += 4 * block_elements(plan) // plan.updates
+        gradients += 4 * sum(weight.updated for weight in plan.weights if weight.spec.is_stacked)
     if train.microbatches > 1 and not plan.staged:
         scattered = plan.placement.reduce_scatter_per_microbatch
         counts = [each.updated if scattered else each.elements * plan.gathered_of(each) for each in plan.weights]

@@ -18,7 +18,7 @@ from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.costs.arrays import HeldArray, accumulated, held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
-from strategies.costs.exchanges import Sent, exchanges, features
+from strategies.costs.exchanges import Sent, exchanges, features, united
 from strategies.costs.predict import Cost, predict
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
@@ -197,9 +197,9 @@ def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iter
     grads = sum(each.held_bytes for each in arrays if each.what == "gradient") if cost else None
     yield Held("batch", placement.batch, placement.tokens, (), held_bytes.get("batch"))
     yield Held("weights", rows, columns + shards, table + shards, held_bytes.get("parameters"))
-    yield Held("gradients", rows, columns + summed, table + summed, grads)
+    yield Held("gradients", rows, united(columns, summed), table + summed, grads)
     moments = shards + updates
-    yield Held("optimizer state", rows, columns + moments, table + moments, held_bytes.get("optimizer"))
+    yield Held("optimizer state", rows, united(columns, moments), table + moments, held_bytes.get("optimizer"))
     kept = cost.temporaries["activations"] if cost else None
     split = placement.tokens + tuple(axis for axis in columns if axis not in placement.batch)
     yield Held("activations", placement.batch + rows, split, (), kept)

@@ -54,6 +54,7 @@ def single(config, microbatches, dtype="float32"):
     ("name", "mesh", "config", "options"),
     [
         ("three_d", "expert=2,tensor=2", LEAD, {"sequence_parallel": False}),  # dispatch is "all_gather"
+        ("zero1", "data=2,expert=2", LEAD, {}),
         *nightly(
             ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
             ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),
@@ -107,6 +108,11 @@ def single(config, microbatches, dtype="float32"):
             ("three_d", "data=2,pipeline=2,expert=2", FORCED, {"microbatches": 4}),
             ("auto", "fsdp=2,tensor=2", FORCED, {}),
             ("zero1", "data=8", DROPPING, {}),
+            ("zero1", "expert=4", DROPPING, {}),
+            ("zero1", "data=2,expert=4", LEADS, {"reduce": "layer"}),
+            ("zero1", "data=4,expert=2", LLAMA, {"microbatches": 2, "dispatch": "all_to_all"}),
+            ("zero2", "data=2,expert=2", DROPPING, {"microbatches": 2}),
+            ("zero2", "data=2,expert=4", BIASED, {"microbatches": 2, "reduce": "layer", "remat": "full"}),
             ("zero2", "data=4", DROPPING, {"microbatches": 2}),
             ("fsdp", "fsdp=8", DROPPING, {"remat": "full"}),
             ("hsdp", "data=2,fsdp=4", UNBALANCED, {"prefetch": "on"}),
@@ -247,11 +253,17 @@ def test_forced_routings_drop_what_the_guide_says(routing, numbers):
 
 
 def test_gradients_of_experts_are_not_summed_over_their_axis():
-    """All tokens of an expert have come to its device. Other weights are summed over all devices."""
+    """All tokens of an expert have come to its device. Other weights are summed over all devices.
+
+    Each weight is updated in shards by just the devices that sum its gradient, with `zero1`.
+    """
     plan = predict("expert", PRESETS["nano-moe"], "data=2,expert=4", TrainConfig(16)).plan
     replicas = {weight.spec.name.split(".")[-1]: weight.replicas for weight in plan.weights}
     assert replicas["gate_EDF"] == replicas["down_EFD"] == ("data",)
     assert replicas["router_DE"] == replicas["token_VD"] == ("data", "expert")
+    sharded = predict("zero1", PRESETS["nano-moe"], "data=2,expert=4", TrainConfig(16)).plan
+    shared = {weight.spec.name.split(".")[-1]: weight.shared_by for weight in sharded.weights}
+    assert shared == replicas
 
 
 @pytest.mark.parametrize(
@@ -265,6 +277,7 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
             "groups of 16 tokens do not divide the 2 consecutive tokens of a sequence on a device of context=4; "
             "expert_group can be 1 or 2, or leave out capacity_factor",
         ),
+        ("zero1", "data=3,expert=2", {}, "data x expert=6 does not divide embed=32; data x expert can be 1, 2, 4, 8"),
         ("tensor", "tensor=16", {"heads": 16}, "tensor=16 does not divide expert_mlp=24"),
         ("tensor", "tensor=8", {"dense_layers": 1, "mlp": 36}, "tensor=8 does not divide mlp=36"),
         ("pipeline", "pipeline=2", {"dense_layers": 1}, "stages have equal layers, and the first dense_layers=1 are"),

@@ -8,18 +8,16 @@ import jax
 import pytest
 
 from benchmarks.program.compiled import read_program
-from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, expert, strategy, zero
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, strategy
 from strategies.backends.backend import CPU
 from strategies.costs.memory import block_elements
-from strategies.costs.predict import predict, predict_axes
+from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
-from strategies.strategy import Strategy
-from tests.strategies import equality
 from tests.strategies import test_expert as experts
 from tests.strategies.costs import steps
 from tests.strategies.costs.test_communication import inner
-from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.equality import ROUNDING, assert_equal, initial, single, train, trained
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
 
@@ -115,20 +113,29 @@ def test_options_of_one_strategy_change_no_result(name, mesh, options):
     assert_equal(train(name, MeshSpec.parse(mesh), **options), reference, ROUNDING[options.get("dtype", "float32")])
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float16", "master": "float32"}, *nightly({})], ids=str)
-def test_weights_gathered_layer_by_layer_are_the_same(options, monkeypatch):
-    """As GPUs gather updated weights: the step computes the same, and sends as many bytes.
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("data=4", {"dtype": "float16", "master": "float32"}),
+        *nightly(("data=4", {}), ("data=2,expert=2", {"dtype": "float16", "master": "float32"})),
+    ],
+    ids=str,
+)
+def test_weights_gathered_layer_by_layer_are_the_same(mesh, options, monkeypatch):
+    """As GPUs gather updated weights: the step computes the same, and sends as many bytes, with experts and without.
 
     The first layer is gathered before a loop, in which each of the others is gathered beside the one before it.
     """
     monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, gathers_outermost_only=True))
-    mine = train("zero1", MeshSpec.parse("data=4"), **options)
-    reference = single(**{key: options[key] for key in options if key == "dtype"})
+    config, spec = experts.DROPPING if "expert" in mesh else experts.CONFIG, MeshSpec.parse(mesh)
+    dtype = options.get("dtype", "float32")
+    step = experts.build("zero1", spec, config, **options)
+    mine, _ = trained(step, initial(step), range(3))
     mine = (*mine[:2], [state._replace(params=state.master or state.params) for state in mine[2]])
-    assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])
-    step = equality.build("zero1", MeshSpec.parse("data=4"), **options)
+    reference = experts.single(config, 1, dtype) if config.experts else single(dtype=dtype)
+    assert_equal(mine, reference, ROUNDING[dtype])
     program = read_program(compiled(step.lower()).as_text() or "", step.mesh.shape)
-    assert steps.sent(program) == steps.by_axes(predict("zero1", step.config, MeshSpec.parse("data=4"), step.train))
+    assert steps.sent(program) == steps.by_axes(predict("zero1", config, spec, step.train))
     assert {each.times for each in program.collectives if each.kind == "all_gather"} == {1, step.config.layers - 1}
 
 
@@ -181,14 +188,3 @@ def test_fsdp_has_the_weights_of_two_layers_at_once(options, keeps_all, layers):
     layer = sum(4 * math.prod(x.shape) // layers for x in jax.tree.leaves(step.state.params["blocks"]))
     gathered = memory.temp_size_in_bytes - 4 * param_count(config) // 8
     assert gathered >= layers * layer if keeps_all else gathered <= 2 * layer
-
-
-@pytest.mark.parametrize("axis", nightly(zero.AXIS1, zero.AXIS2), ids=["zero1", "zero2"])
-def test_optimizer_shards_go_with_the_axis_expert(axis):
-    """A list of both axes is a strategy: equal to one device, with the bytes, FLOPs and arguments of the formulas."""
-    combined, mesh = Strategy("combined", (axis, expert.AXIS)), MeshSpec.parse("data=2,expert=2")
-    step = combined.build(experts.DROPPING, mesh, equality.TRAIN, jax.devices()[: mesh.size])
-    mine, _ = equality.trained(step, equality.initial(step), range(3))
-    assert_equal(mine, experts.single(experts.DROPPING, 1), ROUNDING["float32"])
-    predicted = predict_axes(combined.axes, experts.DROPPING, mesh, step.train)
-    steps.assert_exact(*steps.compiled_step(step), predicted)
