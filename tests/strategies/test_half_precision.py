@@ -57,8 +57,8 @@ def test_bfloat16_equals_one_device_and_float32(name, options):
 @pytest.mark.parametrize(
     ("name", "mesh", "routing", "options"),
     [
-        ("expert", "data=2,expert=2", "zipf=1.2", {}),
         *nightly(
+            ("expert", "data=2,expert=2", "zipf=1.2", {}),
             *(("expert", "data=2,expert=4", routing, {"remat": "full"}) for routing in ("balanced", "zipf=1.2")),
             ("expert", "expert=4", "balanced", {"dispatch": "all_gather", "microbatches": 2}),
             *((name, WIDEST[name], "zipf=1.2", {}) for name in ("zero1", "hsdp", "tensor")),

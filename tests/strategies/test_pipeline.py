@@ -113,7 +113,8 @@ def test_memory_does_not_grow_with_microbatches(fast):
     assert temporaries["gpipe", 64] > 4 * temporaries["gpipe", 8]
 
 
-@pytest.mark.parametrize(("remat", "waiting"), [("dots", 6), *nightly(("none", 0), ("full", 15))])
+@pytest.mark.factorisations
+@pytest.mark.parametrize(("remat", "waiting"), [("dots", 6), ("none", 0), ("full", 15)])
 def test_zero_bubble_holds_residuals_as_1f1b_does(remat, waiting):
     """ZB-H1 holds what 1F1B holds without rematerialisation (Qi et al. 2023, section 2.1), and else what W needs.
 

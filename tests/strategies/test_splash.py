@@ -55,8 +55,8 @@ def reference():
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        ("context", "context=2", {"context_attention": "ulysses", "remat": "none"}),
         *nightly(
+            ("context", "context=2", {"context_attention": "ulysses", "remat": "none"}),
             ("tensor", "tensor=2", {"remat": "full"}),
             ("fsdp", "fsdp=2", {}),
             ("three_d", "data=2,pipeline=2", PIPELINE | {"schedule": "zb-h1", "remat": "full"}),

@@ -96,8 +96,8 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        ("data", "data=8", {"bucket_bytes": 10_000}),
         *nightly(
+            ("data", "data=8", {"bucket_bytes": 10_000}),
             ("three_d", "fsdp=2,pipeline=2", {"gather": "step", "microbatches": 4, "dtype": "bfloat16"}),
             ("fsdp", "fsdp=8", {"regather": False}),
             ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2}),

@@ -176,7 +176,8 @@ def test_without_scaling_gradients_underflow():
         assert_equal(trained("single", ONE, dtype="float16", loss_scale=1.0), single(), TO_FLOAT32["float16"])
 
 
-@pytest.mark.parametrize("compression", ["int8", *nightly("onebit")])
+@pytest.mark.factorisations
+@pytest.mark.parametrize("compression", ["int8", "onebit"])
 def test_compressed_gradients_that_overflow_are_skipped(compression):
     """With compression, quantisation errors stay as they were, too, and the next steps are good ones.
 

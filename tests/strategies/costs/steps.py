@@ -57,11 +57,11 @@ EVERY_DAY = [
     ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
-    ("three_d", "fsdp=2,context=2,tensor=2", HEADED, {"context_attention": "ulysses"}),
     ("context", "context=4", WINDOWED, {"remat": "full"}),
-    ("single", "data=1", GROUPED, {"remat": "full"}),
 ]
 AT_NIGHT = [
+    ("three_d", "fsdp=2,context=2,tensor=2", HEADED, {"context_attention": "ulysses"}),
+    ("single", "data=1", GROUPED, {"remat": "full"}),
     ("single", "data=1", TURNS, {"remat": "full"}),
     ("fsdp", "fsdp=4", TURNS, {}),
     ("context", "context=4", TURNS, {"remat": "none"}),

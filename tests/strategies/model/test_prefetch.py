@@ -109,7 +109,8 @@ def test_gathers_of_both_ends_wait_for_no_layer(microbatches, waits):
     assert (gathers > 0) == waits
 
 
-@pytest.mark.parametrize("layers", [2, *nightly(3)])
+@pytest.mark.factorisations
+@pytest.mark.parametrize("layers", [2, 3])
 def test_few_layers_are_gathered_ahead_too(layers):
     """With loops of no or one iteration, and sums over replicas in them, gradients are those without prefetch."""
     config = dataclasses.replace(SMALL, layers=layers)
