@@ -10,7 +10,7 @@ from benchmarks.cli.accuracy import Errors
 from benchmarks.cli.outputs import require_apart, save, save_text
 from results.figures.pictures import draw, themed
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import MEMORY, SECONDS, errors_of, fitted, judged, read
+from results.records.predictions import AXES, MEMORY, SECONDS, errors_of, fitted, judged, read
 from results.records.reading import RecordError
 from results.reports.tables import as_csv, as_markdown
 from strategies.files import read_text, shown
@@ -21,6 +21,11 @@ BEGIN, END = "<!-- written by `meshmark plot` -->", "<!-- end of what is written
 EMPTY = f"# Predicted against published\n\n{BEGIN}\n{END}\n"
 WORK = ["source", "model", "experts", "cluster", "dtype", "sequence"]
 """Columns in which configurations of a group agree."""
+CONFIGURATION = [
+    *("batch_size", *AXES, "context", "expert", "virtual_stages"),
+    *("microbatches", "schedule", "recompute", "sequence_parallel"),
+]
+"""Columns in which repeated runs agree."""
 LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
 """Of a group, and groups in the table of the largest regrets."""
 LEAST_RANK, MOST_REGRET = 0.9, 0.03
@@ -129,15 +134,12 @@ def choices(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def compared(rows: pd.DataFrame, keys: list[str]) -> list[tuple[str, Errors]]:
-    """Works and errors by seconds for each token of groups of configurations, the largest regret first.
-
-    Runs that are predicted alike are of one configuration.
-    """
+    """Works and errors by seconds for each token of groups of configurations, the largest regret first."""
     tokens = rows["batch_size"] * rows["sequence"]
     rates = rows.assign(**{name: rows[name] / tokens for name in SECONDS})
     found = []
     for _, part in rates.groupby([key for key in keys if key in rows], sort=False):
-        means = part.groupby(SECONDS[1], as_index=False)[[SECONDS[0]]].mean()
+        means = part.groupby([name for name in CONFIGURATION if name in rows], dropna=False)[[*SECONDS]].mean()
         if len(means) >= LEAST_CONFIGURATIONS:
             found.append((part["work"].iloc[0], errors_of(means)))
     return sorted(found, key=lambda group: -group[1].regret)

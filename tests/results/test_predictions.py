@@ -132,12 +132,15 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
 
 
 def test_choices_compare_configurations_of_a_model_on_a_cluster() -> None:
-    """Seconds are compared by token; repeated runs count once, with their mean; fewer than six are no group."""
+    """Seconds are compared by token; repeated runs count once, with their mean; fewer than six are no group.
+
+    Two meshes are two configurations, even if they are predicted alike.
+    """
     alike = {"source": "s", "model": "m", "cluster": "c", "dtype": "bf16", "sequence": 8.0, "work": "w"}
-    batches, predicted = [2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0], [1.0, 1.2, 1.4, 1.6, 1.8, 1.8, 1.8]
+    batches, predicted = [2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0], [1.0, 1.2, 1.4, 1.8, 1.8, 1.8, 1.8]
     measured = [1.1, 1.0, 1.4, 1.6, 1.8, 1.9, 2.1]
     runs = pd.DataFrame({"batch_size": batches, "predicted_seconds": predicted, "measured_seconds": measured})
-    runs = runs.assign(**alike)
+    runs = runs.assign(**alike, tensor=[1, 2, 4, 8, 16, 1, 1])
     ((work, found),) = page.compared(runs, page.WORK)
     assert (work, found.runs) == ("w", 6)
     assert found.regret == pytest.approx(0.0)  # 2 seconds for 4 sequences is as fast as 1 for 2
