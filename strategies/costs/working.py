@@ -36,13 +36,15 @@ def experts(share: Share) -> int:
     """Rows of tokens and their gradients, arrays around SiLU, and the router's; fitted to compiled programs.
 
     An expert axis holds what it exchanges once more, unless it is recomputed; tokens that are gathered twice then.
+    Blocks that are recomputed hold three arrays of rows, five around SiLU and two of the shared expert.
     """
     config, full = share.config, share.train.remat == "full"
     rows, tokens = rows_of(share), share.tokens * config.embed
-    hidden = Experts.activated_elements(share)
     routes = 3 * share.tokens * config.dim_sizes["experts"]
+    if full and share.blocks_rows:
+        return rows * (3 * config.embed + 5 * share.expert_mlp) + 2 * share.tokens * share.shared_mlp + tokens + routes
+    hidden = Experts.activated_elements(share)
     gathered = share.gathered_tokens * config.embed
-    routes += loops_over_blocks(share) if share.blocks_rows else 0
     if full:
         return (11 * rows * config.embed + 21 * hidden) // 4 + tokens + routes + 2 * gathered
     exchanged = gathered or (rows * config.embed if share.experts > 1 else 0)
@@ -55,10 +57,12 @@ def loops_over_blocks(share: Share) -> int:
     A loop takes arrays that are in memory: what would be part of a matmul exists by itself. With prefetch matrices are
     copied for loops that recompute.
     """
-    repeated = ("none", "dots", "full").index(share.train.remat)
-    matrix = share.config.dim_sizes["experts"] * share.config.embed * share.expert_mlp
-    copies = 2 + (3 * repeated if share.train.prefetch == "on" else 0)
-    return copies * matrix + (2 + repeated) * rows_of(share) * share.config.embed
+    if not share.blocks_rows:
+        return 0
+    remat, embed = share.train.remat, share.config.embed
+    matrix = share.config.dim_sizes["experts"] * embed * share.expert_mlp
+    copies = {"none": 2, "dots": 5, "full": 8}[remat] if share.train.prefetch == "on" else 2
+    return copies * matrix + (3 if remat == "dots" else 2) * rows_of(share) * embed
 
 
 def attention(share: Share) -> int:
@@ -130,19 +134,21 @@ class Working(NamedTuple):
 
     Attributes:
         elements: those that it holds at the peak of the whole layer.
+        own_pass_elements: those that it also holds then if the peak is in its own backward pass.
         standalone_peak_elements: those at the peak of this part by itself, while the other parts hold nothing.
     """
 
     elements: Callable[[Share], int] = none
+    own_pass_elements: Callable[[Share], int] = none
     standalone_peak_elements: Callable[[Share], int] = none
 
 
 PARTS: dict[type[Part], Working] = {
     **dict.fromkeys((LayerNorm, RMSNorm), Working(norm)),
-    Attention: Working(attention, standalone_attention),
+    Attention: Working(attention, standalone_peak_elements=standalone_attention),
     MLP: Working(mlp),
     GatedMLP: Working(gated_mlp),
-    Experts: Working(experts),
+    Experts: Working(experts, loops_over_blocks),
 }
 """The working arrays of parts of a block, and of those derived from them (`working_of`)."""
 
@@ -153,9 +159,13 @@ def working_of(part: type[Part]) -> Working:
 
 
 def layer_elements(share: Share) -> int:
-    """Elements held at the peak of the backward pass of a layer: working arrays of its parts, the stream's gradient."""
+    """Elements held at the peak of the backward pass of a layer: working arrays of its parts, the stream's gradient.
+
+    Parts of layers that alternate run backward one after another (gpt-oss has two of experts).
+    """
     parts = [(working_of(part), share.of(part)) for part in block_of(share.config).parts.values()]
     together = sum(working.elements(own) for working, own in parts)
+    together += max(working.own_pass_elements(own) for working, own in parts)
     alone = max(working.standalone_peak_elements(own) for working, own in parts)
     return share.tokens * share.config.embed + max(together, alone)
 

@@ -191,7 +191,9 @@ def test_counts_of_presets_are_the_published_ones(preset, total, active, publish
     ("config", "train"),
     [
         (DROPPING, {"remat": "full"}),
+        (OTHERS[2], {"remat": "full"}),
         *nightly(*((config, {"remat": remat}) for config in (MOE, DROPPING, *OTHERS) for remat in ("none", "dots"))),
+        *nightly(*((config, {"remat": "full"}) for config in (MOE, OTHERS[0], OTHERS[1], OTHERS[3]))),
     ],
     ids=str,
 )
