@@ -17,7 +17,6 @@ from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.experts import rows_of
 from strategies.model.part import Part, Share
-from strategies.model.weights import WeightSpec
 
 Kind = Literal["matmul", "attention", "memory"]
 
@@ -216,21 +215,17 @@ def projections(plan: Plan, branch: type[Part]) -> Iterator[tuple[int, int, int,
     """m, n, k of each matmul of a branch with weights, and how many there are side by side."""
     for one in branch.matmuls(plan.config):
         rows, side_by_side = branch.rows(plan.share, one)
-        yield rows, *_columns_and_rows(plan, one.weight), side_by_side
+        dims = one.weight.dims  # as the device works with the matrix
+        k, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in dims)
+        yield rows, math.prod(columns), k, side_by_side
 
 
 def first_weight_gradients(plan: Plan, precision: Precision | None = None) -> Iterator[Kernel]:
     """The matmuls of the gradient of each branch's first weight. Gradients of its inputs can be reduced meanwhile."""
     itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     for branch in plan.block.branches():
-        columns, rows = _columns_and_rows(plan, branch.matmuls(plan.config)[0].weight)
-        yield matmul(rows, columns, plan.share.tokens, itemsize)
-
-
-def _columns_and_rows(plan: Plan, weight: WeightSpec) -> tuple[int, int]:
-    """Of a matrix of a layer, as the device works with it."""
-    rows, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in weight.dims)
-    return math.prod(columns), rows
+        _, n, k, _ = next(projections(plan, branch))
+        yield matmul(k, n, plan.share.tokens, itemsize)
 
 
 def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], list[Kernel]]:

@@ -212,11 +212,7 @@ class Network:
             calls: how many collectives that are.
         """
         where = self.group(axes)
-        return Event(part, self.seconds(kind, where, sent_bytes, calls), where.links)
-
-    def seconds(self, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:
-        """Seconds of collectives of a group. Arguments are those of `event`."""
-        return collective_seconds(self.machine, kind, where, sent_bytes, calls)
+        return Event(part, collective_seconds(self.machine, kind, where, sent_bytes, calls), where.links)
 
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""

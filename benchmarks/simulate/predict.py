@@ -27,13 +27,20 @@ from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table
 from strategies.infeasible import Infeasible
 
-STEP_PARTS = (
+PARTS = (
     *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
     *("sends", "bubble", "gradients", "optimizer", "fixed"),
 )
-"""Parts of a step that a table has columns for, in the order of the step."""
+STEP_PARTS = {f"predicted.{part.replace(' ', '_')}_seconds": part for part in PARTS}
+"""Columns of a table -> the part of a step, in the order of the step."""
 OF_MACHINE = "name", "error", "source"
 """What a table says of the machine that predicts a row."""
+ADDED = (
+    *("measured_seconds", "predicted_seconds", "bound_seconds", *STEP_PARTS, "predicted_memory_gib", "fits"),
+    *(f"machine.{fact}" for fact in OF_MACHINE),
+    "problem",
+)
+"""Columns that a table of predictions has."""
 
 
 @dataclass(frozen=True)
@@ -91,40 +98,28 @@ def _predicted(row: TableRow, machine: Machine | None) -> PredictedRow:
 
 def as_csv(predictions: Sequence[PredictedRow]) -> str:
     """The rows with measured, predicted and least seconds, the parts of a step, memory, machine, and problems."""
-    columns = dict.fromkeys(name for prediction in predictions for name in prediction.row)
-    added = (
-        *("measured_seconds", "predicted_seconds", "bound_seconds", *map(_column, STEP_PARTS), "predicted_memory_gib"),
-        *("fits", *map(_of_machine, OF_MACHINE), "problem"),
-    )
-    names = [*(name for name in columns if name not in added), *added]
+    columns = dict.fromkeys(name for prediction in predictions for name in prediction.row if name not in ADDED)
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer = csv.DictWriter(stream, [*columns, *ADDED], lineterminator="\n")
     writer.writeheader()
-    for prediction in predictions:
-        parts = prediction.timeline.parts if prediction.timeline else {}
-        figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in STEP_PARTS if prediction.timeline}
-        run = prediction.run
-        held = run and held_of(run)
-        numbers = {"predicted_seconds": prediction.step_seconds, "bound_seconds": prediction.bound_seconds}
-        numbers["predicted_memory_gib"] = held and held.total_bytes / GIB
-        formatted = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
-        formatted["measured_seconds"] = str(measured_seconds(prediction.row) or "")
-        facts = {_of_machine(name): getattr(prediction.machine, name) for name in OF_MACHINE if prediction.machine}
-        row = {**prediction.row, **dict.fromkeys(added), **formatted, **figures, **facts}
-        if run and held and prediction.machine:
-            capacity = prediction.machine.chip.memory_bytes
-            row["fits"] = held.fit(capacity, says_recomputation=run.says_recomputation)
-            row["microbatches"] = run.cost.plan.train.microbatches  # a row may leave out how many follow from its batch
-        writer.writerow({**row, "problem": prediction.problem})
+    writer.writerows({**one.row, **dict.fromkeys(ADDED), **_added(one)} for one in predictions)
     return stream.getvalue()
 
 
-def _column(part: str) -> str:
-    return f"predicted.{part.replace(' ', '_')}_seconds"
-
-
-def _of_machine(fact: str) -> str:
-    return f"machine.{fact}"
+def _added(one: PredictedRow) -> dict[str, object]:
+    """What a table adds to a row."""
+    known: dict[str, object] = {"measured_seconds": measured_seconds(one.row) or "", "problem": one.problem}
+    if not (one.run and one.timeline and one.machine):
+        return known
+    held, parts = held_of(one.run), one.timeline.parts
+    numbers = {column: parts.get(part, 0.0) for column, part in STEP_PARTS.items()}
+    numbers |= {"predicted_seconds": one.timeline.step_seconds, "bound_seconds": one.bound_seconds}
+    numbers["predicted_memory_gib"] = held.total_bytes / GIB
+    known |= {name: f"{value:.6g}" for name, value in numbers.items()}
+    known |= {f"machine.{fact}": getattr(one.machine, fact) for fact in OF_MACHINE}
+    known["fits"] = held.fit(one.machine.chip.memory_bytes, says_recomputation=one.run.says_recomputation)
+    # A row may leave out how many follow from its batch.
+    return {**known, "microbatches": one.run.cost.plan.train.microbatches}
 
 
 def model_of(row: TableRow) -> str:

@@ -31,16 +31,12 @@ from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
 
 REMAT: Mapping[str, Remat] = {
-    "full": "full",
-    "selective": "dots",
-    "none": "none",
-    "selective (op)": "dots",
-    "selective (per op)": "dots",  # torchtitan keeps the outputs of attention and of every second matmul
-    "decoder_layer_input offload (custom)": "full",  # MaxText keeps the inputs of layers in the memory of the host
-    "offload": "full",
-    "qkv_proj_offloaded": "full",
-    "qkv+context+input kept (custom)": "full",
-    "custom": "full",
+    **{"full": "full", "selective": "dots", "none": "none"},
+    # torchtitan keeps the outputs of attention and of every second matmul.
+    **dict.fromkeys(("selective (op)", "selective (per op)"), "dots"),
+    # MaxText keeps the inputs of layers in the memory of the host.
+    **dict.fromkeys(("decoder_layer_input offload (custom)", "offload", "qkv_proj_offloaded"), "full"),
+    **dict.fromkeys(("qkv+context+input kept (custom)", "custom"), "full"),
 }
 """What published tables say of recomputation -> what a step recomputes."""
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}

@@ -13,7 +13,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.kernels import Kernel
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
-from benchmarks.simulate.links import Network, bandwidth, group
+from benchmarks.simulate.links import Network, bandwidth, collective_seconds, group
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import (
     COMPUTE,
@@ -207,7 +207,7 @@ class Step:
             return 0.0
         table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
         where = self.network.first_and_last(plan.over(plan.axes_of("layers")))
-        return self.network.seconds("all_reduce", where, SENT["all_reduce"](table, where.devices))
+        return collective_seconds(self.machine, "all_reduce", where, SENT["all_reduce"](table, where.devices))
 
 
 def first_stage_elements(plan: Plan) -> float:
