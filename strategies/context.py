@@ -222,7 +222,9 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
-    sent = plan.all_layers * sum(_exchanged(plan, share) for share in plan.block.attention_shares(plan.share))
+    shares = plan.block.attention_shares(plan.share)
+    sent = plan.all_layers * sum(_exchanged(plan, share) for share in shares)
+    sent += plan.layers_again * sum(plan.tokens * share.attended_features for share in shares)  # stages have no ring
     what, kind = ("tokens and heads", "all_to_all") if plan.ulysses else ("keys and values", "permute")
     yield from traffic(plan, what, kind, plan.placement.tokens, sent, dtype=plan.train.dtype)
 

@@ -205,7 +205,7 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         whole = weight.elements * plan.shards
         once, again = weight.elements, 0
         if by_layer and weight.spec.is_layered:
-            once, again = of_blocks(plan, weight)
+            once, again = of_layers(plan, weight)
         elif by_layer:
             once = of_ends(plan, weight) * weight.elements
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
@@ -220,18 +220,20 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         yield from scatters("gradients", elements=scattered * whole, when=backward)
 
 
-def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
+def of_layers(plan: Plan, weight: Weight) -> tuple[int, int]:
     """Elements of a weight of the layers that are gathered in a step: for the forward pass, and again for the backward.
 
     Both count microbatches. A weight is gathered again if the backward pass needs it (`Backward`). With `remat="none"`
     the backward pass needs no vectors. With prefetch the last layer's weights are kept until the backward pass.
+    In a pipeline the forward pass of leading dense layers runs twice (`Plan.layers_again`).
     """
     train = plan.train
     needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
     needed = needs[weight.spec.backward] and (train.remat != "none" or weight.spec.is_matrix)
     forward = train.microbatches * weight.elements
     kept = forward // plan.layers if train.prefetch == "on" and weight.spec.is_stacked else 0
-    return forward, forward - kept if train.regather and needed else 0
+    twice = plan.staged and not weight.spec.is_stacked
+    return forward * (2 if twice else 1), forward - kept if train.regather and needed else 0
 
 
 def of_ends(plan: Plan, weight: Weight) -> int:
@@ -239,13 +241,16 @@ def of_ends(plan: Plan, weight: Weight) -> int:
 
     Outside of loops the compiler merges equal gathers. Weights are constant in the loop over microbatches, so it moves
     their gathers before the loop. A pipeline schedule gathers in each tick what the tick needs: the embedding for a
-    microbatch that enters, the head for one that leaves, and a tied table once for both.
+    microbatch that enters, the head for one that leaves, and a tied table once for both. With leading dense layers it
+    embeds again for one that returns, and gathers for each alone (executor.py).
     """
     if not plan.staged:
         return 1
-    shared = plan.ticks.shared
+    tied, shared = is_tied(plan, weight), plan.ticks.shared
+    if plan.layers_again:
+        return plan.train.microbatches * (1 if weight.spec.name.startswith("head.") else 2 + tied)
     ticks = int(((shared.enters >= 0) | (shared.leaves >= 0)).sum())
-    return 1 + ticks if is_tied(plan, weight) else plan.train.microbatches
+    return 1 + ticks if tied else plan.train.microbatches
 
 
 AXIS = Axis(

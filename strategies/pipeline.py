@@ -4,7 +4,8 @@ Microbatches pass through the stages in the order of a schedule (pipelining/sche
 forward or the backward pass of one microbatch, or is idle and computes nothing. All stages share the embedding and the
 head, which are split over the vocabulary, so that no stage holds or computes more than another (Yeung et al. 2024,
 "Balancing Pipeline Parallelism with Vocabulary Parallelism"). All stages embed a microbatch when the first stage needs
-it, and compute its loss when the last stage has finished it.
+it, and compute its loss when the last stage has finished it. Leading dense layers of a mixture belong to the embedding:
+every stage has them, runs them at once with the others, and runs them forward again for the backward pass.
 
     x[b,T,D] -permute(pipeline)-> the next stage, dx[b,T,D] -permute(pipeline)-> the previous stage, in one exchange at
         the end of each tick in which any stage sends; in two exchanges where one stage would receive both
@@ -13,10 +14,11 @@ it, and compute its loss when the last stage has finished it.
     x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward once more for dx
     three numbers a token for the loss, as in tensor.py
     once a step, in `reduce_dtype`: dW[D] of the last norm -all_reduce(pipeline)-> every stage
+    before leading dense layers x[b,T,D] embedded -all_reduce(pipeline)-> every stage, once more for the backward pass
 
 For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; GPipe has
 2 (M + S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2 B T D (S-1)/S elements in
-all-reduces, in the compute dtype. Positions and the last norm are replicated on every stage.
+all-reduces, in the compute dtype. Positions, leading dense layers and the last norm are replicated on every stage.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +38,6 @@ from strategies.core.gradients import cast, microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
-from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.layer_passes import Leaves, Result
 from strategies.model.weights import Weights
@@ -50,12 +51,8 @@ def require(plan: Plan) -> None:
     """Check that layers and microbatches fit the stages.
 
     Raises:
-        Infeasible: there are fewer layers than parts, the microbatches do not fit the schedule, or the first layers are
-            dense ones of a model with experts.
+        Infeasible: there are fewer layers than parts, or the microbatches do not fit the schedule.
     """
-    if plan.config.dense_layers:
-        problem = f"stages have equal layers, and the first dense_layers={plan.config.dense_layers} are others"
-        raise Infeasible(f"{problem}; use another axis than pipeline, or dense_layers=0")
     _ = plan.order
 
 

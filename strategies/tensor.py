@@ -175,10 +175,11 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     branches = len(plan.block.branches())
     # With remat="full" sums are repeated, except that of the last branch: it is the input of the next layer.
     again = branches - 1 if plan.train.remat == "full" else 0
-    sums = (2 * branches + again) * plan.all_layers * plan.residual
+    sums = ((2 * branches + again) * plan.all_layers + branches * plan.layers_again) * plan.residual
     extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
     yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
-    means = sum(part.means for part in plan.block.branches()) * (3 if again else 2) * plan.all_layers * plan.tokens
+    times = (3 if again else 2) * plan.all_layers + plan.layers_again
+    means = sum(part.means for part in plan.block.branches()) * times * plan.tokens
     yield from traffic(plan, "norms of all heads", "all_reduce", tensors, means)
     partial_gradients = [weight for weight in plan.weights if _has_partial_gradient(weight.spec, plan)]
     yield from replicated_gradients(plan, tensors, sum(weight.elements for weight in partial_gradients))
@@ -191,7 +192,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
         return
     yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
     # Forward, once more backward (remat.py keeps no gather), and as the transpose of the reduce-scatter.
-    gathered = 3 * branches * plan.all_layers * plan.own_residual
+    gathered = branches * (3 * plan.all_layers + plan.layers_again) * plan.own_residual
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
@@ -223,16 +224,19 @@ def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iter
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
-    """Sums of an embedding, forward and backward, and of a loss that are split over the vocabulary."""
-    axes, dtype = plan.vocab_axes, plan.train.dtype
+    """Sums of an embedding, forward and backward, and of a loss that are split over the vocabulary.
+
+    Leading dense layers that run forward again (`Plan.layers_again`) take the embedding again.
+    """
+    axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.layers_again else 1
     if plan.sequence_parallel:
         tensors = plan.axes_of("head_features")
         other_axes = tuple(axis for axis in axes if axis not in tensors)
-        yield from traffic(plan, "embedding", "reduce_scatter", tensors, plan.residual, dtype=dtype)
-        yield from traffic(plan, "embedding", "all_reduce", other_axes, plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "reduce_scatter", tensors, times * plan.residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_reduce", other_axes, times * plan.own_residual, dtype=dtype)
         yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
     else:
-        yield from traffic(plan, "embedding", "all_reduce", axes, plan.residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_reduce", axes, times * plan.residual, dtype=dtype)
     # Three numbers a token: the largest logit, the sum of exponentials, and the target's logit.
     yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens, when="forward")
 

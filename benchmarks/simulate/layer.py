@@ -60,7 +60,7 @@ class LayerEvents:
     plan: Plan
     traffic: tuple[Traffic, ...]
     network: Network
-    layers: int
+    layers: float
 
     @property
     def stack(self) -> Stack:
@@ -93,7 +93,7 @@ class LayerEvents:
         yield from () if self.prefetches else gathers
         yield from [Wait("layer")] if beside else []
 
-    def gathers(self, wanted: Collection[str], times: int | None = None) -> Iterator[Event]:
+    def gathers(self, wanted: Collection[str], times: float | None = None) -> Iterator[Event]:
         """Yield the collectives of sharded weights and gradients. Those of several arrays are combined into one.
 
         Args:

@@ -89,7 +89,8 @@ class Step:
     def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
         self.network = Network(machine, topology, cost.plan.mesh)
-        self.layer = LayerEvents(cost.plan, cost.traffic, self.network, cost.plan.all_layers)
+        layers = cost.plan.all_layers + cost.plan.layers_again / 2  # a forward pass alone sends half of what both do
+        self.layer = LayerEvents(cost.plan, cost.traffic, self.network, layers)
 
     def timeline(self) -> Timeline:
         """The seconds of the last stage."""
@@ -111,27 +112,36 @@ class Step:
         """The passes on the stages."""
         losses = further_of(self.plan.config).predicted_tokens
         forward, backward = (scaled(simulate(one).parts, losses) for one in self.layer.embedding_and_head())
+        if self.plan.layers_again:
+            lead = self._lead_passes({"F": "forward", "B": "backward"})
+            forward, backward = added(forward, lead["F"]), added(backward, lead["F"], lead["B"])
         return Stages(self.plan, self.machine.stack, self.work, {"F": forward, "B": backward}, self.send_seconds)
 
     @property
     def work(self) -> Mapping[Kind, Parts]:
-        """Seconds of a pass through the layers of a stage's chunk, by the kind of pass."""
+        """Seconds of a pass through the layers of a stage's chunk, by the kind of pass.
+
+        Leading dense layers are among them, but for pipelines: all stages run them as they embed.
+        """
         splits = self.plan.staged and self.plan.schedule.splits_backward
         halves: dict[Kind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
         ways: dict[Kind, Way] = {"F": "forward", **halves}
         layers = self.plan.layers / self.plan.schedule.chunks
         found: dict[Kind, Parts] = {kind: scaled(self._layer_pass(way).parts, layers) for kind, way in ways.items()}
-        if lead := self.plan.lead:
-            dense = replace(
-                self.layer, plan=lead, traffic=tuple(each for each in self.traffic if each.what not in TOKENS)
-            )
-            of_lead = {kind: scaled(simulate(dense.events(way)).parts, lead.layers) for kind, way in ways.items()}
-            found = {kind: added(of_lead[kind], parts) for kind, parts in found.items()}
+        if not self.plan.staged:
+            found = {kind: added(parts, found[kind]) for kind, parts in self._lead_passes(ways).items()}
         if self.layer.prefetches:
             # A microbatch's first gather, and its last scatter, have nothing to hide behind.
             first, last = (simulate(self.layer.exposed(kind)).parts for kind in ("all_gather", "reduce_scatter"))
             found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
         return found
+
+    def _lead_passes(self, ways: Mapping[Kind, Way]) -> Mapping[Kind, Parts]:
+        """Seconds of passes through the leading dense layers; of none if there are none."""
+        if not (lead := self.plan.lead):
+            return {kind: {} for kind in ways}
+        dense = replace(self.layer, plan=lead, traffic=tuple(each for each in self.traffic if each.what not in TOKENS))
+        return {kind: scaled(simulate(dense.events(way)).parts, lead.layers) for kind, way in ways.items()}
 
     def _layer_pass(self, way: Way) -> Timeline:
         """A pass through a layer. The backward pass is also that to which sums of gradients are compared."""

@@ -55,9 +55,15 @@ class Plan(Sizes):
 
     @cached_property
     def lead(self) -> "Plan | None":
-        """The plan of the leading dense layers, whose weights are gathered and summed as they run."""
+        """The plan of the leading dense layers, whose weights are gathered and summed as they run.
+
+        Stages of a pipeline do not split them: each runs all of them, as part of the embedding.
+        """
+        if not self.config.lead:
+            return None
         train = replace(self.train, prefetch="off", reduce="step")
-        return replace(self, config=self.config.lead, train=train) if self.config.lead else None
+        axes = tuple(axis for axis in self.axes if "layers" not in axis.dims)
+        return replace(self, config=self.config.lead, train=train, axes=axes)
 
     @property
     def stacks(self) -> tuple["Plan", ...]:
@@ -68,6 +74,11 @@ class Plan(Sizes):
     def all_layers(self) -> int:
         """Slots for layers on one device, and the leading dense layers."""
         return self.layers + self.config.dense_layers
+
+    @property
+    def layers_again(self) -> int:
+        """Leading dense layers whose forward pass runs twice: in a pipeline, once more for the backward pass."""
+        return self.config.dense_layers if self.staged else 0
 
     def choose(self, option: str, problem: str, default: bool, on: str = "on", off: str = "off") -> str:
         """The value of an option that is `on`, `off` or "auto".

@@ -62,11 +62,15 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     held = {
         "weights": gathered_bytes if keeps_gathered else 0,
         "gradients": gradient_bytes(plan),
-        "activations": sum(map(activation_bytes, plan.stacks)),
+        "activations": sum(map(activation_bytes, (plan,) if plan.staged else plan.stacks)),
         "stages": stage_bytes(plan) if plan.staged else 0,
     }
     most = max(layer_work_bytes(plan), head_work_bytes(plan), reduction_bytes(plan) - sum(held.values()))
-    if plan.lead:  # which run backward when nothing is left of the other layers
+    if plan.lead and plan.staged:  # which run forward and backward beside what the stages keep
+        lead = plan.lead
+        gradients = 4 * lead.layers * whole_layer(lead)
+        most = max(most, layer_work_bytes(lead) + activation_bytes(lead) + gradients)
+    elif plan.lead:  # which run backward when nothing is left of the other layers
         most = max(most, layer_work_bytes(plan.lead) - activation_bytes(plan))
     return {**held, "working": most}
 

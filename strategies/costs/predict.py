@@ -159,11 +159,11 @@ class Cost:
             does so twice, and once more their gradients (model/attention/splash.py).
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
             matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
-            and logits that are computed in chunks are recomputed.
+            and logits that are computed in chunks are recomputed. In a pipeline leading dense layers run forward again.
         capacity: of rows of experts' buffers or blocks beyond the tokens' choices (model/experts.py); below zero if the
             capacity has fewer.
         replicated: of matmuls with weights that the tensor axis does not split: all of its devices do them; and of
-            copies of heads of keys.
+            copies of heads of keys. All stages of a pipeline run the leading dense layers.
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but the FLOPs that are
             counted in a compiled program include them.
@@ -180,20 +180,22 @@ class Cost:
         layers = 3 * self._in_layers("matmul_flops") + attention + recomputed
         replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
         beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
-        of_layers = tokens * layers + sum(beyond.values())
+        lead_forward, lead = self._staged_lead[0], sum(self._staged_lead)
+        of_stages = tokens * (layers - lead) + sum(beyond.values())
+        beyond["replicated"] += tokens * (plan.stages - 1) * (lead_forward + lead)
         return {
             "model": self.model_flops(),
             "attention again": tokens * again_scores,
-            "recomputed": tokens * (recomputed + (logits if plan.logits_again else 0)),
+            "recomputed": tokens * (recomputed + lead_forward + (logits if plan.logits_again else 0)),
             **beyond,
             "padding": tokens * 3 * (logits - Head.matmul_flops(config)),
-            "empty": of_layers // config.all_blocks * (plan.layer_slots - config.blocks),
+            "empty": of_stages // config.blocks * (plan.layer_slots - config.blocks),
             "masked": tokens * (attention - again_scores - counted),
         }
 
     @property
     def least_flops(self) -> int:
-        """FLOPs of a step on all devices, if no score that causality masks were computed but those of recomputation."""
+        """FLOPs of a step on all devices, if no masked scores were computed but recomputed or replicated ones."""
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
         masked = (self.model_flops() - self.model_flops(causal=True)) // 6
         needed = tokens * config.all_blocks * self.plan.block.score_flops(config) - masked
@@ -232,17 +234,24 @@ class Cost:
         return self._in_layers("recomputed_flops") + self._scores.recomputed
 
     @property
+    def _staged_lead(self) -> tuple[int, ...]:
+        """`passes` of the leading dense layers, if they are before the stages of a pipeline; otherwise zeros."""
+        return tuple(map(int, Cost(self.plan.lead).passes)) if self.plan.staged and self.plan.lead else (0, 0, 0)
+
+    @property
     def passes(self) -> Costs:
         """FLOPs of a token in all layers: forward, gradients of inputs, and gradients of weights.
 
         As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. Here the gradients of inputs also include the
-        recomputation of attention scores, and with `remat="full"` that of the layers.
+        recomputation of attention scores, and with `remat="full"` that of the layers. Those of a pipeline are without
+        leading dense layers, which all stages run at once.
         """
         scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
         capacity, again = (flops / tokens for flops in self._capacity)
         matmuls = self._in_layers("matmul_flops") + capacity + self._replicated
         recomputed = self._recomputed + again + (self._replicated if self.plan.train.remat == "full" else 0)
-        return Costs(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
+        passes = Costs(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
+        return Costs(*(each - lead for each, lead in zip(passes, self._staged_lead, strict=True)))
 
     @property
     def ring(self) -> int:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Int
 
 from strategies.device_mesh import mark_varying
 from strategies.model.layer_passes import Extras, Leaves, Run, write_slot, zeros_buffer
+from strategies.model.order import after
 from strategies.model.weights import Weights
 from strategies.pipelining.layer_backward import Passes, Slots
 from strategies.pipelining.schedules import Schedule
@@ -115,9 +116,8 @@ class Executor:
         for kind in "FBW" if self.schedule.splits_backward else "FB":
             carry = self._run_if(turn.kind == KINDS.index(kind), work, turns[kind], carry, row)
         of_all = self.ticks.shared
-        for index, ends in enumerate(self.ticks.ends):
-            times = (of_all.ends == index).sum()
-            carry = self._run_if(shared.ends == index, times, partial(self._run_model_ends, ends), carry, row)
+        for ends, taken in self._ends:
+            carry = self._run_if(taken(shared), taken(of_all).sum(), partial(self._run_model_ends, ends), carry, row)
         for exchange, different in enumerate(self.ticks.edges):
             for index, edges in enumerate(different):
                 times = (of_all.edges[:, exchange] == index).sum()
@@ -125,6 +125,21 @@ class Executor:
                     shared.edges[exchange] == index, times, partial(self._send, exchange, edges), carry, row
                 )
         return carry, None
+
+    @property
+    def _ends(self) -> list[tuple[Ends, Callable[[Shared], Any]]]:
+        """The work at both ends of the model, and in which ticks it runs.
+
+        All of a tick is one piece of work, unless loops over leading dense layers are in it: beside their collectives
+        there may be no others, or virtual devices deadlock (benchmarks/program/deadlock.py).
+        """
+        if "lead" not in self.ends:
+            return [(ends, lambda shared, i=i: shared.ends == i) for i, ends in enumerate(self.ticks.ends)]
+        return [
+            ((True, False, False), lambda shared: shared.enters >= 0),
+            ((False, True, False), lambda shared: shared.leaves >= 0),
+            ((False, False, True), lambda shared: shared.returns >= 0),
+        ]
 
     def _run_if(
         self, taken: Array, times: int, work: Callable[[Carry, Turn, Shared], Carry], carry: Carry, row: Row
@@ -174,8 +189,9 @@ class Executor:
             loss, dends = loss + more, jax.tree.map(jnp.add, dends, dleaving)
             arrived = write_slot(arrived, mark_varying(dy_bTD, "pipeline"), turn.got_loss)
         if returns:
-            _, pull = jax.vjp(lambda ends: self.parts.embed(ends, self.tokens_MbS[shared.returns]), self.ends)
-            dends = jax.tree.map(jnp.add, dends, *pull(self._broadcast_from(0, carry.made)))
+            x_bTD, pull = jax.vjp(lambda ends: self.parts.embed(ends, self.tokens_MbS[shared.returns]), self.ends)
+            made_bTD = after(x_bTD, carry.made) if "lead" in self.ends else carry.made
+            dends = jax.tree.map(jnp.add, dends, *pull(self._broadcast_from(0, made_bTD)))
         return carry._replace(arrived=arrived, loss=loss, dends=dends)
 
     def _loss_of(self, ends: Weights, y_bTD: Array, m: Any) -> Array:

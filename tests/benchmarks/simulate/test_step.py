@@ -14,7 +14,7 @@ from benchmarks.simulate.machines import machine, machine_names
 from benchmarks.simulate.stack import HALVES_SHARE, Collective
 from benchmarks.simulate.stacks import MEGATRON, MESHMARK, MPT, STACKS
 from benchmarks.simulate.stages import Stages
-from benchmarks.simulate.step import bound_seconds, predict_seconds
+from benchmarks.simulate.step import Step, bound_seconds, predict_seconds
 from strategies import MeshSpec
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
@@ -207,6 +207,22 @@ def test_a_leading_dense_layer_costs_what_a_layer_of_a_dense_model_costs(strateg
     dense = of_last_layer(dense_layers=0)
     assert of_last_layer(dense_layers=2, **mixture) == pytest.approx(dense)
     assert of_last_layer(dense_layers=0, **mixture) != pytest.approx(dense)
+
+
+def test_all_stages_run_a_leading_dense_layer_forward_twice_and_backward_once():
+    """For each microbatch, as long as one device does, and no stage does anything else at the time."""
+    h100 = machine("meshmark_gpus", "h100")
+
+    def stages(strategy, dense_layers, **options):
+        model = replace(MODEL, layers=8 + dense_layers, dense_layers=dense_layers, experts=8)
+        cost = step(strategy, model=model, **options)
+        return Step(cost, h100, topology_of(cost)).stages
+
+    lead, without = (stages("single", count, batch_size=64 // 8).work for count in (1, 0))
+    forward, backward = (lead[kind]["matmul"] - without[kind]["matmul"] for kind in lead)
+    lead, without = (stages("pipeline", count).parts for count in (1, 0))
+    assert lead["matmul"] - without["matmul"] == pytest.approx(8 * (2 * forward + backward))
+    assert lead["bubble"] == pytest.approx(without["bubble"])
 
 
 def test_a_torus_has_rings_along_whole_dims():
