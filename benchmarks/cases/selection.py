@@ -76,8 +76,12 @@ def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None)
     return ",".join([name, *(f"{name}={size}" for name, size in sizes.items())]), config
 
 
-def selected(option: argparse.Namespace) -> Selection:
+def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = None) -> Selection:
     """The selection that the options describe. Starts JAX's backend to count devices.
+
+    Args:
+        option: the options.
+        found: name and configuration of the model; default: those that the options describe.
 
     Raises:
         ValueError: the options contradict each other, no model has these sizes, no case is selected, or neither the
@@ -93,7 +97,7 @@ def selected(option: argparse.Namespace) -> Selection:
     )
     if meshes and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
-    preset, config = model(option)
+    preset, config = found or model(option)
     chosen = Selection(
         strategies=known_strategies(option.strategy),
         meshes=meshes,

@@ -38,10 +38,7 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
     """
     if config.vocab < BYTE_VALUES:
         raise ValueError(f"vocab={config.vocab} does not hold the {BYTE_VALUES} byte values of text; use 256 or more")
-    try:
-        corpus_N = map_file(path) if path else python_documentation()
-    except OSError as error:
-        raise ValueError(f"the corpus {path} cannot be read: {error.strerror}; name a text file") from error
+    corpus_N = corpus_bytes(path)
     if len(corpus_N) <= config.sequence:
         problem = f"the corpus {path or 'of pydoc_data.topics'} has {len(corpus_N)} bytes"
         raise ValueError(f"{problem}; sequence={config.sequence} needs {config.sequence + 1} or more")
@@ -50,6 +47,18 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
         work = f"a batch of {batch_size} sequences of {config.sequence} tokens takes {needed + 1:,}"
         print(f"{problem} and {work}: its text repeats within a batch; name a longer --corpus", file=sys.stderr)
     return corpus_N
+
+
+def corpus_bytes(path: Path | None) -> Corpus:
+    """The bytes of a file, mapped into memory; without a file, Python's syntax documentation.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    try:
+        return map_file(path) if path else python_documentation()
+    except OSError as error:
+        raise ValueError(f"the corpus {path} cannot be read: {error.strerror}; name a text file") from error
 
 
 def map_file(path: Path) -> Corpus:

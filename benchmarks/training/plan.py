@@ -11,16 +11,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.cases.case import Case, Selection, options_of
-from benchmarks.cases.selection import (
-    available_devices,
-    known_meshes,
-    known_strategies,
-    model,
-    require_options,
-    unique,
-    values_of,
-)
+from benchmarks.cases.case import Case, options_of
+from benchmarks.cases.selection import available_devices, model, selected
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
@@ -201,40 +193,20 @@ def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig, P
 
 def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case:
     """The one case that the options select."""
-    if option.mesh and option.devices:
-        raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
-    available = available_devices()
-    selection = Selection(
-        strategies=known_strategies([option.strategy]),
-        meshes=known_meshes([option.mesh] if option.mesh else []),
-        devices=(option.devices or (1 if option.strategy == "single" else available),),
-        batch_sizes=(option.batch_size,),
-        microbatches=(option.microbatches,) if option.microbatches else (),
-        preset=preset,
-        config=config,
-        dtype=option.dtype,
-        remat=option.remat,
-        windows=unique(option.attention_window),
-        routings=unique(option.routing),
-        options=values_of(option.option),
-        compiler_options=tuple(dict(option.compiler_option).items()),
-    )
+    usual = 0 if option.mesh else 1 if option.strategy == "single" else available_devices()
+    one = {name: getattr(option, name) for name in ("strategy", "mesh", "batch_size", "microbatches")}
+    one |= {"devices": option.devices or usual}
+    lists = {name: [value] if value else [] for name, value in one.items()}
+    selection = selected(argparse.Namespace(**vars(option) | lists), (preset, config))
     cases = selection.cases()
-    require_options(selection.options, cases)
     if len(cases) == 1:
         return cases[0]
-    wanted = f"{option.strategy} on {selection.devices[0]} devices"
-    if meshes := sorted({str(case.mesh) for case in cases}):
-        if len(meshes) == 1:
-            several = {
-                "option": selection.options,
-                "attention-window": selection.windows,
-                "routing": selection.routings,
-            }
-            varied = " or ".join(f"--{name} {values}" for name, values in several.items() if values)
-            raise ValueError(f"{varied} has several values, and a run trains with one; leave the others out")
-        raise ValueError(f"{wanted} has {len(meshes)} meshes; choose one of them by --mesh: {', '.join(meshes)}")
-    raise ValueError(f"{wanted} has no mesh of its own; name one by --mesh, or another number by --devices")
+    if len(meshes := sorted({str(case.mesh) for case in cases})) > 1:
+        wanted = f"{option.strategy} on {selection.devices[0]} devices has {len(meshes)} meshes"
+        raise ValueError(f"{wanted}; choose one of them by --mesh: {', '.join(meshes)}")
+    several = {"option": selection.options, "attention-window": selection.windows, "routing": selection.routings}
+    varied = " or ".join(f"--{name} {values}" for name, values in several.items() if values)
+    raise ValueError(f"{varied} has several values, and a run trains with one; leave the others out")
 
 
 def _optimizer_of(option: argparse.Namespace) -> dict[str, Any]:

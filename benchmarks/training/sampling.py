@@ -4,12 +4,11 @@ Dims: B batch, T tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from strategies import GPTConfig, TrainConfig
 from strategies.model.gpt import GPT
@@ -37,7 +36,13 @@ def sampled(
         seed: of the random numbers.
         vocab: tokens that a text can have; the model may know more, whose logits are left out.
     """
-    next_token = jax.jit(partial(_next_token, config, train, temperature, vocab))
+
+    @jax.jit
+    def next_token(weights: Weights, window_1T: Int[Array, "1 T"], last: Int[Array, ""], key: Array) -> Int[Array, ""]:
+        model = GPT.of_weights(config, train, weights)
+        logits_V = model.logits(model.run(model.embed(window_1T))[0])[0, last, :vocab]
+        return jax.random.categorical(key, logits_V / temperature) if temperature else jnp.argmax(logits_V)
+
     tokens = list(prompt)
     for index in range(count):
         # Always a whole sequence, so that one program suffices: no token sees the padding after it.
@@ -46,25 +51,3 @@ def sampled(
         key = jax.random.fold_in(jax.random.key(seed), index)
         tokens.append(int(next_token(weights, window_1T, len(known) - 1, key)))
     return tokens[len(prompt) :]
-
-
-def _next_token(
-    config: GPTConfig,
-    train: TrainConfig,
-    temperature: float,
-    vocab: int,
-    weights: Weights,
-    window_1T: Int[Array, "1 T"],
-    last: Int[Array, ""],
-    key: Array,
-) -> Int[Array, ""]:
-    logits_V = _logits(config, train, weights, window_1T)[0, last, :vocab]
-    return jax.random.categorical(key, logits_V / temperature) if temperature else jnp.argmax(logits_V)
-
-
-def _logits(
-    config: GPTConfig, train: TrainConfig, weights: Weights, tokens_BT: Int[Array, "B T"]
-) -> Float[Array, "B T V"]:
-    """Logits of the token after each token."""
-    model = GPT.of_weights(config, train, weights)
-    return model.logits(model.run(model.embed(tokens_BT))[0])

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from benchmarks.run.corpus import BYTE_VALUES, Sequences, map_file, python_documentation
+from benchmarks.run.corpus import BYTE_VALUES, Sequences, corpus_bytes
 
 Tokens = Literal["bytes", "chars"]
 HELD_OUT = 0.1
@@ -48,10 +48,7 @@ class Text:
             ValueError: the file cannot be read, is empty, or is not UTF-8 where tokens are characters.
         """
         name = str(path or "pydoc_data.topics")
-        try:
-            bytes_N = map_file(path) if path else python_documentation()
-        except OSError as error:
-            raise ValueError(f"the corpus {name} cannot be read: {error.strerror}; name a text file") from error
+        bytes_N = corpus_bytes(path)
         if not len(bytes_N):
             raise ValueError(f"the corpus {name} is empty; name a text file")
         digest = hashlib.sha256(bytes_N.data).hexdigest()
