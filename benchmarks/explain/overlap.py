@@ -4,13 +4,11 @@ Two collectives in flight at once each count all work between their own start an
 (simulate/program.py) says how much of their time is exposed.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from benchmarks.cli.tables import amount
-from benchmarks.program.collectives import Collective, OverlappedWork
+from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
-from strategies.core.traffic import Bytes
 
 OVERLAP_KINDS = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")
 
@@ -24,18 +22,20 @@ def overlap(program: Program) -> Mapping[str, int | str]:
     """
     if not program.scheduled:
         return {}
-    groups: dict[tuple[str, tuple[str, ...], str], OverlapTotals] = {}
+    groups: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
     for collective in program.collectives:
-        groups.setdefault((collective.kind, collective.axes, overlap_kind(collective)), OverlapTotals()).add(collective)
-    sent = {
-        f"overlap.sent_bytes.{kind}": int(sum(group.sent_bytes for key, group in groups.items() if key[2] == kind))
-        for kind in OVERLAP_KINDS
+        groups.setdefault((collective.kind, collective.axes, overlap_kind(collective)), []).append(collective)
+    sent = {key: sum(one.times * one.sent_bytes for one in group) for key, group in groups.items()}
+    columns = {
+        f"overlap.sent_bytes.{name}": int(sum(sent_bytes for key, sent_bytes in sent.items() if key[2] == name))
+        for name in OVERLAP_KINDS
     }
-    most_first = sorted(groups.items(), key=lambda item: -item[1].sent_bytes)
     text = "; ".join(
-        f"{kind} over {','.join(axes)}: {group.describe(name)}" for (kind, axes, name), group in most_first
+        f"{kind} over {','.join(axes)}: {amount(int(sent_bytes), 'B')} {name.replace('_', ' ')}"
+        f"{meanwhile(groups[kind, axes, name])}"
+        for (kind, axes, name), sent_bytes in sorted(sent.items(), key=lambda item: -item[1])
     )
-    return {**sent, "overlap.text": text}
+    return {**columns, "overlap.text": text}
 
 
 def overlap_kind(collective: Collective) -> str:
@@ -47,36 +47,10 @@ def overlap_kind(collective: Collective) -> str:
     return "beside_memory" if collective.overlapped.memory_bytes else "beside_nothing"
 
 
-@dataclass
-class OverlapTotals:
-    """Totals per step of collectives with the same kind, axes and overlap kind.
-
-    Attributes:
-        sent_bytes: bytes that a device sends.
-        flops: overlapped FLOPs.
-        memory_bytes: overlapped bytes of memory traffic.
-    """
-
-    sent_bytes: Bytes = 0
-    flops: int = 0
-    memory_bytes: int = 0
-
-    def add(self, collective: Collective) -> None:
-        """Add all executions of a collective."""
-        overlapped = collective.overlapped or OverlappedWork()
-        self.sent_bytes += collective.times * collective.sent_bytes
-        self.flops += collective.times * overlapped.flops
-        self.memory_bytes += collective.times * overlapped.memory_bytes
-
-    def describe(self, kind: str) -> str:
-        """The totals in words.
-
-        >>> OverlapTotals(39_300_000_000, 54_100_000_000_000, 12_000_000).describe("beside_matmuls")
-        '39.3 GB beside matmuls (54.1 TFLOP, 12 MB of memory)'
-        >>> OverlapTotals(4_000_000).describe("waited_for")
-        '4 MB waited for'
-        """
-        done = [amount(self.flops, "FLOP")] if self.flops else []
-        moved = [f"{amount(self.memory_bytes, 'B')} of memory"] if self.memory_bytes else []
-        overlapped = f" ({', '.join([*done, *moved])})" if done or moved else ""
-        return f"{amount(int(self.sent_bytes), 'B')} {kind.replace('_', ' ')}{overlapped}"
+def meanwhile(group: Sequence[Collective]) -> str:
+    """What a device does between the starts and the ends of collectives in a step, in brackets; "" if nothing."""
+    done = [(one.times, one.overlapped) for one in group if one.overlapped]
+    flops, memory_bytes = sum(n * work.flops for n, work in done), sum(n * work.memory_bytes for n, work in done)
+    texts = [amount(flops, "FLOP")] if flops else []
+    texts += [f"{amount(memory_bytes, 'B')} of memory"] if memory_bytes else []
+    return f" ({', '.join(texts)})" if texts else ""
