@@ -75,7 +75,6 @@ MEASURED = {
         "benchmarks.cluster.launch",
         option("--processes N", "at most 64, or 4 for each core if that is more", count, required=True),
         option("--devices-per-process N", "default: %(default)s", count, 1),
-        option("--pin", "give each process an equal number of cores of its own"),
         option("pytest -- OPTION", "options of `pytest benchmarks`", str, many="*"),
     ),
     "train": Command(

@@ -6,7 +6,6 @@ exits with an error. JAX on its own waits silently and then aborts with a C++ st
 
 import os
 import re
-import socket
 import sys
 import threading
 from argparse import Namespace
@@ -69,26 +68,12 @@ def _watch(option: Namespace, joined: threading.Event) -> None:
 
 
 def awaited_processes(option: Namespace) -> str:
-    """Describe which processes this one waits for, and whether process 0 answers."""
+    """Describe which processes this one waits for."""
     if option.distributed:
         return "the other processes of the cluster"
     if option.process_id == 0:
         return f"the other {option.processes - 1} of {option.processes} processes to connect to {option.coordinator}"
-    return f"process 0 at {option.coordinator}{unreachable(option.coordinator)}"
-
-
-def unreachable(where: str) -> str:
-    """Say why nothing answers at HOST:PORT, or that process 0 answers and others are missing.
-
-    >>> unreachable("127.0.0.1:1")
-    ' (Connection refused)'
-    """
-    host, _, port = where.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=2).close()
-    except OSError as error:
-        return f" ({error.strerror or error})"
-    return ", which waits for other processes"
+    return f"process 0 at {option.coordinator}"
 
 
 def require_address(where: str) -> None:

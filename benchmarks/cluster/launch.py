@@ -38,33 +38,26 @@ def main(options: argparse.Namespace) -> int:
     """Run the command and return its exit status.
 
     Raises:
-        Refused: there are too few devices or cores, or too many processes.
+        Refused: there are too few devices, or too many processes.
     """
     gpus = visible_gpus()
     needed = options.processes * options.devices_per_process
     if gpus and len(gpus) < needed:
         wanted = f"{options.processes} processes of {options.devices_per_process} GPUs"
         raise Refused(f"{wanted} need {needed}, and there are {len(gpus)}")
-    if options.pin and not hasattr(os, "sched_getaffinity"):
-        raise Refused("--pin needs Linux: this system does not give processes cores of their own; leave it out")
-    cores = sorted(os.sched_getaffinity(0)) if options.pin else []
-    if options.pin and len(cores) < options.processes:
-        raise Refused(f"--pin gives {options.processes} processes a core each, and there are {len(cores)}; start fewer")
     if options.processes > MOST_PROCESSES or options.devices_per_process > MOST_DEVICES:
         problem = f"{options.processes} processes of {options.devices_per_process} devices are too many"
         raise Refused(f"{problem} for this machine; give at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
-    return launch(options, gpus, cores)
+    return launch(options, gpus)
 
 
-def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int] = ()) -> int:
+def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
     """Start all processes, wait for them, and return the exit status.
 
     Args:
         options: of the command.
         gpus: GPUs that may be used; empty for virtual CPU devices.
-        cores: cores that the processes share equally; empty to leave that to the system.
     """
-    cores_each = len(cores) // options.processes
     coordinator = f"127.0.0.1:{free_port()}"
     running: list[subprocess.Popen[str]] = []
     stop_signals = signal.SIGINT, signal.SIGTERM
@@ -84,8 +77,6 @@ def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int
             # In a process group of its own, so that its children are signalled with it.
             process = subprocess.Popen(command, env=env, stdout=output, stderr=errors, text=True, process_group=0)
             running.append(process)
-            if cores_each:  # at once: threads and processes that it starts inherit the cores
-                os.sched_setaffinity(process.pid, cores[index * cores_each : (index + 1) * cores_each])
         for index, process in enumerate(running):
             if process.stderr:
                 threading.Thread(target=forward_stderr, args=(process.stderr, index), daemon=True).start()

@@ -24,9 +24,7 @@ DEVICE_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
 """Our names of kinds -> JAX's, where the defaults of a step depend on it (strategies/backends/backend.py)."""
 CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e", "a100": "a100_80gb"}
 """Other names of kinds: Cloud TPU's, and the A100 with the larger memory."""
-CORES_COUNTED = {"v4": 2, "v5p": 2}
-"""Cloud TPU's accelerator types count cores for these kinds, two per chip, and chips for the others (Cloud TPU,
-"Versions")."""
+EXAMPLES = "v5p:4x4x4, h100:16x8 or cpu:1024; what Cloud TPU calls v5e-16 is v5e:4x4"
 MAX_DEVICES = 65_536
 """Limit for kinds without a largest slice. With more devices, the search takes too long to wait for."""
 
@@ -83,7 +81,7 @@ class Topology:
         ('v5p:4x4x4', 'cuda')
         """
         if not (parts := re.fullmatch(r"([a-z0-9_]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text.lower())):
-            raise ValueError(f"topology {text!r} cannot be read; write one as {suggested(text)}")
+            raise ValueError(f"topology {text!r} cannot be read; write one as {EXAMPLES}")
         return cls(CLOUD_NAMES.get(parts[1], parts[1]), tuple(map(int, parts[2].split("x"))))
 
     def __str__(self) -> str:
@@ -173,27 +171,6 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def suggested(text: str) -> str:
-    """Spelling of the topology that a malformed text probably means; examples if that cannot be told.
-
-    >>> suggested("v5litepod-16"), suggested("v4-8"), suggested("h100-8"), suggested("8 chips")
-    ('v5e:4x4', 'v4:2x2x1', 'h100:1x8', 'v5p:4x4x4, h100:16x8 or cpu:1024')
-    """
-    parts = re.fullmatch(r"([a-z0-9]+)[-_ /]([0-9]{1,6})", text.lower())
-    kind = CLOUD_NAMES.get(parts[1], parts[1]) if parts else ""
-    if not parts or int(parts[2]) < 1 or (kind != CPU and kind not in CHIPS) or kind == "tpu7x":
-        return "v5p:4x4x4, h100:16x8 or cpu:1024"
-    chips = max(1, int(parts[2]) // CORES_COUNTED.get(kind, 1))
-    if kind == CPU:
-        return f"{CPU}:{chips}"
-    if not (dims := CHIPS[kind].torus_dims):
-        return f"{kind}:{chips // 8}x8" if chips % 8 == 0 else f"{kind}:1x{chips}"
-    shape = balanced_factors(chips, dims)
-    if dims == 3:  # extents of 1 come last
-        shape = sorted(shape, key=lambda size: size == 1)
-    return f"{kind}:{'x'.join(map(str, shape))}"
 
 
 def balanced_factors(number: int, dims: int) -> tuple[int, ...]:
