@@ -13,7 +13,6 @@ from benchmarks.cli.values import (
     amount,
     assignment,
     count,
-    devices,
     index,
     rounds,
     seconds,
@@ -81,7 +80,12 @@ def joined(names: Iterable[object]) -> str:
     return ", ".join(map(str, names))
 
 
-def _dashed(name: str) -> str:
+def dashed(name: str) -> str:
+    """The spelling of an option.
+
+    >>> dashed("sequences_per_device")
+    'sequences-per-device'
+    """
     return name.replace("_", "-")
 
 
@@ -96,7 +100,7 @@ CASES = Group(
     option(
         "--devices N,...",
         f"numbers of devices; default: {joined(DEVICES)}; all with --topology",
-        devices,
+        count,
     ),
     option("--mesh MESH", "such as data=2,tensor=4; repeatable", str),
     option(
@@ -115,7 +119,7 @@ CASES = Group(
 MODEL = Group(
     "model",
     option("--preset PRESET", f"{joined(PRESETS)}; default: {DEFAULT_PRESET}", one_of("preset", PRESETS)),
-    *(option(f"--{_dashed(size)} N", f"{size} of the model; default: the preset's", count) for size in SIZES),
+    *(option(f"--{dashed(size)} N", f"{size} of the model; default: the preset's", count) for size in SIZES),
     option("--block BLOCK", "kind of blocks: gpt2, llama, qwen2, qwen3, olmoe, gpt_oss; default: the preset's", str),
     option("--rope-theta X", "base of the angles of rotary positions; default: the preset's", float),
     option("--untied", "give the head its own weights instead of the embedding's"),
@@ -215,7 +219,6 @@ CANDIDATES = Group(
     option("--time-budget S", "for compiling, in seconds; default: %(default)s", seconds, BUDGET_SECONDS),
     option("--workers N", "compiling processes; default: as many as memory and cores allow", workers),
     option("--cache DIR", "of compilation results; default: %(default)s", Path, default_cache()),
-    option("--again", "ignore cached results, compile again and replace them"),
 )
 
 

@@ -70,11 +70,6 @@ def window(text: str) -> int | None:
     return None if text == "dense" else count(text)
 
 
-def devices(text: str) -> int:
-    """Parse a number of devices."""
-    return count(text)
-
-
 def positive(text: str, what: str = "a positive number; give one such as 2.5", most: float = MOST_AMOUNT) -> float:
     """Parse a number above 0.
 

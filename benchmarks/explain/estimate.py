@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from benchmarks.cases.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.devices.chips import GIB, Chip
-from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import Program
 from benchmarks.simulate.program import Priced, Roofline, published, replay
 from benchmarks.simulate.queues import DEVICE_LANES, Timeline
@@ -87,21 +86,21 @@ class ChipEstimate:
         }
 
 
-def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory, bubble: float) -> ChipEstimate:
+def estimate(chip: Chip, step: Step, program: Program, needed_bytes: int, bubble: float) -> ChipEstimate:
     """Estimate for a compiled step: its planned memory, and the roofline and the replay of its program if it was read.
 
     Args:
         chip: specifications of the devices.
         step: the step.
         program: the compiled step.
-        memory: its planned memory.
+        needed_bytes: its planned memory.
         bubble: fraction of the time for which a pipeline stage is idle.
     """
     if program.unread:
-        return ChipEstimate(memory.total_bytes or 0, chip.memory_bytes)
+        return ChipEstimate(needed_bytes, chip.memory_bytes)
     machine = published(chip)
     return ChipEstimate(
-        memory.total_bytes or 0,
+        needed_bytes,
         chip.memory_bytes,
         Priced(step.mesh, machine).roofline(program),
         chip.flops_per_second,

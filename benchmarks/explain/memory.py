@@ -5,7 +5,6 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +17,18 @@ CGROUPS_2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 """By version of Linux control groups: folder, and names of the limit, of the usage and of its cached part."""
 
 
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes per device; None where unknown.
+def planned_memory(step: Step, program: jax.stages.Compiled) -> dict[str, int]:
+    """Columns of a row: bytes of a step's state on one device and, if the backend reports it, the compiler's plan.
 
-    Attributes:
-        argument_bytes, temp_bytes, output_bytes, alias_bytes: of the compiled step, as planned by the compiler. An
-            alias is an output that reuses the memory of an argument.
-        parameter_bytes, optimizer_bytes: the part of the arguments that holds parameters, and optimizer state with
-            master weights.
-        device_peak_bytes: peak of any device since the process started.
-        host_peak_rss_bytes: peak resident memory of this process on the host since it started.
+    The total is what a step needs at once: arguments, temporaries and outputs, with aliases counted once.
     """
-
-    argument_bytes: int | None = None
-    parameter_bytes: int | None = None
-    optimizer_bytes: int | None = None
-    temp_bytes: int | None = None
-    output_bytes: int | None = None
-    alias_bytes: int | None = None
-    device_peak_bytes: int | None = None
-    host_peak_rss_bytes: int | None = None
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Memory that a step needs at once: arguments, temporaries and outputs, with aliases counted once."""
-        parts = (self.argument_bytes, self.temp_bytes, self.output_bytes)
-        if self.alias_bytes is None or None in parts:
-            return None
-        return sum(part for part in parts if part is not None) - self.alias_bytes
-
-
-def planned_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:
-    """Bytes of a step's state on one device and, if the backend reports it, the compiler's memory plan."""
-    state = StepMemory(parameter_bytes=shard_bytes(step.state.params), optimizer_bytes=shard_bytes(step.state[1:]))
-    if (plan := program.memory_analysis()) is None:
-        return state
-    return replace(
-        state,
-        argument_bytes=plan.argument_size_in_bytes,
-        temp_bytes=plan.temp_size_in_bytes,
-        output_bytes=plan.output_size_in_bytes,
-        alias_bytes=plan.alias_size_in_bytes,
-    )
+    state = {"parameter": shard_bytes(step.state.params), "optimizer": shard_bytes(step.state[1:])}
+    if plan := program.memory_analysis():
+        argument, temp, output = plan.argument_size_in_bytes, plan.temp_size_in_bytes, plan.output_size_in_bytes
+        alias = plan.alias_size_in_bytes
+        state |= {"argument": argument, "temp": temp, "output": output, "alias": alias}
+        state |= {"total": argument + temp + output - alias}
+    return {f"memory.{name}_bytes": count for name, count in state.items()}
 
 
 def shard_bytes(tree: Any) -> int:

@@ -27,25 +27,21 @@ class Clock:
     def __init__(self) -> None:
         self.start = time.perf_counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.phases: list[str] = []  # that are running, outer ones first
-        self._begins: dict[str, float] = {}
+        self.running: dict[str, float] = {}  # phases with their begin, outer ones first
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the time of the body to a phase, whether it succeeds or not."""
-        start = time.perf_counter()
-        self.phases.append(name)
-        self._begins[name] = start
+        start = self.running[name] = time.perf_counter()
         try:
             yield
         finally:
-            self.phases.pop()
-            self._begins.pop(name, None)  # a phase may be inside another of its name
+            self.running.pop(name, None)  # a phase may be inside another of its name
             self.seconds[name] += time.perf_counter() - start
 
     def running_seconds(self, name: str) -> float:
         """Seconds for which a phase is running; 0 if it is not."""
-        return time.perf_counter() - self._begins[name] if name in self._begins else 0.0
+        return time.perf_counter() - self.running[name] if name in self.running else 0.0
 
     @property
     def total_seconds(self) -> float:

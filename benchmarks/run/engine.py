@@ -68,13 +68,7 @@ class Engine:
         self.ledger = Ledger(settings, journal)
         self.matmul_rates: dict[str, float | None] = {}
         self._compiled_ahead: set[Case] = set()
-        self._preparation = Preparation(
-            settings.corpus_N,
-            self.clock,
-            settings.memory_profile,
-            checkpoints=settings.checkpoints,
-            machine=settings.machine,
-        )
+        self._preparation = Preparation(settings, self.clock)
 
     @property
     def settings(self) -> RunSettings:
@@ -109,7 +103,7 @@ class Engine:
             if given_up := ledger.given_up(case):
                 raise given_up
             # Closed, to free the state of a case that has failed in another process.
-            with closing(self._preparation.stages(case, compile_only=self.settings.compile_only)) as stages:
+            with closing(self._preparation.stages(case)) as stages:
                 while record := processes.run_in_all(partial(self._stage, case, stages)):
                     ledger.records[name] = record
         if self.settings.compile_only and name not in self.rows:
@@ -122,7 +116,10 @@ class Engine:
             return
         with self.ledger.record_failures([record.case for record in records]):
             for timing_group in self._timing_groups(records):
-                self._time_group(timing_group)
+                first = timing_group[0].case
+                self.ledger.begin(first)
+                rate, reference = self._matmul_rate(first.dtype), self._reference(first.single)
+                TimingGroup(self.ledger, self._preparation, timing_group, reference, rate, self.say).run()
 
     def _stage(self, case: Case, stages: Iterator[Record]) -> Record | None:
         """Run the next stage of a case; None after the last.
@@ -160,13 +157,6 @@ class Engine:
             timing_group.append(record)
         yield timing_group
 
-    def _time_group(self, records: Sequence[Record]) -> None:
-        """Time cases interleaved."""
-        first = records[0].case
-        self.ledger.begin(first)
-        rate, reference = self._matmul_rate(first.dtype), self._reference(first.single)
-        TimingGroup(self.ledger, self._preparation, records, reference, rate, self.say).run()
-
     def _matmul_rate(self, dtype: str) -> float | None:
         """FLOPs per second of a matmul on its own, measured once per run and dtype; None if that failed."""
         if dtype not in self.matmul_rates:
@@ -179,4 +169,4 @@ class Engine:
 def state_bytes(record: Record) -> int:
     """Memory of a case's training state: on one device, or on the host for all virtual devices together."""
     devices = record.case.mesh.size if record.virtual_devices else 1
-    return devices * (record.memory.argument_bytes or 0)
+    return devices * int(record.columns.get("memory.argument_bytes") or 0)

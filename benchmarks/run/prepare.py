@@ -26,10 +26,10 @@ from benchmarks.run.compilation import Clock, InitialStates, bytes_accessed, com
 from benchmarks.run.corpus import Corpus, batch
 from benchmarks.run.equality import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.run.expert_load import expert_facts
+from benchmarks.run.ledger import RunSettings
 from benchmarks.run.live import profile_memory
 from benchmarks.run.measure import Training
 from benchmarks.run.record import Record
-from benchmarks.simulate.machine import Machine
 from strategies import Step
 from strategies.model.gpt import flops_per_token
 
@@ -50,43 +50,30 @@ class Preparation:
     that are timed interleaved have their states side by side.
     """
 
-    def __init__(
-        self,
-        corpus_N: Corpus,
-        clock: Clock,
-        memory_profile: Path | None = None,
-        *,
-        checkpoints: Path | None = None,
-        machine: Machine | None = None,
-    ) -> None:
-        self.corpus_N, self.clock, self.memory_profile, self.checkpoints = corpus_N, clock, memory_profile, checkpoints
-        self.machine = machine
+    def __init__(self, settings: RunSettings, clock: Clock) -> None:
+        self.settings, self.clock = settings, clock
         self._initial_states = InitialStates(clock)
         self._references: dict[Case, Record | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
 
-    def stages(self, case: Case, *, compile_only: bool) -> Generator[Record]:
+    def stages(self, case: Case) -> Generator[Record]:
         """Prepare a case in stages, and yield its record after every stage.
-
-        Args:
-            case: the case.
-            compile_only: compile and analyse the step, but run nothing.
 
         Raises:
             Infeasible, CaseFailure: the case cannot be built, compiled, fitted into memory or trained correctly.
         """
-        step = case.build()
+        step, settings = case.build(), self.settings
         flops = flops_per_token(step.config) * step.tokens_per_step
-        predicted = case_seconds(case, self.machine) if self.machine else None
-        record = Record.begin(case, compile_only=compile_only)
+        predicted = case_seconds(case, settings.machine) if settings.machine else None
+        record = Record.begin(case, compile_only=settings.compile_only)
         record = replace(record, step=step, predicted_seconds=predicted, model_flops_per_step=flops)
         yield record
-        read_only = READ_ONLY.get(case.devices[0].platform, {}) if compile_only else {}
+        read_only = READ_ONLY.get(case.devices[0].platform, {}) if settings.compile_only else {}
         record = yield from self._compile(record, step, read_only)
-        if not compile_only:
+        if not settings.compile_only:
             record = yield from self._train(record)
-            if self.memory_profile:
-                record = yield from self._profile_memory(record, self.memory_profile / str(case))
+            if settings.memory_profile:
+                record = yield from self._profile_memory(record, settings.memory_profile / str(case))
         yield record
 
     def _compile(self, record: Record, step: Step, read_only: Mapping[str, Any]) -> Stages:
@@ -102,8 +89,8 @@ class Preparation:
             raise
         memory = planned_memory(step, compilation.program)
         options = tuple(option for option in compilation.options.items() if option not in read_only.items())
-        known = {"compile_seconds": compilation.seconds, "memory": memory, "compiler_options": options}
-        record = replace(record, program=compilation.program, **known)
+        columns = {"compile_seconds": compilation.seconds, **memory}
+        record = record.adding(columns, program=compilation.program, compiler_options=options)
         yield record
         program = self._read_program(record)
         compiled = {
@@ -116,7 +103,9 @@ class Preparation:
         require_no_deadlock(step.mesh, program.concurrent)
         if topology and topology.chip:
             cost = cost_of(record.case)
-            chip_estimate = estimate(topology.chip, step, program, memory, cost.bubble if cost else 0.0)
+            chip_estimate = estimate(
+                topology.chip, step, program, memory.get("memory.total_bytes", 0), cost.bubble if cost else 0.0
+            )
             record = replace(record, estimate=chip_estimate)
             yield record
             if not chip_estimate.fits:
@@ -131,13 +120,14 @@ class Preparation:
         with self.clock.phase("checked"):
             trajectory = training.trajectory(CHECKED_STEPS)
             facts = expert_facts(record.step, training, record.case) if record.step else {}
-        if self.checkpoints:
-            folder = self.checkpoints / str(record.case)
+        if self.settings.checkpoints:
+            folder = self.settings.checkpoints / str(record.case)
             record = self._checkpoint(record, training, folder)
             yield record
             shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
         del training  # free its memory
-        record = record.adding(loss_first=trajectory.losses[0], loss_last=trajectory.losses[-1], **facts)
+        losses = {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
+        record = record.adding(losses).adding(**facts)
         yield record
         trajectory.require_finite("in the first steps")
         return (yield from self._check(record, trajectory))
@@ -189,7 +179,7 @@ class Preparation:
         """Start a training run on the corpus from its beginning, with so many batches, which repeat."""
         assert record.step
         init = partial(self._initial_states.begin, record.case, record.step)
-        return begin_training(record.step, record.program, init, self.corpus_N, batches)
+        return begin_training(record.step, record.program, init, self.settings.corpus_N, batches)
 
     def _check(self, record: Record, trajectory: Trajectory) -> Stages:
         """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""
@@ -201,9 +191,9 @@ class Preparation:
         reference = self.reference(case.single)
         if isinstance(reference, str):
             return replace(record, reason=reference)
-        yield replace(record, matches_single=False)
+        yield record.adding({"matches_single": False})
         self.require_equal(trajectory, case)
-        return replace(record, matches_single=True)
+        return record.adding({"matches_single": True})
 
     def require_equal(self, trajectory: Trajectory, case: Case) -> None:
         """Check that first steps equal those of the reference.

@@ -1,7 +1,6 @@
 """Progress of a run on the terminal: lines for each case that ends, every few seconds while it runs, and a summary."""
 
 import os
-import shutil
 import sys
 import threading
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.row import Row
-from benchmarks.cli.tables import PLAIN_WIDTH, minutes
+from benchmarks.cli.tables import minutes, screen_width
 from benchmarks.run.compilation import Clock
 from benchmarks.run.equality import CHECKED_STEPS
 from benchmarks.run.ledger import RunSettings
@@ -91,7 +90,7 @@ class Progress:
         """What is running, for a line that says so every few seconds."""
         if not self.running:
             return ""
-        phases = list(self.clock.phases)
+        phases = list(self.clock.running)
         return self.line(f"{self.running}: {PHASES.get(phases[-1], phases[-1]) if phases else 'working'}")
 
     def say(self, text: str) -> None:
@@ -127,9 +126,8 @@ def print_summary(rows: Sequence[Row], clock: Clock, report: Path | None, *, abs
         report: path of the report, if there is one.
         absent: whether the cases were compiled for devices that are absent.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
-    for title, lines in summary(rows, width, absent=absent).items():
-        print(f" {title} ".center(width, "="), *lines, sep="\n")
+    for title, lines in summary(rows, absent=absent).items():
+        print(f" {title} ".center(screen_width(), "="), *lines, sep="\n")
     if report:
         print(f"report: {report}")
     print(f"time: {clock}", flush=True)

@@ -16,7 +16,6 @@ from benchmarks.cases.row import Row, Scalar
 from benchmarks.cluster import processes
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.explanations import predicted_columns
-from benchmarks.explain.memory import StepMemory
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.run.measure import BlockTimes, Interval
 from strategies import Step
@@ -48,17 +47,9 @@ class Record:
             dropped choices of experts.
         matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
             of all of them together.
-        compile_seconds: compilation time of the step.
-        memory: bytes per device.
-        loss_first, loss_last: nats per token, of the first and the last checked step. These use the same tokens, which
-            are also the same for every case with this batch size.
-        matches_single: whether losses and gradient norms of the checked steps equal one device's; None if unknown.
-        columns: further columns by name: of the compiled program, of experts, checkpoints and live arrays, and of the
-            attribution.
+        columns: further columns by name: of compilation, memory, first steps, experts, checkpoints and attribution.
         timed: its block times.
         relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
-        single_in_own_process: whether `single` and the matmul were timed in a process with one device
-            (single_device.py).
         relative_to_twin: its time over that of its hand-written twin, if the compiler partitions its step.
         canary: time of the group's baseline over that of a duplicate of it, timed in the same rounds: 1 except for
             noise.
@@ -80,15 +71,9 @@ class Record:
     reason: str | None = None
     model_flops_per_step: int | None = None
     matmul_flops_per_second: float | None = None
-    compile_seconds: float | None = None
-    memory: StepMemory = field(default=StepMemory())
-    loss_first: float | None = None
-    loss_last: float | None = None
-    matches_single: bool | None = None
     columns: Mapping[str, Scalar] = field(default_factory=dict)
     timed: BlockTimes | None = None
     relative_to_single: Interval | None = None
-    single_in_own_process: bool | None = None
     relative_to_twin: Interval | None = None
     canary: Interval | None = None
     compiler_options: CompilerOptions = ()

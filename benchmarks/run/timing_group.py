@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -128,7 +128,7 @@ class TimingGroup:
         baseline = str(self.baseline.case)
         canary = paired(self.times, CANARY, baseline)
         own_process = any(isinstance(training, RemoteTraining) for training in self.trainings.values())
-        facts = {"matmul_flops_per_second": self.matmul_rate, "single_in_own_process": own_process}
+        facts = {"matmul_flops_per_second": self.matmul_rate, "columns": {"single_in_own_process": own_process}}
         for record in self.records:
             name = str(record.case)
             relative = None if isinstance(self.reference, str) else paired(self.times, name, baseline)
@@ -149,7 +149,8 @@ class TimingGroup:
             return
         if len(times.seconds) >= MIN_ROUNDS:
             peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
-            self.ledger.end(record.case, status="ok", timed=times, memory=replace(record.memory, **peaks))
+            columns = {f"memory.{name}": count for name, count in peaks.items()}
+            self.ledger.end(record.case, status="ok", timed=times, columns=columns)
 
     def _trace_and_attribute(self, record: Record, training: Training | RemoteTraining) -> None:
         """Trace a timed step and attribute its time, if requested.

@@ -34,7 +34,7 @@ def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Re
     ranking = ranked(with_progress(space.cases()), machine)
     count = len(ranking.fitting) + len(ranking.too_large) + len(ranking.infeasible)
     log(f"{count} candidates in {time.monotonic() - begin:.1f} s")
-    compiler = Compiler(machine, args.cache, args.again, args.workers, args.time_budget)
+    compiler = Compiler(machine, args.cache, args.workers, args.time_budget)
     compiled = compile_best(ranking, args.compile, compiler) if args.compile else []
     measured = measure_best(ranking, args.measure) if args.measure else []
     found = {} if space.topology.is_virtual else improvements(ranking)

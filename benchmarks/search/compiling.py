@@ -29,6 +29,7 @@ from benchmarks.program.compiled import HLOError, read_program
 from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS
 from benchmarks.run.journal import fingerprint
+from benchmarks.run.ledger import RunSettings
 from benchmarks.run.machine import COMPILER, SETTINGS
 from benchmarks.run.pool import Outcome, run_in_processes
 from benchmarks.run.prepare import Preparation
@@ -60,16 +61,12 @@ class Cache:
 
     Attributes:
         folder: where the files are.
-        refresh: whether to ignore existing entries and overwrite them.
     """
 
     folder: Path
-    refresh: bool = False
 
     def get(self, case: Case) -> dict[str, Any] | None:
-        """Cached columns of a case; None if there is none, it was changed since, or with `refresh`."""
-        if self.refresh:
-            return None
+        """Cached columns of a case; None if there is none, or it was changed since."""
         try:
             entry = checked(read_json(self._path(case)), CachedEntry, "entry")
         except SchemaError:
@@ -124,6 +121,7 @@ def sources() -> str:
     return digest.hexdigest()[:16]
 
 
+COMPILE_ONLY = RunSettings(EMPTY_CORPUS, compile_only=True)
 WORKER_BYTES = 4 * GIB
 """Host memory per compiling process. A GPT with 6.7 billion parameters took up to 2 GiB."""
 COMPILER_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
@@ -136,10 +134,9 @@ def compiled_record(case: Case) -> Record:
     """A case that is compiled and not run, with its program if it has one. Failures are recorded in its record."""
     record = Record.begin(case, compile_only=True)
     try:
-        for stage in Preparation(EMPTY_CORPUS, Clock()).stages(case, compile_only=True):
+        for stage in Preparation(COMPILE_ONLY, Clock()).stages(case):
             record = stage
-        memory = replace(record.memory, host_peak_rss_bytes=host_peak_rss_bytes())
-        return replace(record, status="ok", memory=memory)
+        return record.adding({"memory.host_peak_rss_bytes": host_peak_rss_bytes()}, status="ok")
     except Exception as error:
         return replace(record, status=status_of(error), reason=reason_of(error))
 
@@ -173,21 +170,19 @@ class Compiler:
     Attributes:
         machine: whose rates say what communication is exposed.
         folder: of all cached results.
-        refresh: whether to compile again what is cached.
         at_once: number of processes at a time; by default as many as memory and cores allow.
         budget_seconds: for all compilations, from when this object is made.
     """
 
     machine: Machine
     folder: Path
-    refresh: bool
     at_once: int | None
     budget_seconds: float
     begin: float = field(default_factory=time.monotonic)
 
     def outcomes(self, cases: Sequence[Case]) -> list[Outcome[Case]]:
         """Compilation results, from the cache or computed now. Each one that completes is logged on stderr."""
-        cache = Cache(self.folder / fingerprint(asdict(self.machine)), self.refresh)
+        cache = Cache(self.folder / fingerprint(asdict(self.machine)))
         found = {case: Outcome(case, columns, "", 0.0) for case in cases if (columns := cache.get(case))}
         missing = [case for case in cases if case not in found]
         at_once = self.at_once or processes_that_fit(WORKER_BYTES)

@@ -107,7 +107,9 @@ def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
             results[rank] = replace(result, reason=reason_of(error))
     for rounds, final in ((ROUNDS, False), (FINAL_ROUNDS, True)):
         say(f"timing {len(trainings)} steps, interleaved")
-        for rank, blocks in timed(trainings, rounds).items():
+        times = {rank: BlockTimes(steps_per_block(training)) for rank, training in trainings.items()}
+        time_interleaved(trainings, times, rounds, begin=lambda rank: None)
+        for rank, blocks in times.items():
             reason = reason_of(blocks.error) if blocks.error else ""
             seconds = () if reason else tuple(blocks.seconds)
             results[rank] = replace(results[rank], seconds=seconds, final=final and not reason, reason=reason)
@@ -145,13 +147,6 @@ def started(case: Case, left: int | None) -> tuple[Training, int]:
     training = Training(program, step.init(jax.random.key(0)), [step.place(tokens)])
     training.block(1)
     return training, taken
-
-
-def timed(trainings: dict[str, Training], rounds: int) -> dict[str, BlockTimes]:
-    """Times of interleaved blocks."""
-    times = {name: BlockTimes(steps_per_block(training)) for name, training in trainings.items()}
-    time_interleaved(trainings, times, rounds, begin=lambda name: None)
-    return times
 
 
 def table(results: Sequence[MeasuredCandidate], predicted: bool = True) -> Iterator[str]:

@@ -18,6 +18,7 @@ from benchmarks.cases.selection import (
     unique,
     values_of,
 )
+from benchmarks.cli.options import dashed
 from benchmarks.cli.outputs import require_apart, require_file, require_folder
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
@@ -35,7 +36,7 @@ from benchmarks.simulate.stacks import MESHMARK
 from strategies.config import Remat
 
 SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"
-BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers", "again")}
+BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers",)}
 """Options -> those that have an effect with them alone."""
 OF_MESHMARK = "compile", "measure", "strategy", "option", "compiler_option"
 """Options of meshmark's own steps, which no other stack has."""
@@ -135,15 +136,6 @@ def require_together(args: argparse.Namespace) -> None:
     for name, others in BELONGING.items():
         if not getattr(args, name) and (given := [other for other in others if getattr(args, other)]):
             raise ValueError(f"--{dashed(given[0])} is of --{name}; give --{name}, too")
-
-
-def dashed(name: str) -> str:
-    """The spelling of an option.
-
-    >>> dashed("sequences_per_device")
-    'sequences-per-device'
-    """
-    return name.replace("_", "-")
 
 
 def of_smallest(args: argparse.Namespace) -> argparse.Namespace:

@@ -1,6 +1,8 @@
 """How many bytes a device and the host have room for."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,14 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.explain.memory import free_cgroup_bytes, processes_that_fit, shard_bytes, states_budget_bytes
+from benchmarks.explain.memory import (
+    free_cgroup_bytes,
+    planned_memory,
+    processes_that_fit,
+    shard_bytes,
+    states_budget_bytes,
+)
+from strategies import State
 
 
 def test_shard_bytes_are_those_of_one_device() -> None:
@@ -25,6 +34,17 @@ def test_states_may_take_a_part_of_what_is_free() -> None:
     """The budget for states is positive, or None where the free memory is unknown."""
     budget = states_budget_bytes()
     assert budget is None or budget > 0
+
+
+def test_memory_counts_an_alias_once() -> None:
+    """An output aliased to an argument is counted once in the total, which is unknown without a memory plan."""
+    sizes = {"argument": 100, "temp": 50, "output": 90, "alias": 80}
+    plan = SimpleNamespace(**{f"{name}_size_in_bytes": count for name, count in sizes.items()})
+    step: Any = SimpleNamespace(state=State({}, {}))
+    known = planned_memory(step, cast(Any, SimpleNamespace(memory_analysis=lambda: plan)))
+    assert known["memory.total_bytes"] == 100 + 50 + 90 - 80
+    unknown = planned_memory(step, cast(Any, SimpleNamespace(memory_analysis=lambda: None)))
+    assert unknown == {"memory.parameter_bytes": 0, "memory.optimizer_bytes": 0}
 
 
 def test_container_may_have_less_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from benchmarks.program.compiled import read_program
 from benchmarks.program.deadlock import POOL, pool_threads, require_no_deadlock
 from benchmarks.run.attribution import require_safe
 from benchmarks.run.compilation import Clock
+from benchmarks.run.ledger import RunSettings
 from benchmarks.run.prepare import Preparation
 from strategies import STRATEGIES, GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, fsdp
 from strategies.backends.backend import CPU, GPU
@@ -104,7 +105,7 @@ def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
     read = lambda text, axes: dataclasses.replace(read_program(text, axes), concurrent=(("while.1", "psum.2"),))  # noqa: E731
     monkeypatch.setattr("benchmarks.run.prepare.read_program", read)
     with pytest.raises(MayDeadlock, match=r"%psum.2 may communicate at the same time as %while.1"):
-        list(Preparation(np.zeros(2000, np.uint8), Clock()).stages(case, compile_only=False))
+        list(Preparation(RunSettings(np.zeros(2000, np.uint8)), Clock()).stages(case))
 
 
 def test_gradients_of_the_last_norm_are_scattered_before_a_loop_over_long_sequences():

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, read_corpus
+from benchmarks.run.ledger import RunSettings
 from benchmarks.run.live import live_bytes, profile_memory
 from benchmarks.run.prepare import Preparation, begin_training
 from benchmarks.run.record import Record
@@ -146,7 +147,7 @@ def test_a_profile_is_of_what_is_held(tmp_path: Path) -> None:
 
 def test_a_profile_that_cannot_be_written_is_a_stage_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that cannot write its profile warns, and takes as many stages as those that can."""
-    preparation = Preparation(EMPTY_CORPUS, Clock())
+    preparation = Preparation(RunSettings(EMPTY_CORPUS), Clock())
     monkeypatch.setattr(preparation, "start", lambda *_, **__: None)
     record = Record.begin(SINGLE)
 

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.cases.case import Case
 from benchmarks.explain.estimate import ChipEstimate
-from benchmarks.explain.memory import StepMemory
 from benchmarks.run.measure import BlockTimes, Interval
 from benchmarks.run.record import Record
 from benchmarks.simulate.program import Roofline
@@ -24,12 +23,7 @@ MEASURED = Record(
     status="ok",
     model_flops_per_step=1000,
     matmul_flops_per_second=4000.0,
-    compile_seconds=2.0,
-    memory=StepMemory(100, 20, 60, 50, 90, 80, None, 10**9),
-    loss_first=5.5,
-    loss_last=5.0,
-    matches_single=True,
-    columns={"compiled.flops": 12, "experts.balance_loss": 1.5},
+    columns={"compiled.flops": 12, "experts.balance_loss": 1.5, "matches_single": True},
     timed=BlockTimes(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09]),
     relative_to_single=Interval(2.0, 1.8, 2.1),
     canary=Interval(1.01, 0.98, 1.04),
@@ -80,16 +74,10 @@ def test_a_prediction_is_compared_with_the_measured_time() -> None:
     assert dataclasses.replace(NOTHING_KNOWN, predicted_seconds=0.6).as_extra_info()["predicted.ratio"] is None
 
 
-def test_memory_counts_an_alias_once() -> None:
-    """An output aliased to an argument is counted once in the total, which is null without a memory plan."""
-    assert MEASURED.memory.total_bytes == 100 + 50 + 90 - 80
-    assert StepMemory(parameter_bytes=20).total_bytes is None
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_a_number_is_null(bad: float) -> None:
     """A NaN or infinite value is null in the row, which is strict JSON."""
-    row = dataclasses.replace(MEASURED, status="nan_loss", loss_last=bad).as_extra_info()
+    row = dataclasses.replace(MEASURED, status="nan_loss").adding({"loss_last": bad}).as_extra_info()
     assert row["loss_last"] is None
     assert json.loads(json.dumps(row, allow_nan=False)) == row
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.explain.memory import StepMemory
 from benchmarks.run.measure import Interval
 from benchmarks.run.summary import (
     MIB,
@@ -43,8 +42,7 @@ def test_progress_has_place_outcome_and_time_left() -> None:
 
 def test_table_has_a_line_for_each_case() -> None:
     """Numbers are under their heading, what was predicted after what is, and a case without any says why."""
-    measured = replace(MEASURED, memory=StepMemory(9 * MIB, 2 * MIB, 6 * MIB, 3 * MIB, 9 * MIB, 9 * MIB))
-    measured = replace(measured, columns={"compiled.sent_bytes": 33 * MIB})
+    measured = MEASURED.adding({"memory.total_bytes": 12 * MIB, "compiled.sent_bytes": 33 * MIB})
     header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()], width=200)
     assert header.split("  ")[:2] == ["strategy", "mesh"]
     assert measured.split() == [
@@ -66,7 +64,7 @@ def test_table_has_twins_where_there_are_any() -> None:
 
 def test_table_has_what_goes_between_processes_where_there_are_several() -> None:
     """By axes; a step in one process sends nothing to another."""
-    split = replace(MEASURED, columns={"between_processes.axes": "data", "between_processes.sent_bytes": 3 * MIB})
+    split = MEASURED.adding({"between_processes.axes": "data", "between_processes.sent_bytes": 3 * MIB})
     header, alone, over = table([MEASURED.as_row(), split.as_row()])
     assert "between processes" not in table([MEASURED.as_row()])[0]
     assert over.split()[-3:] == ["3.0", "data", "equal"]
@@ -77,7 +75,7 @@ def test_table_has_what_goes_between_processes_where_there_are_several() -> None
 
 def test_table_says_what_was_not_checked() -> None:
     """A time without a check is not passed off as one with it."""
-    unchecked = replace(MEASURED, matches_single=None, reason="not checked, for single ended in oom")
+    unchecked = replace(MEASURED, columns={}, reason="not checked, for single ended in oom")
     assert table([unchecked.as_row()])[1].endswith("not checked, for single ended in oom")
 
 

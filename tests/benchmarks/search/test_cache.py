@@ -38,15 +38,6 @@ def test_what_is_kept_is_found(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
 
 
-def test_again_replaces_a_cached_result(tmp_path: Path) -> None:
-    """With `again` a cached result is ignored and replaced."""
-    Cache(tmp_path).put(CASE, {"status": "compile_error"})
-    again = Cache(tmp_path, refresh=True)
-    assert again.get(CASE) is None
-    again.put(CASE, {"status": "ok"})
-    assert Cache(tmp_path).get(CASE) == {"status": "ok"}
-
-
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 def test_another_case_has_another_key(tmp_path: Path, others: dict) -> None:
     """A case that differs in any field has another key."""

@@ -96,9 +96,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 FAST = {EXPOSED: 0.1, "chip.needed_bytes": 1}
 
 
-def compiler(folder: Path, refresh: bool = False) -> Compiler:
+def compiler(folder: Path) -> Compiler:
     """A compiler with a cache in a folder."""
-    return Compiler(H100S, folder, refresh, 1, 60.0)
+    return Compiler(H100S, folder, 1, 60.0)
 
 
 def test_each_layout_is_compiled_before_its_variations(tmp_path: Path, sent: list[Case]) -> None:
@@ -116,15 +116,6 @@ def test_compiler_options_are_part_of_the_cache_key(tmp_path: Path, sent: list[C
     for options in ((), (("xla_a", "1"),), (("xla_a", "2"),), (("xla_a", "1"),)):
         compile_best(ranking(strategies=("data",), microbatches=(1,), compiler_options=options), 1, compiler(tmp_path))
     assert [case.compiler_options for case in sent] == [(), (("xla_a", "1"),), (("xla_a", "2"),)]
-
-
-def test_refresh_compiles_despite_the_cache(tmp_path: Path, sent: list[Case]) -> None:
-    """`refresh` compiles despite the cache, and caches the new result."""
-    found = ranking(strategies=("data",), microbatches=(1,))
-    for refresh in (False, False, True, False):
-        compile_best(found, 1, compiler(tmp_path, refresh))
-    assert len(sent) == 2
-    assert sent[0] == sent[1]
 
 
 @pytest.mark.parametrize(
