@@ -197,14 +197,6 @@ def gathered_elements(plan: Plan) -> float:
     return plan.shards * sum(one.elements for one in plan.weights if one.spec.is_stacked) / plan.layers
 
 
-def shared_expert(plan: Plan, what: str, precision: Precision | None) -> list[Kernel]:
-    """The shared expert's matmuls that hide what is sent: gate and up the dispatch, down the combine."""
-    branch, itemsize = plan.block.branches()[-1], precision.itemsize if precision else BYTES[plan.train.dtype]
-    matmuls = zip(branch.matmuls(plan.config), projections(plan, branch), strict=True)
-    found = [matmul(m, n, k, itemsize, size) for one, (m, n, k, size) in matmuls if "shared_mlp" in one.weight.dims]
-    return found[:-1] if what == "dispatch" else found[-1:]
-
-
 def up_projections(plan: Plan, itemsize: float) -> list[Kernel]:
     """The matmuls of latent attention from compressed queries, and from compressed keys and values, to heads."""
     sizes, tokens, tensors = further_of(plan.config).latent, plan.share.tokens, plan.share.tensors

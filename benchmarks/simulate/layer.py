@@ -9,15 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from benchmarks.simulate.folding import further_of
-from benchmarks.simulate.kernels import (
-    Kernel,
-    Layer,
-    first_weight_gradients,
-    head,
-    layer,
-    shared_expert,
-    softmax_is_fused,
-)
+from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
 from benchmarks.simulate.links import Network, distinct
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
@@ -174,21 +166,12 @@ class LayerEvents:
         for term in terms:
             if exposed := 1 - self._share_beside(term):
                 calls = self._calls(term, way) - len(matmuls) * (term in reductions)
-                event = self._collectives(term, way, calls * exposed)
-                yield event._replace(seconds=max(0.0, event.seconds - self._shared_seconds(term.what, way)))
+                yield self._collectives(term, way, calls * exposed)
         for kernel in matmuls:
             for term in reductions:
                 yield self._collectives(term, way, 1)._replace(labels=("weight gradient",))
             yield self._priced(kernel)
             yield from [Wait("weight gradient")] if reductions else []
-
-    def _shared_seconds(self, what: str, way: Way) -> float:
-        """Seconds of the shared expert's matmuls that hide a dispatch or a combine."""
-        if what not in TOKENS or self.stack.until("tokens") != "shared expert":
-            return 0.0
-        machine, layers = self.network.machine, self.plan.block.mixtures() * further_of(self.plan.config).expert_share
-        seconds = sum(kernel.seconds(machine) for kernel in shared_expert(self.plan, what, machine.precision))
-        return layers * seconds * (1 if way == "forward" else 2)
 
     def _beside(self, way: Way) -> Iterator[Event]:
         """Yield the collectives of a layer, or shares of them, that run beside its kernels."""

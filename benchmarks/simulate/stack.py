@@ -31,9 +31,9 @@ Collective = Literal[
 - dispatch and combine of tokens beside the pass of another microbatch, with several chunks on a stage;
 - the same with one chunk on a stage, or without stages.
 """
-Until = Literal["at once", "weight gradient", "shared expert", "layer"]
+Until = Literal["at once", "weight gradient", "layer"]
 """When the device waits for a collective: before anything else, after the matmul of the gradient of the branch's first
-weight, after the shared expert's matmuls, or at the end of the layer."""
+weight, or at the end of the layer."""
 ZeroStage = Literal["none", "zero1", "zero2", "zero3"]
 HALVES_SHARE = 0.16
 """Share of the reductions that `halves` overlaps with the other half of the batch. In schedules that XLA compiled for

@@ -134,10 +134,10 @@ MEGATRON_BRIDGE_ALLTOALL = replace(
 )
 NEMO = replace(
     # Its performance scripts drop tokens (MegatronTokenDropCallback): Megatron-Core has this dispatcher alone for that.
-    # They overlap no microbatches, and moe_shared_expert_overlap is the default of its models.
+    # They do not set overlap_moe_expert_parallel_comm.
     MEGATRON_BRIDGE_ALLTOALL,
     name="NeMo",
-    waits={**MEGATRON_BRIDGE.waits, "tokens": "shared expert"},
+    waits={name: until for name, until in MEGATRON_BRIDGE.waits.items() if name != "tokens"},
 )
 MEGATRON_BRIDGE_GRAPHS = replace(
     # From container 26.06 on for Qwen3 in MXFP8 on B200 to GB300 (pull requests 4249 and 4606): a CUDA graph of the

@@ -32,11 +32,11 @@ MOST_OF_MIXTURES = {
     "maxtext_v6e": 0.08,
     "megatron_bridge_b200": 0.1,
     "megatron_bridge_b300": 0.07,
-    "megatron_bridge_gb200": 0.07,
+    "megatron_bridge_gb200": 0.09,
     "megatron_bridge_gb300": 0.03,
 }
 """Machine file -> mean absolute error of mixtures of experts that it stays below."""
-MISSED_OF_MIXTURES = {"megatron_bridge_h100": 0.15}
+MISSED_OF_MIXTURES = {"megatron_bridge_h100": 0.14}
 """The same of those that miss the aim."""
 WHOLE = (
     "megatron_a100_clusters.csv",
