@@ -21,6 +21,7 @@ from results.figures.canvas import (
     look_of,
     name_meshes,
     strategy_lines,
+    what_was_left_out,
 )
 from results.figures.curves import is_counted, scaling
 from results.figures.palette import GREY
@@ -124,7 +125,8 @@ def step_time_vs_tokens(rows: pd.DataFrame, look: Look) -> Figure:
     intervals(axes, points, "tokens", "ms", look)
     draw_against_tokens(axes, points, look)
     legend(figure, points, look)
-    name_meshes(figure, rows, points)
+    meshes = " or ".join(points["mesh"].unique())
+    caption(figure, what_was_left_out(rows, points, f"the mesh {meshes}"))
     return figure
 
 
