@@ -13,7 +13,6 @@ from benchmarks.cli.values import (
     amount,
     assignment,
     count,
-    index,
     rounds,
     seconds,
     topology,
@@ -149,7 +148,7 @@ PROCESSES = Group(
     option("--distributed", "find the other processes through SLURM, Open MPI, Kubernetes or a TPU host"),
     option("--coordinator HOST:PORT", "find them here instead: the host of process 0, and a free port", str),
     option("--processes N", "number of processes, with --coordinator", count),
-    option("--process-id I", "number of this process, with --coordinator; 0 writes the report", index),
+    option("--process-id I", "number of this process, with --coordinator; 0 writes the report", whole),
     option("--join-timeout S", "to find each other; default: %(default)s seconds", seconds, JOIN_TIMEOUT),
     option(
         "--lost-after S", "without heartbeat until a process is lost; default: %(default)s seconds", seconds, LOST_AFTER

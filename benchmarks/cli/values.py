@@ -53,11 +53,6 @@ def workers(text: str) -> int:
     return count(text, MOST_WORKERS)
 
 
-def index(text: str) -> int:
-    """Parse the number of a process, from 0."""
-    return whole(text, "the number of a process")
-
-
 def rounds(text: str) -> int:
     """Parse a number of rounds that allows for a 95% interval."""
     if (number := count(text)) < MIN_ROUNDS:

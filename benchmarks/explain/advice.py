@@ -16,7 +16,6 @@ less time: what is named here keeps the collective, and nothing more is claimed.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from jax.sharding import Mesh
@@ -39,35 +38,10 @@ SCATTER_OPTIONS: Mapping[str, str] = {
 """Compiler options that preserve reduce-scatters. The first is required, and the second to run them on sparse cores."""
 
 
-@dataclass(frozen=True)
-class Advice:
-    """A collective that the compiler replaces, and what keeps it.
-
-    Attributes:
-        kind: "all_gather" or "reduce_scatter".
-        problem: what the compiler makes of the collective, in words.
-        strategy: the simplest strategy that has the axes of `mesh`.
-        mesh: a mesh with which the collective stays.
-        options: compiler options with which it mostly stays, too; empty if they were already given.
-    """
-
-    kind: str
-    problem: str
-    strategy: str
-    mesh: str
-    options: Mapping[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """The advice as a sentence."""
-        options = " ".join(f"--compiler-option {name}={value}" for name, value in self.options.items())
-        kept = f"it stays with --strategy {self.strategy} --mesh {self.mesh}"
-        return f"{self.problem}; {kept}{options and f', or for the most part with {options}'}"
-
-
 def advice(
     chip: Chip, mesh: Mesh, axes: Sequence[str], compiler_options: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Advice, ...]:
-    """Advice on gathering weights over some axes of a mesh of TPUs; empty if there is nothing to avoid.
+) -> list[str]:
+    """What the compiler makes of gathers over some axes of a mesh of TPUs, and what keeps them; empty if it keeps them.
 
     Args:
         chip: specifications of the devices.
@@ -77,25 +51,25 @@ def advice(
     """
     group = group_along(mesh, axes)
     if chip.platform != "tpu" or len(group) < mesh.devices.size:
-        return ()
+        return []
     dims = extents(group)
     chips, torus = math.prod(dims), "x".join(map(str, dims))
     data = min(size for size in dims if size > 1) if chips > 1 else 1
     inner = "fsdp" if axes[-1] == "data" else axes[-1]  # sharding over only part of the batch axes is hsdp
-    alternative = f"data={data},{inner}={len(group) // data}"
     strategy = min(
         (other for other in STRATEGIES.values() if not other.twins and {"data", inner} <= {*other.axis_names}),
         key=lambda other: len(other.axis_names),
     ).name
-
-    def missing(options: Mapping[str, str]) -> Mapping[str, str]:
-        return {} if options.items() <= compiler_options.items() else options
-
-    pieces = []
+    kept = f"it stays with --strategy {strategy} --mesh data={data},{inner}={len(group) // data}"
+    replaced: dict[str, Mapping[str, str]] = {}
     if len(dims) == 3 and all(size % 4 == 0 for size in dims):
-        problem = f"an all-gather over all chips of {torus} becomes an all-reduce of the full array"
-        pieces.append(Advice("all_gather", problem, strategy, alternative, missing(GATHER_OPTIONS)))
+        replaced["an all-gather"] = GATHER_OPTIONS
     if chips > 8 and chip is not CHIPS["tpu7x"]:
-        problem = f"a reduce-scatter over all chips of {torus} becomes an all-reduce of the full array"
-        pieces.append(Advice("reduce_scatter", problem, strategy, alternative, missing(SCATTER_OPTIONS)))
-    return tuple(pieces)
+        replaced["a reduce-scatter"] = SCATTER_OPTIONS
+    texts = []
+    for what, options in replaced.items():
+        given = options.items() <= compiler_options.items()
+        written = " ".join(f"--compiler-option {name}={value}" for name, value in options.items())
+        also = "" if given else f", or for the most part with {written}"
+        texts.append(f"{what} over all chips of {torus} becomes an all-reduce of the full array; {kept}{also}")
+    return texts

@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.tables import amount
-from benchmarks.explain.advice import Advice, advice
+from benchmarks.explain.advice import advice
 from benchmarks.explain.overlap import overlap
 from benchmarks.explain.rewrites import Rewrite, rewrites, summarized
 from benchmarks.program.collectives import axis_of
@@ -80,14 +80,13 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
             [*(str(rewrite) for rewrite in summarized(rewritten) if rewrite.name != "rounding"), *computed]
         ),
         "rewrites.flops": sum(extra_flops.values()),
-        "rewrites.advice": "; ".join(str(item) for item in advice_on(case, mesh, rewritten)),
+        "rewrites.advice": "; ".join(advice_on(case, mesh, rewritten)),
     }
 
 
-def advice_on(case: Case, mesh: Mesh, rewritten: Iterable[Rewrite]) -> list[Advice]:
+def advice_on(case: Case, mesh: Mesh, rewritten: Iterable[Rewrite]) -> list[str]:
     """What keeps the collectives that became all-reduces, where that is known."""
-    chip = case.topology and case.topology.chip
-    axes = (
-        dict.fromkeys(rewrite.axes for rewrite in rewritten if rewrite.name.endswith("_as_all_reduce")) if chip else ()
-    )
-    return [advised for over in axes if chip for advised in advice(chip, mesh, over, dict(case.compiler_options))]
+    if not (chip := case.topology and case.topology.chip):
+        return []
+    axes = dict.fromkeys(rewrite.axes for rewrite in rewritten if rewrite.name.endswith("_as_all_reduce"))
+    return [text for over in axes for text in advice(chip, mesh, over, dict(case.compiler_options))]

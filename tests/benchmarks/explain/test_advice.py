@@ -18,7 +18,7 @@ from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=2, embed=64, heads=4, vocab=256, sequence=8)
 CASE = Case("fsdp", MeshSpec.parse("fsdp=16"), "", CONFIG, 16, 1, "float32", "none", (), Topology.parse("cpu:16"))
-GATHER, SCATTER = "all_gather", "reduce_scatter"
+GATHER, SCATTER = "all-gather", "reduce-scatter"
 
 
 def torus(shape: tuple[int, ...], **axes: int) -> Any:
@@ -54,16 +54,16 @@ def test_what_becomes_an_all_reduce_is_advised_against(
     chip: str, shape: tuple[int, ...], axes: dict[str, int], kinds: list[str]
 ) -> None:
     """Advice is given for the chips, shapes and axes on which an all-reduce was seen, and for no others."""
-    assert [each.kind for each in advice(CHIPS[chip], torus(shape, **axes), ("fsdp",))] == kinds
+    assert [text.split()[1] for text in advice(CHIPS[chip], torus(shape, **axes), ("fsdp",))] == kinds
 
 
 def test_the_advised_mesh_needs_no_advice() -> None:
     """The advised mesh needs no advice itself; the advice names compiler options with a similar effect, too."""
     gather, scatter = advice(CHIPS["v5p"], torus((4, 4, 8), fsdp=128), ("fsdp",))
-    assert gather.mesh == scatter.mesh == "data=4,fsdp=32"
-    assert (gather.options, scatter.options) == (GATHER_OPTIONS, SCATTER_OPTIONS)
-    assert advice(CHIPS["v5p"], torus((4, 4, 8), data=4, fsdp=32), ("fsdp",)) == ()
-    assert str(scatter) == (
+    assert "--mesh data=4,fsdp=32, or" in gather
+    assert all(f"--compiler-option {name}={value}" in gather for name, value in GATHER_OPTIONS.items())
+    assert advice(CHIPS["v5p"], torus((4, 4, 8), data=4, fsdp=32), ("fsdp",)) == []
+    assert scatter == (
         "a reduce-scatter over all chips of 4x4x8 becomes an all-reduce of the full array; it stays with --strategy "
         "hsdp --mesh data=4,fsdp=32, or for the most part with "
         "--compiler-option xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter=true "
@@ -80,18 +80,18 @@ def test_the_mesh_has_the_axis_in_question(axis: str, strategy: str, mesh: str) 
     It can be followed: the strategy has formulas for a step on that mesh.
     """
     (scatter,) = advice(CHIPS["v5e"], torus((4, 4), **{axis: 16}), (axis,))
-    assert (scatter.strategy, scatter.mesh) == (strategy, mesh)
-    assert cost_of(replace(CASE, strategy=scatter.strategy, mesh=MeshSpec.parse(scatter.mesh))) is not None
+    assert f"it stays with --strategy {strategy} --mesh {mesh}, or" in scatter
+    assert cost_of(replace(CASE, strategy=strategy, mesh=MeshSpec.parse(mesh))) is not None
 
 
 def test_options_that_are_set_are_not_advised_again() -> None:
     """Compiler options that are already set are not advised again, unless only some of them are set."""
     mesh = torus((4, 4, 8), fsdp=128)
     gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTER_OPTIONS, **dict([*GATHER_OPTIONS.items()][:1])})
-    assert (gather.options, scatter.options) == (GATHER_OPTIONS, {})
-    assert str(scatter).endswith("; it stays with --strategy hsdp --mesh data=4,fsdp=32")
+    assert all(f"--compiler-option {name}={value}" in gather for name, value in GATHER_OPTIONS.items())
+    assert scatter.endswith("; it stays with --strategy hsdp --mesh data=4,fsdp=32")
 
 
 def test_there_is_no_advice_for_gpus() -> None:
     """There is no advice for GPUs, whose compiler keeps gathers."""
-    assert advice(CHIPS["h100"], torus((4, 4), fsdp=16), ("fsdp",)) == ()
+    assert advice(CHIPS["h100"], torus((4, 4), fsdp=16), ("fsdp",)) == []
