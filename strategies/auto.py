@@ -1,5 +1,5 @@
-"""Compiler-partitioned: data, fsdp, tensor, and fsdp x tensor from sharding rules (GSPMD; Xu et al. 2021, sections 2
-and 3).
+"""Compiler-partitioned: data, fsdp, tensor, expert, and products of two of them from sharding rules (GSPMD; Xu et al.
+2021, sections 2 and 3).
 
 The step is that of one device, in `jax.jit` without `jax.shard_map`. It sees whole arrays, and XLA partitions it. The
 rules say which mesh axes split which dims:
@@ -7,7 +7,8 @@ rules say which mesh axes split which dims:
     tensor      head_features, mlp and vocab, of weights and of what is computed with them; and between the matmuls the
                 tokens of the residual stream, unless `sequence_parallel=False`
     fsdp        the first other dim that it divides, except layers: of weights as they are stored, not as they are used
-    data, fsdp  the batch
+    expert      experts, and their rows in buffers (model/experts.py) between dispatch and combine
+    data, fsdp, expert  the batch
 
 Where a hand-written strategy has a collective, sharding constraints say how the array is split before and after it.
 Autodiff reverses the two constraints, so the gradient is split as well. Without constraints the compiler gathers the
@@ -17,11 +18,13 @@ arrays that it could split.
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], as often as in tensor.py
     x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], as often as in tensor.py, which can reduce-scatter
+    x[E,G_expert,C,D] -all_to_all(expert)-> x[E_expert,G,C,D] and back, as often as in expert.py; the weights of rows
+        have an exchange of their own
     dW[D,F] -all_reduce(data or fsdp)-> dW[D,F], each weight, each microbatch, in the compute dtype; fsdp.py
-        reduce-scatters
+        reduce-scatters. Those of experts not over expert
 
-With fsdp x tensor each axis has the collectives that name it. A device sends the bytes of data.py, fsdp.py and
-tensor.py, with these differences:
+With two axes each has the collectives that name it. A device sends the bytes of data.py, fsdp.py, tensor.py and
+expert.py with `dispatch="all_to_all"`, with these differences:
 
     An all-reduce sends twice as much as a reduce-scatter, which would suffice where each device keeps only its shard of
     the sum. XLA's TPU backend combines the all-reduce and the slice into a reduce-scatter; its CPU backend does not.
@@ -29,6 +32,8 @@ tensor.py, with these differences:
     once a step), those of a tied table for each of its uses (data.py: once), and with `logits_bytes` those of the table
     for each chunk of tokens (data.py and fsdp.py: once). Nor can it say in which dtype to sum: `reduce_dtype` is no
     option here, and gradients of matrices are summed in the compute dtype.
+    The probabilities of the router p[N,E] are gathered over the axes of the batch, in float32, each layer forward, and
+    again backward where they are recomputed: XLA's TopK is one call that its partitioner does not split.
     The tensor axis gathers the gradient of the positions, and sums those of some biases after the gather of tokens
     (tensor.py: all-reduces).
 """
@@ -44,22 +49,23 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies import data, fsdp, tensor
+from strategies import data, expert, fsdp, tensor
 from strategies.core.axis import Axis
 from strategies.core.key_copies import sum_whole_copies
 from strategies.core.placement import Spec, size_of
 from strategies.core.plan import Plan
 from strategies.model.hooks import Hooks
 from strategies.model.matmul import project
-from strategies.model.remat import GATHERED
+from strategies.model.remat import GATHERED, KEPT
 from strategies.model.weights import WeightSpec
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 
-BATCH = data.REPLICAS.name, fsdp.AXIS.name
+BATCH = data.REPLICAS.name, fsdp.AXIS.name, expert.AXIS.name
 AXES = (
     Axis("data", batch=True),
     Axis("fsdp", batch=True, shards=True, may_split_dim_twice=False),
+    Axis("expert", batch=True, dims=expert.AXIS.dims, require=expert.require),
     Axis("tensor", dims=tensor.DIMS, options=("sequence_parallel",), require=tensor.require),
 )
 """What the hand-written axes split. The compiler does the rest."""
@@ -97,6 +103,12 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
         qkv_NCA = jnp.tensordot(x_BTD.reshape(-1, x_BTD.shape[-1]), qkv_DCA, 1)
         return qkv_NCA.reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
 
+    all_experts, own_experts = split(None, BATCH), split("expert", tuple(axis for axis in BATCH if axis != "expert"))
+
+    def dispatch(*rows: Array) -> Any:
+        return tuple(checkpoint_name(reshard(x_EGCX, all_experts, own_experts), KEPT) for x_EGCX in rows)
+
+    exchange = {"dispatch": dispatch, "combine": partial(reshard, before=own_experts, after=all_experts)}
     sum_partial = partial(reshard, before=all_tokens, after=own_tokens)
     return Hooks(
         gather=gather,
@@ -105,6 +117,7 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
         own_tokens=lambda x_TD: lax.with_sharding_constraint(x_TD, split(tokens)),
         project=project_split if mesh.shape["tensor"] > 1 else project,
         projected=projected,
+        **(exchange if mesh.shape["expert"] > 1 else {}),
         embed_sum=sum_partial,  # each device looks up all tokens in its rows, not its own tokens in all rows
         vocab_sum=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         vocab_max=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
@@ -122,6 +135,11 @@ def implement(plan: Plan, mesh: Mesh) -> Implementation:
     )
 
 
-TWINS = {("data",): "data", ("fsdp",): "fsdp", ("tensor",): "tensor", ("fsdp", "tensor"): "three_d"}
+TWINS = {
+    **{(name,): name for name in ("data", "fsdp", "tensor", "expert")},
+    ("fsdp", "tensor"): "three_d",
+    ("data", "expert"): "expert",
+    ("fsdp", "expert"): "three_d",
+}
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
-AUTO = Strategy("auto", AXES, implement, twins=TWINS)
+AUTO = Strategy("auto", AXES, implement, twins=TWINS, usual_axes=("data", "fsdp", "tensor"))

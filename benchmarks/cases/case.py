@@ -219,10 +219,10 @@ class Selection:
         A strategy with twins that was not asked for gets one mesh per set of axes, on the largest number of devices:
         its comparison with hand-written strategies is most visible there.
         """
-        strategy = STRATEGIES[name]
+        strategy, model = STRATEGIES[name], None if self.strategies else self.config
         if strategy.twins and not self.strategies:
-            return list({tuple(mesh.sizes): mesh for mesh in distinct_meshes(name, max(self.devices))}.values())
-        model = None if self.strategies else self.config
+            meshes = distinct_meshes(name, max(self.devices), model)
+            return list({tuple(mesh.sizes): mesh for mesh in meshes}.values())
         meshes = (mesh for devices in self.devices for mesh in distinct_meshes(name, devices, model))
         return [mesh for mesh in meshes if strategy.is_usual(mesh)]
 
@@ -277,7 +277,7 @@ def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) ->
     >>> [str(mesh) for mesh in distinct_meshes("hsdp", 8)]
     ['data=2,fsdp=4', 'data=4,fsdp=2']
     >>> [str(mesh) for mesh in distinct_meshes("auto", 4)]
-    ['tensor=4', 'fsdp=2,tensor=2', 'fsdp=4', 'data=4']
+    ['tensor=4', 'expert=4', 'fsdp=2,tensor=2', 'fsdp=2,expert=2', 'fsdp=4', 'data=2,expert=2', 'data=4']
     >>> [str(mesh) for mesh in distinct_meshes("zero1", 4)]
     ['expert=4', 'data=2,expert=2', 'data=4']
     """

@@ -1,6 +1,7 @@
 """Columns of a row on its formulas, on what the compiler changed of communication and FLOPs, and on overlap."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -31,7 +32,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
         compiled: columns of the compiled program, or empty.
     """
     twin = case.twin
-    cost = cost_of(twin or case)
+    cost = cost_of(case)
     sent = {key: compiled.get(key) for key in SENT}
     by_axis: dict[str, Bytes] = dict.fromkeys(SENT, 0)
     for (kind, axes), parts in cost.sent.items() if cost else ():
@@ -51,9 +52,14 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
 
 
 def cost_of(case: Case) -> Cost | None:
-    """Cost of a case by formulas; None if its strategy has no formulas or the case is infeasible."""
+    """Cost of a case by formulas; None if its strategy has no formulas or the case is infeasible.
+
+    Of a step that the compiler partitions, that of its hand-written twin, with the exchange of tokens that `auto` has.
+    """
+    by_hand = case.twin or case
+    train = replace(by_hand.resolved, dispatch="all_to_all") if case.twin else by_hand.resolved
     try:
-        return predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
+        return predict(by_hand.strategy, case.config, case.mesh, train, case.platform)
     except Infeasible:
         return None
 

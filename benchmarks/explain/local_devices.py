@@ -68,7 +68,7 @@ def case_seconds(case: Case, machine: Machine) -> float | None:
     None where there are no formulas, on a torus of this machine, whose shape is not known, and on several hosts whose
     network is not known. Other local devices are numbered host by host, as many on each as this process has.
     """
-    cost = cost_of(case.twin or case)
+    cost = cost_of(case)
     topology = case.topology or Topology(CPU, (jax.process_count(), jax.local_device_count()))
     unknown = topology.hosts > 1 and not machine.chip.network_bytes_per_second
     if cost is None or unknown or (machine.chip.torus_dims and not case.topology):

@@ -175,20 +175,8 @@ class Experts(Part):
         extras, x_ND = _losses(routes, count_E, x_ND, config, info)
         extras["balance_loss"] += 0 if self.router_bias_E is None else load_term(self.router_bias_E[...], count_E)
         routed = hooks.gather_routed(Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts))
-        if hooks.blocks_rows:
-            blocks = blocks_of(config, len(x_ND))
-            found, expert_S = block_slots(routed.experts_Nk, experts, *blocks)
-            rows = Rows.of_blocks(checkpoint_name(expert_S, KEPT))
-            buffers = *blocks, -1
-        else:
-            groups = len(routed.x_ND) // group
-            found, rows = slots(routed.experts_Nk, routed.experts, groups, capacity), Rows.of_buffers()
-            buffers = routed.experts, groups, capacity, -1
-        found, chosen = Slots(*(checkpoint_name(each, KEPT) for each in found)), config.experts_per_token
-        x_EGCD = to_rows(routed.x_ND, found, chosen).reshape(buffers)
-        weights_EGC1 = to_rows(routed.weights_Nk.reshape(-1, 1), found, 1).reshape(buffers)
-        outputs_EGCD = self.outputs(*hooks.dispatch(x_EGCD, weights_EGC1), rows, hooks)
-        y_ND = hooks.scatter_routed(from_rows(hooks.combine(outputs_EGCD).reshape(-1, embed), found, chosen))
+        sums = self._sums_by_part if hooks.compiler_shards[0] > 1 else self._sums
+        y_ND = hooks.scatter_routed(sums(routed, len(routed.x_ND) // group, capacity, hooks))
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
         return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), extras
 
@@ -201,6 +189,47 @@ class Experts(Part):
     def logits(self, x_ND: Array) -> Array:
         """Scores of the experts for tokens."""
         return matmul(x_ND, self.router_DE[...])
+
+    def _sums(self, routed: Routed, groups: int, capacity: int, hooks: Hooks) -> Float[Array, "N D"]:
+        """The sums of the outputs of this device's experts for tokens."""
+        config, chosen = self.config, self.config.experts_per_token
+        if hooks.blocks_rows:
+            blocks = blocks_of(config, len(routed.x_ND))
+            found, expert_S = block_slots(routed.experts_Nk, routed.experts, *blocks)
+            rows = Rows.of_blocks(checkpoint_name(expert_S, KEPT))
+            buffers = *blocks, -1
+        else:
+            found, rows = slots(routed.experts_Nk, routed.experts, groups, capacity), Rows.of_buffers()
+            buffers = routed.experts, groups, capacity, -1
+        found = Slots(*(checkpoint_name(each, KEPT) for each in found))
+        x_EGCD = to_rows(routed.x_ND, found, chosen).reshape(buffers)
+        weights_EGC1 = to_rows(routed.weights_Nk.reshape(-1, 1), found, 1).reshape(buffers)
+        outputs_EGCD = self.outputs(*hooks.dispatch(x_EGCD, weights_EGC1), rows, hooks)
+        return from_rows(hooks.combine(outputs_EGCD).reshape(-1, config.embed), found, chosen)
+
+    def _sums_by_part(self, routed: Routed, groups: int, capacity: int, hooks: Hooks) -> Float[Array, "N D"]:
+        """The same where the compiler splits the tokens: rows are found within the part (P) of each device.
+
+        By the places of rows in the whole batch the compiler does not see that, and gathers all tokens.
+        """
+        config, chosen, (parts, _) = self.config, self.config.experts_per_token, hooks.compiler_shards
+        buffers = routed.experts, groups // parts, capacity, -1
+
+        def fill(x_ND: Array, weights_Nk: Array, experts_Nk: Array) -> tuple[Slots, Array, Array]:
+            found = slots(experts_Nk, routed.experts, groups // parts, capacity)
+            found = Slots(*(checkpoint_name(each, KEPT) for each in found))
+            x_EGCD = to_rows(x_ND, found, chosen).reshape(buffers)
+            return found, x_EGCD, to_rows(weights_Nk.reshape(-1, 1), found, 1).reshape(buffers)
+
+        def joined(rows_EPGCX: Array) -> Array:
+            return rows_EPGCX.reshape(routed.experts, groups, capacity, -1)
+
+        by_part = [array.reshape(parts, -1, array.shape[-1]) for array in routed[:3]]
+        found, x_EPGCD, weights_EPGC1 = jax.vmap(fill, out_axes=(0, 1, 1))(*by_part)
+        outputs_EGCD = self.outputs(*hooks.dispatch(joined(x_EPGCD), joined(weights_EPGC1)), Rows.of_buffers(), hooks)
+        rows_EPRD = hooks.combine(outputs_EGCD).reshape(routed.experts, parts, -1, config.embed)
+        sums = jax.vmap(lambda rows_ERD, found: from_rows(rows_ERD.reshape(-1, config.embed), found, chosen), (1, 0))
+        return sums(rows_EPRD, found).reshape(-1, config.embed)
 
     def outputs(self, x_XRD: Array, weights_XR1: Array, rows: Rows, hooks: Hooks) -> Array:
         """The weighted outputs of this device's experts for rows; with partial sums over F, as `hooks.sum` takes."""

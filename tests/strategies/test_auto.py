@@ -15,9 +15,9 @@ CONFIG = dataclasses.replace(PRESETS["nano"], layers=2, embed=64, sequence=32, t
 BATCH = 32
 
 
-def sent(mesh, tied=False, **options):
+def sent(mesh, tied=False, model=CONFIG, **options):
     """Bytes that a device sends in a compiled step of auto, by kind and axes."""
-    spec, config = MeshSpec.parse(mesh), dataclasses.replace(CONFIG, tied=tied)
+    spec, config = MeshSpec.parse(mesh), dataclasses.replace(model, tied=tied)
     step = STRATEGIES["auto"].build(config, spec, TrainConfig(BATCH, **options), jax.devices()[: spec.size])
     total = Counter()
     for each in read_program(compiled(step.lower()).as_text() or "", spec.sizes).collectives:
@@ -25,9 +25,9 @@ def sent(mesh, tied=False, **options):
     return total
 
 
-def by_hand(name, mesh, batch=BATCH, tied=False, **options):
+def by_hand(name, mesh, batch=BATCH, tied=False, model=CONFIG, **options):
     """Bytes that a hand-written strategy sends by its formulas, which test_predict.py tests, by kind and axes."""
-    config, train = dataclasses.replace(CONFIG, tied=tied), TrainConfig(batch, **options)
+    config, train = dataclasses.replace(model, tied=tied), TrainConfig(batch, **options)
     cost = predict(name, config, MeshSpec.parse(mesh), train)
     return Counter({key: sum(parts.values()) for key, parts in cost.sent.items()})
 
@@ -59,6 +59,20 @@ def test_axes_together_send_each_over_its_own():
     for kind in ("all_gather", "all_reduce"):
         assert mine[kind, ("tensor",)] == pytest.approx(of_tensor[kind, ("tensor",)], rel=0.01)
         assert 1 < mine[kind, ("fsdp",)] / (of_fsdp[kind, ("fsdp",)] / 4) < 1.1
+
+
+def test_rows_of_experts_are_exchanged_by_all_to_all():
+    """On data x expert auto sends rows of experts as `expert` does, to the byte, and all else to 1% or 100 bytes.
+
+    But the probabilities of the router are gathered in each layer, forward and backward, for the choice of experts.
+    """
+    model = dataclasses.replace(CONFIG, experts=8, expert_mlp=32, capacity_factor=1.0, balance_loss=0.01)
+    mine = sent("data=2,expert=2", model=model)
+    theirs = by_hand("expert", "data=2,expert=2", model=model, dispatch="all_to_all")
+    probabilities = 4 * BATCH * model.sequence * 8
+    assert mine.pop(("all_gather", ("data", "expert"))) == 2 * model.layers * probabilities * 3 // 4
+    assert mine["all_to_all", ("expert",)] == theirs["all_to_all", ("expert",)]
+    assert mine == pytest.approx(theirs, rel=0.01, abs=100)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ LEADS = dataclasses.replace(BIASED, block="qwen3", key_heads=4, tied=False, laye
             ("three_d", "data=2,pipeline=2,expert=2", DEEP, {"microbatches": 4, "schedule": "interleaved"}),
             ("three_d", "pipeline=2,expert=2,tensor=2", LEADS, {"microbatches": 4, "remat": "full"}),
             ("auto", "fsdp=2,tensor=2", LEADS, {}),
+            ("auto", "fsdp=2,expert=2", LEADS, {}),
         ),
     ],
     ids=lambda value: "" if dataclasses.is_dataclass(value) else str(value),

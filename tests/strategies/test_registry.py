@@ -35,9 +35,14 @@ def test_a_strategy_that_the_compiler_partitions_has_twins_by_hand():
     auto = STRATEGIES["auto"]
     assert [str(mesh) for mesh in auto.meshes(8)] == [
         "tensor=8",
+        "expert=8",
         "fsdp=2,tensor=4",
+        "fsdp=2,expert=4",
         "fsdp=4,tensor=2",
+        "fsdp=4,expert=2",
         "fsdp=8",
+        "data=2,expert=4",
+        "data=4,expert=2",
         "data=8",
     ]
     for axes, name in auto.twins.items():
