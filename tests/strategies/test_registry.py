@@ -74,7 +74,7 @@ def test_a_strategy_that_the_compiler_partitions_has_twins_by_hand():
         ("three_d", "pipeline=4,tensor=2", {"layers": 2}, "2 blocks are too few for 4 parts"),
         ("three_d", "pipeline=4,tensor=2", {"heads": 1}, "tensor=2 does not divide heads=1; tensor can be 1"),
         ("three_d", "data=4,tensor=2", {"batch_size": 6}, "data=4 x microbatches=1 does not divide batch_size=6"),
-        ("auto", "pipeline=2", {}, "mesh pipeline=2 has the axis pipeline; it can be data, fsdp, tensor"),
+        ("auto", "pipeline=2", {}, "mesh pipeline=2 has the axis pipeline; it can be data, fsdp, expert, tensor"),
         ("auto", "fsdp=8", {"embed": 12, "heads": 4}, "fsdp=8 does not divide embed=12; fsdp can be 1, 2, 3, 4, 6 or"),
         ("auto", "fsdp=2,tensor=4", {"heads": 2}, "tensor=4 does not divide heads=2; tensor can be 1 or 2"),
         ("auto", "fsdp=4,tensor=2", {"batch_size": 6}, "fsdp=4 x microbatches=1 does not divide batch_size=6"),
