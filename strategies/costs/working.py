@@ -36,13 +36,13 @@ def experts(share: Share) -> int:
     """Rows of tokens and their gradients, arrays around SiLU, and the router's; fitted to compiled programs.
 
     An expert axis holds what it exchanges once more, unless it is recomputed; tokens that are gathered twice then.
-    Blocks that are recomputed hold three arrays of rows, five around SiLU and two of the shared expert.
+    Blocks that are recomputed hold four arrays of rows, five around SiLU and two of the shared expert.
     """
     config, full = share.config, share.train.remat == "full"
     rows, tokens = rows_of(share), share.tokens * config.embed
     routes = 3 * share.tokens * config.dim_sizes["experts"]
     if full and share.blocks_rows:
-        return rows * (3 * config.embed + 5 * share.expert_mlp) + 2 * share.tokens * share.shared_mlp + tokens + routes
+        return rows * (4 * config.embed + 5 * share.expert_mlp) + 2 * share.tokens * share.shared_mlp + tokens + routes
     hidden = Experts.activated_elements(share)
     gathered = share.gathered_tokens * config.embed
     if full:
@@ -55,14 +55,15 @@ def loops_over_blocks(share: Share) -> int:
     """What the loops of grouped matmuls read and write besides, rows and matrices; fitted to compiled programs.
 
     A loop takes arrays that are in memory: what would be part of a matmul exists by itself. With prefetch matrices are
-    copied for loops that recompute.
+    copied for loops that recompute. Where a tensor axis splits the matrices there is one array of rows less.
     """
     if not share.blocks_rows:
         return 0
     remat, embed = share.train.remat, share.config.embed
     matrix = share.config.dim_sizes["experts"] * embed * share.expert_mlp
     copies = {"none": 2, "dots": 5, "full": 8}[remat] if share.train.prefetch == "on" else 2
-    return copies * matrix + (3 if remat == "dots" else 2) * rows_of(share) * embed
+    arrays = {"none": 2, "dots": 3, "full": 1}[remat] - (share.tensors > 1)
+    return copies * matrix + arrays * rows_of(share) * embed
 
 
 def attention(share: Share) -> int:

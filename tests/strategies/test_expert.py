@@ -76,7 +76,7 @@ def assert_as_one_device(name, mesh, config, options):
             ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
             ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),
             ("fsdp", "fsdp=4", ALL_KEPT, {"remat": "full", "prefetch": "on"}),
-            ("tensor", "tensor=2", ALL_KEPT, {"remat": "full"}),
+            ("tensor", "tensor=4", ALL_KEPT, {"remat": "full"}),
             ("pipeline", "pipeline=2", ALL_KEPT, {"remat": "full", "microbatches": 4}),
             ("auto", "data=2,expert=2", DROPPING, {"microbatches": 2}),
             ("auto", "expert=4", ALL_KEPT, {"remat": "full"}),
