@@ -97,7 +97,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "show fsdp --mesh=fsdp=4 --batch-size=0": (2, "argument --batch-size: '0' is not a count"),
     f"{SEARCH} --compile=-1": (2, "'-1' is not a number; give a whole number of at least 0"),
     f"{SEARCH} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
-    f"{SEARCH} --topology=v5e-16": (2, "what Cloud TPU calls v5e-16 is v5e:4x4"),
+    f"{SEARCH} --topology=v4-8": (2, "what Cloud TPU calls v5e-16 is v5e:4x4, and v4-8 is v4:2x2x1"),
     f"{SEARCH} --topology=h100:8": (2, "write one as h100:16x8"),
     f"{SEARCH} --strategy=zero3": (2, "'zero3' is no strategy; there are single, data, "),
     f"{SEARCH} --batch-size=0": (2, "'0' is not a count"),

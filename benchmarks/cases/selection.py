@@ -235,5 +235,12 @@ def known_meshes(texts: Iterable[str]) -> tuple[MeshSpec, ...]:
 def _nothing_selected(chosen: Selection) -> str:
     names = chosen.strategies or tuple(STRATEGIES)
     axes = "; ".join(f"{name} uses {', '.join(STRATEGIES[name].axis_names)}" for name in names)
-    where = f"--mesh {' or '.join(map(str, chosen.meshes))}" if chosen.meshes else f"--devices {chosen.devices}"
-    return f"no case: none of {', '.join(names)} has a mesh of its own for {where} ({axes}); single has data=1"
+    if chosen.meshes:
+        where, way_out = f"--mesh {' or '.join(map(str, chosen.meshes))}", "name a --strategy as well"
+    elif chosen.topology:
+        where, way_out = f"--topology {chosen.topology}", "name one by --mesh, or another --topology"
+    else:
+        where = f"--devices {','.join(map(str, chosen.devices))}"
+        way_out = "name one by --mesh, or another number by --devices"
+    none = f"no case: none of {', '.join(names)} has a mesh of its own for {where} ({axes})"
+    return f"{none}; {way_out}; single has data=1"

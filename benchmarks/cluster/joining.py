@@ -73,7 +73,7 @@ def awaited_processes(option: Namespace) -> str:
         return "the other processes of the cluster"
     if option.process_id == 0:
         return f"the other {option.processes - 1} of {option.processes} processes to connect to {option.coordinator}"
-    return f"process 0 at {option.coordinator}"
+    return f"process 0 at {option.coordinator}, or processes that it waits for"
 
 
 def require_address(where: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 
 from benchmarks.cases.case import Case, CompilerOptions, attention_of, option_texts, options_of
-from benchmarks.cases.columns import COLUMNS, SCHEMA_VERSION
+from benchmarks.cases.columns import COLUMNS, SCHEMA_VERSION, column_of
 from benchmarks.cases.failures import Status
 from benchmarks.cases.row import Row, Scalar
 from benchmarks.cluster import processes
@@ -91,7 +91,14 @@ class Record:
         return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
 
     def adding(self, columns: Mapping[str, Scalar] = MappingProxyType({}), **facts: Any) -> "Record":
-        """The record with further columns and other fields."""
+        """The record with further columns and other fields.
+
+        Raises:
+            ValueError: the row would not have such a column, so that its value would be lost.
+        """
+        for name in columns:
+            if (column := column_of(name)) is None or column.source != "columns":
+                raise ValueError(f"{name} is no column of source `columns`; add it to benchmarks/cases/columns.csv")
         return replace(self, columns={**self.columns, **columns}, **facts)
 
     @property

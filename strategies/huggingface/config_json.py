@@ -84,6 +84,9 @@ def _windows(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, 
         if others := {*types} - {window}:
             raise HuggingFaceError(f"{where} has layer_types with {min(others)}; all layers must have {window}")
         return {}
+    if SLIDING in types and window == FULL:
+        shown = f"sliding_window: {json.dumps(facts['sliding_window'])}"
+        raise HuggingFaceError(f"{where} has {shown}, and layer_types with {SLIDING}; give the tokens of the window")
     layers, every = facts["num_hidden_layers"], types.index(FULL) + 1 if FULL in types else None
     if len(types) != layers or types != _layer_types(len(types), window, every):
         supported = f"every Nth of {layers} layers can have {FULL}, and all others {window}"
@@ -98,23 +101,24 @@ def _layer_types(layers: int, window: str, every: int | None) -> list[str]:
 def _rope(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
     """The fields of rotary positions, as transformers 4 or 5 writes them."""
     found = facts.get("rope_parameters") or facts.get("rope_scaling") or {}
-    rope = checked(found, dict[str, Any], f"{where}: rope_scaling")
+    given = checked(found, dict[str, Any], f"{where}: rope_scaling")
+    rope = {name: value for name, value in given.items() if value is not None}
     theta, kind = rope.get("rope_theta", facts.get("rope_theta")), rope.get("rope_type", rope.get("type", "default"))
     if theta is None:
         raise HuggingFaceError(f"{where} lacks rope_theta")
-    only: dict[str, Any] = {"partial_rotary_factor": 1.0}
+    others = rope.keys() - {"rope_type", "type", "rope_theta", "factor"}
+    only = {**dict.fromkeys(others), **({"factor": 1.0} if kind == "default" else family.scaling)}
     if kind != "default":
         if kind != family.scaling["rope_type"]:
             supported = f"default and {family.scaling['rope_type']}"
             raise HuggingFaceError(f"{where} has rope_type: {kind}; supported are {supported}")
         if lacking := [name for name in ("factor", *family.scaling) if name not in {"rope_type", *rope}]:
             raise HuggingFaceError(f"{where} lacks {', '.join(lacking)} of rope_scaling")
-        others = rope.keys() - {"rope_type", "type", "rope_theta", "factor"}
-        only = {**dict.fromkeys(others), **family.scaling, **only}
-    for name, value in only.items():
+    for name, value in {**only, "partial_rotary_factor": 1.0}.items():
         if rope.get(name, value) != value:
             shown = f"{name}: {json.dumps(rope[name])}"
-            raise HuggingFaceError(f"{where} has {shown}; only {json.dumps(value)} is supported")
+            typed = f"with rope_type {kind}" if {"rope_type", "type"} & {*rope} else "without a rope_type"
+            raise HuggingFaceError(f"{where} has {shown}; only {json.dumps(value)} is supported {typed}")
     return {"rope_theta": theta, "rope_factor": 1.0 if kind == "default" else rope["factor"]}
 
 

@@ -135,11 +135,11 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
         ({"mesh": ["data=2"], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
         (
             {"strategy": ["single"], "devices": [8]},
-            r"no case: .*--devices \(8,\) .*single uses data.*has data=1",
+            r"no case: .*--devices 8 \(single uses data\); name one by --mesh, or another .* by --devices; .*data=1",
         ),
         (
             {"mesh": ["data=2,context=1"]},
-            r"no case: .*--mesh data=2,context=1 \(single uses data;",
+            r"no case: .*--mesh data=2,context=1 \(single uses data;.*; name a --strategy as well",
         ),
     ],
 )

@@ -20,7 +20,7 @@ TOYS: dict[str, Any] = {"SINGLE": "single"}
 
 @pytest.mark.parametrize(
     ("index", "awaited"),
-    [(0, "the other 1 of 2 processes to connect to {}"), (1, "process 0 at {}")],
+    [(0, "the other 1 of 2 processes to connect to {}"), (1, "process 0 at {}, or processes that it waits for")],
 )
 def test_waiting_for_other_processes_ends_with_an_error(index: int, awaited: str) -> None:
     """A process that waits for others says so, and ends after --join-timeout with a usage error."""

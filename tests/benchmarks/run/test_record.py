@@ -83,11 +83,18 @@ def test_what_is_not_a_number_is_null(bad: float) -> None:
 
 
 def test_further_columns_are_part_of_the_row() -> None:
-    """The row has further columns, as those of the compiled program, under their own names; an unknown one is null."""
+    """The row has further columns, as those of the compiled program, under their own names; null if not known."""
     assert MEASURED.as_extra_info()["compiled.flops"] == 12
     assert MEASURED.adding({"compiled.flops": 13}).as_extra_info()["compiled.flops"] == 13
     assert MEASURED.as_extra_info()["experts.balance_loss"] == 1.5
     assert MEASURED.as_extra_info()["compiled.instructions"] is None
+
+
+@pytest.mark.parametrize("name", ["memory.totl_bytes", "noisy"])
+def test_no_column_is_lost(name: str) -> None:
+    """A column that the table lacks, or that the record computes itself, is refused by name."""
+    with pytest.raises(ValueError, match=f"{name} is no column"):
+        MEASURED.adding({name: 1})
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.usefixtures("_built_once")
             "--strategy=three_d --devices=8",
             r"three_d on 8 devices has \d+ meshes; choose",
         ),
-        ("--strategy=fsdp --devices=1", r"none of fsdp has a mesh of its own for --devices \(1,\)"),
+        (
+            "--strategy=fsdp --devices=1",
+            r"for --devices 1 \(fsdp uses fsdp\); name one by --mesh, or another number by --devices",
+        ),
         ("--strategy=fsdp --mesh=fsdp=3", "fsdp=3"),
         ("--strategy=fsdp --devices=2 --mesh=fsdp=2", "--mesh says how many devices it takes"),
         ("--strategy=fsdp --devices=2 --option=schedule=gpipe", "--option schedule changes none of the selected steps"),
