@@ -139,8 +139,8 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     backward += back
     hidden = sum(branch.activated_elements(share) for branch in branches) * scale
     residual = share.residual_tokens * config.embed * scale * config.layers_in_block
-    bytes_of = zip(costs.residual_bytes, costs.mlp_bytes, copied_bytes(plan, stack, precision), strict=True)
-    moved = [out * residual + (0 if fused else inside * hidden) + copied for out, inside, copied in bytes_of]
+    bytes_of = zip(costs.residual_bytes, costs.mlp_bytes, strict=True)
+    moved = [out * residual + (0 if fused else inside * hidden) for out, inside in bytes_of]
     rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0
     biases = further_of(config).expert_biases
     for way in (0, 1):
@@ -173,7 +173,9 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     }
     again = [kernel for part in further_of(config).recomputed for kernel in parts[part]]
     again += {"full": full, "dots": some, "none": []}[plan.train.remat]
-    return Layer(tuple(forward), (*again, *backward), tuple(weights))
+    # Recomputation does not repeat the copies of the forward pass: `copied_bytes` counts those of each pass.
+    out, into = ([Kernel("memory", 0, copied)] * (copied > 0) for copied in copied_bytes(plan, stack, precision))
+    return Layer((*out, *forward), (*again, *into, *backward), tuple(weights))
 
 
 def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:

@@ -19,6 +19,11 @@ NUMBERS = *SIZES, *SECONDS, "machine.error"
 NOTHING = "", "-", "nan", "none", "null", "n/a"
 """Cells of numbers that are not known."""
 WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
+UNSEEN = (
+    "https://github.com/pytorch/torchtitan/pull/1690",
+    "https://github.com/AI-Hypercomputer/tpu-recipes training/v5p",
+)
+"""Sources of which the fit of their machine took no run, but runs of others."""
 MEMORY = "peak_memory_gib", "predicted_memory_gib"
 """Published and predicted memory of a device. Tables need not have it."""
 TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"
@@ -130,8 +135,8 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fitted(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows whose machine was fitted to measured runs."""
-    return rows[rows["machine.source"].str.contains("fitted to")]
+    """The rows of sources to whose measured runs their machine was fitted."""
+    return rows[rows["machine.source"].str.contains("fitted to") & ~rows["source"].isin(UNSEEN)]
 
 
 def errors_of(rows: pd.DataFrame) -> Errors:

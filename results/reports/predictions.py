@@ -23,9 +23,9 @@ WORK = ["source", "model", "experts", "cluster", "dtype", "sequence"]
 """Columns in which configurations of a group agree."""
 CONFIGURATION = [
     *("batch_size", *AXES, "context", "expert", "virtual_stages"),
-    *("microbatches", "schedule", "recompute", "sequence_parallel"),
+    *("microbatches", "schedule", "recompute", "sequence_parallel", "machine.stack"),
 ]
-"""Columns in which repeated runs agree."""
+"""Columns in which repeated runs agree. The stack is the one that ran: with a compiler or CUDA graphs, or without."""
 LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
 """Of a group, and groups in the table of the largest regrets."""
 LEAST_RANK, MOST_REGRET = 0.9, 0.03

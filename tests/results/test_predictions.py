@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.cli.accuracy import LEAST_RANKED
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, errors_of, judged, read
+from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, UNSEEN, errors_of, judged, read
 from results.records.reading import RecordError
 from results.reports import predictions as page
 from tests.commands import command
@@ -134,7 +134,7 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
 def test_choices_compare_configurations_of_a_model_on_a_cluster() -> None:
     """Seconds are compared by token; repeated runs count once, with their mean; fewer than six are no group.
 
-    Two meshes are two configurations, even if they are predicted alike.
+    Two meshes are two configurations, even if they are predicted alike, and so are two stacks.
     """
     alike = {"source": "s", "model": "m", "cluster": "c", "dtype": "bf16", "sequence": 8.0, "work": "w"}
     batches, predicted = [2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0], [1.0, 1.2, 1.4, 1.8, 1.8, 1.8, 1.8]
@@ -145,6 +145,17 @@ def test_choices_compare_configurations_of_a_model_on_a_cluster() -> None:
     assert (work, found.runs) == ("w", 6)
     assert found.regret == pytest.approx(0.0)  # 2 seconds for 4 sequences is as fast as 1 for 2
     assert not page.compared(runs, [*page.WORK, "batch_size"])
+    stacks = ["torchtitan"] * 6 + ["torchtitan, eager"]
+    ((_, found),) = page.compared(runs.assign(**{"machine.stack": stacks}), page.WORK)
+    assert found.runs == 7
+
+
+def test_sources_that_no_fit_took_have_no_error_of_rows_left_out(rows: pd.DataFrame) -> None:
+    """That would be an error of other rows."""
+    lines = page.errors_table(rows).splitlines()
+    for source in UNSEEN:
+        (line,) = (line for line in lines if source in line)
+        assert line.endswith("| not fitted |")
 
 
 def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:

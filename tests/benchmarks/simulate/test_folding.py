@@ -111,21 +111,27 @@ def test_stacks_differ_as_their_code_says():
     assert KEMPNERFORGE.fitted_as == "KempnerForge"
 
 
-def test_fsdp_and_eager_gathers_copy():
-    """FSDP2 copies gathered weights, in each pass, and gradients into float32; fp8 gathers weights in one byte.
+@pytest.mark.parametrize(("recompute", "calls"), [("none", 4), ("selective (op)", 6), ("full", 7)])
+@pytest.mark.parametrize(("dtype", "itemsize"), [("bf16", 2), ("fp8", 1)])
+def test_fsdp_and_eager_gathers_copy(recompute, calls, dtype, itemsize):
+    """FSDP2 copies gathered weights once in each pass, and gradients into float32; fp8 gathers weights in one byte.
 
-    Without a compiler each of four collectives of the sequence forward, and of seven backward with full recomputation,
+    Without a compiler each of four collectives of the sequence forward, and of those backward with their repetitions,
     reads and writes all tokens of the tensor axis in two bytes.
     """
     weights = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) // 4 + 2 * 4096
-    for dtype, itemsize in (("bf16", 2), ("fp8", 1)):
-        run = run_of({**DENSE, "dtype": dtype, "recompute": "full"})
-        out, into = 2 * itemsize * weights, (2 + 4) * weights
-        stream = 2 * 2 * 4096 * 4096
-        assert copied_bytes(run.cost.plan, TORCHTITAN, run.precision) == (out, out + into)
-        eager = copied_bytes(run.cost.plan, TORCHTITAN_EAGER, run.precision)
-        assert eager == (out + 4 * stream, out + into + 7 * stream)
-    assert copied_bytes(run.cost.plan, MAXTEXT, None) == (0, 0)
+    run = run_of({**DENSE, "dtype": dtype, "recompute": recompute})
+    out, into, stream = 2 * itemsize * weights, (2 + 4) * weights, 2 * 2 * 4096 * 4096
+
+    def moved(stack):
+        kernels = layer(run.cost.plan, stack, run.precision)
+        return [sum(kernel.moved_bytes for kernel in way) for way in (kernels.forward, kernels.backward)]
+
+    for stack, shift in ((TORCHTITAN, 0), (TORCHTITAN_EAGER, stream)):
+        plain = replace(stack, kernels=replace(stack.kernels, copies_shards=False, copies_sequence=False))
+        copied = [with_copies - without for with_copies, without in zip(moved(stack), moved(plain), strict=True)]
+        assert copied == pytest.approx([out + 4 * shift, out + into + calls * shift])
+    assert copied_bytes(run.cost.plan, MAXTEXT, run.precision) == (0, 0)
 
 
 TOKENS = 2048
