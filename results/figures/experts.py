@@ -70,18 +70,22 @@ def time_and_memory_vs_imbalance(rows: pd.DataFrame, look: Look) -> Figure:
 
 
 def on_most_devices(rows: pd.DataFrame, seconds: str) -> pd.DataFrame:
-    """Return the fastest row of `expert=n` and of `fsdp=n` for each batch, on the most devices n of both.
+    """Return the fastest row of `expert=n` and of `fsdp=n` for each number of tokens, on the most devices n of both.
 
-    There are none without several batches of both. `tokens` are those of a microbatch on a device.
+    `tokens` are those of a microbatch on a device. All rows have the same number of microbatches, the smallest with
+    which both strategies have several numbers of tokens, so that equal tokens mean equal batches. Without one there are
+    no rows.
     """
     alone = rows["strategy"] + "=" + rows["devices"].map("{:.0f}".format)
     rows = rows[rows["strategy"].isin(COMPARED) & (rows["mesh"] == alone)]
-    rows = rows.loc[rows.groupby(["strategy", "devices", "global_batch_sequences"])[seconds].idxmin()]
     sequences = rows["global_batch_sequences"] / rows["devices"] / rows["microbatches"]
     rows = rows.assign(tokens=sequences * rows["sequence_tokens"], best=True)
-    rows = rows[rows.groupby(["strategy", "devices"])["tokens"].transform("nunique") > 1]
-    rows = rows[rows.groupby("devices")["strategy"].transform("nunique") == len(COMPARED)]
-    return rows[rows["devices"] == rows["devices"].max()]
+    layout = ["devices", "microbatches"]
+    rows = rows.loc[rows.groupby(["strategy", *layout, "tokens"])[seconds].idxmin()]
+    rows = rows[rows.groupby(["strategy", *layout])["tokens"].transform("nunique") > 1]
+    rows = rows[rows.groupby(layout)["strategy"].transform("nunique") == len(COMPARED)]
+    rows = rows[rows["devices"] == rows["devices"].max()]
+    return rows[rows["microbatches"] == rows["microbatches"].min()]
 
 
 def measured_points(rows: pd.DataFrame) -> pd.DataFrame:
@@ -96,7 +100,7 @@ def crossover_tokens(points: pd.DataFrame) -> float:
 
     The bytes of a strategy are a constant and a multiple of the tokens, as long as it keeps its options.
     """
-    if points.groupby("strategy")[["microbatches", "options"]].nunique(dropna=False).gt(1).any(axis=None):
+    if points.groupby("strategy")["options"].nunique(dropna=False).gt(1).any():
         return float("nan")
     lines = [np.polyfit(own["tokens"], own["sent"], 1) for _, own in points.groupby("strategy")]
     (expert_slope, expert), (fsdp_slope, fsdp) = lines
@@ -134,7 +138,8 @@ def predicted_time_vs_tokens(searches: Sequence[tuple[dict[str, Any], pd.DataFra
     """Draw the same as predicted, of several searches, as `read_search` returns each.
 
     Raises:
-        RecordError: the searches are not of the same work, or lack several batches of `expert` and `fsdp`.
+        RecordError: the searches are not of the same work, or lack several batches of `expert` and `fsdp` with the same
+            number of microbatches.
     """
     facts, found = searches[0][0], [rows.assign(**{name: own[name] for name in SEARCHED}) for own, rows in searches]
     rows = pd.concat(found, ignore_index=True)
@@ -143,7 +148,9 @@ def predicted_time_vs_tokens(searches: Sequence[tuple[dict[str, Any], pd.DataFra
         raise RecordError(f"{differing[0]} differs: {first} and {other}; plot them apart")
     points = on_most_devices(rows[rows["status"].eq("fits")], "predicted_seconds")
     if points.empty:
-        needs = "several searches are drawn if `expert=N` and `fsdp=N` fit with several batches"
+        needs = (
+            "several searches are drawn if `expert=N` and `fsdp=N` fit with several batches and the same --microbatches"
+        )
         raise RecordError(f"nothing to draw; {needs}")
     look = look_of(COMPARED)
     points = points.assign(ms=1e3 * points["predicted_seconds"], sent=points["sent_bytes"])

@@ -101,6 +101,19 @@ def test_a_line_is_where_expert_and_fsdp_send_as_many_bytes(tmp_path: Path) -> N
         experts.predicted_time_vs_tokens([*map(read_search, searches)])
 
 
+def test_rows_against_tokens_have_the_same_microbatches(tmp_path: Path) -> None:
+    """Also where another number of microbatches is faster for a batch: each number of tokens has its own batch."""
+    rows = []
+    for strategy in experts.COMPARED:
+        for batch, parts, seconds in ((16, 1, 1.0), (32, 1, 3.0), (32, 2, 2.0)):
+            times = {f"step_seconds_{end}": seconds for end in ("low", "median", "high")}
+            facts = {"strategy": strategy, "mesh": f"{strategy}=8", "microbatches": parts, **times}
+            rows.append(edited(row("fsdp", "fsdp=8", batch), facts) | {"name": f"{strategy}-b{batch}-m{parts}"})
+    points = experts.measured_points(load([write_run(tmp_path / "run.json", rows)]))
+    drawn = points[["strategy", "tokens", "step_seconds_median"]].itertuples(index=False, name=None)
+    assert {*drawn} == {(name, *at) for name in experts.COMPARED for at in ((256, 1.0), (512, 3.0))}
+
+
 def test_one_batch_is_not_drawn_against_tokens(tmp_path: Path) -> None:
     """Nor is a strategy without the other."""
     rows = load([write_run(tmp_path / "run.json", [row("fsdp", "fsdp=8", batch) for batch in (16, 32)])])
