@@ -47,12 +47,21 @@ HOST = "launches"
 
 @dataclass(frozen=True)
 class LayerEvents:
-    """What a device does for a microbatch in one of its `layers`, and in the embedding and the head."""
+    """What a device does for a microbatch in one of its layers, and in the embedding and the head.
+
+    Attributes:
+        plan: of the layer.
+        traffic: of the step.
+        network: the devices.
+        layers: of the device, all that send the traffic.
+        layers_again: how many of them run forward twice (`Plan.layers_again`).
+    """
 
     plan: Plan
     traffic: tuple[Traffic, ...]
     network: Network
-    layers: float
+    layers: int
+    layers_again: int = 0
 
     @property
     def stack(self) -> Stack:
@@ -99,7 +108,8 @@ class LayerEvents:
         for term in self.traffic:
             if self.is_sharded(term) and term.what in wanted:
                 sent[term.kind] = sent.get(term.kind, 0) + term.sent_bytes
-        times = times or self.layers * self.plan.train.microbatches
+        passes = self.layers + self.layers_again * ("weights" in wanted)  # which forward passes gather
+        times = times or passes * self.plan.train.microbatches
         for kind, sent_bytes in sent.items():
             yield self.network.event("gathers", kind, self.shards, sent_bytes / times)
 
@@ -230,8 +240,10 @@ class LayerEvents:
         """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""
         # Gathers: forward, backward, and for gradients behind a matmul (Korthikanti et al. 2022, section 4.2.2).
         gathers = term.kind == "all_gather" and term.what not in TOKENS
-        share = 1 / 3 / self._calls(term, way) if gathers else 1 / self._calls_by_pass(term)[1]
-        layers = self.plan.layers if term.what in TOKENS else self.layers
+        (of_forward, _), counted = self._calls_by_pass(term)
+        share = 1 / 3 / self._calls(term, way) if gathers else 1 / counted
+        again = self.layers_again * (1 / 3 if gathers else of_forward / counted)
+        layers = self.plan.layers if term.what in TOKENS else self.layers + again
         sent = term.sent_bytes * share / self.plan.train.microbatches / layers
         calls *= self._repeats(term, way)
         if term.what in TOKENS and term.kind == "all_to_all" and self.stack.deduplicates:

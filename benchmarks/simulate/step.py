@@ -89,8 +89,8 @@ class Step:
     def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
         self.network = Network(machine, topology, cost.plan.mesh)
-        layers = cost.plan.all_layers + cost.plan.layers_again / 2  # a forward pass alone sends half of what both do
-        self.layer = LayerEvents(cost.plan, cost.traffic, self.network, layers)
+        layers, again = cost.plan.all_layers, cost.plan.layers_again
+        self.layer = LayerEvents(cost.plan, cost.traffic, self.network, layers, again)
 
     def timeline(self) -> Timeline:
         """The seconds of the last stage."""

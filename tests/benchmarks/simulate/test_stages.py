@@ -1,11 +1,13 @@
 """A pipeline's passes, sends and ends take as long as on paper, and what shares a link takes turns."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.links import bandwidth, group
+from benchmarks.simulate.layer import GATHERED, Way
+from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.queues import Parts
 from benchmarks.simulate.stacks import MESHMARK
 from benchmarks.simulate.stages import Stages, pass_name
@@ -149,3 +151,29 @@ def test_a_short_last_stage_has_a_bubble():
     stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, 0.0)
     last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
     assert 32 * 2 * 3 < last <= stages.end_seconds < last + 3
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_passes_send_what_a_step_sends(remat, monkeypatch):
+    """Leading dense layers of a pipeline, forward twice and backward once, send as much as formulas count for them."""
+    sent, event = defaultdict(float), Network.event
+
+    def recorded(*given):
+        sent[given[2], given[3]] += runs * float(given[4])
+        return event(*given)
+
+    monkeypatch.setattr(Network, "event", recorded)
+    model = replace(MANY, block="llama", layers=10, dense_layers=2, experts=8, expert_mlp=64)
+    train = TrainConfig(batch_size=8, microbatches=2, remat=remat, sequence_parallel=False)
+    cost = predict("three_d", model, "fsdp=2,pipeline=2,tensor=2", train, "cuda")
+    passes = Step(cost, COMPUTING, topology_of(cost)).layer
+    times: dict[Way, int] = {"forward": 4 + 2 * 2, "backward": 4 + 2}
+    for way, layers in times.items():
+        runs = 2 * layers  # of two microbatches
+        list(passes.events(way))
+    counted = defaultdict(float)
+    sharded = {*GATHERED["forward"], *GATHERED["backward"]}
+    for term in cost.traffic:
+        if term.what == "layers" or (passes.is_sharded(term) and term.what in sharded):
+            counted[term.kind, term.axes] += float(term.sent_bytes)
+    assert sent == pytest.approx(counted)
