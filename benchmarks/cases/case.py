@@ -57,12 +57,14 @@ class Case:
     def __str__(self) -> str:
         """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`.
 
-        It contains microbatches, experts, the attention and the routing only if they are not the default.
+        It contains microbatches, experts, the attention and the routing only if they are not the default. Options are
+        in alphabetical order, in whichever order they were given.
         """
         default = default_microbatches(self.strategy, self.mesh, self.batch_size)
         parts = () if self.microbatches == default else (("microbatches", self.microbatches),)
         parts += ((("experts", self.config.experts),) if self.config.experts else ()) + model_options(self.config)
-        return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *option_texts((*parts, *self.options))])
+        texts = option_texts((*parts, *sorted(self.options)))
+        return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *texts])
 
     def build(self, **training: Any) -> Step:
         """Build the step on the case's devices.
@@ -111,12 +113,13 @@ class Case:
         """The same work on the same mesh by a hand-written strategy; None unless the compiler partitions the step."""
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
-        return self._with_strategy(name) if name else None
+        exchange = (("dispatch", "all_to_all"),) if "expert" in self.mesh.sizes else ()  # as `auto` exchanges tokens
+        return self._with_strategy(name, exchange) if name else None
 
-    def _with_strategy(self, strategy: str) -> "Case":
-        """The same work by another strategy, with the options that it has."""
+    def _with_strategy(self, strategy: str, further: Options = ()) -> "Case":
+        """The same work by another strategy, with the options that it has and these further ones."""
         options = tuple((name, value) for name, value in self.options if name in options_of(strategy))
-        return replace(self, strategy=strategy, options=options)
+        return replace(self, strategy=strategy, options=options + further)
 
 
 @dataclass(frozen=True)
@@ -206,12 +209,9 @@ class Selection:
         """Pairs of strategies and meshes. If both were given, all pairs are returned, feasible or not; rows say why."""
         # `single` first, as the reference of all others.
         for name in sorted(self.strategies or STRATEGIES, key=lambda name: name != "single"):
-            if self.strategies and self.meshes:
-                yield from ((name, mesh) for mesh in self.meshes)
-            elif self.meshes:
-                yield from ((name, mesh) for mesh in self.meshes if mesh in distinct_meshes(name, mesh.size))
-            else:
-                yield from ((name, mesh) for mesh in self._meshes(name))
+            for mesh in self.meshes or self._meshes(name):
+                if self.strategies or not self.meshes or mesh in distinct_meshes(name, mesh.size):
+                    yield name, mesh
 
     def _meshes(self, name: str) -> list[MeshSpec]:
         """Usual meshes of a strategy on each number of devices.

@@ -1,7 +1,6 @@
 """Columns of a row on its formulas, on what the compiler changed of communication and FLOPs, and on overlap."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -54,12 +53,11 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
 def cost_of(case: Case) -> Cost | None:
     """Cost of a case by formulas; None if its strategy has no formulas or the case is infeasible.
 
-    Of a step that the compiler partitions, that of its hand-written twin, with the exchange of tokens that `auto` has.
+    Of a step that the compiler partitions, that of its hand-written twin.
     """
     by_hand = case.twin or case
-    train = replace(by_hand.resolved, dispatch="all_to_all") if case.twin else by_hand.resolved
     try:
-        return predict(by_hand.strategy, case.config, case.mesh, train, case.platform)
+        return predict(by_hand.strategy, case.config, case.mesh, by_hand.resolved, case.platform)
     except Infeasible:
         return None
 

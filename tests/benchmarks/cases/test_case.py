@@ -188,6 +188,17 @@ def test_twin_is_the_hand_written_strategy_on_the_same_mesh(mesh: str, twin: str
     assert (auto.twin.twin, auto.twin.single) == (None, auto.single)
 
 
+def test_a_run_with_all_to_alls_has_the_twin_of_each_case() -> None:
+    """With `dispatch=all_to_all`, wherever it stands among the options, each case of auto has its twin in the run."""
+    meshes = tuple(map(MeshSpec.parse, ("fsdp=8", "expert=8", "data=2,expert=4", "fsdp=2,expert=4")))
+    options = ("dispatch", ("all_to_all",)), ("unroll", (2,))
+    chosen = dataclasses.replace(EVERYTHING, strategies=(*STRATEGIES,), meshes=meshes, options=options)
+    cases = dataclasses.replace(chosen, preset="nano-moe", config=PRESETS["nano-moe"]).cases()
+    twins = {str(case.twin) for case in cases if case.strategy == "auto"}
+    assert len(twins) == len(meshes) * len(EVERYTHING.batch_sizes)
+    assert twins <= {str(case) for case in cases}
+
+
 @pytest.mark.parametrize("batch_size", [8, 16, 64])
 @pytest.mark.parametrize("mesh", ["pipeline=2", "pipeline=8", "data=2,pipeline=4", "data=2,fsdp=2,pipeline=2"])
 def test_microbatches_fill_the_pipeline_and_divide_the_batch(mesh: str, batch_size: int) -> None:

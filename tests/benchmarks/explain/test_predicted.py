@@ -70,16 +70,16 @@ def test_nothing_sent_is_as_predicted():
 def test_a_twin_by_hand_is_what_a_compiler_is_compared_with():
     """A row of auto has the predictions of its hand-written twin and no verdict on whether it meets them.
 
-    The twin exchanges rows of experts by all-to-alls, as `auto` does, also where `expert` would gather tokens.
+    The twin's case is the one of those predictions: it exchanges tokens as `auto` does, where `expert` gathers them.
     """
     auto = replace(CASE, strategy="auto")
     row, by_hand = (predicted_columns(case, compiled(sent_bytes=2 * SENT)) for case in (auto, CASE))
     assert (row["sent_over_predicted"], row["sent_as_predicted"]) == (2, None)
     assert row == by_hand | {"sent_as_predicted": None}
     mixture = replace(auto, mesh=MeshSpec.parse("expert=2"), config=PRESETS["nano-moe"])
-    exchanged = replace(mixture, strategy="expert", options=(("dispatch", "all_to_all"),))
-    assert predicted_columns(mixture, {}) == predicted_columns(exchanged, {})
-    assert predicted_columns(mixture, {}) != predicted_columns(replace(exchanged, options=()), {})
+    assert mixture.twin == replace(mixture, strategy="expert", options=(("dispatch", "all_to_all"),))
+    assert predicted_columns(mixture, {}) == predicted_columns(mixture.twin, {})
+    assert predicted_columns(mixture, {}) != predicted_columns(replace(mixture.twin, options=()), {})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results" / "baselines").glob("*.json")), ids=lambda path: path.stem)
