@@ -281,7 +281,7 @@ class Sizes:
 
     @property
     def updated(self) -> float:
-        """Those of them that the device updates, if the axes of `Placement.updates` divide every weight."""
+        """Parameters that one device updates, if the axes of `Placement.updates` divide every weight."""
         axes_of = self.placement.updates_of
         return sum(weight.elements / self.size(*axes_of(weight.spec.dims)) for weight in self.weights)
 
