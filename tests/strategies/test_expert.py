@@ -72,6 +72,7 @@ def assert_as_one_device(name, mesh, config, options):
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "options"),
     [
+        ("expert", "data=2,expert=4", BIASED, {}),
         *nightly(
             ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
             ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),
