@@ -9,6 +9,7 @@ import doctest
 import graphlib
 import importlib
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,10 @@ def imported(path):
             yield from (name if name in NAMES else node.module for name in names)
 
 
-ARROWS = {(name, other) for name, path in NAMES.items() for other in imported(path) if other in NAMES}
-"""Each import of a module of ours by another, also those inside functions and of types alone."""
+@cache
+def arrows():
+    """Each import of a module of ours by another, also those inside functions and of types alone."""
+    return {(name, other) for name, path in NAMES.items() for other in imported(path) if other in NAMES}
 
 
 def room(name):
@@ -70,7 +73,7 @@ def test_nothing_imports_against_the_arrows(path):
 def test_packages_have_no_import_cycles():
     """Of two packages at most one imports the other, directly or through others: graphlib names a cycle."""
     uses = {room(name): set() for name in NAMES}
-    for name, other in ARROWS:
+    for name, other in arrows():
         uses[room(name)] |= {room(other)} - {room(name)}
     order = [*graphlib.TopologicalSorter(uses).static_order()]
     assert order.index("strategies.model") < order.index("strategies.core") < order.index("strategies")
@@ -80,7 +83,7 @@ def test_packages_have_no_import_cycles():
 def test_modules_have_no_import_cycles():
     """Nor do the modules of a package: an import inside a function is late for its time, never for a cycle."""
     uses = {name: set() for name in NAMES}
-    for name, other in ARROWS:
+    for name, other in arrows():
         uses[name] |= {other} - {name}
     graphlib.TopologicalSorter(uses).prepare()
 
