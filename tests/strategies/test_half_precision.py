@@ -111,9 +111,13 @@ def apart(mine, expected):
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
-        ("fsdp", "fsdp=4"),
         *nightly(
-            ("single", "data=1"), ("data", "data=4"), ("zero1", "data=4"), ("zero2", "data=4"), ("three_d", "data=4")
+            ("fsdp", "fsdp=4"),
+            ("single", "data=1"),
+            ("data", "data=4"),
+            ("zero1", "data=4"),
+            ("zero2", "data=4"),
+            ("three_d", "data=4"),
         ),
         *nightly(("hsdp", "data=2,fsdp=2")),
     ],

@@ -136,7 +136,7 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "layers", "unroll"), [("context", "context=4", 2, 2), *nightly(("auto", "fsdp=2,tensor=4", 1, 3))]
+    ("name", "mesh", "layers", "unroll"), nightly(("context", "context=4", 2, 2), ("auto", "fsdp=2,tensor=4", 1, 3))
 )
 def test_a_loop_of_one_iteration_stays_a_loop(name, mesh, layers, unroll):
     """All layers in one iteration are in a loop in the program, too, and its collectives are in order."""

@@ -174,6 +174,7 @@ def test_rows_say_that_single_had_a_process_of_its_own(engine: Engine) -> None:
     assert isinstance(row["relative_to_single"], float)
 
 
+@pytest.mark.factorisations
 def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process dies while it measures the matmul rate, the utilization is null and a new one times `single`."""
     engine.matmul_rates.clear()

@@ -72,6 +72,7 @@ def test_resumed_under_the_same_strategy_it_is_the_same_run(whole: Path, half: P
     assert [line["resumed_after"] for line in lines(half) if line["kind"] == "run"] == [0, 4, 12]
 
 
+@pytest.mark.factorisations  # every day checkpoints/test_checkpoints.py goes on under others
 def test_resumed_under_another_strategy_it_is_the_same_run_to_rounding(whole: Path, half: Path) -> None:
     """Every loss after the checkpoint equals that of the uninterrupted run to float32 rounding, on another mesh."""
     others = ("--strategy=pipeline", "--mesh=pipeline=2", "--keep=2")

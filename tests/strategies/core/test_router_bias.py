@@ -27,6 +27,7 @@ BIASED = GPTConfig(
 )
 
 
+@pytest.mark.factorisations  # every day test_expert.py compares biases on a mesh with those of one device
 def test_biases_move_against_the_loads_of_the_whole_batch():
     """By the rate, and not where a load is the mean. They have no moments and are not in the norm of the gradients.
 

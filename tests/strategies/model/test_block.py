@@ -50,7 +50,7 @@ MESHES = {
 }
 
 
-DAILY = "pipeline", "three_d"
+DAILY = ("three_d",)
 
 
 def ran(name: str, mesh: str, block: str = "llama", key_heads: int = 4, **options):

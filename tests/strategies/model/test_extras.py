@@ -22,8 +22,8 @@ from tests.strategies.sampling import nightly
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        ("zero2", "data=2", {"microbatches": 2}),
-        *nightly(
+        *nightly(  # every day test_dense_layers.py has losses of routers
+            ("zero2", "data=2", {"microbatches": 2}),
             ("three_d", "data=2,pipeline=2", {"microbatches": 2}),
             ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
             ("fsdp", "fsdp=2", {"prefetch": "on", "microbatches": 2}),

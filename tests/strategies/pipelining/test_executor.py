@@ -19,6 +19,7 @@ from strategies.pipelining.schedules import SCHEDULES
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
 from tests.strategies.quick import compiled, jit
+from tests.strategies.sampling import nightly
 
 TINY = dataclasses.replace(PRESETS["nano"], layers=5, embed=8, heads=2, vocab=16, sequence=4)
 STAGES, MICROBATCHES, KEY = 2, 4, jax.random.key(0)
@@ -70,7 +71,7 @@ def counted(schedule, chunks=1, always=False):
     return jax.device_get(gradients), counts
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("interleaved", 2)])
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), *nightly(("interleaved", 2))])
 def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
     """At run time each stage runs its layers exactly in the ticks of its schedule, and nothing in bubbles.
 

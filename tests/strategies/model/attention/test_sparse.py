@@ -105,8 +105,9 @@ def test_dense_is_the_whole_sequence_to_the_bit(options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"stride": 4, "pattern": "fixed"},
-        *nightly({"window": 3}, {"window": 5}, {"stride": 4}, {"window": 1, "stride": 3}),
+        *nightly(
+            {"stride": 4, "pattern": "fixed"}, {"window": 3}, {"window": 5}, {"stride": 4}, {"window": 1, "stride": 3}
+        ),
     ],
     ids=str,
 )
