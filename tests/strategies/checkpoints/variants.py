@@ -11,7 +11,7 @@ VARIANTS = {
     "single": ("single", "data=1", {}),
     "data": ("data", "data=8", {}),
     "zero1": ("zero1", "data=2,expert=4", {}),
-    "zero2": ("zero2", "data=2,expert=4", {"microbatches": 2}),
+    "zero2": ("zero2", "data=8", {"microbatches": 2}),
     "fsdp": ("fsdp", "fsdp=8", {}),
     "hsdp": ("hsdp", "data=2,fsdp=4", {}),
     "tensor": ("tensor", "tensor=8", {}),
