@@ -174,8 +174,10 @@ class Record:
     @property
     def resolved(self) -> Mapping[str, Any]:
         """The options in `RESOLVED` that the strategy has, as the step has them; none before it is built."""
-        names = {*RESOLVED}.intersection(options_of(self.case.strategy)) if self.step else ()
-        values = {name: getattr(self.step and self.step.train, name) for name in names}
+        if not self.step:
+            return {}
+        options = options_of(self.case.strategy)
+        values = {name: getattr(self.step.train, name) for name in RESOLVED if name in options}
         return {name: value for name, value in values.items() if value != "auto"}
 
     @property

@@ -148,9 +148,11 @@ class TimingGroup:
             self.ledger.fail(record.case, error)
             return
         if len(times.seconds) >= MIN_ROUNDS:
-            peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
-            columns = {f"memory.{name}": count for name, count in peaks.items()}
-            self.ledger.end(record.case, status="ok", timed=times, columns=columns)
+            peaks = {
+                "memory.device_peak_bytes": device_peak_bytes(),
+                "memory.host_peak_rss_bytes": host_peak_rss_bytes(),
+            }
+            self.ledger.end(record.case, status="ok", timed=times, columns=peaks)
 
     def _trace_and_attribute(self, record: Record, training: Training | RemoteTraining) -> None:
         """Trace a timed step and attribute its time, if requested.

@@ -158,8 +158,9 @@ class Held:
     @property
     def gathered_bytes(self) -> float:
         """Weights of two layers, and of tables, that are gathered at a time where they are sharded."""
-        layer = gathered_elements(self.plan)
-        return BYTES[self.plan.train.dtype] * (2 * layer + self.stack.first_tables * self.table * bool(layer))
+        if not (layer := gathered_elements(self.plan)):
+            return 0
+        return BYTES[self.plan.train.dtype] * (2 * layer + self.stack.first_tables * self.table)
 
     def kept_bytes(self, remat: Remat, expert_share: float) -> float:
         """Activations of a layer for a microbatch, by what is recomputed.

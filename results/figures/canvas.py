@@ -151,7 +151,7 @@ def legend(figure: Figure, points: pd.DataFrame, look: Look, lines: bool = True)
     ]
     if not points["best"].all():
         handles.append(Line2D([], [], color=GREY, marker="o", alpha=0.4, linestyle="", label="other meshes"))
-    if points["tokens_per_second_low"].notna().any():
+    if "tokens_per_second_low" in points and points["tokens_per_second_low"].notna().any():
         handles.append(Line2D([], [], color=GREY, marker="|", linestyle="", markersize=10, label="95% interval"))
     labelled = {
         label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)

@@ -148,16 +148,14 @@ def predicted_time_vs_tokens(searches: Sequence[tuple[dict[str, Any], pd.DataFra
         raise RecordError(f"{differing[0]} differs: {first} and {other}; plot them apart")
     points = on_most_devices(rows[rows["status"].eq("fits")], "predicted_seconds")
     if points.empty:
-        needs = (
-            "several searches are drawn if `expert=N` and `fsdp=N` fit with several batches and the same --microbatches"
-        )
-        raise RecordError(f"nothing to draw; {needs}")
+        needs = "`expert=N` and `fsdp=N` fit with several batches and the same --microbatches"
+        raise RecordError(f"nothing to draw; several searches are drawn if {needs}")
     look = look_of(COMPARED)
     points = points.assign(ms=1e3 * points["predicted_seconds"], sent=points["sent_bytes"])
     figure = Figure(figsize=(10, 5), layout="constrained")
     draw_against_tokens(figure.subplots(), points, look)
     work = f"{facts['preset']}, {facts['dtype']}, on {points['devices'].iloc[0]} devices of {facts['topology']}"
     figure.suptitle(f"Predicted time of a step against tokens on a device\n{work}", x=0.02, ha="left", size="medium")
-    legend(figure, points.assign(tokens_per_second_low=np.nan), look)
+    legend(figure, points, look)
     caption(figure, how_certain(facts))
     return figure

@@ -12,7 +12,7 @@ from itertools import chain
 
 from jax.sharding import PartitionSpec as P
 
-from strategies.core.shards import Axes, Shards, unsplit
+from strategies.core.shards import Axes, Shards, size_of, unsplit
 from strategies.gpt_config import GPTConfig
 from strategies.model.weights import WeightSpec
 from strategies.schema import require_types
@@ -211,8 +211,3 @@ class Weight:
     def shared_by(self) -> Axes:
         """Mesh axes along which its update is split while the weight is whole."""
         return tuple(axis for axis in self.update_axes if axis not in self.axes)
-
-
-def size_of(axes: Collection[str], sizes: Mapping[str, int]) -> int:
-    """Number of devices along some axes of a mesh with these axis sizes. An absent axis has size one."""
-    return math.prod(sizes.get(axis, 1) for axis in axes)

@@ -13,7 +13,7 @@ step (`Sizes.replicas_of`). An axis that splits a weight already, as `expert` sp
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,11 @@ from strategies.model.weights import STACKS, Weights, WeightSpec
 Axes = tuple[str, ...]
 WHOLE = *STACKS, "qkv", "qk"
 """Dims that are not split: layers are gathered one by one, and queries and keys are next to each other."""
+
+
+def size_of(axes: Collection[str], sizes: Mapping[str, int]) -> int:
+    """Number of devices along some axes of a mesh with these axis sizes. An absent axis has size one."""
+    return math.prod(sizes.get(axis, 1) for axis in axes)
 
 
 def unsplit(axes: Axes, dims: Sequence[str], split: Mapping[str, Axes]) -> Axes:
@@ -73,7 +78,7 @@ class Shards:
         for name, (size, already) in sizes.items():
             parts = already if self.may_split_dim_twice else 1
             left = f"{name}/{parts}" if parts > 1 else name
-            require_divides(" x ".join(self.axes), self._devices(self.axes), **{left: size // parts})
+            require_divides(" x ".join(self.axes), size_of(self.axes, self.sizes), **{left: size // parts})
 
     def axes_of(self, dims: Sequence[str]) -> Axes:
         """Mesh axes that split a weight with these dims, if it has a dim for them (`find`)."""
@@ -84,7 +89,7 @@ class Shards:
         if not (axes := self.axes_of(dims)):
             return None
         sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
-        fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self._devices(axes) == 0]
+        fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % size_of(axes, self.sizes) == 0]
         allowed = [i for i in fit if dims[i] not in WHOLE and (self.may_split_dim_twice or self._parts(dims[i]) == 1)]
         return min(allowed, key=lambda i: self._parts(dims[i]) > 1, default=None)
 
@@ -107,14 +112,11 @@ class Shards:
         if (dim := self.find(spec.dims)) is None:
             return weight
         axes = self.axes_of(spec.dims)
-        size = weight.shape[dim] // self._devices(axes)
+        size = weight.shape[dim] // size_of(axes, self.sizes)
         return lax.dynamic_slice_in_dim(weight, lax.axis_index(axes) * size, size, dim)
 
     def _parts(self, dim: str) -> int:
-        return self._devices(self.split.get(dim, ()))
-
-    def _devices(self, axes: Axes) -> int:
-        return math.prod(self.sizes.get(axis, 1) for axis in axes)
+        return size_of(self.split.get(dim, ()), self.sizes)
 
     def map_weights(self, function: Callable[..., Array], weights: Weights, *others: Weights) -> Weights:
         """Apply a function of an array and its spec, such as `gather`, to weights of a model (`gpt.map_weights`)."""

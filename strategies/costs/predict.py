@@ -180,7 +180,8 @@ class Cost:
         layers = 3 * self._in_layers("matmul_flops") + attention + recomputed
         replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
         beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
-        lead_forward, lead = self._staged_lead[0], sum(self._staged_lead)
+        passes = self._staged_lead
+        lead_forward, lead = passes[0], sum(passes)
         of_stages = tokens * (layers - lead) + sum(beyond.values())
         beyond["replicated"] += tokens * (plan.stages - 1) * (lead_forward + lead)
         return {

@@ -106,20 +106,23 @@ def _rope(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any
     theta, kind = rope.get("rope_theta", facts.get("rope_theta")), rope.get("rope_type", rope.get("type", "default"))
     if theta is None:
         raise HuggingFaceError(f"{where} lacks rope_theta")
+    if kind == "default":
+        factor, only = 1.0, {"factor": 1.0}
+    elif kind != family.scaling["rope_type"]:
+        raise HuggingFaceError(
+            f"{where} has rope_type: {kind}; supported are default and {family.scaling['rope_type']}"
+        )
+    elif lacking := [name for name in ("factor", *family.scaling) if name not in {"rope_type", *rope}]:
+        raise HuggingFaceError(f"{where} lacks {', '.join(lacking)} of rope_scaling")
+    else:
+        factor, only = rope["factor"], family.scaling
     others = rope.keys() - {"rope_type", "type", "rope_theta", "factor"}
-    only = {**dict.fromkeys(others), **({"factor": 1.0} if kind == "default" else family.scaling)}
-    if kind != "default":
-        if kind != family.scaling["rope_type"]:
-            supported = f"default and {family.scaling['rope_type']}"
-            raise HuggingFaceError(f"{where} has rope_type: {kind}; supported are {supported}")
-        if lacking := [name for name in ("factor", *family.scaling) if name not in {"rope_type", *rope}]:
-            raise HuggingFaceError(f"{where} lacks {', '.join(lacking)} of rope_scaling")
-    for name, value in {**only, "partial_rotary_factor": 1.0}.items():
+    for name, value in {**dict.fromkeys(others), **only, "partial_rotary_factor": 1.0}.items():
         if rope.get(name, value) != value:
             shown = f"{name}: {json.dumps(rope[name])}"
             typed = f"with rope_type {kind}" if {"rope_type", "type"} & {*rope} else "without a rope_type"
             raise HuggingFaceError(f"{where} has {shown}; only {json.dumps(value)} is supported {typed}")
-    return {"rope_theta": theta, "rope_factor": 1.0 if kind == "default" else rope["factor"]}
+    return {"rope_theta": theta, "rope_factor": factor}
 
 
 def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:

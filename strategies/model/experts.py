@@ -201,9 +201,7 @@ class Experts(Part):
         else:
             found, rows = slots(routed.experts_Nk, routed.experts, groups, capacity), Rows.of_buffers()
             buffers = routed.experts, groups, capacity, -1
-        found = Slots(*(checkpoint_name(each, KEPT) for each in found))
-        x_EGCD = to_rows(routed.x_ND, found, chosen).reshape(buffers)
-        weights_EGC1 = to_rows(routed.weights_Nk.reshape(-1, 1), found, 1).reshape(buffers)
+        found, x_EGCD, weights_EGC1 = _filled(routed.x_ND, routed.weights_Nk, found, chosen, buffers)
         outputs_EGCD = self.outputs(*hooks.dispatch(x_EGCD, weights_EGC1), rows, hooks)
         return from_rows(hooks.combine(outputs_EGCD).reshape(-1, config.embed), found, chosen)
 
@@ -217,16 +215,12 @@ class Experts(Part):
 
         def fill(x_ND: Array, weights_Nk: Array, experts_Nk: Array) -> tuple[Slots, Array, Array]:
             found = slots(experts_Nk, routed.experts, groups // parts, capacity)
-            found = Slots(*(checkpoint_name(each, KEPT) for each in found))
-            x_EGCD = to_rows(x_ND, found, chosen).reshape(buffers)
-            return found, x_EGCD, to_rows(weights_Nk.reshape(-1, 1), found, 1).reshape(buffers)
-
-        def joined(rows_EPGCX: Array) -> Array:
-            return rows_EPGCX.reshape(routed.experts, groups, capacity, -1)
+            return _filled(x_ND, weights_Nk, found, chosen, buffers)
 
         by_part = [array.reshape(parts, -1, array.shape[-1]) for array in routed[:3]]
-        found, x_EPGCD, weights_EPGC1 = jax.vmap(fill, out_axes=(0, 1, 1))(*by_part)
-        outputs_EGCD = self.outputs(*hooks.dispatch(joined(x_EPGCD), joined(weights_EPGC1)), Rows.of_buffers(), hooks)
+        found, *filled = jax.vmap(fill, out_axes=(0, 1, 1))(*by_part)
+        rows = (rows_EPGCX.reshape(routed.experts, groups, capacity, -1) for rows_EPGCX in filled)
+        outputs_EGCD = self.outputs(*hooks.dispatch(*rows), Rows.of_buffers(), hooks)
         rows_EPRD = hooks.combine(outputs_EGCD).reshape(routed.experts, parts, -1, config.embed)
         sums = jax.vmap(lambda rows_ERD, found: from_rows(rows_ERD.reshape(-1, config.embed), found, chosen), (1, 0))
         return sums(rows_EPRD, found).reshape(-1, config.embed)
@@ -242,6 +236,13 @@ class Experts(Part):
         weights: Any = self
         hidden_NH = jax.nn.silu(matmul(x_ND, weights.shared_gate_DH[...])) * matmul(x_ND, weights.shared_up_DH[...])
         return matmul(hidden_NH, weights.shared_down_HD[...])
+
+
+def _filled(x_ND: Array, weights_Nk: Array, found: Slots, k: int, shape: tuple[int, ...]) -> tuple[Slots, Array, Array]:
+    """The slots that are found, and what is in them: rows of tokens, and the weights of their router."""
+    found = Slots(*(checkpoint_name(each, KEPT) for each in found))
+    x_EGCD = to_rows(x_ND, found, k).reshape(shape)
+    return found, x_EGCD, to_rows(weights_Nk.reshape(-1, 1), found, 1).reshape(shape)
 
 
 def buffer_rows(config: GPTConfig, tokens: int) -> int:
