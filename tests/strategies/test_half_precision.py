@@ -54,19 +54,18 @@ def test_bfloat16_equals_one_device_and_float32(name, options):
     assert_equal(mine, single(), TO_FLOAT32["bfloat16"])
 
 
+@pytest.mark.factorisations
 @pytest.mark.parametrize(
     ("name", "mesh", "routing", "options"),
     [
-        *nightly(
-            ("expert", "data=2,expert=2", "zipf=1.2", {}),
-            *(("expert", "data=2,expert=4", routing, {"remat": "full"}) for routing in ("balanced", "zipf=1.2")),
-            ("expert", "expert=4", "balanced", {"dispatch": "all_gather", "microbatches": 2}),
-            *((name, WIDEST[name], "zipf=1.2", {}) for name in ("zero1", "hsdp", "tensor")),
-            ("context", "context=2", "zipf=1.2", {}),
-            *((name, WIDEST[name], "balanced", {}) for name in ("data", "zero2", "fsdp", "auto")),
-            ("pipeline", "pipeline=2", "balanced", {"microbatches": 4}),
-            ("three_d", "fsdp=2,expert=2,tensor=2", "zipf=1.2", {"microbatches": 2}),
-        ),
+        ("expert", "data=2,expert=2", "zipf=1.2", {}),
+        *(("expert", "data=2,expert=4", routing, {"remat": "full"}) for routing in ("balanced", "zipf=1.2")),
+        ("expert", "expert=4", "balanced", {"dispatch": "all_gather", "microbatches": 2}),
+        *((name, WIDEST[name], "zipf=1.2", {}) for name in ("zero1", "hsdp", "tensor")),
+        ("context", "context=2", "zipf=1.2", {}),
+        *((name, WIDEST[name], "balanced", {}) for name in ("data", "zero2", "fsdp", "auto")),
+        ("pipeline", "pipeline=2", "balanced", {"microbatches": 4}),
+        ("three_d", "fsdp=2,expert=2,tensor=2", "zipf=1.2", {"microbatches": 2}),
     ],
     ids=str,
 )
@@ -108,18 +107,17 @@ def apart(mine, expected):
     )
 
 
+@pytest.mark.factorisations
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
-        *nightly(
-            ("fsdp", "fsdp=4"),
-            ("single", "data=1"),
-            ("data", "data=4"),
-            ("zero1", "data=4"),
-            ("zero2", "data=4"),
-            ("three_d", "data=4"),
-        ),
-        *nightly(("hsdp", "data=2,fsdp=2")),
+        ("fsdp", "fsdp=4"),
+        ("single", "data=1"),
+        ("data", "data=4"),
+        ("zero1", "data=4"),
+        ("zero2", "data=4"),
+        ("three_d", "data=4"),
+        ("hsdp", "data=2,fsdp=2"),
     ],
 )
 def test_bfloat16_gradients_of_devices_are_summed_in_float32(name, mesh):

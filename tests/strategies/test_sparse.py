@@ -2,12 +2,10 @@
 
 import pytest
 
-from benchmarks.program.compiled import read_program
 from strategies import MeshSpec
 from strategies.costs.predict import predict
-from tests.strategies.costs.steps import by_axes, sent
+from tests.strategies.costs.steps import by_axes, compiled_step, sent
 from tests.strategies.equality import CONFIG, OF_MODEL, ROUNDING, assert_equal, build, single, train
-from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
 from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_step import WIDEST
@@ -60,7 +58,7 @@ def test_sparse_attention_equals_one_device(name, mesh, options):
     assert_equal(train(name, mesh, **options), reference, ROUNDING["float32"])
     if name != "auto":  # nothing is predicted of what the compiler partitions
         step = build(name, mesh, **options)
-        program = read_program(compiled(step.lower()).as_text() or "", step.mesh.shape)
+        program, _ = compiled_step(step)
         assert sent(program) == by_axes(predict(name, step.config, mesh, step.train))
 
 

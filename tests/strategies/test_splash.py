@@ -52,15 +52,14 @@ def reference():
         return equality.train("single", MeshSpec.parse("data=1"), steps=2)
 
 
+@pytest.mark.factorisations
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        *nightly(
-            ("context", "context=2", {"context_attention": "ulysses", "remat": "none"}),
-            ("tensor", "tensor=2", {"remat": "full"}),
-            ("fsdp", "fsdp=2", {}),
-            ("three_d", "data=2,pipeline=2", PIPELINE | {"schedule": "zb-h1", "remat": "full"}),
-        ),
+        ("context", "context=2", {"context_attention": "ulysses", "remat": "none"}),
+        ("tensor", "tensor=2", {"remat": "full"}),
+        ("fsdp", "fsdp=2", {}),
+        ("three_d", "data=2,pipeline=2", PIPELINE | {"schedule": "zb-h1", "remat": "full"}),
     ],
     ids=str,
 )

@@ -7,7 +7,6 @@ import math
 import jax
 import pytest
 
-from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, strategy
 from strategies.backends.backend import CPU
 from strategies.costs.memory import block_elements
@@ -18,7 +17,6 @@ from tests.strategies import test_expert as experts
 from tests.strategies.costs import steps
 from tests.strategies.costs.test_communication import inner
 from tests.strategies.equality import ROUNDING, assert_equal, initial, single, train, trained
-from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
 
 CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=128, sequence=16)
@@ -93,17 +91,16 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
     assert sums[0] - sums[1] == 4 * held(step.state.params)
 
 
+@pytest.mark.factorisations
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        *nightly(
-            ("data", "data=8", {"bucket_bytes": 10_000}),
-            ("three_d", "fsdp=2,pipeline=2", {"gather": "step", "microbatches": 4, "dtype": "bfloat16"}),
-            ("fsdp", "fsdp=8", {"regather": False}),
-            ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2}),
-            ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2, "dtype": "bfloat16"}),
-            ("hsdp", "data=2,fsdp=4", {"gather": "step"}),
-        ),
+        ("data", "data=8", {"bucket_bytes": 10_000}),
+        ("three_d", "fsdp=2,pipeline=2", {"gather": "step", "microbatches": 4, "dtype": "bfloat16"}),
+        ("fsdp", "fsdp=8", {"regather": False}),
+        ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2}),
+        ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2, "dtype": "bfloat16"}),
+        ("hsdp", "data=2,fsdp=4", {"gather": "step"}),
     ],
     ids=str,
 )
@@ -134,7 +131,7 @@ def test_weights_gathered_layer_by_layer_are_the_same(mesh, options, monkeypatch
     mine = (*mine[:2], [state._replace(params=state.master or state.params) for state in mine[2]])
     reference = experts.single(config, 1, dtype) if config.experts else single(dtype=dtype)
     assert_equal(mine, reference, ROUNDING[dtype])
-    program = read_program(compiled(step.lower()).as_text() or "", step.mesh.shape)
+    program, _ = steps.compiled_step(step)
     assert steps.sent(program) == steps.by_axes(predict("zero1", config, spec, step.train))
     assert {each.times for each in program.collectives if each.kind == "all_gather"} == {1, step.config.layers - 1}
 
@@ -143,7 +140,7 @@ def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
     """Each bucket is one all-reduce, all full but the last, the loss included; the compiler combines none."""
     bucket = 16_384
     step = build("data", "data=8", bucket_bytes=bucket)
-    program = read_program(compiled(step.lower()).as_text() or "", step.mesh.shape)
+    program, _ = steps.compiled_step(step)
     sizes = [each.sent_bytes for each in program.collectives for _ in range(each.times)]
     left = 4 * (WEIGHTS + 1) % bucket
     assert sorted(sizes) == [2 * left * 7 // 8] + 4 * (WEIGHTS + 1) // bucket * [2 * bucket * 7 // 8]

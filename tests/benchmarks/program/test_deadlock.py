@@ -25,7 +25,6 @@ from strategies.core.plan import Plan
 from strategies.fsdp import head_first
 from strategies.model.hooks import ONE_DEVICE
 from tests.benchmarks.program.programs import BOTH, MESH, compiled, text_of
-from tests.strategies.sampling import nightly
 
 SMALL = GPTConfig(layers=8, embed=32, heads=8, vocab=256, sequence=32)
 
@@ -135,8 +134,9 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
         assert fsdp.implement(plan, Implementation()).hooks.head is head
 
 
+@pytest.mark.factorisations
 @pytest.mark.parametrize(
-    ("name", "mesh", "layers", "unroll"), nightly(("context", "context=4", 2, 2), ("auto", "fsdp=2,tensor=4", 1, 3))
+    ("name", "mesh", "layers", "unroll"), [("context", "context=4", 2, 2), ("auto", "fsdp=2,tensor=4", 1, 3)]
 )
 def test_a_loop_of_one_iteration_stays_a_loop(name, mesh, layers, unroll):
     """All layers in one iteration are in a loop in the program, too, and its collectives are in order."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.program.compiled import read_program
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.ranking import ranked
 from benchmarks.simulate.machines import machine
@@ -22,8 +21,7 @@ from strategies.model.block import BLOCKS
 from strategies.model.gpt import flops_per_token, param_count
 from strategies.single import SINGLE
 from tests.processes import ROOT
-from tests.strategies import quick
-from tests.strategies.costs.steps import assert_exact, by_axes, compiled, cost, sent, step
+from tests.strategies.costs.steps import assert_exact, by_axes, compiled, compiled_step, cost, sent, step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, ordered_state, trained
 from tests.strategies.model.toy_block import SMALL, TOY, register
 from tests.strategies.sampling import nightly
@@ -202,7 +200,7 @@ def test_two_kinds_of_layers_alternate() -> None:
     reference, mine = (trained(each, initial(each), range(3))[0] for each in steps)
     assert_equal(mine, reference, ROUNDING["float32"])
     predicted = predict("context", config, spec, TRAIN)
-    program = read_program(quick.compiled(steps[1].lower()).as_text() or "", steps[1].mesh.shape)
+    program = compiled_step(steps[1])[0]
     assert sent(program) == by_axes(predicted)
     assert program.flops * spec.size == sum(predicted.flops.values())
 
@@ -236,6 +234,6 @@ def test_the_part_that_the_documentation_shows(monkeypatch) -> None:
     exec(textwrap.dedent(shown), {"__name__": "gated"})
     config = dataclasses.replace(CONFIG, block="gated")
     built = STRATEGIES["fsdp"].build(config, "fsdp=2", TRAIN, first_devices(2))
-    program = read_program(quick.compiled(built.lower()).as_text() or "", built.mesh.shape)
+    program, _ = compiled_step(built)
     assert "gate_DF" in built.state.params["blocks"]["mlp"]
     assert sent(program) == by_axes(predict("fsdp", config, "fsdp=2", TRAIN))

@@ -6,35 +6,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
 from strategies.model.block import BLOCKS, Block, LlamaBlock
 from strategies.model.mlp import GatedMLP
-from tests.strategies import quick
-from tests.strategies.costs.steps import by_axes, sent
+from tests.strategies.costs.steps import by_axes, compiled_step, sent
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
 from tests.strategies.model.toy_block import SMALL, register
-from tests.strategies.sampling import nightly
 
 
+@pytest.mark.factorisations  # every day test_dense_layers.py has losses of routers
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        *nightly(  # every day test_dense_layers.py has losses of routers
-            ("zero2", "data=2", {"microbatches": 2}),
-            ("three_d", "data=2,pipeline=2", {"microbatches": 2}),
-            ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
-            ("fsdp", "fsdp=2", {"prefetch": "on", "microbatches": 2}),
-            ("data", "data=4", {"reduce": "layer"}),
-            ("three_d", "fsdp=2,pipeline=3", {"microbatches": 4, "schedule": "zb-h1"}),
-            ("tensor", "tensor=2", {"halves": "on"}),
-            ("tensor", "tensor=2", {"sequence_parallel": False}),
-            ("context", "context=4", {}),
-            ("data", "data=4", {"bucket_bytes": 20_000, "dtype": "float16"}),
-            ("auto", "fsdp=2,tensor=2", {}),
-        ),
+        ("zero2", "data=2", {"microbatches": 2}),
+        ("three_d", "data=2,pipeline=2", {"microbatches": 2}),
+        ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
+        ("fsdp", "fsdp=2", {"prefetch": "on", "microbatches": 2}),
+        ("data", "data=4", {"reduce": "layer"}),
+        ("three_d", "fsdp=2,pipeline=3", {"microbatches": 4, "schedule": "zb-h1"}),
+        ("tensor", "tensor=2", {"halves": "on"}),
+        ("tensor", "tensor=2", {"sequence_parallel": False}),
+        ("context", "context=4", {}),
+        ("data", "data=4", {"bucket_bytes": 20_000, "dtype": "float16"}),
+        ("auto", "fsdp=2,tensor=2", {}),
     ],
 )
 def test_what_layers_add_to_the_loss_is_trained_and_reported(name, mesh, options, monkeypatch):
@@ -55,7 +51,7 @@ def test_what_layers_add_to_the_loss_is_trained_and_reported(name, mesh, options
     plain = STRATEGIES["single"].build(SMALL, "data=1", TRAIN, first_devices(1))
     assert float(plain(initial(plain), tokens)[1]["grad_norm"]) != pytest.approx(reports[0]["grad_norm"], rel=0.01)
     if name != "auto":
-        program = read_program(quick.compiled(built.lower()).as_text() or "", built.mesh.shape)
+        program, _ = compiled_step(built)
         assert sent(program) == by_axes(predict(name, config, mesh, built.train))
 
 
