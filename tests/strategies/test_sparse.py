@@ -16,7 +16,8 @@ SPARSE = [("context", HARDEST["context"], {"attention_stride": 4})]
 WHOLE = [
     ("context", MeshSpec.parse("context=2"), TURNS),
     ("fsdp", HARDEST["fsdp"], {"attention_window": 5}),
-    *((name, HARDEST[name], TURNS) for name in ("fsdp", "three_d", "tensor", "pipeline", "zero2")),
+    *((name, HARDEST[name], TURNS) for name in ("fsdp", "three_d", "tensor", "zero2")),
+    ("pipeline", MeshSpec.parse("pipeline=4"), TURNS),  # 8 layers are 4 blocks, and a stage has one or more
     ("context", MeshSpec.parse("context=4"), {**TURNS, "attention_window": 2, "remat": "full"}),
     ("context", HARDEST["context"], {**TURNS, "context_attention": "ulysses"}),
     ("context", MeshSpec.parse("context=2"), {**TURNS, "full_attention_every": 4}),
