@@ -147,7 +147,7 @@ def main(args: argparse.Namespace) -> None:
         source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in args.runs)}"
         source += "" if held_out else f"; {IN_SAMPLE}"
         error = [fitted, *held_out.values()][-1].mean
-        save_text(args.out, as_file(content, found.constants, error, source))
+        save_text(args.out, as_file(content, found.constants, error, source, [row.get("source", "") for row in rows]))
         print(f"\nwrote {args.out}")
 
 

@@ -92,7 +92,8 @@ class Machine:
         constants: what it reaches.
         error: mean error of predictions of runs that the constants were not fitted to, as a fraction. If the source
             says `IN_SAMPLE`, of runs that they were fitted to.
-        source: what the constants were fitted to.
+        source: where the constants come from.
+        fitted_to: sources of published runs on such devices of which a fit took some.
         float32_share: rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
         narrow: by `Precision.rate`, the best rate of matmuls as a multiple of that of bfloat16.
         precision: of the layers' matmuls; None if it is the dtype of the step.
@@ -106,6 +107,7 @@ class Machine:
     constants: Constants
     error: float
     source: str
+    fitted_to: tuple[str, ...] = ()
     float32_share: float = 1.0
     narrow: Mapping[str, float] = field(default_factory=dict, hash=False)
     precision: Precision | None = None

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
@@ -67,6 +67,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         constants: all of `Constants`.
         error: mean error of predictions, as a fraction.
         source: where the figures come from.
+        fitted_to: sources of published runs on such devices, as tables name them, of which a fit took some.
         chip: the kind whose specifications it has; by default the first of `devices`.
         hosts: the fewest and the most hosts of the runs that it predicts.
         specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
@@ -79,6 +80,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constants: dict[str, Any]
     error: Annotated[float, Meta(ge=0.0, le=100.0)]
     source: str
+    fitted_to: tuple[str, ...] = ()
     chip: str | None = None
     hosts: tuple[Count, Count] = ANY_HOSTS
     specifications: dict[str, Any] = {}
@@ -196,7 +198,8 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     share = file.float32_share or float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated: JAX's names
     constants = Constants(**file.constants)
     rates = NARROW.get(GPU_KINDS.get(chosen, chosen), {})
-    return Machine(name, chip, achieved, cores, STACKS[file.stack], constants, file.error, file.source, share, rates)
+    facts = file.error, file.source, file.fitted_to
+    return Machine(name, chip, achieved, cores, STACKS[file.stack], constants, *facts, share, rates)
 
 
 def achieved_rate(kind: str, chip: Chip) -> float:
@@ -262,7 +265,8 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
         key=lambda item: (item[1].kind[0] == kind[0], item[1].hosts != ANY_HOSTS, len(item[1].devices)),
     )
     source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
-    carried = msgspec.structs.replace(file, chip=None, specifications={}, error=CARRIED_ERROR, source=source)
+    told = {"error": CARRIED_ERROR, "source": source, "fitted_to": ()}
+    carried = msgspec.structs.replace(file, chip=None, specifications={}, **told)
     return made(f"{name} on {kind}", carried, kind)
 
 
@@ -278,8 +282,11 @@ def _files() -> Mapping[str, MachineFile]:
     return {path.stem: read_file(read_json(path), str(path)) for path in paths}
 
 
-def as_file(content: Mapping[str, Any], constants: Constants, error: float, source: str) -> str:
-    """The text of a machine file with other constants, to four digits."""
+def as_file(
+    content: Mapping[str, Any], constants: Constants, error: float, source: str, fitted_to: Collection[str]
+) -> str:
+    """The text of a machine file with other constants, to four digits; `fitted_to` is sorted."""
     figures = {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(constants).items()}
-    described = {**content, "constants": figures, "error": round(error, 4), "source": source}
+    facts = {"error": round(error, 4), "source": source, "fitted_to": sorted({*fitted_to})}
+    described = {**content, "constants": figures, **facts}
     return json.dumps(described, indent=2) + "\n"

@@ -38,7 +38,7 @@ OF_MACHINE = "name", "error", "source"
 ADDED = (
     *("measured_seconds", "predicted_seconds", "bound_seconds", *STEP_PARTS, "predicted_memory_gib", "fits"),
     *(f"machine.{fact}" for fact in OF_MACHINE),
-    *("machine.stack", "problem"),
+    *("machine.fitted", "machine.stack", "problem"),
 )
 """Columns that a table of predictions has."""
 
@@ -117,6 +117,7 @@ def _added(one: PredictedRow) -> dict[str, object]:
     numbers["predicted_memory_gib"] = held.total_bytes / GIB
     known |= {name: f"{value:.6g}" for name, value in numbers.items()}
     known |= {f"machine.{fact}": getattr(one.machine, fact) for fact in OF_MACHINE}
+    known["machine.fitted"] = str(one.row.get("source") in one.machine.fitted_to).lower()
     known["machine.stack"] = one.run.stack.name
     known["fits"] = held.fit(one.machine.chip.memory_bytes, says_recomputation=one.run.says_recomputation)
     # A row may leave out how many follow from its batch.

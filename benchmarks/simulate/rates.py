@@ -118,4 +118,4 @@ def machine_of(
     constants = replace(START, **whole, matmul_dim=matmul_dim, kernel_seconds=launch.seconds / launch.work)
     constants = replace(constants, link_seconds=latency, network_seconds=0.0, step_seconds=dispatch.seconds)
     source = f"{NOT_FITTED} to steps: rates are measured, the error is assumed; {source}"
-    return Machine(name, chip, flops, 0, MESHMARK, constants, CARRIED_ERROR, source, float32_flops / flops), missing
+    return Machine(name, chip, flops, 0, MESHMARK, constants, CARRIED_ERROR, source, (), float32_flops / flops), missing

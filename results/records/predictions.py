@@ -19,14 +19,9 @@ NUMBERS = *SIZES, *SECONDS, "machine.error"
 NOTHING = "", "-", "nan", "none", "null", "n/a"
 """Cells of numbers that are not known."""
 WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
-UNSEEN = (
-    "https://github.com/pytorch/torchtitan/pull/1690",
-    "https://github.com/AI-Hypercomputer/tpu-recipes training/v5p",
-)
-"""Sources of which the fit of their machine took no run, but runs of others."""
 MEMORY = "peak_memory_gib", "predicted_memory_gib"
 """Published and predicted memory of a device. Tables need not have it."""
-TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"
+TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.fitted"
 FIGURE_PARTS = {
     "matmuls": ("matmul",),
     "attention and memory": ("attention", "memory"),
@@ -135,8 +130,8 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fitted(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of sources to whose measured runs their machine was fitted."""
-    return rows[rows["machine.source"].str.contains("fitted to") & ~rows["source"].isin(UNSEEN)]
+    """The rows of sources of which a fit of their machine's constants took runs, as its file says."""
+    return rows[rows["machine.fitted"] == "true"]
 
 
 def errors_of(rows: pd.DataFrame) -> Errors:

@@ -9,8 +9,10 @@ import pytest
 from scipy.stats import spearmanr
 
 from benchmarks.cli.accuracy import LEAST_RANKED
+from benchmarks.simulate.machine import NOT_FITTED
+from benchmarks.simulate.machines import machine, machine_names
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, UNSEEN, errors_of, judged, read
+from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, errors_of, judged, read
 from results.records.reading import RecordError
 from results.reports import predictions as page
 from tests.commands import command
@@ -150,12 +152,18 @@ def test_choices_compare_configurations_of_a_model_on_a_cluster() -> None:
     assert found.runs == 7
 
 
-def test_sources_that_no_fit_took_have_no_error_of_rows_left_out(rows: pd.DataFrame) -> None:
-    """That would be an error of other rows."""
-    lines = page.errors_table(rows).splitlines()
-    for source in UNSEEN:
-        (line,) = (line for line in lines if source in line)
-        assert line.endswith("| not fitted |")
+@pytest.mark.parametrize("name", machine_names())
+def test_a_machine_file_names_the_sources_of_its_fit(name: str, rows: pd.DataFrame) -> None:
+    """They have measured rows that it predicts. A file that names none says that it was not fitted.
+
+    Of other sources no error of rows left out is claimed: that would be an error of other rows.
+    """
+    its, own = machine(name), rows[rows["machine.name"] == name]
+    assert {*its.fitted_to} <= {*own["source"]}
+    assert its.source.startswith(NOT_FITTED) == (not its.fitted_to)
+    for line in page.errors_table(own).splitlines()[2:]:
+        source, *_, left_out = line.strip("| ").split(" | ")
+        assert (left_out == "not fitted") == (source not in its.fitted_to)
 
 
 def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:

@@ -48,6 +48,7 @@ def test_what_is_written_is_a_machine(table, tmp_path, capsys):
         assert f"{name} " in said
     assert its.stack == start.stack
     assert its.source == f"fitted to {len(read_rows(table)) - 1} runs of runs.csv"
+    assert its.fitted_to == (read_rows(table)[0]["source"],)
     assert 0 < its.error < 0.2
     assert "the kernels of stack 'nanoGPT' are not known" in said
     assert "models that were left out" in said
