@@ -11,11 +11,10 @@ from typing import Any
 from benchmarks.cases.case import Case
 from benchmarks.devices.placement import device_count
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.simulate.folding import AXES
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import machine, machine_for, machine_kinds
 from benchmarks.simulate.published import DTYPES, PublishedRun, run_under
-from benchmarks.simulate.published_row import Published
+from benchmarks.simulate.published_row import AXES, Published
 from benchmarks.simulate.stack import Stack
 from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, MEGATRON_BRIDGE, MEGATRON_CORE, MESHMARK, TORCHTITAN
 from strategies.config import Remat
@@ -107,8 +106,6 @@ def row_of(case: Case, stack: Stack) -> Published:
     """A case of a stack as a published run would say it."""
     config, options, topology = case.config, dict(case.options), case.topology
     assert topology
-    remarks = ["expert is its own mesh axis"] if "expert" in case.mesh.sizes else []
-    remarks += [f"capacity factor {config.capacity_factor}"] if config.capacity_factor else []
     expert_mlp = config.expert_mlp or config.mlp_dim
     axes: dict[str, Any] = {axis: case.mesh.sizes.get(axis, 1) for axis in AXES}
     return Published(
@@ -137,7 +134,7 @@ def row_of(case: Case, stack: Stack) -> Published:
         virtual_stages=options.get("virtual_stages") or 1,
         recompute=RECOMPUTE[case.remat],
         dtype=case.dtype,
-        notes="; ".join(remarks),
+        capacity_factor=config.capacity_factor or 1.0,
         **axes,
     )
 

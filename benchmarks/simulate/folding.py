@@ -5,13 +5,12 @@ split over the devices of other axes (Liu et al. 2025, "MoE Parallel Folding").
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from benchmarks.simulate.published_row import Published
+from benchmarks.simulate.published_row import AXES, Published
 from strategies import context, expert, pipeline, tensor, zero
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
@@ -22,13 +21,9 @@ from strategies.infeasible import Infeasible
 from strategies.model.experts import buffer_rows
 from strategies.three_d import THREE_D
 
-AXES = "data", "fsdp", "pipeline", "context", "tensor"
-"""Columns of mesh axes whose product is the number of devices."""
 PARTS = "core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp"
 """Parts of a layer that Megatron-Core recomputes on request, as its option recompute_modules names them. The last
 is the MLP of the few dense layers of a mixture, and counts for nothing."""
-CAPACITY = r"capacity factor ([0-9.]*[0-9])"
-"""In the notes of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +132,8 @@ def expert_sizes(row: Published, sizes: dict[str, int]) -> dict[str, int]:
     Where the tensor axis does not split single experts it splits their number. Here it splits their hidden features
     instead, which is as much work and memory. The other devices are of the replicas.
 
-    Raises:
-        Infeasible: the row has no number of devices that split the experts, or they fit no axis.
     """
     size = row.expert or 1
-    if row.expert is None and "EP not printed" in row.notes:
-        raise Infeasible("the row lacks expert")
     if row.own_experts > 1:
         return _ordered({**sizes, "expert": size})
     size = size // row.tensor if _folded(row) else size
@@ -159,16 +150,6 @@ def _ordered(sizes: dict[str, int]) -> dict[str, int]:
 def expert_group(row: Published) -> int:
     """Tokens of which each expert takes an equal part: those of a sequence on a device, or half of them in a ring."""
     return row.sequence // (2 * row.context if row.context > 1 else 1)
-
-
-def capacity_factor(row: Published) -> float:
-    """The capacity factor in the notes of a row. By default routing is balanced, and experts have no padding.
-
-    >>> bool(re.search(CAPACITY, "token dropping, capacity factor 1.25; one logged step"))
-    True
-    """
-    found = re.search(CAPACITY, row.notes)
-    return float(found[1]) if found else 1.0
 
 
 def recomputed_parts(row: Published) -> tuple[str, ...]:
@@ -188,8 +169,7 @@ def recomputed_parts(row: Published) -> tuple[str, ...]:
 
 def _folded(row: Published) -> bool:
     """Whether experts are whole, and the tensor axis splits their number."""
-    split = re.search(r"ETP ([0-9]+)", row.notes)
-    whole = row.own_experts == 1 and (not split or split[1] == "1")
+    whole = row.own_experts == row.expert_tensor == 1
     return whole and row.tensor > 1 and bool(row.expert) and (row.expert or 1) % row.tensor == 0
 
 

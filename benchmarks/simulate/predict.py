@@ -16,12 +16,11 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GIB
-from benchmarks.simulate.folding import AXES
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
 from benchmarks.simulate.memory import held_of
 from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
-from benchmarks.simulate.published_row import COLUMNS, TableRow
+from benchmarks.simulate.published_row import AXES, COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table

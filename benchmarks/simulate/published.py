@@ -13,7 +13,6 @@ from benchmarks.devices.topology import CLOUD_NAMES, Topology, balanced_factors
 from benchmarks.simulate.folding import (
     PublishedConfig,
     axes_of,
-    capacity_factor,
     expert_group,
     latent_heads,
     recomputed_parts,
@@ -116,15 +115,17 @@ def stack_of(row: Published) -> Stack:
     """The stack of a row.
 
     Raises:
-        Infeasible: it is not known.
+        Infeasible: it or its variant is not known.
     """
     name = re.sub(r" [0-9.]+$", "", row.stack)
     stacks = STACK_OF.get(name, ())
     if not stacks:
         raise Infeasible(f"the kernels of stack {name!r} are not known; known are {', '.join(STACK_OF)}")
-    for stack, words, variant in VARIANTS:
-        if stacks == (stack,) and words in row.notes:
-            return variant
+    if row.variant:
+        if row.variant not in (variants := VARIANTS.get(name, {})):
+            known = ", ".join(variants) or "none"
+            raise Infeasible(f"variant {row.variant!r} of {name} is not known; known are {known}")
+        return variants[row.variant]
     if row.block == "gpt2":
         return stacks[0]
     if stacks[-1] == MEGATRON:
@@ -172,14 +173,13 @@ def config_of(row: Published) -> GPTConfig:
             "experts_per_token": row.experts_per_token or 1,
             "expert_mlp": row.expert_mlp,
             "shared_mlp": (row.shared_experts or 0) * row.expert_mlp or None,
-            "capacity_factor": capacity_factor(row),
+            "capacity_factor": row.capacity_factor,
             "expert_group": expert_group(row),
         }
     heads = latent_heads(row) if row.is_latent else {"head_size": row.head_dim, "key_heads": row.kv_heads}
     gpt_oss = row.model.startswith("gpt-oss")
-    further = "with MTP" in row.notes  # a further layer predicts one more token
     return PublishedConfig(
-        row.layers + further,
+        row.layers + row.mtp_layers,
         row.embed,
         row.heads,
         row.vocab,
@@ -189,7 +189,7 @@ def config_of(row: Published) -> GPTConfig:
         block=row.block,
         **heads,
         **mixture,
-        predicted_tokens=1 + further,
+        predicted_tokens=1 + row.mtp_layers,
         short_ends=1 if row.is_latent else 2,
         local_window=128 if gpt_oss else 0,
         expert_biases=gpt_oss,

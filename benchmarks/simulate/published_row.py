@@ -1,5 +1,6 @@
 """Columns of tables of measured training runs, as in results/published. One row is one run."""
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal
@@ -14,6 +15,8 @@ from strategies.schema import Count, Positive, SchemaError, Whole, checked
 Seconds = Annotated[float, Meta(ge=1e-6, le=1e7)]
 TableRow = Mapping[str, Any]
 """A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
+AXES = "data", "fsdp", "pipeline", "context", "tensor"
+"""Columns of mesh axes whose product is the number of devices, unless experts have an axis of their own."""
 BLOCKS = {"gpt3": "gpt2", "qwen3": "qwen3", "qwen2": "qwen2"}
 """How the name of a model begins -> its block. Of other names the block is "llama" if the row has `kv_heads`, as only
 tables of such models do, and otherwise "gpt2"."""
@@ -27,6 +30,7 @@ class Published(msgspec.Struct, frozen=True):
     """The columns of a row. Empty cells have defaults, if there are any.
 
     Attributes:
+        variant: how the stack ran, if not as usual (`VARIANTS` in stacks.py).
         model: its name, which decides on the block (`BLOCKS`).
         kv_heads: heads of keys and of values.
         head_dim: features of a head.
@@ -36,7 +40,13 @@ class Published(msgspec.Struct, frozen=True):
         expert_mlp: hidden features of an expert.
         shared_experts: experts of the same size that take all tokens.
         dense_layers: layers without experts.
-        expert: devices that split the experts. They are counted along other axes, too, unless `notes` says otherwise.
+        mtp_layers: further layers, each of which predicts one more token, with a loss of its own.
+        capacity_factor: rows that an expert computes, as a multiple of an equal share of the tokens. By default routing
+            is balanced, and experts have no padding.
+        expert: devices that split the experts. They are counted along other axes, too, unless the product of the others
+            lacks them.
+        expert_tensor: devices of the tensor axis that split each expert. By default experts are whole, and the axis
+            splits their number, where it can.
         tied: whether the head is the table of tokens. By default it is with GPT-2's blocks.
         microbatch_size: sequences of a microbatch on one replica.
         microbatches: by default they follow from the batch, the size of a microbatch and the number of replicas.
@@ -47,7 +57,6 @@ class Published(msgspec.Struct, frozen=True):
         step_seconds: measured.
         tokens_per_second_per_device: measured; a step has `batch_size` x `sequence` tokens.
         contradicts: what of the row contradicts itself. Its seconds are not compared.
-        notes: remarks; "no compile" means that a stack with a compiler ran without it.
     """
 
     stack: str
@@ -66,6 +75,7 @@ class Published(msgspec.Struct, frozen=True):
     pipeline: Count
     dtype: str
     context: Count = 1
+    variant: str = ""
     model: str = ""
     kv_heads: Count | None = None
     head_dim: Count | None = None
@@ -75,7 +85,10 @@ class Published(msgspec.Struct, frozen=True):
     expert_mlp: Count | None = None
     shared_experts: Whole | None = None
     dense_layers: Whole | None = None
+    mtp_layers: Whole = 0
+    capacity_factor: Positive = 1.0
     expert: Count | None = None
+    expert_tensor: Count = 1
     tied: bool | None = None
     microbatch_size: Count | None = None
     microbatches: Count | None = None
@@ -87,7 +100,6 @@ class Published(msgspec.Struct, frozen=True):
     step_seconds: Seconds | None = None
     tokens_per_second_per_device: Positive | None = None
     contradicts: str = ""
-    notes: str = ""
 
     @classmethod
     def of(cls, row: TableRow) -> "Published":
@@ -142,9 +154,9 @@ class Published(msgspec.Struct, frozen=True):
 
     @property
     def own_experts(self) -> int:
-        """Devices that split experts and are not counted along other axes, by `notes`; otherwise 1."""
-        own = "own mesh axis" in self.notes or "own axis" in self.notes
-        return self.expert or 1 if own else 1
+        """Devices that split experts and are not counted along other axes; 1 if they are."""
+        experts = self.expert or 1
+        return experts if experts * math.prod(getattr(self, axis) for axis in AXES) == self.devices else 1
 
     @property
     def measured_seconds(self) -> float | None:

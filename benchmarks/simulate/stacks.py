@@ -250,11 +250,9 @@ STACK_OF: Mapping[str, tuple[Stack, ...]] = {
     "MaxText": (MAXTEXT,),
 }
 """Stacks as tables name them, without a version -> the one with GPT-2's blocks, and the one with others."""
-VARIANTS = (
-    (TORCHTITAN, "no compile", TORCHTITAN_EAGER),
-    (TORCHTITAN, "loss not compiled", TORCHTITAN_2024),
-    (MEGATRON_BRIDGE, "CUDA graph of the iteration", MEGATRON_BRIDGE_GRAPHS),
-    (MEGATRON_BRIDGE, "alltoall dispatcher", MEGATRON_BRIDGE_ALLTOALL),
-    (MAXTEXT, "bf16 weights", MAXTEXT_BFLOAT16),
-)
-"""Stacks, what notes of a table say of a run, and the stack that then ran."""
+VARIANTS: Mapping[str, Mapping[str, Stack]] = {
+    "torchtitan": {"no compile": TORCHTITAN_EAGER, "loss not compiled": TORCHTITAN_2024},
+    "Megatron-Bridge": {"CUDA graphs": MEGATRON_BRIDGE_GRAPHS, "alltoall": MEGATRON_BRIDGE_ALLTOALL},
+    "MaxText": {"bfloat16 weights": MAXTEXT_BFLOAT16},
+}
+"""Stacks as tables name them -> what their column `variant` can say, and the stack that then ran."""

@@ -35,10 +35,10 @@ DENSE = {
     ("change", "mesh"),
     [
         ({}, "data=4,pipeline=2,expert=4,tensor=2"),  # two of eight along tensor
-        ({"notes": "ETP 2"}, "data=2,pipeline=2,expert=8,tensor=2"),
+        ({"expert_tensor": 2}, "data=2,pipeline=2,expert=8,tensor=2"),
         ({"expert": 32}, "pipeline=2,expert=16,tensor=2"),
         ({"data": 1, "fsdp": 16}, "fsdp=4,pipeline=2,expert=4,tensor=2"),
-        ({"data": 2, "notes": "expert is its own axis"}, "data=2,pipeline=2,expert=8,tensor=2"),
+        ({"data": 2}, "data=2,pipeline=2,expert=8,tensor=2"),  # an axis of their own
     ],
 )
 def test_devices_that_split_experts_are_counted_once(change, mesh):
@@ -102,7 +102,7 @@ def test_stacks_differ_as_their_code_says():
     forward = [each.flops for each in layer(plans["none"], TORCHTITAN).forward if each.kind == "matmul"]
     assert flops["selective"] - flops["none"] == pytest.approx(sum(forward[1::2]))
     seconds = {}
-    for name, change in {"as it is": {}, "eager": {"notes": "no compile"}, "each": {"stack": "KempnerForge"}}.items():
+    for name, change in {"as it is": {}, "eager": {"variant": "no compile"}, "each": {"stack": "KempnerForge"}}.items():
         run = run_of({**DENSE, "recompute": "full", **change})
         here = machine("torchtitan_gpus", "h100").running(run.stack)
         seconds[name] = predict_seconds(run.cost, here, run.topology).parts
@@ -195,7 +195,7 @@ def test_experts_of_gpt_oss_have_biases():
 
 def test_a_further_token_has_a_loss_of_its_own():
     """With a layer that predicts one more token the head takes twice as long."""
-    plain, further = run_of(MIXTURE), run_of({**MIXTURE, "notes": "with MTP layer", "layers": 7})
+    plain, further = run_of(MIXTURE), run_of({**MIXTURE, "mtp_layers": 1, "layers": 7})
     here = machine("megatron_bridge_h100").running(plain.stack)
     heads = [predict_seconds(its.cost, here, its.topology).parts["head"] for its in (plain, further)]
     assert heads[1] == pytest.approx(2 * heads[0])
@@ -208,7 +208,7 @@ def test_graphs_launch_nothing_and_activate_in_matmuls():
     and 2 and 4 for each of its 8 experts: 8 devices, two of them along the tensor axis, split 64.
     """
     row = {**MIXTURE, "data": 32, "pipeline": 1}
-    runs = run_of(row), run_of({**row, "notes": "CUDA graph of the iteration"})
+    runs = run_of(row), run_of({**row, "variant": "CUDA graphs"})
     more = []
     for run in runs:
         here = machine("megatron_bridge_h100").running(run.stack)
@@ -216,7 +216,7 @@ def test_graphs_launch_nothing_and_activate_in_matmuls():
         before, after = (predict_seconds(run.cost, each, run.topology).step_seconds for each in slow)
         more.append(after - before)
     assert more == pytest.approx([8 * 2 * (14 + 45 + 28 + 80 + 8 * (2 + 4)), 0])
-    plain, graphs = (kernels_of({**MIXTURE, "notes": notes}, "memory") for notes in ("", "CUDA graph of the iteration"))
+    plain, graphs = (kernels_of({**MIXTURE, "variant": name}, "memory") for name in ("", "CUDA graphs"))
     for before, after, moved in zip(plain, graphs, (6, 10), strict=True):
         assert before[-1].moved_bytes - after[-1].moved_bytes == pytest.approx(moved * HIDDEN)
 
@@ -233,7 +233,7 @@ def test_a_plain_all_to_all_sends_a_token_to_each_of_its_experts(monkeypatch):
         return event(*given)
 
     monkeypatch.setattr(Network, "event", recorded)
-    for change in ({}, {"notes": "alltoall dispatcher"}, {"stack": "NeMo", "virtual_stages": 2}):
+    for change in ({}, {"variant": "alltoall"}, {"stack": "NeMo", "virtual_stages": 2}):
         run = run_of({**MIXTURE, **change})
         network = Network(machine("megatron_bridge_h100").running(run.stack), run.topology, run.cost.plan.mesh)
         items = [*LayerEvents(run.cost.plan, run.cost.traffic, network, run.cost.plan.layers).events("forward")]

@@ -57,6 +57,7 @@ def test_every_row_is_written(rows, write, tmp_path):
 WRONG = {
     "unknown device": ({"device": "Z9"}, "topology z9:8x8: 'z9' is not known"),
     "device without a machine": ({"device": "v5e"}, "no machine has devices 'v5e' under Megatron-LM"),
+    "unknown variant": ({"variant": "no compile"}, "variant 'no compile' of Megatron-LM is not known; known are none"),
     "unknown stack": ({"stack": "nanoGPT"}, "the kernels of stack 'nanoGPT' are not known; known are Megatron-LM"),
     "heads": ({"heads": "7"}, "heads=7 does not divide embed=3072"),
     "devices": ({"devices": "63"}, "are 64 devices, and the row has 63"),
