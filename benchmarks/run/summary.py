@@ -14,13 +14,13 @@ Info = dict[str, Any]
 Columns = Sequence[tuple[str, Callable[[Info], str]]]
 """Headers of a table, with what makes a cell of a row; an unknown value is an empty cell."""
 
-LAUNCH = "95% intervals cover this launch alone, and launches differ by more: `meshmark merge` the reports of several"
+LAUNCH = "95% intervals cover this launch alone; launches differ by more, and `meshmark merge` combines several"
 MIB = 2**20
 MARK = "!"
 """Stands before a number that is not as predicted."""
 MEMORY_ERROR = 0.15
 """Relative error of the formulas for memory up to which a row has no mark, as the tests allow."""
-LEFT_ALIGNED = "strategy", "mesh", "loss check", "ended"
+LEFT_ALIGNED = "strategy", "mesh", "loss check", "status"
 
 
 def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
@@ -107,9 +107,9 @@ def ratio(header: str, name: str) -> Columns:
 
     def interval(info: Info) -> str:
         low, high = info[f"{name}_low"], info[f"{name}_high"]
-        return "" if low is None else f"{low:.2f} {high:.2f}"
+        return "" if low is None else f"{low:.2f} to {high:.2f}"
 
-    return (header, number(name, ".2f")), ("95% between", interval)
+    return (header, number(name, ".2f")), ("95% interval", interval)
 
 
 def share(part: str) -> Callable[[Info], str]:
@@ -210,38 +210,38 @@ CASE: Columns = (
 )
 MEMORY_AND_TRAFFIC: Columns = (
     ("MiB/device", lambda info: MARK * holds_otherwise(info) + known(",.1f", info["memory.total_bytes"], MIB)),
-    ("predicted", lambda info: known(",.1f", predicted_bytes(info), MIB)),
+    ("by formula", lambda info: known(",.1f", predicted_bytes(info), MIB)),
     ("MiB sent", lambda info: MARK * sends_otherwise(info) + known(",.1f", info["compiled.sent_bytes"], MIB)),
-    ("predicted", number("predicted.sent_bytes", unit=MIB)),
+    ("by formula", number("predicted.sent_bytes", unit=MIB)),
 )
 ABSENT: Columns = (
     *CASE,
     ("GiB/device", lambda info: known(",.2f", info["chip.needed_bytes"] or info["memory.total_bytes"], GIB)),
-    ("predicted", lambda info: known(",.2f", predicted_bytes(info), GIB)),
+    ("by formula", lambda info: known(",.2f", predicted_bytes(info), GIB)),
     ("fits", lambda info: {None: "", True: "yes", False: "NO"}[info["chip.fits"]]),
     ("GiB sent", number("compiled.sent_bytes", ",.2f", GIB)),
-    ("predicted", number("predicted.sent_bytes", ",.2f", GIB)),
-    ("ms at least", number("roofline.step_seconds", unit=1e-3)),
+    ("by formula", number("predicted.sent_bytes", ",.2f", GIB)),
+    ("roofline ms", number("roofline.step_seconds", unit=1e-3)),
     ("bound by", lambda info: info["roofline.bound"] or ""),
-    ("MFU at most", number("roofline.model_flops_utilization", ".0%")),
-    ("ended", lambda info: verdict(info).removesuffix(" only")),
+    ("roofline MFU", number("roofline.model_flops_utilization", ".0%")),
+    ("status", lambda info: verdict(info).removesuffix(" only")),
 )
 SHARES: Columns = (
     *CASE,
     ("compute %", share("compute")),
-    ("sending %", share("exposed_communication")),
-    ("schedule %", share("schedule_bubble")),
+    ("exposed %", share("exposed_communication")),
+    ("bubble %", share("schedule_bubble")),
     ("lockstep %", share("lockstep_bubble")),
-    ("recomputing %", share("recomputation")),
+    ("recompute %", share("recomputation")),
     ("optimizer %", share("optimizer")),
     ("dispatch %", share("dispatch")),
-    ("in all %", number("attribution.total_over_step", unit=1e-2)),
+    ("sum %", number("attribution.total_over_step", unit=1e-2)),
 )
 CHECKPOINTS: Columns = (
     *CASE,
     ("MiB", number("checkpoint.total_bytes", unit=MIB)),
-    ("blocks ms", number("checkpoint.save_blocking_seconds", ",.0f", 1e-3)),
-    ("saved ms", number("checkpoint.save_seconds", ",.0f", 1e-3)),
-    ("restored ms", number("checkpoint.restore_seconds", ",.0f", 1e-3)),
-    ("by single ms", number("checkpoint.restore_single_seconds", ",.0f", 1e-3)),
+    ("blocking ms", number("checkpoint.save_blocking_seconds", ",.0f", 1e-3)),
+    ("save ms", number("checkpoint.save_seconds", ",.0f", 1e-3)),
+    ("restore ms", number("checkpoint.restore_seconds", ",.0f", 1e-3)),
+    ("restore by single ms", number("checkpoint.restore_single_seconds", ",.0f", 1e-3)),
 )

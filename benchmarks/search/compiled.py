@@ -20,7 +20,7 @@ from benchmarks.simulate.step import LANES
 
 SENDING = tuple(name for name, lane in LANES.items() if lane == EXPOSED_LANE)
 """Parts of a prediction that are exposed communication."""
-TITLE = "as compiled: each prediction, and beside it what the compiler's schedule makes of it at the machine's rates"
+TITLE = "as compiled: after each prediction, the same number by the compiled program and its schedule"
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ class Improvement(NamedTuple):
     """A change after which a candidate is faster.
 
     Attributes:
-        resource: for which the step then waits least of what it did, as `Candidate.limits` names it.
-        share: of the step that the candidate would save without waiting for that.
+        resource: the bottleneck that the change relieves most, as `Candidate.limits` names it.
+        share: of the step that the candidate would save if that were infinitely fast.
         change: in words.
         saves: share of the step that the change saves.
         lacking_bytes: memory that a device would need besides what is usable.
@@ -85,11 +85,11 @@ def improvements(ranking: Ranking) -> dict[Case, Improvement | None]:
 
 def table(found: Mapping[Case, Improvement | None]) -> list[str]:
     """The lines of the table of improvements."""
-    rows = [("strategy", "mesh", "waits for", "one change away")]
+    rows = [("strategy", "mesh", "best single change", "bottleneck that it relieves")]
     for case, better in found.items():
         if better:
             lacking = better.lacking_bytes / GIB
-            more = f", and take {lacking:.1f} GiB that are not there" if lacking else ""
-            change = f"{better.change} would save {better.saves:.0%}{more}"
-            rows.append((case.strategy, str(case.mesh), f"{better.resource}: {better.share:.0%} of the step", change))
-    return aligned(rows) if len(rows) > 1 else ["nothing that is one change away is faster"]
+            more = f", but needs {lacking:.1f} GiB more than there is" if lacking else ""
+            change = f"{better.change} saves {better.saves:.0%}{more}"
+            rows.append((case.strategy, str(case.mesh), change, f"{better.resource} {better.share:.0%}"))
+    return aligned(rows) if len(rows) > 1 else ["no single change is faster"]

@@ -1,4 +1,4 @@
-"""Candidates of a search ranked by predicted seconds, and what each step waits for."""
+"""Candidates of a search ranked by predicted seconds, and their bottlenecks."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -58,7 +58,7 @@ class Candidate:
 
     @property
     def bound_seconds(self) -> float:
-        """The least time of a step."""
+        """The least time of a step: its roofline, without memory traffic."""
         return bound_seconds(self.cost, self.machine, self.topology)
 
     @cached_property
@@ -84,7 +84,7 @@ class Candidate:
 
     @cached_property
     def limits(self) -> Mapping[str, float]:
-        """What the step waits for: the share of its time that it would save if a resource were infinitely fast.
+        """Bottlenecks: by resource, the share of its time that the step would save if that were infinitely fast.
 
         The largest comes first. Shares of several resources may overlap, or leave time that none of them saves alone.
         """
@@ -236,4 +236,4 @@ RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
     "launches": lambda machine: replace(machine, constants=replace(machine.constants, kernel_seconds=0.0)),
     BUBBLE: lambda machine: machine,
 }
-"""What a step may wait for -> the machine on which it is infinitely fast."""
+"""Resource -> the machine on which it is infinitely fast."""

@@ -116,12 +116,12 @@ def heading(result: Result) -> list[str]:
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
     room = f"{usable_bytes(machine) / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
     memory = machine.stack.memory
-    off = "are assumed to be off by up to" if memory and memory.error is None else "may be off by"
+    off = "are assumed to be within" if memory and memory.error is None else "may be off by"
     too_large, infeasible = len(ranking.too_large), len(ranking.infeasible)
     texts = [
         f"{work}, on {device_count(space.topology)} devices of {space.topology}",
         f"{len(ranking.fitting)} candidates fit, {too_large} are too large, {infeasible} infeasible",
-        f"a candidate fits if it needs {room} by formulas, which {off} {1 - usable_fraction(machine):.0%}",
+        f"a candidate fits if formulas give it at most {room}; they {off} {1 - usable_fraction(machine):.0%}",
     ]
     texts += [f"machine {machine.name}: {machine.source}"] if result.predicted else []
     return [line for text in texts for line in wrapped(text)]
@@ -131,7 +131,7 @@ def table(shown: Sequence[Candidate], ranking: Ranking, machine: Machine) -> lis
     """The lines of the table of candidates that fit."""
     tied = ranking.tied(machine.error)
     rows: list[tuple[str, ...]] = [
-        ("rank", "strategy", "mesh", "options", "GiB", "ms", "least ms", "tokens/s", "MFU", "waits for")
+        ("rank", "strategy", "mesh", "options", "GiB", "ms", "roofline ms", "tokens/s", "MFU", "bottleneck")
     ]
     for candidate in shown:
         resource, share = next(iter(candidate.limits.items()))
@@ -152,26 +152,29 @@ def table(shown: Sequence[Candidate], ranking: Ranking, machine: Machine) -> lis
 
 
 def certainty(ranking: Ranking, machine: Machine) -> list[str]:
-    """How far predictions are off, and how many candidates are tied for that."""
-    tied = f"the first {ranking.tied(machine.error)} of all candidates are tied"
-    lines = wrapped(f"predictions are {machine.error_text}: {tied}")
+    """How far predictions are off, and how many candidates are therefore tied."""
+    lines = wrapped(
+        f"predictions are {machine.error_text}; the first {ranking.tied(machine.error)} candidates are tied"
+    )
     if machine.assumed:
         lines += wrapped("times, rates and MFU are assumed, too; compare one of them with a measured or published step")
     return lines
 
 
 def best_lines(best: Candidate) -> list[str]:
-    """How fast the best candidate is, what limits it, and where its time goes."""
+    """How fast the best candidate is, its bottlenecks, and where its time goes."""
     machine = best.machine
     low, high = (1e3 * best.step_seconds * factor for factor in plausible(machine.error))
     rate = best.tokens_per_second / best.case.mesh.size
     assumed = "assumed" if machine.assumed else "measured"
-    lines = [f"the best takes {low:,.0f} to {high:,.0f} ms, by the {assumed} error; {rate:,.0f} tokens/s a device"]
+    lines = [f"the best takes {low:,.0f} to {high:,.0f} ms, within the {assumed} error; {rate:,.0f} tokens/s a device"]
     saved = [(name, share) for name, share in best.limits.items() if share > LEAST_SHARE]
-    lines += [f"without waiting for {name} the best would save {share:.0%}" for name, share in saved[:SHOWN_LIMITS]]
+    limits = ", ".join(f"{name} {share:.0%}" for name, share in saved[:SHOWN_LIMITS])
+    lines += [f"bottlenecks (time saved if infinitely fast): {limits}"] if limits else []
     spent = sorted(best.timeline.parts.items(), key=lambda part: -part[1])
-    parts = ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)
-    return [line for text in [*lines, f"of its step: {parts}"] for line in wrapped(text)]
+    shares = {name: f"{seconds / best.step_seconds:.0%}" for name, seconds in spent}
+    parts = ", ".join(f"{name} {share}" for name, share in shares.items() if share != "0%")
+    return [line for text in [*lines, f"where its time goes: {parts}"] for line in wrapped(text)]
 
 
 def cost_lines(

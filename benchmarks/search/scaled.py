@@ -86,7 +86,7 @@ def usual(case: Case) -> bool:
 def scaling_report(found: Sequence[Result]) -> list[str]:
     """The lines of the report: the machine, and a table with a row for each number of devices."""
     space, machine = found[0].space, found[0].machine
-    header = "scaling", "devices", "batch", "strategy", "mesh", "options", "ms", "tokens/s", "MFU", "waits for"
+    header = "scaling", "devices", "batch", "strategy", "mesh", "options", "ms", "tokens/s", "MFU", "bottleneck"
     table: list[tuple[str, ...]] = [header]
     for result in found:
         place = str(result.scaling), str(device_count(result.space.topology)), str(result.space.batch_size)

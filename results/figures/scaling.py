@@ -1,4 +1,4 @@
-"""The figure of predicted time against devices, for strong and weak scaling, with what the best waits for."""
+"""The figure of predicted time against devices, for strong and weak scaling, with the bottleneck of the best."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
 
 
 def points(axes: Axes, part: pd.DataFrame, column: str) -> None:
-    """Draw a column against devices: the colour is what a step waits for most, the marker its strategy."""
+    """Draw a column against devices: the colour is the bottleneck, the marker the strategy."""
     axes.plot(part["devices"], part[column], color=GREY, linewidth=1, zorder=1)
     looks = strategy_looks(part["strategy"])
     for row in part.to_dict("records"):
@@ -82,9 +82,9 @@ def ideal_line(axes: Axes, part: pd.DataFrame) -> None:
 
 
 def legend(figure: Figure, drawn: pd.DataFrame) -> None:
-    """Name the limits, the strategies and the ideal."""
+    """Name the bottlenecks, the strategies and the ideal."""
     looks = {
-        f"waits for {name}": (colour, "o") for name, colour in LIMIT_COLOURS.items() if name in set(drawn["limit"])
+        f"bottleneck: {name}": (colour, "o") for name, colour in LIMIT_COLOURS.items() if name in set(drawn["limit"])
     }
     looks |= {name: (WHITE, look.marker) for name, look in strategy_looks(drawn["strategy"]).items()}
     handles = [
@@ -105,5 +105,5 @@ def batches(part: pd.DataFrame) -> str:
 
 def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, drawn: int) -> str:
     """Say whose predictions these are, how far they are off, and where nothing fits."""
-    colour = "The colour is the resource without which a step would save the most time."
+    colour = "The bottleneck is the resource that would save most of the step if it were infinitely fast."
     return f"{how_certain(facts)} {colour} Nothing fits at {len(rows) - drawn} of {len(rows)} points."

@@ -14,7 +14,7 @@ from results.records.reading import RecordError
 MOST, MOST_UNTRIED = 24, 12
 """Most candidates in a figure, and most of those that were neither compiled nor measured."""
 TIMES = {
-    "least_ms": ("bound_seconds", "least time"),
+    "least_ms": ("bound_seconds", "roofline"),
     "predicted_ms": ("predicted_seconds", "predicted"),
     "compiled_ms": ("compiled.seconds", "as compiled"),
     "measured_ms": ("measured.seconds", "measured"),
@@ -84,7 +84,7 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     sizes = [
         Line2D([], [], color=GREY, linewidth=6, label="as compiled"),
         Line2D([], [], color=PURE_BLACK, linestyle="", marker="|", markersize=8, label="by formula"),
-        Line2D([], [], color=PURE_BLACK, linestyle="--", linewidth=1, label="what a device has"),
+        Line2D([], [], color=PURE_BLACK, linestyle="--", linewidth=1, label="memory of the chip"),
     ]
     right.legend(handles=sizes, **above)
     return figure
@@ -156,4 +156,4 @@ def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, shown: pd.DataFrame
     compiled, measured = (int(shown[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds"))
     drawn = f"{len(shown)} of {len(rows)} candidates drawn, {compiled} of them compiled and {measured} measured."
     counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
-    return f"{drawn} {counts} {how_certain(facts)} The least time is at the chip's peak, with all communication hidden."
+    return f"{drawn} {counts} {how_certain(facts)} The roofline is at the chip's peak, with all communication hidden."

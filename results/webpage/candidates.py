@@ -45,7 +45,7 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
     """Return the summary of a search as sentences in plain text."""
     fitting, large, infeasible = counts_by_status(rows)
     first = drawn_candidates(rows).iloc[0]
-    words = zip(TIMES, ("at least", "as predicted", "as compiled", "as measured"), strict=True)
+    words = zip(TIMES, ("by roofline", "as predicted", "as compiled", "as measured"), strict=True)
     times = ", ".join(f"{first[name]:,.0f} ms {word}" for name, word in words if pd.notna(first[name]))
     compiled, measured = (
         int(tried(rows)[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds")
@@ -59,6 +59,6 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
         f"It needs {size(first['needed_bytes'])} by formula.",
         f"{many(compiled, 'candidate')} were compiled; {over} of them did not fit. {measured} were measured.",
         how_certain(facts),
-        "The least time is that of the matmuls at the chip's peak or of the communication, whichever is longer. As "
+        "The roofline is the time of the matmuls at the chip's peak or of the communication, whichever is longer. As "
         "compiled, the communication that the compiler's schedule leaves exposed replaces that of the prediction.",
     ]

@@ -1,9 +1,9 @@
 "use strict";
-// The chart of a search: least, predicted, compiled and measured time of a step, one line for each candidate.
+// The chart of a search: roofline, predicted, compiled and measured time of a step, one line for each candidate.
 
 const MOST_LINES = 24;
 
-/** The least, predicted, compiled and measured time of a candidate, in ms. */
+/** The roofline, predicted, compiled and measured time of a candidate, in ms. */
 function timesOf(data, row) {
   return DATA.candidate.map(({ name }) => get(data, name, row));
 }
@@ -19,7 +19,7 @@ function searchChart(data, shown) {
   return {
     ...linesLayout(names), x: fromZero(1.05 * largest, "time of a step, ms"), y: linesAxis(names),
     marks: rows.flatMap((row, place) => candidateMarks(data, row, place)),
-    caption: "A tick is the least time; a circle is the predicted time; a filled mark is the time as compiled, of " +
+    caption: "A tick is the roofline; a circle is the predicted time; a filled mark is the time as compiled, of " +
       `${compiled} of the candidates drawn; a second tick, taller, is the measured time, of ${measured}.` +
       (timed.length > rows.length ? ` The chart shows the first ${rows.length} of ${timed.length} candidates.` : "") +
       (shown.length > timed.length ? ` Not drawn: ${shown.length - timed.length} without a known time.` : ""),
@@ -30,13 +30,13 @@ function searchChart(data, shown) {
 function candidateMarks(data, row, place) {
   const { colour, path } = lookOf(get(data, "strategy", row));
   const times = timesOf(data, row);
-  const [least, predicted, compiled, measured] = times;
+  const [roofline, predicted, compiled, measured] = times;
   const all = times.filter(known);
   const text = [caseName(data, row), ...DATA.candidate.map(({ label }, which) => known(times[which]) ? `${label}: ${number(times[which], 1)} ms` : "")];
   const common = { up: place, colour, row, text };
   return [
     { kind: "line", points: [[Math.min(...all), place], [Math.max(...all), place]], colour: "var(--muted)" },
-    ...(known(least) ? [{ kind: "tick", at: least, tall: 14, ...common }] : []),
+    ...(known(roofline) ? [{ kind: "tick", at: roofline, tall: 14, ...common }] : []),
     ...(known(predicted) ? [{ kind: "point", at: predicted, path: SYMBOLS[0], hollow: true, ...common }] : []),
     ...(known(compiled) ? [{ kind: "point", at: compiled, path, ...common }] : []),
     ...(known(measured) ? [{ kind: "tick", at: measured, tall: 24, ...common }] : []),

@@ -38,8 +38,8 @@ def test_output_that_is_no_terminal_is_plain(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_cells_break_between_words() -> None:
     """Words and sizes of a mesh stay whole as long as there is room for them."""
-    rows = [("mesh", "waits for"), ("data=2,fsdp=2", "links inside a host")]
-    folded = ["mesh          waits for", "data=2,       links inside", "fsdp=2        a host"]
+    rows = [("mesh", "bottleneck"), ("data=2,fsdp=2", "links inside a host")]
+    folded = ["mesh          bottleneck", "data=2,       links inside", "fsdp=2        a host"]
     assert aligned(rows, width=27) == folded
     assert aligned([("MiB/device", "equal")], width=13) == ["MiB/    equal", "device"]
 

@@ -46,7 +46,7 @@ def test_table_has_a_line_for_each_case() -> None:
     header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()], width=200)
     assert header.split("  ")[:2] == ["strategy", "mesh"]
     assert measured.split() == [
-        *("fsdp", "fsdp=8", "microbatches=2", "16", "2,048", "2.00", "1.80", "2.10"),
+        *("fsdp", "fsdp=8", "microbatches=2", "16", "2,048", "2.00", "1.80", "to", "2.10"),
         *("!12.0", "8.0", "!33.0", "32.4", "equal"),
     ]
     assert infeasible.split(maxsplit=4)[4] == "infeasible: fsdp=8 does not divide embed=12"
@@ -58,7 +58,7 @@ def test_table_has_twins_where_there_are_any() -> None:
     auto = replace(MEASURED, case=replace(CASE, strategy="auto"), relative_to_twin=Interval(1.3, 1.2, 1.4))
     header, by_hand, compared = table([MEASURED.as_row(), auto.as_row()])
     assert "time/twin" not in table([MEASURED.as_row()])[0]
-    assert compared.split()[5:11] == ["2.00", "1.80", "2.10", "1.30", "1.20", "1.40"]
+    assert compared.split()[5:13] == ["2.00", "1.80", "to", "2.10", "1.30", "1.20", "to", "1.40"]
     assert set(by_hand[header.index("time/twin") : header.index("  MiB/device")]) == {" "}
 
 
@@ -114,7 +114,7 @@ def test_parts_of_the_time_are_shown_in_percent() -> None:
     columns = {f"attribution.{name}_seconds": part for name, part in zip(names, parts, strict=True)}
     attributed = MEASURED.adding(columns | {"attribution.total_over_step": sum(parts) / 0.5})
     header, measured = where_time_goes([INFEASIBLE.as_row(), attributed.as_row()])
-    assert header.split("  ")[-1].strip() == "in all %"
+    assert header.split("  ")[-1].strip() == "sum %"
     assert measured.split() == [
         "fsdp",
         "fsdp=8",

@@ -99,7 +99,7 @@ def test_the_document_has_the_meshes_and_options_of_the_stack(tmp_path, capsys):
         options[row["mesh"]].add(row["options"].get("virtual_stages"))
     assert options == {"data=4,tensor=2": {None}, "pipeline=2,tensor=4": {1, 2, 4, 8, 16}}
     assert trace.exists()
-    assert "67.2 of 79.1 GiB by formulas, which are assumed to be off by up to 15%" in capsys.readouterr().out
+    assert "at most 67.2 of 79.1 GiB; they are assumed to be within 15%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
