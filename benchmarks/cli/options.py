@@ -56,7 +56,7 @@ SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
 DTYPES, REMATS, PATTERNS, SCHEDULES = map(get_args, (Dtype, Remat, AttentionPattern, PipelineSchedule))
 EXPERT_OPTIONS = (
     option("--experts N", "experts of a layer, which replace its MLP; default: the preset's", count),
-    option("--dense-layers N", "leading layers with an MLP instead of experts; default: the preset's", whole),
+    option("--dense-layers N", "leading layers with an MLP, on all pipeline stages; default: the preset's", whole),
     option("--experts-per-token N", "experts that the router chooses for a token (top k); default: 2", count),
     option("--expert-mlp N", "hidden features of an expert; default: those of the MLP", count),
     option("--shared-mlp N", "hidden features of a shared expert, which takes all tokens; default: none", count),

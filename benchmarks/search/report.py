@@ -80,6 +80,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
         shown = ranking.fitting if everything else ranking.best_per_layout
         blocks += [
             table(shown, ranking, machine),
+            dense_layers(shown),
             certainty(ranking, machine),
             best_lines(ranking.fitting[0]),
             improvements.table(result.improvements),
@@ -149,6 +150,13 @@ def table(shown: Sequence[Candidate], ranking: Ranking, machine: Machine) -> lis
             )
         )
     return aligned(rows, [*"<<<<", *">" * 5, "<"])
+
+
+def dense_layers(shown: Sequence[Candidate]) -> list[str]:
+    """What stages of pipelines do with leading dense layers, if both are there."""
+    layers = max(candidate.cost.plan.layers_again for candidate in shown)
+    said = f"dense_layers={layers}: every stage of a pipeline runs these layers; more stages do not split them"
+    return wrapped(said) if layers else []
 
 
 def certainty(ranking: Ranking, machine: Machine) -> list[str]:

@@ -118,6 +118,13 @@ def test_the_report_says_what_would_be_faster(tmp_path, capsys):
     assert re.search(faster, said, re.MULTILINE)
 
 
+def test_the_report_says_which_layers_stages_do_not_split(tmp_path, capsys):
+    """Every stage of a pipeline runs the leading dense layers of a mixture. Without stages there is no such line."""
+    for mesh, says in (("pipeline=2", True), ("tensor=2", False)):
+        found(tmp_path, "--preset=nano-moe", "--dense-layers=2", "--topology=h100:1x2", f"--mesh={mesh}")
+        assert ("dense_layers=2: every stage of a pipeline runs these layers" in capsys.readouterr().out) == says
+
+
 def test_another_machine_may_be_named(tmp_path):
     """A machine file predicts instead of meshmark's own, with its error."""
     other = found(tmp_path, "--topology=a100_80gb:1x8", "--machine=a100_fsdp")
