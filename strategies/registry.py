@@ -11,8 +11,9 @@ from strategies.context import CONTEXT
 from strategies.data import DATA
 from strategies.expert import EXPERT
 from strategies.fsdp import FSDP
+from strategies.gpt_config import GPTConfig
 from strategies.hsdp import HSDP
-from strategies.mesh import add_axes
+from strategies.mesh import MeshSpec, add_axes
 from strategies.names import Named, in_a_line
 from strategies.pipeline import PIPELINE
 from strategies.single import SINGLE
@@ -62,6 +63,29 @@ def register(strategy: Strategy) -> Strategy:
     add_axes(strategy.axis_names)
     _registered[strategy.name] = strategy
     return strategy
+
+
+def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) -> list[MeshSpec]:
+    """A strategy's meshes of that many devices, without those on which it equals a simpler strategy.
+
+    Strategies whose step the compiler partitions are not compared with others in this way. For a model without the
+    weights that an axis splits, as experts, meshes with this axis are left out: it does what the data axis does.
+
+    >>> [str(mesh) for mesh in distinct_meshes("hsdp", 8)]
+    ['data=2,fsdp=4', 'data=4,fsdp=2']
+    >>> [str(mesh) for mesh in distinct_meshes("auto", 4)]
+    ['tensor=4', 'expert=4', 'fsdp=2,tensor=2', 'fsdp=2,expert=2', 'fsdp=4', 'data=2,expert=2', 'data=4']
+    >>> [str(mesh) for mesh in distinct_meshes("zero1", 4)]
+    ['expert=4', 'data=2,expert=2', 'data=4']
+    """
+    strategy = STRATEGIES[name]
+    if devices == 1 and strategy.most_devices > 1:
+        return []
+    by_hand = [] if strategy.twins else [other for other in STRATEGIES.values() if not other.twins]
+    simpler = [other for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
+    idle = strategy.idle_axes(config) if config else set()
+    meshes = (mesh for mesh in strategy.meshes(devices) if not idle & {*mesh.sizes})
+    return [mesh for mesh in meshes if not any(strategy.equals(other, mesh) for other in simpler)]
 
 
 def import_others() -> Iterator[ModuleType]:

@@ -1,6 +1,6 @@
 """Cases, and the selection of strategies, meshes, batch sizes and options that expands into them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,6 +14,7 @@ from strategies.config import Dtype, Remat
 from strategies.core.plan import Plan
 from strategies.device_mesh import first_devices
 from strategies.mesh import Devices
+from strategies.registry import distinct_meshes
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
@@ -22,6 +23,8 @@ COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale",
 Options = tuple[tuple[str, Any], ...]
 CompilerOptions = tuple[tuple[str, str], ...]
 """Names of `TrainConfig` fields and of XLA's options, with values; XLA parses its own."""
+ALL_TO_ALL = "dispatch", "all_to_all"
+"""How `auto` exchanges tokens, as an option of the strategies that do so by hand."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +113,25 @@ class Case:
 
     @property
     def twin(self) -> "Case | None":
-        """The same work on the same mesh by a hand-written strategy; None unless the compiler partitions the step."""
+        """The same work on the same mesh by a hand-written strategy; None unless the compiler partitions the step.
+
+        It has `dispatch="all_to_all"`, as `auto` exchanges tokens, if it would gather them otherwise.
+        """
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
-        exchange = (("dispatch", "all_to_all"),) if "expert" in self.mesh.sizes else ()  # as `auto` exchanges tokens
-        return self._with_strategy(name, exchange) if name else None
+        twin = self._with_strategy(name) if name else None
+        gathers = twin and twin.resolved.dispatch == "all_gather"
+        return replace(twin, options=(*twin.options, ALL_TO_ALL)) if twin and gathers else twin
 
-    def _with_strategy(self, strategy: str, further: Options = ()) -> "Case":
-        """The same work by another strategy, with the options that it has and these further ones."""
+    @property
+    def step_key(self) -> "tuple[Case, TrainConfig]":
+        """Equal for two cases that are the same step, however their options are given."""
+        return replace(self, options=()), self.resolved
+
+    def _with_strategy(self, strategy: str) -> "Case":
+        """The same work by another strategy, with the options that it has."""
         options = tuple((name, value) for name, value in self.options if name in options_of(strategy))
-        return replace(self, strategy=strategy, options=options + further)
+        return replace(self, strategy=strategy, options=options)
 
 
 @dataclass(frozen=True)
@@ -164,10 +176,14 @@ class Selection:
 
     def cases(self) -> list[Case]:
         """All cases, ordered by model, by attention window and routing, then by batch size and then by strategy."""
-        strategy_meshes, common = list(self._strategy_meshes()), (self.topology, self.compiler_options)
-        mixture = self.mixture.cases() if self.mixture else []
+        cases, mixture = self._varied(), self.mixture._varied() if self.mixture else []
         experts = [case for case in mixture if case.strategy in ("single", "expert")]
-        cases = [
+        return [*cases, *_missing_twins(cases), *(experts if len(experts) > 1 else ())]
+
+    def _varied(self) -> list[Case]:
+        """The cases of this model."""
+        strategy_meshes, common = list(self._strategy_meshes()), (self.topology, self.compiler_options)
+        return [
             Case(name, mesh, self.preset, config, size, parts, self.dtype, self.remat, options, *common)
             for config in self._configs()
             for size in self.batch_sizes
@@ -175,7 +191,6 @@ class Selection:
             for parts in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
         ]
-        return [*cases, *experts] if len(experts) > 1 else cases
 
     def _shown(self, pairs: list[tuple[str, MeshSpec]], batch_size: int) -> list[tuple[str, MeshSpec]]:
         """The strategies and meshes that a sparse selection measures with a batch size.
@@ -233,6 +248,13 @@ class Selection:
             yield tuple((name, value) for (name, _), value in zip(varied, chosen, strict=True))
 
 
+def _missing_twins(cases: Sequence[Case]) -> list[Case]:
+    """Twins of cases that differ by `ALL_TO_ALL` alone from a case that is measured, and are not measured."""
+    twins = (case.twin for case in cases if case.twin)
+    plain = {twin: replace(twin, options=tuple(each for each in twin.options if each != ALL_TO_ALL)) for twin in twins}
+    return [twin for twin, other in plain.items() if other in cases and twin not in cases]
+
+
 def attention_of(config: GPTConfig) -> dict[str, int | str | None]:
     """Options of a model's sparse attention, by their names in `GPTConfig`; None for what it does not have.
 
@@ -266,29 +288,6 @@ def option_texts(options: Options) -> list[str]:
     ['schedule=gpipe', 'sequence_parallel=false']
     """
     return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options]
-
-
-def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) -> list[MeshSpec]:
-    """A strategy's meshes of that many devices, without those on which it equals a simpler strategy.
-
-    Strategies whose step the compiler partitions are not compared with others in this way. For a model without the
-    weights that an axis splits, as experts, meshes with this axis are left out: it does what the data axis does.
-
-    >>> [str(mesh) for mesh in distinct_meshes("hsdp", 8)]
-    ['data=2,fsdp=4', 'data=4,fsdp=2']
-    >>> [str(mesh) for mesh in distinct_meshes("auto", 4)]
-    ['tensor=4', 'expert=4', 'fsdp=2,tensor=2', 'fsdp=2,expert=2', 'fsdp=4', 'data=2,expert=2', 'data=4']
-    >>> [str(mesh) for mesh in distinct_meshes("zero1", 4)]
-    ['expert=4', 'data=2,expert=2', 'data=4']
-    """
-    strategy = STRATEGIES[name]
-    if devices == 1 and strategy.most_devices > 1:
-        return []
-    by_hand = [] if strategy.twins else [other for other in STRATEGIES.values() if not other.twins]
-    simpler = [other for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
-    idle = strategy.idle_axes(config) if config else set()
-    meshes = (mesh for mesh in strategy.meshes(devices) if not idle & {*mesh.sizes})
-    return [mesh for mesh in meshes if not any(strategy.equals(other, mesh) for other in simpler)]
 
 
 def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:

@@ -129,10 +129,11 @@ class TimingGroup:
         canary = paired(self.times, CANARY, baseline)
         own_process = any(isinstance(training, RemoteTraining) for training in self.trainings.values())
         facts = {"matmul_flops_per_second": self.matmul_rate, "columns": {"single_in_own_process": own_process}}
+        by_step = {record.case.step_key: str(record.case) for record in self.records}
         for record in self.records:
-            name = str(record.case)
+            name, twin = str(record.case), record.case.twin
             relative = None if isinstance(self.reference, str) else paired(self.times, name, baseline)
-            by_hand = paired(self.times, name, str(record.case.twin))
+            by_hand = paired(self.times, name, by_step.get(twin.step_key, "")) if twin else None
             ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
             if name in self.trainings:
                 self.ledger.add(record.case, **ratios, **facts)

@@ -6,19 +6,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, get_args
 
-from benchmarks.cases.case import (
-    Case,
-    CompilerOptions,
-    Options,
-    distinct_meshes,
-    options_of,
-)
+from benchmarks.cases.case import Case, CompilerOptions, Options, options_of
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.stack import ASSUMED_MEMORY_ERROR
 from strategies import STRATEGIES, GPTConfig, MeshSpec
 from strategies.config import Dtype, Gather, PipelineSchedule, Remat
 from strategies.costs.predict import strategies_with_formulas
+from strategies.registry import distinct_meshes
 
 VARIED = {"schedule": get_args(PipelineSchedule), "gather": get_args(Gather)}
 """Options that are varied by default."""

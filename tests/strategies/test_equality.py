@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cases.case import distinct_meshes
 from strategies import STRATEGIES, MeshSpec
 from strategies.mesh import all_axes
+from strategies.registry import distinct_meshes
 from tests.strategies.checkpoints.variants import VARIANTS
 from tests.strategies.equality import OF_MODEL, ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases.case import Case, Selection, default_microbatches, distinct_meshes
+from benchmarks.cases.case import Case, Selection, default_microbatches
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec
+from strategies.registry import distinct_meshes
 
 FSDP = MeshSpec.parse("fsdp=8")
 EVERYTHING = Selection(
@@ -188,15 +189,25 @@ def test_twin_is_the_hand_written_strategy_on_the_same_mesh(mesh: str, twin: str
     assert (auto.twin.twin, auto.twin.single) == (None, auto.single)
 
 
-def test_a_run_with_all_to_alls_has_the_twin_of_each_case() -> None:
-    """With `dispatch=all_to_all`, wherever it stands among the options, each case of auto has its twin in the run."""
-    meshes = tuple(map(MeshSpec.parse, ("fsdp=8", "expert=8", "data=2,expert=4", "fsdp=2,expert=4")))
-    options = ("dispatch", ("all_to_all",)), ("unroll", (2,))
-    chosen = dataclasses.replace(EVERYTHING, strategies=(*STRATEGIES,), meshes=meshes, options=options)
-    cases = dataclasses.replace(chosen, preset="nano-moe", config=PRESETS["nano-moe"]).cases()
-    twins = {str(case.twin) for case in cases if case.strategy == "auto"}
-    assert len(twins) == len(meshes) * len(EVERYTHING.batch_sizes)
-    assert twins <= {str(case) for case in cases}
+@pytest.mark.parametrize(("dispatch", "further"), [((), 2), (("all_to_all",), 0), (("auto", "all_to_all"), 0)], ids=str)
+def test_a_run_has_the_twin_of_each_case(dispatch: tuple[str, ...], further: int) -> None:
+    """In a run of all strategies each case of auto has its twin, whether or not `dispatch` is given, and once.
+
+    Where the hand-written strategy gathers tokens by default, here on two devices, the twin is a further case.
+    """
+    meshes = tuple(map(MeshSpec.parse, ("fsdp=8", "expert=8", "fsdp=2,expert=4", "data=4,expert=2", "fsdp=4,expert=2")))
+    options = (("dispatch", dispatch), ("unroll", (2,))) if dispatch else (("unroll", (2,)),)
+    chosen = dataclasses.replace(EVERYTHING, batch_sizes=(16,), strategies=(*STRATEGIES,), meshes=meshes)
+    mixture = dataclasses.replace(chosen, options=options, preset="nano-moe", config=PRESETS["nano-moe"])
+    cases = mixture.cases()
+    twins = [case.twin for case in cases if case.twin]
+    assert len(twins) == len(meshes)
+    known = [case.step_key for case in cases if case.strategy in ("fsdp", "expert", "three_d")]
+    assert {twin.step_key for twin in twins} <= {*known}
+    selected = {(case.strategy, case.mesh, case.options) for case in cases}
+    assert len(cases) == len(selected)
+    by_default = dataclasses.replace(mixture, strategies=tuple(name for name in STRATEGIES if name != "auto")).cases()
+    assert len(cases) - len(meshes) - len(by_default) == further
 
 
 @pytest.mark.parametrize("batch_size", [8, 16, 64])

@@ -154,13 +154,17 @@ def test_inexact_step_is_timed_and_not_checked(begin: Begin) -> None:
 
 
 def test_auto_is_compared_with_its_twin(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of auto has its time relative to its twin, with an interval; without a timed twin it is null."""
+    """A row of auto has its time relative to its twin, with an interval; without a timed twin it is null.
+
+    Its twin is the same step by hand, even if an option of it is given that has its default value.
+    """
     auto = replace(TOYS["data"], name="auto", twins={("data",): "data"})
-    monkeypatch.setattr(cases, "STRATEGIES", {**TOYS, "auto": auto})
-    case = replace(DATA, strategy="auto")
+    single = replace(TOYS["single"], axes=())  # without the option
+    monkeypatch.setattr(cases, "STRATEGIES", {**TOYS, "single": single, "auto": auto})
+    case, twin = replace(DATA, strategy="auto"), replace(DATA, options=(("reduce_dtype", "float32"),))
     engine = begin()
-    *by_hand, row = measure(engine, SINGLE, DATA, case)
-    ratio = Interval.of_ratios(*(list(engine.rows[str(each)].samples) for each in (case, DATA)))
+    *by_hand, row = measure(engine, SINGLE, twin, case)
+    ratio = Interval.of_ratios(*(list(engine.rows[str(each)].samples) for each in (case, twin)))
     assert ratio
     assert tuple(row[key] for key in TWIN) == (ratio.median, ratio.low, ratio.high)
     assert all(other[key] is None for other in by_hand for key in TWIN)
