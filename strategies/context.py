@@ -1,4 +1,4 @@
-"""Context parallel: each device holds all weights, and a shard of the tokens of every sequence.
+"""Context parallel: each device holds all weights, and a shard of the tokens of each sequence.
 
     dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step, in `reduce_dtype`: after all
         microbatches, or with `reduce="layer"` each layer's in the backward loop (core/layer_reduction.py)
@@ -16,28 +16,28 @@ With `context_attention="ulysses"` attention is split over its heads instead of 
     mixed[B,T,A_context] -all_to_all(context)-> mixed[B,T_context,A], once a layer forward
     each is the transpose of the other: once and once a layer backward
 
-With J heads of keys that n does not divide, each is copied lcm(J, n)/J times before it is sent; the transpose of the
+If n does not divide the number J of KV heads, each is copied lcm(J, n)/J times before it is sent; the transpose of the
 copy sums the gradients of the copies.
 
 For P parameters, L layers and A features of all heads on n devices a device sends 2 P (n-1)/n elements of gradients a
 step, and the loss. In the compute dtype it sends (3n-2) 2 L B T A / n elements with a ring, or 8 L B T A (n-1)/n^2
-elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends half of the 8 L
-again. The ring computes (2n+1)/4n of the full square of attention scores, for it skips blocks that causality masks out.
+elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends 12 L instead of 8 L.
+The ring computes (2n+1)/4n of the full square of attention scores, because it skips blocks that the causal mask hides.
 Ulysses computes as many scores as one device.
 
 With `attention_window=W` a ring sends only the keys and values that the window reaches. Shards are contiguous, so these
 are the last W-1 tokens before a device's own, or all tokens before them if they are fewer:
 
-    k, v[B,W-1,A] -permute(context)-> the next device: in one hop if W-1 <= T/n, otherwise in ceil((W-1) n/T) hops, each
-        of which passes on what the next device needs of the hop before; once a layer forward
+    k, v[B,W-1,A] -permute(context)-> the next device: in one hop if W-1 <= T/n, otherwise in ceil((W-1) n/T) hops that
+        pass on what the next device needs; once a layer forward
     dk, dv[B,W-1,A] -permute(context)-> the previous device, the transpose: once a layer backward
 
-A device then sends 4 L B (W-1) A elements a step instead of (3n-2) 2 L B T A / n; with `remat="full"` half of it again.
-With `full_attention_every` other layers have no window. Then devices have chunks as for a ring without windows, and the
-W-1 tokens before both chunks of a device are sent: to the next device and to the previous one, twice as many elements.
+A device then sends 4 L B (W-1) A elements a step instead of (3n-2) 2 L B T A / n, and 6 L with `remat="full"`. With
+`full_attention_every` some layers have no window, so tokens are in the zigzag order of the ring: each device has an
+early and a late chunk, and receives the W-1 tokens before both, twice as many elements.
 
-Ulysses sends as much as without a window. A stride (`attention_stride`) reaches tokens of every device, which a ring
-would have to send: there is no ring for it, and "auto" is Ulysses.
+Ulysses sends as much as without a window. A stride (`attention_stride`) reaches tokens of all devices, so there is no
+ring for it, and "auto" is Ulysses.
 """
 
 from collections.abc import Iterator, Mapping

@@ -5,10 +5,10 @@ Distributed").
         `reduce="layer"` each layer's in the backward loop (core/layer_reduction.py)
 
 For P parameters on n devices a device sends 2 P (n-1)/n elements a step, and the loss. By default there is one
-all-reduce for each weight. With `bucket_bytes` the gradients are concatenated, in the order in which the backward pass
-computes them, and there is one all-reduce for each `bucket_bytes` of them (section 3.2.3 there); with `reduce="layer"`
-each layer has buckets of its own. A device sends the same number of elements. With `compression` gradients are not sent
-in float32, and their sum is not exact (core/compression.py).
+all-reduce for each weight. With `bucket_bytes` the gradients are concatenated in the order of the backward pass, and
+there is one all-reduce for each bucket of `bucket_bytes` (section 3.2.3 of the paper); with `reduce="layer"` each layer
+has its own buckets. The number of elements is the same. With `compression` gradients are sent as int8 or as signs, and
+their sum is not exact (core/compression.py).
 """
 
 import bisect
@@ -37,16 +37,16 @@ from strategies.step import Implementation, LossTerms
 from strategies.strategy import Strategy
 
 MOST_BUCKETS = 1000
-"""The most all-reduces that `bucket_bytes` may make. A step of `data` with 100 of them takes XLA's CPU backend
-12 s to compile, and with 400 20 s, on one core."""
+"""Upper bound on the number of all-reduces with `bucket_bytes`. A step of `data` with 100 of them takes XLA's CPU
+backend 12 s to compile, and with 400 20 s, on one core."""
 BACKWARD = ("head", "blocks", "embedding")
 """The parts of the model, in the order in which the backward pass computes their gradients."""
 
 
 def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]]:
-    """Cut arrays of these sizes, laid end to end, into buckets of `capacity` elements.
+    """Cut the concatenation of arrays of these sizes into buckets of `capacity` elements.
 
-    Returns for each bucket its pieces: the index of an array, and the slice of the flattened array.
+    Returns the pieces of each bucket: the index of an array, and a slice of that array, flattened.
 
     >>> buckets([3, 4], capacity=5)
     [[(0, slice(0, 3, None)), (1, slice(0, 2, None))], [(1, slice(2, 4, None))]]
@@ -68,10 +68,10 @@ def all_reduce_buckets(loss: LossTerms, grads: Weights, bucket_bytes: int, dtype
     """Sum loss and gradients over devices with one all-reduce for each bucket, one after another.
 
     Args:
-        loss: this device's share, float32 [].
-        grads: this device's share.
+        loss: this device's part, float32 [].
+        grads: this device's part.
         bucket_bytes: size of a bucket.
-        dtype: of the sums. If it is float32, the loss is part of the first bucket; otherwise it is summed by itself.
+        dtype: of the sums. If it is float32, the first bucket contains the loss; otherwise the loss is summed alone.
 
     Returns:
         The sums, in float32.
@@ -148,7 +148,7 @@ def require_few_buckets(plan: Plan) -> None:
 
 
 def stack(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
-    """Sum the loss. Each device keeps its share of the gradients, as [1,...]: compression.py sums them later."""
+    """Sum the loss. Each device keeps its own gradients, as [1,...]; compression.py sums them later."""
     return lax.psum(loss, "data"), jax.tree.map(lambda grad: grad[None], grads)
 
 
@@ -168,9 +168,10 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
 
 def compressed_sums(plan: Plan) -> Iterator[Traffic]:
-    """With compression="int8" codes and their scales, otherwise what every strategy sends.
+    """Codes and scales with compression="int8", and otherwise the all-reduces of every strategy.
 
-    With "onebit" this is what the warm-up steps send: in a compiled program the larger branch of a conditional counts.
+    "onebit" has the all-reduces of its warm-up steps, because of a conditional in a compiled program the larger branch
+    counts.
     """
     if plan.train.compression != "int8":
         yield from replica_sums(plan)

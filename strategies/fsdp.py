@@ -1,30 +1,30 @@
 """Fully sharded data parallel: ZeRO stage 3 (Rajbhandari et al. 2020, section 5.3).
 
 Weights, gradients, optimizer state and the batch are sharded over the devices (core/shards.py). With
-`gather="layer"` a layer's full weights exist only while the layer runs, or with `prefetch` the layer before it:
+`gather="layer"` a layer's full weights exist only while the layer runs, or with `prefetch` already during the previous
+layer:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], in `reduce_dtype`
 
 Vectors (norm weights and biases) are used in float32, and therefore gathered in float32.
 
-For P parameters on n devices, E of them in the embedding and the head, a device sends (3 P - E) (n-1)/n elements for
-each microbatch. The embedding is gathered once: its backward pass needs no weights. The head is gathered once, too: its
-backward pass follows at once. A tied head uses the token table a second time: the table is gathered, and its gradient
-scattered, once more. Vectors that the backward pass does not need are not gathered again. With `regather=False` the
-gathered weights are kept for the backward pass. No weight is gathered again, and a device sends 2 P (n-1)/n elements
-for each microbatch.
+For P parameters on n devices, E of them in the embedding and the head, a device sends (3 P - E) (n-1)/n elements per
+microbatch. Some weights are not gathered again for the backward pass: the embedding, and vectors, whose backward pass
+does not need them, and the head, whose backward pass follows at once. A tied head uses the token table a second time,
+so the table is gathered, and its gradient scattered, twice. With `regather=False` all gathered weights are kept for the
+backward pass, and a device sends 2 P (n-1)/n elements per microbatch.
 
-With `prefetch="on"` a layer's weights are gathered while the layer before it runs, and backward the gradients of the
-following layer are scattered meanwhile (model/layers.py). The last layer's weights are not gathered again.
+With `prefetch="on"` a layer's weights are gathered while the previous layer runs. Backward, the gradients of the
+following layer are scattered at the same time (model/layers.py). The last layer's weights are not gathered again.
 
-With `gather="step"` all weights are gathered before the first microbatch and kept until the last:
+With `gather="step"` all weights are gathered before the first microbatch, and kept until the last:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], each weight, in the compute dtype, once a step
     dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], each weight, in `reduce_dtype`, once a step
 
-A device sends 2 P (n-1)/n elements a step, whatever the number of microbatches. During them it holds all weights in
-the compute dtype, and all gradients, accumulated in float32.
+A device sends 2 P (n-1)/n elements a step, whatever the number of microbatches. It holds all weights in the compute
+dtype, and all gradients, accumulated in float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -78,9 +78,9 @@ def _prefetch_problem(plan: Plan) -> str:
 
 
 def _unroll(plan: Plan, prefetch: str) -> int:
-    """By default an iteration has several layers only where it gathers weights and can hide communication so.
+    """Resolve `unroll="auto"`: several layers in an iteration only where that hides the gathers of weights.
 
-    With sums in float32 that takes much more memory, and is left to the user.
+    With sums in float32 it takes much more memory, so there it is left to the user.
     """
     train, placement = plan.train, plan.placement
     if train.unroll != "auto":
@@ -91,7 +91,7 @@ def _unroll(plan: Plan, prefetch: str) -> int:
 
 
 def require(plan: Plan) -> None:
-    """Refuse `regather=False` with pipeline stages, whose backward passes come many ticks after the forward passes.
+    """Refuse `regather=False` with pipeline stages.
 
     Raises:
         Infeasible: each stage would keep gathered weights for each microbatch in flight.
@@ -130,9 +130,9 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
 
 def gather_hook(shards: Shards, plan: Plan, before: Hooks, by_token: bool) -> Callable[[Array, WeightSpec, str], Array]:
-    """`Hooks.gather`: gathers a weight when a layer runs. Its transpose by autodiff reduce-scatters the gradient.
+    """`Hooks.gather`: all-gathers a weight when a layer runs. Its transpose reduce-scatters the gradient.
 
-    The backward pass gathers the weight once more, because no policy of remat.py keeps an all-gather.
+    The backward pass gathers the weight again, because no policy of remat.py keeps the result of an all-gather.
     """
 
     def gather(part: Array, spec: WeightSpec, dtype: str) -> Array:
@@ -148,7 +148,7 @@ def gather_hook(shards: Shards, plan: Plan, before: Hooks, by_token: bool) -> Ca
 def _gather_scatter(shards: Shards, reduce_dtype: str, spec: WeightSpec, dtype: str) -> Callable[[Array], Array]:
     """A function that gathers a weight in `dtype`, and whose transpose sums the gradients in `reduce_dtype`.
 
-    Autodiff's transpose of a gather sums in the dtype of the gather. It is used where both dtypes are the same.
+    If both dtypes are equal it is the plain gather, whose transpose by autodiff sums in the same dtype.
     """
 
     def gather(part: Array) -> Array:
@@ -162,14 +162,14 @@ def _gather_scatter(shards: Shards, reduce_dtype: str, spec: WeightSpec, dtype: 
 
 
 def by_token_first(qkv_BTCA: Array) -> Array:
-    """Queries, keys and values unchanged. The projection writes them token by token, before attention takes them.
+    """Return queries, keys and values unchanged, but make the projection write them token by token.
 
-    A fused kernel takes heads first. If the projection writes heads first, the compiler copies its gathered weights for
-    that. Instead it copies queries, keys and values, which are smaller. The weights are gathered as [D,3A]: gathered as
-    [D,3,A], they would be copied again.
+    A fused kernel takes heads first. If the projection wrote heads first, the compiler would copy the gathered weights
+    for that. With this barrier it copies queries, keys and values instead, which are smaller. The weights are gathered
+    as [D,3A]: gathered as [D,3,A], they would be copied again.
 
-    It is used where the backend says so and all devices shard the weights: hsdp is slower with it, and so is a backend
-    that gathers ahead (docs/experiments/2026-11-25-defaults-of-backends.md).
+    It is used on some backends, if all devices shard the weights. It makes hsdp slower, and backends that prefetch
+    (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     flat_NF = lax.optimization_barrier(qkv_BTCA.reshape(qkv_BTCA.shape[0] * qkv_BTCA.shape[1], -1))
     return flat_NF.reshape(qkv_BTCA.shape)
@@ -177,11 +177,11 @@ def by_token_first(qkv_BTCA: Array) -> Array:
 
 @jax.custom_vjp
 def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
-    """Return x and the head's norm weights unchanged. Backward, the gradient of x depends on that of the weights.
+    """Return x and the head's norm weights unchanged, but make the gradient of x depend on that of the weights.
 
     So the weight gradients are scattered before the backward pass of the blocks begins. Otherwise XLA's CPU backend may
     scatter them concurrently with the loop over blocks, and virtual devices may deadlock
-    (benchmarks/program/deadlock.py). XLA of JAX 0.12 does so where a device has one sequence of 4096 tokens or more.
+    (benchmarks/program/deadlock.py). JAX 0.12 does so if a device has one sequence of 4096 tokens or more.
     """
     return x_BTD, weights
 
@@ -205,9 +205,9 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         whole = weight.elements * plan.shards
         once, again = weight.elements, 0
         if by_layer and weight.spec.is_layered:
-            once, again = of_layers(plan, weight)
+            once, again = layer_elements(plan, weight)
         elif by_layer:
-            once = of_ends(plan, weight) * weight.elements
+            once = embedding_or_head_gathers(plan, weight) * weight.elements
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
         innermost = weight.spec.is_matrix and bool({*axes} & {*weight.last_axes})
         term = partial(traffic, plan, axes=axes, innermost=innermost)
@@ -220,12 +220,12 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         yield from scatters("gradients", elements=scattered * whole, when=backward)
 
 
-def of_layers(plan: Plan, weight: Weight) -> tuple[int, int]:
-    """Elements of a weight of the layers that are gathered in a step: for the forward pass, and again for the backward.
+def layer_elements(plan: Plan, weight: Weight) -> tuple[int, int]:
+    """Elements of a weight of the layers that are gathered in a step, over all microbatches: forward, and backward.
 
-    Both count microbatches. A weight is gathered again if the backward pass needs it (`Backward`). With `remat="none"`
-    the backward pass needs no vectors. With prefetch the last layer's weights are kept until the backward pass.
-    In a pipeline the forward pass of leading dense layers runs twice (`Plan.layers_again`).
+    A weight is gathered again if the backward pass needs it (`Backward`). With `remat="none"` the backward pass needs
+    no vectors. With prefetch the last layer's weights are kept until the backward pass. In a pipeline the forward pass
+    of leading dense layers runs twice (`Plan.layers_again`).
     """
     train = plan.train
     needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
@@ -236,13 +236,13 @@ def of_layers(plan: Plan, weight: Weight) -> tuple[int, int]:
     return forward * (2 if twice else 1), forward - kept if train.regather and needed else 0
 
 
-def of_ends(plan: Plan, weight: Weight) -> int:
+def embedding_or_head_gathers(plan: Plan, weight: Weight) -> int:
     """How often a weight of the embedding or of the head is gathered in a step.
 
-    Outside of loops the compiler merges equal gathers. Weights are constant in the loop over microbatches, so it moves
-    their gathers before the loop. A pipeline schedule gathers in each tick what the tick needs: the embedding for a
+    Without stages it is once: weights are constant in the loop over microbatches, so the compiler moves their gathers
+    before the loop and merges equal ones. A pipeline gathers in each tick what the tick needs: the embedding for a
     microbatch that enters, the head for one that leaves, and a tied table once for both. With leading dense layers it
-    embeds again for one that returns, and gathers for each alone (executor.py).
+    embeds again for the backward pass, and gathers each time (executor.py).
     """
     if not plan.staged:
         return 1

@@ -1,20 +1,21 @@
 """Pipeline parallel: each device is a stage that holds some of the layers (Huang et al. 2019, "GPipe").
 
 Microbatches pass through the stages in the order of a schedule (pipelining/schedules.py). At each tick a stage runs the
-forward or the backward pass of one microbatch, or is idle and computes nothing. All stages share the embedding and the
-head, which are split over the vocabulary, so that no stage holds or computes more than another (Yeung et al. 2024,
-"Balancing Pipeline Parallelism with Vocabulary Parallelism"). All stages embed a microbatch when the first stage needs
-it, and compute its loss when the last stage has finished it. Leading dense layers of a mixture belong to the embedding:
-every stage has them, runs them at once with the others, and runs them forward again for the backward pass.
+forward or the backward pass of one microbatch, or is idle. Embedding and head are split over the vocabulary, a shard on
+each stage, so that no stage holds or computes more than another (Yeung et al. 2024, "Balancing Pipeline Parallelism
+with Vocabulary Parallelism"). All stages together embed a microbatch when the first stage needs it, and compute its
+loss when the last stage has finished it. Leading dense layers of a mixture run with the embedding: they are replicated
+on every stage, and run forward again for the backward pass.
 
-    x[b,T,D] -permute(pipeline)-> the next stage, dx[b,T,D] -permute(pipeline)-> the previous stage, in one exchange at
-        the end of each tick in which any stage sends; in two exchanges where one stage would receive both
+    x[b,T,D] -permute(pipeline)-> the next stage, dx[b,T,D] -permute(pipeline)-> the previous stage: one exchange at
+        the end of each tick in which any stage sends, or two if a stage receives both
     for each microbatch:
-    x[b,T,D] embedded, partial sums -all_reduce(pipeline)-> every stage; backward once more for dx of the first stage
-    x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward once more for dx
+    x[b,T,D] embedded, partial sums -all_reduce(pipeline)-> every stage; once more for dx of the first stage
+    x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; once more for its dx
     three numbers a token for the loss, as in tensor.py
-    once a step, in `reduce_dtype`: dW[D] of the last norm -all_reduce(pipeline)-> every stage
-    before leading dense layers x[b,T,D] embedded -all_reduce(pipeline)-> every stage, once more for the backward pass
+    with leading dense layers x[b,T,D] embedded -all_reduce(pipeline)-> every stage again, for the backward pass
+    once a step, in `reduce_dtype`:
+    dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
 For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; GPipe has
 2 (M + S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2 B T D (S-1)/S elements in
@@ -78,7 +79,7 @@ def scheduled(plan: Plan) -> Differentiate:
     ) -> tuple[LossTerms, Weights]:
         blocks, structure = jax.tree.flatten(weights["blocks"])
         ends = {name: part for name, part in weights.items() if name != "blocks"}
-        # The last norm is replicated. Its gradient is summed over stages once a step, not for each microbatch.
+        # The last norm is replicated. Its gradient is summed over stages once a step, not once a microbatch.
         ends |= _replicated_of_head(partial(mark_varying, axes="pipeline"), ends, plan)
 
         def model(ends: Weights, blocks: Leaves = blocks) -> GPT:
@@ -117,7 +118,7 @@ def _replicated_of_head(function: Callable[[Any], Any], ends: Weights, plan: Pla
 
 
 def forward(chunks: int, microbatches: int) -> Losses:
-    """A forward pass through the stages, microbatch after microbatch. Each stage has so many chunks."""
+    """Losses by a forward pass through the stages, each with this many chunks, one microbatch after another."""
 
     def losses(build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens) -> Array:
         def run(blocks: Weights, x_bTD: Array) -> Array:
@@ -133,7 +134,7 @@ def forward(chunks: int, microbatches: int) -> Losses:
 
 
 def exchanges(plan: Plan) -> Iterator[Traffic]:
-    """What stages send their neighbours in each exchange."""
+    """Activations and gradients that stages send to their neighbours, in each exchange."""
     sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
     yield from traffic(plan, "stages", "permute", plan.axes_of("layers"), sent, dtype=plan.train.dtype)
 

@@ -1,16 +1,16 @@
-"""The interface that every strategy implements.
+"""The interface of a training step, which every strategy builds.
 
-A strategy is a list of mesh axes. This is the way to a step, and through it:
+A strategy is a list of mesh axes. This is how it builds a step, and what a step runs:
 
-    Strategy.build      strategy.py            makes a plan, an implementation and the step
-    Plan.of             core/plan.py           gives options values, refuses what does not fit
-    Axis.implement      fsdp.py, tensor.py ..  each axis adds what it does to an `Implementation`
-    assemble            core/train_step.py     makes the `Step` of both, in `jax.shard_map`
+    Strategy.build      strategy.py            builds the three below
+    Plan.of             core/plan.py           resolves "auto" options, and refuses what does not fit
+    Axis.implement      fsdp.py, tensor.py ..  each axis adds its functions to an `Implementation`
+    assemble            core/train_step.py     makes the `Step` from both, in `jax.shard_map`
 
-    update              core/train_step.py     on each device: the gradients, then `apply`
-    GPT.run             model/layers.py        loops over the layers, which call the hooks (model/hooks.py)
-    reduce, all_reduce  core/gradients.py      sum what the hooks have not summed
-    apply               core/adamw.py          clips, and updates weights
+    update              core/train_step.py     on each device: gradients, then `apply`
+    GPT.run             model/layers.py        the loop over layers, which calls the hooks (model/hooks.py)
+    reduce, all_reduce  core/gradients.py      sums of gradients that the hooks have not summed
+    apply               core/adamw.py          clipping, and the update of the weights
 """
 
 import functools
@@ -43,7 +43,7 @@ Metrics = dict[str, Float[Array, ""]]
 
 
 class State(NamedTuple):
-    """The training state: a step takes it and returns it. It is created sharded."""
+    """The training state, which a step takes and returns. It is created sharded."""
 
     params: Weights
     optimizer: Any
@@ -53,12 +53,12 @@ class State(NamedTuple):
 
 
 class Load(NamedTuple):
-    """How evenly the routers of all layers spread a batch over E experts, in float32.
+    """The load of E experts in each of L layers, for one batch, in float32.
 
     Attributes:
-        choices_LE: choices of each expert.
-        probs_LE: sums over tokens of each expert's probability.
-        dropped_L: choices that no expert takes, beyond its capacity.
+        choices_LE: tokens that chose each expert.
+        probs_LE: router probability of each expert, summed over tokens.
+        dropped_L: choices that were dropped, beyond an expert's capacity.
     """
 
     choices_LE: Float[Array, "L E"]
@@ -67,20 +67,21 @@ class Load(NamedTuple):
 
 
 LossTerms = dict[str, Float[Array, ""]]
-"""The mean of the tokens' losses, "loss", and by name what layers add to it (`Extras`). Their sum is differentiated."""
+"""The mean cross entropy of the tokens, as "loss", and the auxiliary losses of layers by name (`Extras`). Gradients are
+those of the sum."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> tuple[Float[Array, " N"], Extras]:
-    """The loss of each token of sequences [B,T+1], by the whole model, and the extras of all layers. N = B x T."""
+    """The loss of each token of sequences [B,T+1], N = B x T, and the auxiliary losses of all layers."""
     x_BTD, extras = model.run(model.embed(tokens_BS[:, :-1]))
     return model.losses(x_BTD, tokens_BS[:, 1:]), jax.tree.map(model.hooks.alike, extras)
 
 
 Divisor = int | Array
-"""What the sum of all tokens' losses is divided by: the tokens in the global batch; in float16, that over the scale."""
+"""Divisor of the summed losses: the number of tokens in the global batch; in float16, that over the loss scale."""
 Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, Divisor], tuple[LossTerms, Weights]]
-"""(function from weights to a model, weights, this device's sequences, divisor) -> (this device's share of the loss,
-its gradients); in float16 both are scaled."""
+"""(function from weights to a model, weights, this device's sequences, divisor) -> (this device's part of the loss, and
+its gradients). In float16 both are scaled."""
 
 
 def autodiff(
@@ -102,12 +103,12 @@ Losses = Callable[[Callable[[Weights], GPT], Weights, Tokens], Float[Array, " N"
 
 
 class Optimizer(NamedTuple):
-    """How gradients change the weights.
+    """An optimizer with sharded state.
 
     Attributes:
-        takes: shapes of the weights -> shapes of the gradients that `update` takes, and the mesh axes that split them.
-        init: weights -> the optimizer's state before the first step.
-        specs: that state -> the mesh axes that split it.
+        takes: shapes of the weights -> shapes and partition specs of the gradients that `update` takes.
+        init: weights -> the optimizer's initial state.
+        specs: the state -> its partition specs.
         update: (gradients, state, weights) -> (what to add to the weights, state, global norm of the gradients). It
             runs inside `jax.shard_map`.
     """
@@ -120,26 +121,26 @@ class Optimizer(NamedTuple):
 
 @dataclass(frozen=True)
 class Implementation:
-    """What the axes of a strategy do in a step. By default nothing beyond what follows from what they split.
+    """The functions by which the axes of a strategy change a step. The defaults are those of one device.
 
-    Its functions run inside `jax.shard_map`, unless the compiler partitions the step.
+    They run inside `jax.shard_map`, unless the compiler partitions the step.
 
     Attributes:
-        hooks: what the strategy does inside the model.
-        differentiate: this device's shard of the batch, or of a microbatch -> its share of loss and gradients.
+        hooks: functions that the model calls, for communication inside it.
+        differentiate: this device's shard of the batch, or of a microbatch -> its part of loss and gradients.
         schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
             does. Otherwise gradients are accumulated, one microbatch after another.
-        losses: this device's shard of the batch -> the loss of each of its tokens, without gradients.
-        layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
+        losses: this device's shard of the batch -> the loss of each of its tokens, by a forward pass.
+        layer_slots: the layer in each slot of the stacked blocks, -1 for none; None if they are in order.
         prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
-        reduce: this device's share of loss and gradients, after all microbatches -> their sums over the axes that split
+        reduce: this device's part of loss and gradients, after all microbatches -> their sums over the axes that shard
             weights; of the loss alone where hooks have summed the gradients.
         sum_replicas: such sums -> sums over `Placement.replicas`; None is an all-reduce of each in
             `reduce_dtype`.
         sum_layer: the same for gradients of one layer (layer_reduction.py).
         optimizer: AdamW with clipping -> the optimizer that replaces it.
-        inexact: why the step by design computes something else than one device; empty if it does not.
-        compiler_partitioned: whether the compiler partitions the step, and functions see whole arrays.
+        inexact: why the step does not compute what one device computes, by design; empty if it does.
+        compiler_partitioned: whether the compiler partitions the step, so that functions see global arrays.
     """
 
     hooks: Hooks = ONE_DEVICE
@@ -173,21 +174,20 @@ class Step:
     """One training step on one mesh: `state, metrics = step(state, batch)`.
 
     Attributes:
-        init: key -> `State`, created sharded: no device ever holds a full-size array that its strategy splits.
-        update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state. There is also
-            what layers add to the loss, by name (`LossTerms`). In float16 there is "loss_scale", and a step whose
+        init: key -> `State`, created sharded: no device ever holds the whole of an array that is sharded.
+        update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state. Auxiliary
+            losses are metrics of their own (`LossTerms`). In float16 there is "loss_scale", and a step whose
             "grad_norm" is inf or NaN was skipped.
         gradients: the first half of `update`, jitted: (state, batch) -> (loss, gradients before clipping).
-        apply: the second half, jitted: (state, gradients) -> (state, the metrics but "loss"). Neither half donates
+        apply: the second half, jitted: (state, gradients) -> (state, all metrics but "loss"). Neither half donates
             anything.
-        evaluation: what `evaluate` computes, jitted. It donates nothing.
-        load: what the routers do with a batch, by a forward pass, jitted: (weights, batch) -> `Load`; None for a model
-            without experts.
+        evaluation: the jitted function behind `evaluate`. It donates nothing.
+        load: (weights, batch) -> `Load`, by a forward pass, jitted; None for a model without experts.
         state, batch, grads: shapes, dtypes and shardings of the state, of a batch, and of the gradients that `apply`
             takes.
-        layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
-        inexact: why the step by design computes something else than one device; empty if it does not.
-        xla_options: with which a call compiles `update` (backends/xla_options.py).
+        layer_slots: the layer in each slot of the stacked blocks, -1 for none; None if they are in order.
+        inexact: why the step does not compute what one device computes, by design; empty if it does.
+        xla_options: XLA options with which a call compiles `update` (backends/xla_options.py).
         train, mesh, config: what the step was built from.
     """
 
@@ -208,11 +208,11 @@ class Step:
     xla_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
-        """Train on one batch. The given state is donated: use the returned one. Tokens of the host are placed first.
+        """Train on one batch. The given state is donated: use the returned one. Tokens on the host are placed first.
 
         The call returns before the step has run. On virtual CPU devices at most `MOST_AHEAD` steps may be unfinished
-        (backends/pace.py). It is compiled with `xla_options`, which JAX does not allow inside a jitted function: call
-        `update` there.
+        (backends/pace.py). The step is compiled with `xla_options`, which JAX does not allow inside another jitted
+        function: call `update` there.
 
         Raises:
             ValueError: the state or the batch is not of this step.
@@ -223,7 +223,7 @@ class Step:
         return state, metrics
 
     def evaluate(self, params: Weights, batch: Tokens) -> Float[Array, ""]:
-        """The mean loss of a batch by a forward pass. Tokens of the host are placed first.
+        """The mean loss of a batch by a forward pass. Tokens on the host are placed first.
 
         Raises:
             ValueError: weights or batch are not of this step.
@@ -248,10 +248,10 @@ class Step:
         return jax.jit(update, out_shardings=shardings, donate_argnums=0, compiler_options=options)
 
     def place(self, tokens_BS: Any) -> Tokens:
-        """Put host tokens [batch_size, sequence + 1], in anything like a numpy array, on the mesh.
+        """Put host tokens [batch_size, sequence + 1], a numpy array or anything that is indexed like one, on the mesh.
 
-        Each device gets its own sequences. Only the parts for devices of this process are read, so an array that reads
-        from a file on access reads no more than these.
+        Each device gets its own sequences. Only the sequences of this process's devices are read, so a memory-mapped
+        array reads no more than these.
 
         Raises:
             ValueError: the shape differs, they are not integers, or an id is outside the vocabulary.

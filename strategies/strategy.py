@@ -1,4 +1,4 @@
-"""A strategy: a name and the mesh axes that it combines. `build` composes them into the step of a model on a mesh."""
+"""A strategy: a name and a list of mesh axes. `build` composes them into the training step of a model on a mesh."""
 
 import functools
 import math
@@ -35,7 +35,7 @@ OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
-    """What all axes of a plan do in a step, from the outermost to the innermost. They need no mesh of devices."""
+    """The implementation of all axes of a plan, composed from the outermost to the innermost axis."""
     split = plan.over((*plan.placement.batch, *plan.placement.tokens))
 
     def batch_sum(x: Array) -> Array:
@@ -55,17 +55,17 @@ class Strategy:
     Attributes:
         name: the value of `--strategy`.
         axes: outermost first; empty for one device.
-        implement: (plan, mesh) -> what happens in a step, by default what the axes do.
-        most_devices: the largest mesh that it runs on.
-        microbatches: the default number of microbatches, without pipeline stages.
+        implement: (plan, mesh) -> `Implementation`, by default the composition of the axes.
+        most_devices: number of devices of the largest mesh that it runs on.
+        microbatches: default number of microbatches without pipeline stages.
         usual_axes: names of the axes of the meshes that are measured by default; None for all.
-        twins: for a strategy that the compiler partitions, the names of mesh axes that may be combined, and the
-            hand-written strategy that does the same on them.
-        make_step: (config, mesh, train, devices) -> the step, for a strategy whose step is made in another way; None if
-            it is composed. There are no formulas for such a strategy.
+        twins: for a strategy that the compiler partitions: combinations of mesh axes -> the hand-written strategy with
+            the same sharding.
+        make_step: (config, mesh, train, devices) -> the step, for a strategy that is not composed of axes; None if it
+            is. There are no formulas for such a strategy.
 
     Raises:
-        ValueError: a field is of another type, an option is unknown, or axes exclude each other.
+        ValueError: a field has a wrong type, an option is unknown, or axes exclude each other.
     """
 
     name: str
@@ -89,22 +89,22 @@ class Strategy:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the mesh axes that it can use, outermost first; without axes that of the mesh data=1."""
+        """Names of the mesh axes that it can use, outermost first; "data" for one device, whose mesh is data=1."""
         return tuple(axis.name for axis in self.axes) or ("data",)
 
     @functools.cached_property
     def options(self) -> tuple[str, ...]:
-        """Fields of `TrainConfig` that change its step, besides those that change every step."""
+        """Fields of `TrainConfig` that only some strategies have, and this one has."""
         return tuple(dict.fromkeys(option for axis in self.axes for option in axis.options))
 
     @property
     def placement(self) -> Placement:
-        """What all of its axes split."""
+        """The placement by all of its axes."""
         return placement_of(self.axes)
 
     @property
     def has_formulas(self) -> bool:
-        """Whether formulas say what its step sends and holds: if neither the compiler nor `make_step` decides it."""
+        """Whether formulas know its communication and memory: not if the compiler or `make_step` decides them."""
         return not self.twins and self.make_step is None
 
     def build(
@@ -161,23 +161,23 @@ class Strategy:
         return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
 
     def idle_axes(self, config: GPTConfig) -> set[str]:
-        """Axes for weights that a model lacks, as of experts: along such an axis only the batch is split."""
+        """Axes that shard none of a model's weights, such as `expert` in a dense model. They only split the batch."""
         dims = {dim for spec in weight_specs(config).values() for dim in spec.dims}
         return {axis.name for axis in self.axes if axis.dims and dims.isdisjoint(axis.dims)}
 
     def batch_shards(self, mesh: MeshSpec) -> int:
-        """Into how many parts the batch is split on a mesh."""
+        """Number of shards of the batch on a mesh."""
         return size_of(self.placement.batch, mesh.sizes)
 
     def default_microbatches(self, mesh: MeshSpec | str, batch_size: int) -> int:
-        """Two for each pipeline stage, for a smaller bubble; without stages `microbatches`; fewer for a small batch."""
+        """Default number of microbatches: 2 per pipeline stage, or else `microbatches`; fewer for a small batch."""
         mesh = MeshSpec.of(mesh)
         stages = mesh.sizes.get("pipeline", 1)
         sequences = require_count(batch_size, "batch_size") // self.batch_shards(mesh)
         return math.gcd(sequences, 2 * stages if stages > 1 else self.microbatches)
 
     def equals(self, other: "Strategy", mesh: MeshSpec) -> bool:
-        """Whether another strategy has all axes of a mesh, and splits the same along them."""
+        """Whether another strategy has all axes of a mesh, with the same placement along them."""
         axes = {*mesh.sizes}
         return axes <= {*other.axis_names} and other.placement.along(axes) == self.placement.along(axes)
 

@@ -1,20 +1,20 @@
 """Tensor parallel: every layer is split over the devices (Shoeybi et al. 2019, "Megatron-LM", section 3).
 
-Column parallel, then row parallel: the query, key, value and up matmuls are split along their outputs (heads, mlp), and
-the output and down matmuls along their inputs, so that one sum completes each branch. Embedding and loss are split over
-the vocabulary: no device holds the full logits. Between the matmuls each device holds the residual stream of its shard
-of the tokens, and normalises only those (sequence parallel; Korthikanti et al. 2022, "Reducing Activation
-Recomputation", section 4.2.2):
+The query, key, value and up matmuls are column parallel: split along their outputs (heads, mlp). The output and down
+matmuls are row parallel: split along their inputs, so attention and MLP end with one sum each. Embedding and loss are
+split over the vocabulary, and no device holds the full logits. Between the matmuls the residual stream, and the norms,
+are split over the tokens (sequence parallel; Korthikanti et al. 2022, "Reducing Activation Recomputation", section
+4.2.2):
 
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], two a layer forward, before attention and before the MLP; and two
         again backward, because the gathered x is not kept
     x[B,T,D] partial sums -reduce_scatter(tensor)-> x[B,T_tensor,D], two a layer forward, after attention and the MLP
-    each is the transpose of the other: two and two a layer backward, with dx
-    one reduce-scatter for the embedding, one gather for the head, and the transpose of each
+    backward, the transposes of these with dx: two reduce-scatters and two all-gathers a layer
+    one reduce-scatter for the embedding, one all-gather for the head, and the transpose of each
     for the loss, an all-reduce of three numbers a token: largest logit, sum of exponentials, target's logit
-    with norms over all heads (OLMoE) all-reduces of two numbers a token, a layer forward, and as many backward
+    with norms over all heads (OLMoE) all-reduces of two numbers a token in each layer, forward and again backward
     dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, which are replicated
-    with n/J devices to each of J heads of keys (core/key_copies.py), in groups of these:
+    with fewer KV heads J than devices (core/key_copies.py), in groups of the n/J devices that copy a head:
     dW[D,2,K] -all_gather(tensor)-> dW[n/J,D,2,K], once a step, in `reduce_dtype`; each device adds them up
 
 With `sequence_parallel=False` the residual stream is replicated:
@@ -23,10 +23,10 @@ With `sequence_parallel=False` the residual stream is replicated:
     dx[B,T,D] partial sums -all_reduce(tensor)-> dx[B,T,D], two a layer backward, where x enters the split matmuls
     once more for the embedding forward, and once more for the head backward
 
-With `halves="on"` (model/halves.py) each of these, in the layers, is two collectives of half the sequences.
+With `halves="on"` (model/halves.py) each collective of the layers becomes two, of half the sequences.
 
 For L layers on n devices a device sends (10 L + 4) B T D (n-1)/n elements a step in the compute dtype, or without
-sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With `remat="full"` the backward pass repeats the sums of attention.
+sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With `remat="full"` the backward pass repeats the sums after attention.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,18 +162,19 @@ def _map_replicated(function: Callable[[Array], Array], weights: Weights, plan: 
 
 
 def _has_partial_gradient(spec: WeightSpec, plan: Plan) -> bool:
-    """Whether devices have parts of the gradient of a weight that `tensor` does not split.
+    """Whether a weight is replicated over `tensor`, but each device has only a part of its gradient.
 
-    With sequence parallelism they have different tokens, and otherwise different heads, as of a norm of single heads.
+    With sequence parallelism devices have different tokens; without it they have different heads, in a norm of each
+    head.
     """
     return not {*DIMS} & {*spec.dims} and (plan.sequence_parallel or "head_size" in spec.dims)
 
 
 def layers(plan: Plan) -> Iterator[Traffic]:
-    """Sums of branches and of the head, forward and backward. Empty slots of a stage count as layers."""
+    """Sums after attention, MLP and head, forward and backward. Empty slots of a stage count as layers."""
     dtype, tensors = plan.train.dtype, plan.axes_of("head_features")
     branches = len(plan.block.branches())
-    # With remat="full" sums are repeated, except that of the last branch: it is the input of the next layer.
+    # With remat="full" sums are repeated, except the last one of a layer, whose result is the next layer's input.
     again = branches - 1 if plan.train.remat == "full" else 0
     sums = ((2 * branches + again) * plan.all_layers + branches * plan.layers_again) * plan.residual
     extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
@@ -199,7 +200,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
 
 
 def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
-    """The gradients of the router's matrix, and of biases of router and experts, in each layer and microbatch."""
+    """All-reduces of the gradients of the router and of the experts' biases, in each layer and microbatch."""
     term = partial(traffic, plan, "router's gradients", "all_reduce", tuple(tensors), array="gradients")
     for weight in plan.weights:
         if {"routes", "experts"} & {*weight.spec.dims} and not {*DIMS} & {*weight.spec.dims}:
@@ -209,7 +210,7 @@ def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
 
 
 def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iterator[Traffic]:
-    """The sum of gradients of weights that are replicated along axes which split the work of a layer or of the head."""
+    """The all-reduce of gradients of replicated weights, along axes that split the work on a layer or on the head."""
     dtype = plan.train.reduce_dtype
     yield from traffic(
         plan,
@@ -224,9 +225,9 @@ def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iter
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
-    """Sums of an embedding, forward and backward, and of a loss that are split over the vocabulary.
+    """Sums of an embedding and a loss that are split over the vocabulary, forward and backward.
 
-    Leading dense layers that run forward again (`Plan.layers_again`) take the embedding again.
+    Leading dense layers that run forward again (`Plan.layers_again`) embed again.
     """
     axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.layers_again else 1
     if plan.sequence_parallel:

@@ -1,4 +1,4 @@
-"""Attribution of a step's time: the step is timed interleaved with variants of itself that leave something out.
+"""Attribution of a step's time: the step is timed interleaved with variants that leave something out.
 
     step           the whole step
     synchronized   each collective exchanges a single element: no data is sent, but devices still wait for each other

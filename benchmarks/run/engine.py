@@ -1,4 +1,4 @@
-"""Measure cases: check every case against one device, time comparable ones interleaved, and keep a row for each.
+"""Measure cases: check each against one device, time comparable ones interleaved, and keep a row for each.
 
     rows = run(selection.cases(), RunSettings(corpus_N), Path("rows.jsonl"))
 
@@ -131,7 +131,7 @@ class Engine:
         return record
 
     def _compile_single_ahead(self, single: Case) -> None:
-        """Let the single-device server, if there is one, compile a reference at once: nothing is timed now."""
+        """Let the single-device server, if there is one, compile a reference in the background."""
         if single in self._compiled_ahead or self.settings.compile_only or self.ledger.given_up(single):
             return
         self._compiled_ahead.add(single)
@@ -139,7 +139,7 @@ class Engine:
             server.tell("compile", case=single)
 
     def _reference(self, single: Case) -> Record | str:
-        """The reference of a workload, or why there is none. A reference that hung before is not tried again."""
+        """The reference of a group, or why there is none. A reference that hung before is not tried again."""
         row = self.rows.get(str(single))
         hung = row.extra_info["reason"] if row and row.extra_info["status"] == "timeout" else None
         if why := hung or self.ledger.given_up(single):

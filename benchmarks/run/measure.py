@@ -1,7 +1,7 @@
-"""Interleaved timing of training runs in blocks of consecutive steps.
+"""Interleaved timing of training steps.
 
-Each round times one block of every step in random order, so drift affects all steps equally. `Training.block` reads the
-clock.
+The unit of timing is a block: one step, or several consecutive steps. A round times one block of each of the compared
+steps, in random order, so drift affects all of them equally. `Training.block` reads the clock.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from strategies.backends.pace import keep_pace
 BLOCK_SECONDS = 0.1
 """Least duration of a timed block."""
 WIDE = 0.03
-"""Half width of an interval, as a part of the median, above which more rounds are worth their time."""
+"""Half width of an interval, as a fraction of the median, above which a step is timed in further rounds."""
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -157,7 +157,7 @@ def time_interleaved(
         trainings: the steps to time, by name.
         times: filled as timing proceeds, so that an interrupt loses nothing; one entry per training.
         rounds: number of rounds.
-        begin: called with the name of the step before each of its blocks.
+        begin: called with the name of a step before each of its blocks.
     """
     # Differs between runs, and is the same in all processes of a run.
     seed = processes.broadcast_first(lambda: random.getrandbits(32))
@@ -204,7 +204,7 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half the width, as a part of the median."""
+        """Half the width, as a fraction of the median."""
         return (self.high - self.low) / 2 / self.median
 
     @classmethod
@@ -212,9 +212,8 @@ class Interval:
         """Interval of a sample; None for fewer than `MIN_ROUNDS` values.
 
         It lies between two order statistics and assumes no distribution: a value lies on either side of the median
-        with equal probability (Conover 1999, "Practical Nonparametric Statistics", section 3.2). With fewer values
-        there is none. It covers noise within this process only. Another launch may differ by more; `results.regress
-        paired` compares launches.
+        with equal probability (Conover 1999, "Practical Nonparametric Statistics", section 3.2). It covers noise within
+        this process only; launches may differ by more, and `results.regress paired` compares those.
         """
         if len(values) < MIN_ROUNDS:
             return None

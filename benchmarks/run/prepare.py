@@ -1,4 +1,4 @@
-"""Prepares a case: compiles its step, checks it against one device, and starts its training."""
+"""Prepares a case: compiles its step, and compares its first steps with those of one device."""
 
 import shutil
 import traceback
@@ -44,10 +44,10 @@ Stages = Generator[Record, None, Record]
 
 
 class Preparation:
-    """Compiles steps, starts their training, and compares them with one device.
+    """Compiles steps, starts training runs, and compares their first steps with those of one device, the reference.
 
-    The reference is prepared once per workload. Memory is profiled here, because no other case has arrays yet: steps
-    that are timed interleaved have their states side by side.
+    There is one reference for all cases with the same `Case.single`. Memory is profiled here, while no other case has
+    arrays: cases that are timed interleaved hold their states at the same time.
     """
 
     def __init__(self, settings: RunSettings, clock: Clock) -> None:
@@ -176,7 +176,7 @@ class Preparation:
         }
 
     def start(self, record: Record, batches: int = BATCHES) -> Training:
-        """Start a training run on the corpus from its beginning, with so many batches, which repeat."""
+        """Start a training run from the beginning of the corpus, on this many batches, which repeat."""
         assert record.step
         init = partial(self._initial_states.begin, record.case, record.step)
         return begin_training(record.step, record.program, init, self.settings.corpus_N, batches)
@@ -209,7 +209,7 @@ class Preparation:
         return reason
 
     def reference(self, single: Case) -> Record | str:
-        """The reference of a workload, which is `single` with trained first steps; or why there is none.
+        """The record of a reference, whose first steps were trained; or why there is none.
 
         A model may be too large for one device.
         """
@@ -223,7 +223,7 @@ class Preparation:
         return self._references[single]
 
     def _first_steps(self, single: Case) -> tuple[Record, Trajectory]:
-        """Compile a reference and train its first steps. Each process has one of its own, so it needs no other."""
+        """Compile a reference and train its first steps. Each process does so by itself."""
         step = single.build()
         with self.clock.phase("compile"):
             program = compile_step(step, single.compiler_options).program

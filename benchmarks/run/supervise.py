@@ -232,7 +232,7 @@ class Supervisor:
         self.machine = entry.get("machine", self.machine)
 
     def _press(self) -> None:
-        """Kill a process that was stopped twice and does not exit, and say what one does that was stopped once."""
+        """Kill a process that was stopped twice and does not exit; after one stop, say what it is doing."""
         waited = time.monotonic() - self._stops[min(len(self._stops), 2) - 1] if self._stops else 0.0
         if len(self._stops) > 2 or (len(self._stops) == 2 and waited > PATIENCE_SECONDS):
             self._kill()
@@ -277,7 +277,7 @@ class Supervisor:
         raise self._end
 
     def _stopped_hard(self) -> str:
-        """Say how a run goes on that was stopped before it could end in order."""
+        """Say how to continue a run that was stopped before it could end in order."""
         if not (self._began or self.rows):
             self._say("stopped before a case had begun")
         elif self.journal:

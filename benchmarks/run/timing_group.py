@@ -1,4 +1,4 @@
-"""Times a group of comparable cases interleaved, compares them, and traces and attributes them if requested."""
+"""Times a group of comparable cases interleaved, compares them, and traces and attributes their steps if requested."""
 
 import time
 import warnings
@@ -26,8 +26,7 @@ T = TypeVar("T")
 
 @dataclass
 class TimingGroup:
-    """Cases that are timed interleaved, together with `single` and with the canary: a duplicate of the baseline, which
-    shows the noise.
+    """Cases that are timed interleaved, with `single` and the canary, a duplicate of the baseline that shows the noise.
 
     Attributes:
         ledger: the state of the cases, and the settings of the run.
@@ -81,9 +80,9 @@ class TimingGroup:
                 training.drop()
 
     def _time(self, begin: Callable[[str], None]) -> None:
-        """Time all cases for the rounds that were asked for, then those with a wide interval while time is left.
+        """Time all cases for `rounds`, and then those with a wide interval until `extra_seconds` are over.
 
-        A case that leaves does not come back, so blocks with the same index stay of the same round.
+        A case whose interval is narrow is not timed again, so that blocks with the same index are of the same round.
         """
         end = time.monotonic() + self.ledger.settings.extra_seconds
         time_interleaved(self.trainings, self.times, self.ledger.settings.rounds, begin)
@@ -91,7 +90,7 @@ class TimingGroup:
             time_interleaved({name: self.trainings[name] for name in wide}, self.times, 1, begin)
 
     def _wide(self) -> list[str]:
-        """Names of the steps to time further: those with a wide ratio to the baseline, which is timed with them."""
+        """The baseline and the steps whose ratio to it has a wide interval; none if there is no such step."""
         baseline = str(self.baseline.case)
         ratios = {name: paired(self.times, name, baseline) for name in self.trainings if not self.times[name].error}
         wide = [name for name, ratio in ratios.items() if ratio and ratio.half_width > WIDE]
@@ -99,7 +98,7 @@ class TimingGroup:
 
     @property
     def baseline(self) -> Record:
-        """The case that all are compared with and that the canary repeats: `single`, or else the first case."""
+        """The case that all others are compared with, and that the canary duplicates: `single`, or else the first."""
         return self.records[0] if isinstance(self.reference, str) else self.reference
 
     def _start(self, record: Record) -> Training | RemoteTraining:
@@ -115,7 +114,7 @@ class TimingGroup:
         return training
 
     def _drop(self, record: Record, error: Exception) -> None:
-        """End a case that cannot be started. A reference without a row is explained in the rows of the others."""
+        """End a case that cannot be started. If it is `single`, and has no row, the rows of the others say why."""
         if any(record.case == other.case for other in self.records):
             self.ledger.fail(record.case, error)
             return

@@ -38,7 +38,9 @@ def positions(plan):
     weight = next(each for each in plan.weights if "sequence" in each.spec.dims)
     part = weight.elements * plan.shards  # fsdp has gathered its shards before
     term = partial(traffic, plan, axes=("data",), dtype=plan.dtype(weight))
-    yield from term("positions", "all_gather", elements=fsdp.of_ends(plan, weight) * part, array="weights")
+    yield from term(
+        "positions", "all_gather", elements=fsdp.embedding_or_head_gathers(plan, weight) * part, array="weights"
+    )
     whole = plan.train.microbatches * part * plan.size("data")
     yield from term("their gradients", "reduce_scatter", elements=whole, array="gradients")
 
