@@ -88,7 +88,7 @@ def main(options: argparse.Namespace) -> None:
         require_file(options.out)
     with refusing():
         if options.format is None:
-            raise ValueError("a run has no form of its own; give --format csv or --format markdown")
+            raise ValueError("a run is written as CSV or Markdown; give --format csv or --format markdown")
         records = records_of(options.run, read_run(options.run), NEEDED)
         written = f"{table(records, options.format, options.columns)}\n"
     if options.out:

@@ -61,7 +61,10 @@ TABLE: dict[str, tuple[int, str]] = {
     # files that are JSON but not what is expected
     "plot missing.json": (5, "missing.json does not exist"),
     "plot list.json": (5, "is JSON but not pytest-benchmark's"),
-    "plot no-numbers.json": (5, "nothing to draw, no row counts (1 without strategy or devices or"),
+    "plot no-numbers.json": (
+        5,
+        "nothing to draw: no row was timed and equal to one device (1 without strategy or devices or",
+    ),
     "plot no-devices.json": (5, "devices is 0; it must be a whole number of at least 1"),
     "plot negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
     "plot no-batch.json": (5, "global_batch_sequences is 0; it must be a whole number"),

@@ -23,6 +23,6 @@ def main(option: argparse.Namespace) -> None:
 def described(schedule: Schedule) -> Iterator[str]:
     """Lines: the table, its bubbles, and the microbatches in flight in each stage."""
     yield str(schedule)
-    for name, share in (("bubble", schedule.bubble()), ("lockstep bubble", schedule.lockstep_bubble())):
-        yield f"{name} {share:.1%} of the time, where backward of inputs and of weights each take as long as forward"
-    yield f"in flight {', '.join(str(schedule.in_flight(stage)) for stage in range(schedule.stages))}"
+    yield f"bubble: {schedule.bubble():.1%} of the time, if a backward pass takes twice as long as a forward pass"
+    yield f"lockstep bubble: {schedule.lockstep_bubble():.1%} of the time on top, if stages start each tick together"
+    yield f"microbatches in flight, by stage: {', '.join(str(schedule.in_flight(n)) for n in range(schedule.stages))}"

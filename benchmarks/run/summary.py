@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases.row import Row
-from benchmarks.cli.tables import aligned, minutes
+from benchmarks.cli.tables import aligned, minutes, wrapped
 from benchmarks.devices.chips import GIB
 
 Info = dict[str, Any]
@@ -50,7 +50,7 @@ def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = Fal
     canaries = noise(rows)
     measured = [*resolution(rows), *table(rows, width), *unpredicted(rows), *canaries, *([LAUNCH] * bool(canaries))]
     tables = {
-        "steps": lines_of(rows, ABSENT, width) if absent else measured,
+        "steps": [*(lines_of(rows, ABSENT, width) if absent else measured), *reasons(rows, width)],
         "where the time of a step goes": where_time_goes(rows, width),
         "checkpoints": checkpoints(rows, width),
     }
@@ -58,7 +58,7 @@ def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = Fal
 
 
 def table(rows: Sequence[Row], width: int | None = None) -> list[str]:
-    """Return the lines of the table of steps; the last cell says how a case failed.
+    """Return the lines of the table of steps.
 
     There are columns for `time/twin` if any row has one, and for bytes sent between processes if there are several.
     """
@@ -107,7 +107,7 @@ def ratio(header: str, name: str) -> Columns:
 
     def interval(info: Info) -> str:
         low, high = info[f"{name}_low"], info[f"{name}_high"]
-        return "" if low is None else f"{low:.2f} to {high:.2f}"
+        return "" if low is None else f"{low:.2f}-{high:.2f}"
 
     return (header, number(name, ".2f")), ("95% interval", interval)
 
@@ -141,16 +141,12 @@ def holds_otherwise(info: Info) -> bool:
 
 
 def unpredicted(rows: Iterable[Row]) -> list[str]:
-    """Return the lines that explain the marks in the summary and missing bytes; none if there are neither."""
+    """Return the lines that explain the marks in the summary; none if there are no marks."""
     infos = [row.extra_info for row in rows]
     sent, held = (sum(map(otherwise, infos)) for otherwise in (sends_otherwise, holds_otherwise))
     lines = [f"{MARK} MiB sent is not what the formulas say ({sent} of {len(infos)} rows); `rewrites.text` says why"]
     lines += [f"{MARK} MiB/device is not within {MEMORY_ERROR:.0%} of what they say ({held} of {len(infos)} rows)"]
-    unread = sorted({str(text) for info in infos if (text := info["compiled.unread"])})
-    return [
-        *(line for line, count in zip(lines, (sent, held), strict=True) if count),
-        *(f"not read in the compiled program, so bytes sent are unknown: {text}" for text in unread),
-    ]
+    return [line for line, count in zip(lines, (sent, held), strict=True) if count]
 
 
 def between(info: Info) -> str:
@@ -160,12 +156,24 @@ def between(info: Info) -> str:
 
 
 def verdict(info: Info) -> str:
-    """Return the result of the check against one device, or how the case ended without one."""
+    """Return the result of the check against one device, or the status of a case that has none."""
     if info["status"] != "ok":
-        return f"{info['status']}: {info['reason']}"
+        return str(info["status"])
     if info["kind"] == "compiled":
-        return f"not read: {info['compiled.unread']}" if info["compiled.unread"] else "compiled only"
-    return "equal" if info["matches_single"] else str(info["reason"])
+        return "not read" if info["compiled.unread"] else "compiled"
+    return "equal" if info["matches_single"] else "unchecked"
+
+
+def reasons(rows: Iterable[Row], width: int | None = None) -> list[str]:
+    """Return lines that say why cases have no numbers, no check or no bytes; cases with one reason share a line."""
+    cases: dict[str, list[str]] = {}
+    for row in rows:
+        info, unread = row.extra_info, row.extra_info["compiled.unread"]
+        texts = [info["reason"], unread and f"the compiled program was not read, so bytes sent are unknown: {unread}"]
+        for text in filter(None, texts):
+            cases.setdefault(f"{verdict(info)}: {text}", []).append(row.case)
+    lines = (f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {text}" for text, names in cases.items())
+    return [part for line in lines for part in wrapped(line, width)]
 
 
 def resolution(rows: Iterable[Row]) -> list[str]:
@@ -224,7 +232,7 @@ ABSENT: Columns = (
     ("roofline ms", number("roofline.step_seconds", unit=1e-3)),
     ("bound by", lambda info: info["roofline.bound"] or ""),
     ("roofline MFU", number("roofline.model_flops_utilization", ".0%")),
-    ("status", lambda info: verdict(info).removesuffix(" only")),
+    ("status", verdict),
 )
 SHARES: Columns = (
     *CASE,

@@ -97,10 +97,9 @@ def search_space(args: argparse.Namespace, stack: Stack) -> SearchSpace:
         tuple(dict(args.compiler_option).items()),
     )
     if not any(True for _ in space.strategy_meshes()):
-        devices = device_count(args.topology)
-        experts = "" if space.config.experts else ", and only a model with experts takes the axis expert"
-        a_mesh = "such a mesh" if meshes else "a mesh"
-        raise ValueError(f"no candidate: no selected strategy has {a_mesh} of {devices} devices{experts}")
+        wanted = " or ".join(map(str, meshes)) or f"a mesh of {device_count(args.topology)} devices"
+        experts = "" if space.config.experts else ", and the axis expert needs a model with experts"
+        raise ValueError(f"no candidate: no selected strategy takes {wanted}{experts}; see `meshmark strategies`")
     require_options(space.options, space.cases())
     return space
 

@@ -54,7 +54,7 @@ def canvas(
         points: those of them that it draws.
         heading: what the figure shows.
         panels: the number of axes. With 0 the figure says that no row has what it needs.
-        needs: what rows that count may lack, for which they are not drawn.
+        needs: what rows may lack, for which they are not drawn.
         one_unit: whether all panels have the same vertical axis.
         bars: numbers of horizontal bars of panels that stand one below another, with the same horizontal axis.
     """
@@ -72,7 +72,7 @@ def canvas(
     for unused in grid[panels:]:
         unused.remove()
     if not panels:
-        figure.text(0.5, 0.4, f"no row that counts has {needs}", ha="center")
+        figure.text(0.5, 0.4, f"no row has {needs}", ha="center")
     lines_of_title = [part for line in what_was_run(rows).splitlines() for part in wrapped(figure, line, 8.5)]
     figure.suptitle("\n".join([heading, *lines_of_title]), x=0.02, ha="left", fontsize="medium")
     caption(figure, what_was_left_out(rows, points, needs))

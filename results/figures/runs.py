@@ -36,7 +36,9 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
     """
     if not is_counted(rows).any():
         why = ", ".join(f"{count} {reason}" for reason, count in left_out(rows).items())
-        raise RecordError(f"nothing to draw, no row counts ({why}); each row's `reason` says more")
+        raise RecordError(
+            f"nothing to draw: no row was timed and equal to one device ({why}); each row's `reason` says more"
+        )
     look = look_of(rows["strategy"].unique())
     drawable = {label: part for label, part in workloads(rows) if is_counted(part).any()}
     folders = [out / name for name in deduplicated(map(safe_name, drawable))] if len(drawable) > 1 else [out]
@@ -66,7 +68,7 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
     batches = sorted(rows.loc[is_counted(rows), "global_batch_sequences"].unique())
     if batch not in batches:
         raise RecordError(
-            f"no row counts at a global batch of {batch}; it can be {', '.join(f'{b:.0f}' for b in batches)}"
+            f"nothing to draw with a global batch of {batch}; it can be {', '.join(f'{b:.0f}' for b in batches)}"
         )
     at_batch = rows[rows["global_batch_sequences"] == batch]
     folder.mkdir(parents=True, exist_ok=True)

@@ -196,7 +196,7 @@ def test_a_figure_without_numbers_says_so(rows: pd.DataFrame, name: str, column:
     """Where no row has what a figure needs, the figure says what is missing."""
     lacking = rows.assign(**{column: "data" if column == "strategy" else float("nan")}, relative_to_single=float("nan"))
     figure = FIGURES[name](lacking, look_of(["data"]))
-    assert f"no row that counts has {needs}" in [text.get_text() for text in figure.texts]
+    assert f"no row has {needs}" in [text.get_text() for text in figure.texts]
     assert f"without {needs}" in figure.get_supxlabel()
 
 
@@ -214,8 +214,8 @@ def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([failed("oom", "data", "data=2")], [], r"nothing to draw, no row counts \(1 oom\)"),
-        ([row(), row(batch=8)], ["--batch-size=7"], "no row counts at a global batch of 7; it can be 8, 16"),
+        ([failed("oom", "data", "data=2")], [], r"nothing to draw: no row was timed and equal to one device \(1 oom\)"),
+        ([row(), row(batch=8)], ["--batch-size=7"], "nothing to draw with a global batch of 7; it can be 8, 16"),
         ([row(schema_version=5)], [], "update meshmark"),
     ],
     ids=["nothing counts", "no such batch", "unreadable"],

@@ -17,9 +17,9 @@ def test_a_schedule_is_printed_as_text_and_as_json(capsys: pytest.CaptureFixture
     main(["zb-h1", "--stages", "2", "--microbatches", "2"])
     assert capsys.readouterr().out == (
         "F0 F1 .. B0 W0 B1 W1\n.. F0 B0 F1 B1 W0 W1\n"
-        "bubble 14.3% of the time, where backward of inputs and of weights each take as long as forward\n"
-        "lockstep bubble 0.0% of the time, where backward of inputs and of weights each take as long as forward\n"
-        "in flight 2, 2\n"
+        "bubble: 14.3% of the time, if a backward pass takes twice as long as a forward pass\n"
+        "lockstep bubble: 0.0% of the time on top, if stages start each tick together\n"
+        "microbatches in flight, by stage: 2, 2\n"
     )
     main(["interleaved", "--stages", "1", "--microbatches", "1", "--json"])
     drawn = json.loads(capsys.readouterr().out)
