@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 from benchmarks.simulate.published_row import AXES, Published
@@ -86,14 +87,20 @@ def axes_of(row: Published) -> tuple[Axis, ...]:
     Megatron-LM's distributed optimizer (megatron/optimizer/distrib_optimizer.py) splits a flat buffer of all weights:
     whatever tensor splits is not split again. A context axis sends keys and values around a ring, also in a pipeline.
     """
+    return _axes(row.optimizer_sharded, bool(row.experts) and row.expert_share, _folded(row))
+
+
+@cache
+def _axes(sharded: str | None, expert_share: Fraction | bool, folded: bool) -> tuple[Axis, ...]:
+    """`axes_of`: the same axes for rows that say the same, so that what follows from axes is known."""
     changes = {"context": replace(context.AXIS, resolve=_ring)}
     changes["pipeline"] = replace(pipeline.AXIS, traffic=(_sends, pipeline.all_reduces, tensor.vocabulary))
-    if row.optimizer_sharded in ("zero1", "zero2"):
-        shards = zero.AXIS2 if row.optimizer_sharded == "zero2" else zero.AXIS1
+    if sharded in ("zero1", "zero2"):
+        shards = zero.AXIS2 if sharded == "zero2" else zero.AXIS1
         changes["data"] = replace(shards, may_split_dim_twice=False)
-    if row.experts:
-        changes["expert"] = replace(expert.AXIS, traffic=(_exchanged(row),))
-        if _folded(row):
+    if expert_share is not False:
+        changes["expert"] = replace(expert.AXIS, traffic=(_exchanged(Fraction(expert_share), folded),))
+        if folded:
             changes["tensor"] = replace(tensor.AXIS, traffic=(_of_attention, tensor.vocabulary))
     return tuple(changes.get(axis.name, axis) for axis in THREE_D.axes)
 
@@ -173,9 +180,8 @@ def _folded(row: Published) -> bool:
     return whole and row.tensor > 1 and bool(row.expert) and (row.expert or 1) % row.tensor == 0
 
 
-def _exchanged(row: Published) -> Callable[[Plan], Iterator[Traffic]]:
+def _exchanged(share: Fraction, folded: bool) -> Callable[[Plan], Iterator[Traffic]]:
     """Dispatch and combine of tokens in the layers that have experts, over all devices that split these."""
-    folded, share = _folded(row), row.expert_share
 
     def exchanged(plan: Plan) -> Iterator[Traffic]:
         rows = buffer_rows(plan.config, plan.tokens) // (plan.tensors if folded else 1)

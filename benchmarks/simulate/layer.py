@@ -3,7 +3,7 @@
 The rules of the stack say when the device waits for each collective. A layer ends after its kernels are launched.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -211,8 +211,11 @@ class LayerEvents:
 
     def _layer_traffic(self, way: Way) -> Iterator[Traffic]:
         """What a layer sends in a pass. Gradients of weights need nothing of other devices."""
-        terms = (term for term in self.traffic if term.what in LAYER_TRAFFIC and way != "weights")
-        return (term for term in terms if self._calls(term, way))
+        return (term for term in self._of_layers if way != "weights" and self._calls(term, way))
+
+    @cached_property
+    def _of_layers(self) -> tuple[Traffic, ...]:
+        return tuple(term for term in self.traffic if term.what in LAYER_TRAFFIC)
 
     def _priced(self, kernel: Kernel) -> Event:
         return Event(kernel.kind, kernel.seconds(self.network.machine))
@@ -240,7 +243,7 @@ class LayerEvents:
         """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""
         # Gathers: forward, backward, and for gradients behind a matmul (Korthikanti et al. 2022, section 4.2.2).
         gathers = term.kind == "all_gather" and term.what not in TOKENS
-        (of_forward, _), counted = self._calls_by_pass(term)
+        (of_forward, _), counted = self._calls_by_pass[term.what, term.kind]
         share = 1 / 3 / self._calls(term, way) if gathers else 1 / counted
         again = self.layers_again * (1 / 3 if gathers else of_forward / counted)
         layers = self.plan.layers if term.what in TOKENS else self.layers + again
@@ -270,20 +273,22 @@ class LayerEvents:
 
     def _calls(self, term: Traffic, way: Way) -> float:
         """Collectives that a layer needs in a pass."""
-        return self._calls_by_pass(term)[0][way != "forward"]
+        return self._calls_by_pass[term.what, term.kind][0][way != "forward"]
 
-    def _calls_by_pass(self, term: Traffic) -> tuple[ForwardBackward, int]:
-        """Collectives that a layer needs, forward and backward, and how many the traffic of a layer counts.
+    @cached_property
+    def _calls_by_pass(self) -> Mapping[tuple[str, str], tuple[ForwardBackward, int]]:
+        """Of what and of which kind -> collectives that a layer needs in each pass, and how many its traffic counts."""
+        return {key: self._counted(*key) for key in {(term.what, term.kind) for term in self._of_layers}}
 
-        A stack that repeats whole layers also repeats the last reduction.
-        """
+    def _counted(self, what: str, kind: str) -> tuple[ForwardBackward, int]:
+        """One of `_calls_by_pass`. A stack that repeats whole layers also repeats the last reduction."""
         branches, full = len(self.plan.block.branches()), self.plan.train.remat == "full"
-        what, attentions, mixtures = term.what, self.plan.block.attentions(), self.plan.block.mixtures()
+        attentions, mixtures = self.plan.block.attentions(), self.plan.block.mixtures()
         if what == "keys and values" and self.plan.share.ring > 1:
             hops = self.plan.share.ring - 1
             return ForwardBackward(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
         if what in TOKENS:
-            forward, back = (mixtures * calls for calls in TOKEN_CALLS[what, term.kind])
+            forward, back = (mixtures * calls for calls in TOKEN_CALLS[what, kind])
             again = mixtures - (what == "combine") if full and forward else 0  # nothing takes the last sums again
             return ForwardBackward(forward, back + again), forward + back + again
         if what == "tokens and heads":

@@ -118,7 +118,8 @@ def _added(one: PredictedRow) -> dict[str, object]:
     known |= {f"machine.{fact}": getattr(one.machine, fact) for fact in OF_MACHINE}
     known["machine.fitted"] = str(one.row.get("source") in one.machine.fitted_to).lower()
     known["machine.stack"] = one.run.stack.name
-    known["fits"] = held.fit(one.machine.chip.memory_bytes, says_recomputation=one.run.says_recomputation)
+    if not one.row.get("contradicts"):
+        known["fits"] = held.fit(one.machine.chip.memory_bytes, says_recomputation=one.run.says_recomputation)
     # A row may leave out how many follow from its batch.
     return {**known, "microbatches": one.run.cost.plan.train.microbatches}
 

@@ -8,7 +8,7 @@ embedding and the head. Without stages the passes of a microbatch follow those o
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -127,8 +127,11 @@ class Stages:
         return self._end_of(order_of(stages, stages, few, "1f1b", 1).schedule) + (times - few) * max(others)
 
     def _end_of(self, schedule: Schedule) -> float:
-        """When the last pass of a schedule ends."""
-        return max(start + self._seconds(*key) for key, start in schedule.starts(self._seconds).items())
+        """When the last pass of a schedule ends. All passes of a kind through a chunk take as long."""
+        seconds = cache(lambda stage, kind, chunk: self._seconds(stage, Op(kind, 0, chunk)))
+        starts = schedule.starts(lambda stage, op: seconds(stage, op.kind, op.chunk))
+        lasts = ((stage, order[-1]) for stage, order in enumerate(schedule.orders))
+        return max(starts[key] + self._seconds(*key) for key in lasts)
 
     @cached_property
     def starts(self) -> Mapping[tuple[int, Op], float]:

@@ -8,6 +8,8 @@ timeline.step_seconds, timeline.parts
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.folding import further_of
@@ -187,12 +189,12 @@ class Step:
         hides = {"gradients": stack.until("gradients") == "layer" or plan.train.reduce == "layer"}
         hides["weights"] = stack.until("updated weights") == "layer"
         beside: list[Event] = []
-        for term in self.traffic:
-            if term.what in (*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES) or self.layer.is_sharded(term):
-                continue
-            sent = term.sent_bytes * (held if term.what in PARAMETER_TRAFFIC else 1)
-            event = self.network.event("gradients", term.kind, term.axes, sent, calls=0)
-            if hides.get(term.what):
+        apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES}
+        once = (term for term in self.traffic if term.what not in apart and not self.layer.is_sharded(term))
+        for (what, kind, axes), terms in groupby(once, attrgetter("what", "kind", "axes")):
+            sent = sum(term.sent_bytes for term in terms) * (held if what in PARAMETER_TRAFFIC else 1)
+            event = self.network.event("gradients", kind, axes, sent, calls=0)
+            if hides.get(what):
                 beside.append(event._replace(seconds=event.seconds / plan.layers))
             else:
                 others += event.seconds

@@ -163,9 +163,10 @@ def memory(rows: pd.DataFrame) -> Iterator[str]:
         of = {words: int(found.get(words, 0)) for words in ("yes", "within the error", "no")}
         runs = int(found.drop("", errors="ignore").sum())
         yield (
-            f"All runs ran. By formulas {of['yes']} of {runs} fit into the memory of their devices as they are, and "
-            f"{runs - sum(of.values())} with layers recomputed, of which their rows say nothing. "
-            f"{of['within the error']} exceed it by less than the formulas' error, and {of['no']} are called too large."
+            f"All runs ran. Of {runs} whose rows do not contradict themselves, {of['yes']} fit by formulas into the "
+            f"memory of their devices as they are, and {runs - sum(of.values())} with layers recomputed, of which "
+            f"their rows say nothing. {of['within the error']} exceed it by less than the formulas' error, and "
+            f"{of['no']} are called too large."
         )
 
 

@@ -12,7 +12,6 @@ dim that the devices divide, such as the scale of a norm of heads, is whole on e
 step (`Sizes.replicas_of`). An axis that splits a weight already, as `expert` splits experts, does not split it again.
 """
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +32,10 @@ WHOLE = *STACKS, "qkv", "qk"
 
 def size_of(axes: Collection[str], sizes: Mapping[str, int]) -> int:
     """Number of devices along some axes of a mesh with these axis sizes. An absent axis has size one."""
-    return math.prod(sizes.get(axis, 1) for axis in axes)
+    size = 1
+    for axis in axes:
+        size *= sizes.get(axis, 1)
+    return size
 
 
 def unsplit(axes: Axes, dims: Sequence[str], split: Mapping[str, Axes]) -> Axes:

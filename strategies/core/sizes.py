@@ -85,7 +85,7 @@ class Sizes:
         """
         return self.placement.shards_of(axes, self.held_config, self.mesh.sizes)
 
-    @property
+    @cached_property
     def block(self) -> type[Block]:
         """The kind of the model's blocks."""
         return block_of(self.config)
@@ -111,17 +111,17 @@ class Sizes:
         """Mesh axes that split a dim of the weights, outermost first."""
         return self.placement.dims.get(dim, ())
 
-    @property
+    @cached_property
     def tensors(self) -> int:
         """Devices that split the heads of a layer; 1 where none do."""
         return self.size(*self.axes_of("head_features"))
 
-    @property
+    @cached_property
     def stages(self) -> int:
         """Devices that split the layers; 1 where none do."""
         return self.size(*self.axes_of("layers"))
 
-    @property
+    @cached_property
     def shards(self) -> int:
         """Devices along `Placement.shards`; 1 without it."""
         return self.size(*self.placement.shards)
@@ -208,7 +208,7 @@ class Sizes:
         """Number of slots for layers on all stages together. Each part has as many as the largest part has layers."""
         return len(self.slots)
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Slots for layers on one device, empty ones included, without the leading dense layers."""
         return self.layer_slots // self.stages

@@ -122,6 +122,7 @@ def test_what_a_row_does_not_say_follows(rows, write, tmp_path):
     assert followed["predicted_seconds"] == unscored["predicted_seconds"] == said["predicted_seconds"]
     assert float(followed["measured_seconds"]) == pytest.approx(float(row["step_seconds"]), rel=1e-12)
     assert (followed["step_seconds"], unscored["measured_seconds"]) == ("", "")
+    assert (followed["fits"], unscored["fits"]) == ("yes", "")  # what contradicts itself is not judged
     assert followed["microbatches"] == said["microbatches"] == row["microbatches"]
     sharded = {**row, "data": "1", "fsdp": "64"}
     implied, zero3 = predicted(

@@ -1,6 +1,7 @@
 """A pipeline's passes, sends and ends take as long as on paper, and what shares a link takes turns."""
 
 from collections import defaultdict
+from cProfile import Profile
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.layer import GATHERED, Way
 from benchmarks.simulate.links import Network, bandwidth, group
+from benchmarks.simulate.predict import predicted_rows, read_rows
 from benchmarks.simulate.queues import Parts
 from benchmarks.simulate.stacks import MESHMARK
 from benchmarks.simulate.stages import Stages, pass_name
@@ -27,6 +29,7 @@ from tests.benchmarks.simulate.test_accounting import (
     step,
     topology_of,
 )
+from tests.processes import ROOT
 
 MANY = GPTConfig(layers=8, embed=128, heads=4, sequence=128)
 PASSES = {
@@ -140,6 +143,23 @@ def test_passes_take_as_long_as_if_simulated(schedule, microbatches, sends, ends
     stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, sends)
     last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
     assert stages.end_seconds == pytest.approx(last)
+
+
+def calls_of(row):
+    """Functions that the prediction of a row calls, when the modules have seen one like it."""
+    predicted_rows([row])
+    profile = Profile()
+    profile.runcall(predicted_rows, [row])
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def test_predictions_take_few_calls_however_many_microbatches_there_are():
+    """The costliest published row takes at most 12,000 calls of functions, some 2 ms, and as many for 16 batches."""
+    rows = read_rows(ROOT / "results" / "published" / "dgxc_benchmarking.csv")
+    costliest = max(rows, key=calls_of)
+    assert calls_of(costliest) <= 12_000
+    more = calls_of({**costliest, "batch_size": str(16 * int(costliest["batch_size"]))})
+    assert more == pytest.approx(calls_of(costliest), rel=0.02)
 
 
 def test_a_short_last_stage_has_a_bubble():
