@@ -245,6 +245,7 @@ def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], lis
             [Kernel("attention", 2.5 * flops, 2 * moved, itemsize=itemsize)],
         )
     queries, batch = config.sequence / share.contexts, score_matrices(plan)
+    head = further_of(config).score_features / config.heads or head
     moved = stack.kernels.score_bytes if softmax_is_fused(plan, stack) else stack.kernels.unfused_bytes
     scores, values = (queries, keys, head), (queries, head, keys)
     forward = [matmul(*scores, itemsize, batch), matmul(*values, itemsize, batch)]

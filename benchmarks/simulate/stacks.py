@@ -139,6 +139,14 @@ NEMO = replace(
     name="NeMo",
     waits={name: until for name, until in MEGATRON_BRIDGE.waits.items() if name != "tokens"},
 )
+NEMO_UNFUSED = replace(
+    # TransformerEngine's UnfusedDotProductAttention, for latent attention on Blackwell: before cuDNN 9.11 heads of 192
+    # and 128 features have no backward pass there (common/fused_attn/fused_attn.cpp). One kernel scales, masks and
+    # computes the softmax, and one its gradient.
+    NEMO,
+    name="NeMo, unfused attention",
+    kernels=replace(NEMO.kernels, score_bytes=ForwardBackward(2 + 2, 2 + 2 + 2)),
+)
 MEGATRON_BRIDGE_GRAPHS = replace(
     # From container 26.06 on for Qwen3 in MXFP8 on B200 to GB300 (pull requests 4249 and 4606): a CUDA graph of the
     # iteration, which the host launches once, matmuls of experts by CuTeDSL that activate and cast their results, and
@@ -235,7 +243,7 @@ STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
         *(MEGATRON, MPT, MESHMARK, MEGATRON_BRIDGE, MEGATRON_CORE),
-        *(MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_GRAPHS, NEMO),
+        *(MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_GRAPHS, NEMO, NEMO_UNFUSED),
         *(TORCHTITAN, TORCHTITAN_EAGER, KEMPNERFORGE, MAXTEXT),
     )
 }
@@ -253,6 +261,7 @@ STACK_OF: Mapping[str, tuple[Stack, ...]] = {
 VARIANTS: Mapping[str, Mapping[str, Stack]] = {
     "torchtitan": {"no compile": TORCHTITAN_EAGER, "loss not compiled": TORCHTITAN_2024},
     "Megatron-Bridge": {"CUDA graphs": MEGATRON_BRIDGE_GRAPHS, "alltoall": MEGATRON_BRIDGE_ALLTOALL},
+    "NeMo": {"unfused attention": NEMO_UNFUSED},
     "MaxText": {"bfloat16 weights": MAXTEXT_BFLOAT16},
 }
 """Stacks as tables name them -> what their column `variant` can say, and the stack that then ran."""

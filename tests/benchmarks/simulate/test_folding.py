@@ -180,6 +180,19 @@ def kernels_of(row, kind, stack=None):
     return [[one for one in way if one.kind == kind] for way in (its.forward, its.backward)]
 
 
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("core_attn", 4)])
+def test_latent_attention_that_is_not_fused_passes_over_all_scores(recompute, again):
+    """4 bytes of each forward, 6 backward, and 4 to repeat it; two matmuls of heads of 192 and 128 features."""
+    row = {**MIXTURE, "stack": "NeMo", "model": "deepseek-tiny", "recompute": recompute}
+    scores = 8 // 2 * 2048**2  # of a sequence on a device
+    for kind, wanted in (("memory", (4, 6 + again)), ("matmul", (2 * 320, 2 * 320 * (2 + again // 4)))):
+        fused, unfused = (kernels_of({**row, "variant": name}, kind) for name in ("", "unfused attention"))
+        of = "moved_bytes" if kind == "memory" else "flops"
+        more = [sum(getattr(one, of) for one in way) for way in unfused]
+        less = [sum(getattr(one, of) for one in way) for way in fused]
+        assert [a - b for a, b in zip(more, less, strict=True)] == pytest.approx([scores * each for each in wanted])
+
+
 def test_every_second_layer_of_gpt_oss_has_a_window():
     """On average a token attends to half of 2,048 keys in one layer, and to 128 in the next."""
     (plain,), (window,) = (kernels_of({**MIXTURE, "model": name}, "attention")[0] for name in ("", "gpt-oss-tiny"))

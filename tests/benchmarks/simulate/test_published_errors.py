@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from benchmarks.simulate.predict import errors, predicted_rows, read_rows, work_of
+from benchmarks.simulate.stacks import NEMO_UNFUSED
 from tests.processes import ROOT
 
 PUBLISHED = ROOT / "results" / "published"
@@ -36,7 +37,8 @@ MOST_OF_MIXTURES = {
     "megatron_bridge_gb300": 0.03,
 }
 """Machine file -> mean absolute error of mixtures of experts that it stays below."""
-MISSED_OF_MIXTURES = {"megatron_bridge_h100": 0.14}
+UNFUSED = "megatron_bridge_gb200, unfused attention"
+MISSED_OF_MIXTURES = {"megatron_bridge_h100": 0.14, UNFUSED: 0.35}
 """The same of those that miss the aim."""
 WHOLE = (
     "megatron_a100_clusters.csv",
@@ -82,7 +84,8 @@ def mixtures_by_machine():
     groups = defaultdict(list)
     for path in TABLES:
         for each in measured(path.name, mixtures=True):
-            groups[each.machine.name if each.machine else ""].append(each)
+            is_unfused = each.run and each.run.stack == NEMO_UNFUSED
+            groups[UNFUSED if is_unfused else each.machine.name if each.machine else ""].append(each)
     return groups
 
 
