@@ -54,26 +54,32 @@ def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None)
     Raises:
         ValueError: no model has these sizes, or this attention.
     """
-    fields = (*SIZES, *EXPERTS, "block", "rope_theta")
-    sizes: dict[str, Any] = {field: getattr(option, field) for field in fields if getattr(option, field) is not None}
-    sizes |= {"tied": False} if option.untied else {}
-    sparse = {name: getattr(option, name) for name in SPARSE if getattr(option, name) is not None}
-    meshes = known_meshes([option.mesh] if isinstance(option.mesh, str) else option.mesh or [])
-    named = {option.strategy} if isinstance(option.strategy, str) else {*option.strategy}
-    has_experts = "expert" in named.union(*(mesh.sizes for mesh in meshes))
-    preset = option.preset or ("nano-moe" if has_experts else "nano")
-    name, config = base or (preset, PRESETS[preset])
+
+    def given(names: Iterable[str]) -> dict[str, Any]:
+        return {name: getattr(option, name) for name in names if getattr(option, name) is not None}
+
+    sizes = given((*SIZES, *EXPERTS, "block", "rope_theta")) | ({"tied": False} if option.untied else {})
+    sparse = given(SPARSE)
+    name = option.preset or ("nano-moe" if _names_experts(option) else "nano")
+    name, config = base or (name, PRESETS[name])
     try:
-        window, *others = option.attention_window or [config.attention_window]
-        config = dataclasses.replace(config, **sizes, **sparse, attention_window=window)
-        block_of(config)
-        for other in others:
-            dataclasses.replace(config, attention_window=other)
-        *_, config = [dataclasses.replace(config, routing=routing) for routing in reversed(option.routing)] or [config]
+        configs = [  # all of them, to check each
+            dataclasses.replace(config, **sizes, **sparse, attention_window=window, routing=routing)
+            for window in option.attention_window or [config.attention_window]
+            for routing in option.routing or [config.routing]
+        ]
+        block_of(configs[0])
     except Infeasible as error:
         said = name if base else f"--preset {name}"
         raise ValueError(f"{said} with {sizes | sparse}: {error}") from error
-    return ",".join([name, *(f"{name}={size}" for name, size in sizes.items())]), config
+    return ",".join([name, *(f"{size}={value}" for size, value in sizes.items())]), configs[0]
+
+
+def _names_experts(option: argparse.Namespace) -> bool:
+    """Whether the options name the strategy or the mesh axis `expert`; one strategy and mesh, or several."""
+    strategies = [option.strategy] if isinstance(option.strategy, str) else option.strategy
+    meshes = [option.mesh] if isinstance(option.mesh, str) else option.mesh or []
+    return "expert" in strategies or any("expert" in mesh.sizes for mesh in known_meshes(meshes))
 
 
 def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = None) -> Selection:

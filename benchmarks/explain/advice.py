@@ -54,22 +54,19 @@ def advice(
         return []
     dims = extents(group)
     chips, torus = math.prod(dims), "x".join(map(str, dims))
-    data = min(size for size in dims if size > 1) if chips > 1 else 1
-    inner = "fsdp" if axes[-1] == "data" else axes[-1]  # sharding over only part of the batch axes is hsdp
-    strategy = min(
-        (other for other in STRATEGIES.values() if not other.twins and {"data", inner} <= {*other.axis_names}),
-        key=lambda other: len(other.axis_names),
-    ).name
-    kept = f"it stays with --strategy {strategy} --mesh data={data},{inner}={len(group) // data}"
     replaced: dict[str, Mapping[str, str]] = {}
     if len(dims) == 3 and all(size % 4 == 0 for size in dims):
         replaced["an all-gather"] = GATHER_OPTIONS
     if chips > 8 and chip is not CHIPS["tpu7x"]:
         replaced["a reduce-scatter"] = SCATTER_OPTIONS
+    data = min(size for size in dims if size > 1) if chips > 1 else 1
+    inner = "fsdp" if axes[-1] == "data" else axes[-1]  # sharding over only part of the batch axes is hsdp
+    with_both = [one for one in STRATEGIES.values() if not one.twins and {"data", inner} <= {*one.axis_names}]
+    strategy = min(with_both, key=lambda one: len(one.axis_names)).name
+    kept = f"it stays with --strategy {strategy} --mesh data={data},{inner}={len(group) // data}"
     texts = []
     for what, options in replaced.items():
-        given = options.items() <= compiler_options.items()
         written = " ".join(f"--compiler-option {name}={value}" for name, value in options.items())
-        also = "" if given else f", or for the most part with {written}"
+        also = "" if options.items() <= compiler_options.items() else f", or for the most part with {written}"
         texts.append(f"{what} over all chips of {torus} becomes an all-reduce of the full array; {kept}{also}")
     return texts

@@ -135,24 +135,22 @@ def collective(
     shapes = [instruction.shape] if kind == "all_reduce" else [operand.shape for operand in operands]
     operand_bytes = sum(bytes_of(shape) for shape in shapes)
     chain = re.search(r'chain_id="([0-9]+)"', instruction.attributes.get("frontend_attributes", ""))
+    pads = [each for each in operands if each.opcode == "pad"]
+    upwards = kind == "permute" and sum(target > source for source, target in groups) * 2 >= len(groups)
     return Collective(
         kind,
         axes,
-        1,
-        False,
-        SENT[kind](operand_bytes, group_size),
-        operand_bytes,
-        tuple(array for shape in shapes for array in arrays(shape)),
-        instruction.attributes.get("op_name", "").strip('"'),
-        OverlappedWork() if chain or _is_asynchronous(instruction) else None,
-        _decomposed(kind, instruction, computation, computations),
-        sum(
-            bytes_of(each.shape) - bytes_of(computation.operand(each, 0).shape)
-            for each in operands
-            if each.opcode == "pad"
-        ),
-        chain[1] if chain else "",
-        (1 if sum(target > source for source, target in groups) * 2 >= len(groups) else -1) if kind == "permute" else 0,
+        times=1,
+        in_loop=False,
+        sent_bytes=SENT[kind](operand_bytes, group_size),
+        operand_bytes=operand_bytes,
+        arrays=tuple(array for shape in shapes for array in arrays(shape)),
+        source=instruction.attributes.get("op_name", "").strip('"'),
+        overlapped=OverlappedWork() if chain or _is_asynchronous(instruction) else None,
+        decomposed=_decomposed(kind, instruction, computation, computations),
+        padding_bytes=sum(bytes_of(each.shape) - bytes_of(computation.operand(each, 0).shape) for each in pads),
+        chain=chain[1] if chain else "",
+        direction=0 if kind != "permute" else 1 if upwards else -1,
     )
 
 

@@ -93,13 +93,17 @@ def _of_convolution(convolution: Instruction, computation: Computation) -> int:
     window = dict(field.split("=") for field in convolution.attributes.get("window", "{}")[1:-1].split())
     flops = 2 * out["b"] * out["f"] * rhs["i"]
     for index, dim in enumerate(sorted(set(lhs) - {"b", "f"})):
-        stride, dilation, gap, pad = (
-            int(window[field].split("x")[index].split("_")[0]) if field in window else default
-            for field, default in (("stride", 1), ("rhs_dilate", 1), ("lhs_dilate", 1), ("pad", 0))
-        )
+        stride, pad = _of_window(window, "stride", index, 1), _of_window(window, "pad", index, 0)
+        dilation, gap = (_of_window(window, f"{side}_dilate", index, 1) for side in ("rhs", "lhs"))
+        # Where each element of the kernel reads the padded and dilated input, for each element of the output.
         positions = (o * stride + k * dilation - pad for o in range(out[dim]) for k in range(rhs[dim]))
         flops *= sum(0 <= position <= (lhs[dim] - 1) * gap and position % gap == 0 for position in positions)
     return flops
+
+
+def _of_window(window: Mapping[str, str], field: str, index: int, default: int) -> int:
+    """A field of a convolution's window in one dim, such as 2 of `stride=1x2`; of `pad=1_1` the lower padding."""
+    return int(window[field].split("x")[index].split("_")[0]) if field in window else default
 
 
 Count = Callable[[Instruction, Computation], int]

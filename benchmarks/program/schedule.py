@@ -76,15 +76,15 @@ def scheduled(computation: Computation, events: Sequence[Event]) -> list[Event]:
         collectives, begun = [], tuple[str, ...]()
         for each in event.work.collectives:
             chain = each.chain if instruction.opcode == "fusion" else ""
-            if chain in chains:
+            if chain in chains:  # its first fusion was counted
                 continue
-            if chain or instruction.opcode.endswith("-start"):
-                name = chain or instruction.name
-                until = ends.get(name, len(works))
-                each = _overlapping(each, works[position + 1 : until], wrapped=not kind_of(instruction))
-                if each.overlapped and until > position:
-                    begun, in_flight[name] = (*begun, name), until
-            chains |= {chain} - {""}
+            if chain:
+                chains.add(chain)
+            if name := chain or (instruction.name if instruction.opcode.endswith("-start") else ""):
+                end = ends.get(name, len(works))
+                each = _overlapping(each, works[position + 1 : end], wrapped=not kind_of(instruction))
+                if each.overlapped and end > position:
+                    begun, in_flight[name] = (*begun, name), end
             collectives.append(replace(each, chain="") if chain else each)
         work = replace(event.work, collectives=tuple(collectives))
         found.append(replace(event, work=work, begins=begun, waits_for=waits_for))

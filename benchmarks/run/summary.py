@@ -177,27 +177,28 @@ def reasons(rows: Iterable[Row], width: int | None = None) -> list[str]:
 
 
 def resolution(rows: Iterable[Row]) -> list[str]:
-    """Return a line on the differences between step times that a run can tell apart, for each batch size and model.
+    """Return a line on the differences between step times that a run can tell apart, for each batch size and model."""
+    groups: dict[tuple[Any, Any], list[Info]] = {}
+    for info in (row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None):
+        groups.setdefault((info["global_batch_sequences"], info["preset"]), []).append(info)
+    several = len({preset for _, preset in groups}) > 1
+    limits = " and ".join(
+        f"{smallest_difference(infos):.1%} with batch {batch}{f' of {preset}' if several else ''}"
+        for (batch, preset), infos in groups.items()
+    )
+    return [f"this run cannot tell apart step times that differ by less than {limits}"] if limits else []
 
-    That is what half of the intervals of time/single reach from their median, or what two copies of a step differed by
-    if that is more.
+
+def smallest_difference(infos: Sequence[Info]) -> float:
+    """Return the smallest relative difference that comparable steps can have and be told apart.
+
+    It is the median half width of the intervals of time/single, or the deviation of the canary if that is more.
     """
-    limits: dict[str, float] = {}
-    infos: list[Info] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
-    several = len({info["preset"] for info in infos}) > 1
-    for work in dict.fromkeys((info["global_batch_sequences"], info["preset"]) for info in infos):
-        group = [info for info in infos if (info["global_batch_sequences"], info["preset"]) == work]
-        canaries = [abs(info[f"canary_ratio_{end}"] - 1) for info in group for end in ("low", "high")]
-        single = "relative_to_single"
-        halves = [
-            (info[f"{single}_high"] - info[f"{single}_low"]) / 2 / info[single]
-            for info in group
-            if info[single] is not None and info["strategy"] != "single"
-        ]
-        named = f"batch {work[0]} of {work[1]}" if several else f"batch {work[0]}"
-        limits[named] = max(*canaries, statistics.median(halves) if halves else 0.0)
-    limits_text = " and ".join(f"{limit:.1%} with {named}" for named, limit in limits.items())
-    return [f"this run cannot tell apart step times that differ by less than {limits_text}"] if limits else []
+    name = "relative_to_single"
+    canaries = [abs(info[f"canary_ratio_{end}"] - 1) for info in infos for end in ("low", "high")]
+    timed = [info for info in infos if info[name] is not None and info["strategy"] != "single"]
+    halves = [(info[f"{name}_high"] - info[f"{name}_low"]) / 2 / info[name] for info in timed]
+    return max(*canaries, statistics.median(halves or [0.0]))
 
 
 def noise(rows: Iterable[Row]) -> list[str]:

@@ -2,9 +2,8 @@
 
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -92,30 +91,38 @@ def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
         Those of the final, fastest first, then the others, and then those that could not be measured.
     """
     disable_compilation_cache()
-    say = partial(print, file=sys.stderr)
-    chosen = to_measure(ranking, count)
-    ranks = [ranking.ranks[candidate.case] for candidate in chosen]
-    results = {str(rank): MeasuredCandidate(rank, candidate) for rank, candidate in zip(ranks, chosen, strict=True)}
+    results: dict[str, MeasuredCandidate] = {}
     trainings: dict[str, Training] = {}
     left = states_budget_bytes()
-    for rank, result in results.items():
-        say(f"compiling {' '.join(layout_cells(result.candidate.case))}")
+    for candidate in to_measure(ranking, count):
+        rank = ranking.ranks[candidate.case]
+        results[str(rank)] = MeasuredCandidate(rank, candidate)
+        print(f"compiling {' '.join(layout_cells(candidate.case))}", file=sys.stderr)
         try:
-            trainings[rank], taken = started(result.candidate.case, left)
+            trainings[str(rank)], taken = started(candidate.case, left)
             left = left and left - taken
         except Exception as error:
-            results[rank] = replace(result, reason=reason_of(error))
-    for rounds, final in ((ROUNDS, False), (FINAL_ROUNDS, True)):
-        say(f"timing {len(trainings)} steps, interleaved")
-        times = {rank: BlockTimes(steps_per_block(training)) for rank, training in trainings.items()}
-        time_interleaved(trainings, times, rounds, begin=lambda rank: None)
-        for rank, blocks in times.items():
-            reason = reason_of(blocks.error) if blocks.error else ""
-            seconds = () if reason else tuple(blocks.seconds)
-            results[rank] = replace(results[rank], seconds=seconds, final=final and not reason, reason=reason)
-        finalists = {result.rank for result in in_order(results.values())[:FINALISTS]} | {1}
-        trainings = {rank: training for rank, training in trainings.items() if results[rank].rank in finalists}
+            results[str(rank)] = replace(results[str(rank)], reason=reason_of(error))
+    results |= timed(results, trainings, ROUNDS, final=False)
+    finalists = {str(result.rank) for result in in_order(results.values())[:FINALISTS]} | {"1"}
+    trainings = {rank: training for rank, training in trainings.items() if rank in finalists}
+    results |= timed(results, trainings, FINAL_ROUNDS, final=True)
     return in_order(results.values())
+
+
+def timed(
+    results: Mapping[str, MeasuredCandidate], trainings: Mapping[str, Training], rounds: int, *, final: bool
+) -> dict[str, MeasuredCandidate]:
+    """The results of these training runs, with their times of some interleaved rounds or with why they failed."""
+    print(f"timing {len(trainings)} steps, interleaved", file=sys.stderr)
+    times = {rank: BlockTimes(steps_per_block(training)) for rank, training in trainings.items()}
+    time_interleaved(trainings, times, rounds, begin=lambda rank: None)
+    return {
+        rank: replace(results[rank], seconds=(), final=False, reason=reason_of(blocks.error))
+        if blocks.error
+        else replace(results[rank], seconds=tuple(blocks.seconds), final=final)
+        for rank, blocks in times.items()
+    }
 
 
 def in_order(results: Iterable[MeasuredCandidate]) -> list[MeasuredCandidate]:

@@ -25,7 +25,6 @@ from benchmarks.search.ranking import (
     usable_fraction,
 )
 from benchmarks.simulate.machine import Machine
-from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import param_count
 
 SCHEMA_VERSION = 3
@@ -86,19 +85,11 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
             improvements.table(result.improvements),
         ]
     elif ranking.too_large:
-        least = min(candidate.needed_bytes for candidate in ranking.too_large) / GIB
-        ways = ["more devices", "a smaller batch"]
-        ways += [] if "full" in result.space.remats else ["--remat full"]
-        ways += ["--capacity-factor 1.25"] if drops_nothing(result.space.config) else []
-        way_out = f"take {', '.join(ways[:-1])} or {ways[-1]}"
-        blocks.append(wrapped(f"no candidate fits: the smallest needs {least:.1f} GiB a device; {way_out}"))
+        blocks.append(too_large(result))
     if result.compiled:
         blocks.append(compiled.table(result.compiled, ranking))
     if tokens and ranking.fitting:
-        compiled_seconds = result.compiled[0].step_seconds if result.compiled else None
-        seconds = compiled_seconds or ranking.fitting[0].step_seconds
-        rate = result.space.batch_size * result.space.config.sequence / seconds
-        blocks.append(cost_lines(rate, device_count(result.space.topology), tokens, price, machine))
+        blocks.append(cost_lines(result, tokens, price))
     if result.measured and result.predicted:
         blocks.append([*measured.table(result.measured)])
     if everything or not ranking.fitting:
@@ -106,9 +97,15 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
 
 
-def drops_nothing(config: GPTConfig) -> bool:
-    """Whether each expert has a row for each token, and so E / k times the rows that the tokens need."""
-    return bool(config.experts) and config.capacity_factor is None
+def too_large(result: Result) -> list[str]:
+    """How much memory the smallest candidate needs, where none fits, and what takes less."""
+    least, config = min(candidate.needed_bytes for candidate in result.ranking.too_large) / GIB, result.space.config
+    ways = ["more devices", "a smaller batch"]
+    ways += [] if "full" in result.space.remats else ["--remat full"]
+    # Without a capacity each expert has a row for each token: E / k times the rows that the tokens need.
+    ways += ["--capacity-factor 1.25"] if config.experts and config.capacity_factor is None else []
+    way_out = f"take {', '.join(ways[:-1])} or {ways[-1]}"
+    return wrapped(f"no candidate fits: the smallest needs {least:.1f} GiB a device; {way_out}")
 
 
 def heading(result: Result) -> list[str]:
@@ -185,12 +182,16 @@ def best_lines(best: Candidate) -> list[str]:
     return [line for text in [*lines, f"where its time goes: {parts}"] for line in wrapped(text)]
 
 
-def cost_lines(
-    tokens_per_second: float, devices: int, tokens: float, price: float | None, machine: Machine
-) -> list[str]:
-    """Days, device-hours and money to train on so many tokens, each as a range by the error of predictions."""
-    seconds = tokens / tokens_per_second
-    days, hours = seconds / DAY_SECONDS, seconds * devices / 3600
+def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
+    """Days, device-hours and money to train on so many tokens with the best candidate, as compiled if it was.
+
+    Each is a range by the error of predictions.
+    """
+    space, machine = result.space, result.machine
+    compiled_seconds = result.compiled[0].step_seconds if result.compiled else None
+    step_seconds = compiled_seconds or result.ranking.fitting[0].step_seconds
+    seconds = step_seconds * tokens / (space.batch_size * space.config.sequence)
+    days, hours = seconds / DAY_SECONDS, seconds * device_count(space.topology) / 3600
     amounts = [(days, ",.1f", " days"), (hours, ",.0f", " device-hours")]
     amounts += [] if price is None else [(hours * price, ",.0f", f" at {price:g} an hour")]
     low, high = plausible(machine.error)

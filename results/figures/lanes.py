@@ -29,14 +29,8 @@ def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure
     """Draw the step, or a part of it. What a link sends while the device waits is exposed, the rest is hidden."""
     processes = trace.processes
     rows = by_process(processes) if len(processes) > 1 else by_lane(next(iter(processes.values())))
-    total = {
-        text: sum(span.ms for own in processes.values() for span in own.get(name, [])) / len(processes)
-        for name, text in DEVICE.items()
-    }
+    total = mean_ms(processes)
     step_ms = sum(total.values())
-    forward_ms = sum(span.ms for own in processes.values() for span in forward(own)) / len(processes)
-    if forward_ms:
-        total = {COMPUTE_FORWARD: forward_ms, **total, "compute": total["compute"] - forward_ms}
     figure = Figure(figsize=(12, 1.7 + 0.45 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for at, row in enumerate(rows.values()):
@@ -45,7 +39,7 @@ def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure
             axes.broken_barh(bars, (at + 0.1, 0.8), facecolor=LANE_COLOURS[what], linewidth=0, snap=False)
     axes.set(xlim=between_ms or (0, step_ms), ylim=(len(rows), 0), xlabel="ms")
     axes.set_yticks([at + 0.5 for at in range(len(rows))], list(rows))
-    names = {"compute": "compute, backward"} if forward_ms else {}
+    names = {"compute": "compute, backward"} if COMPUTE_FORWARD in total else {}
     handles = [
         Patch(color=LANE_COLOURS[text], label=f"{names.get(text, text)}: {ms:,.1f} ms")
         for text, ms in total.items()
@@ -57,6 +51,18 @@ def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure
     figure.suptitle("\n".join(textwrap.wrap(title, 120)), fontsize="medium")
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     return figure
+
+
+def mean_ms(processes: Mapping[str, Mapping[str, list[Span]]]) -> dict[str, float]:
+    """Milliseconds that a device spends in each of its lanes, the mean of all devices; forward compute is apart."""
+    total = {
+        text: sum(span.ms for own in processes.values() for span in own.get(name, [])) / len(processes)
+        for name, text in DEVICE.items()
+    }
+    forward_ms = sum(span.ms for own in processes.values() for span in forward(own)) / len(processes)
+    if not forward_ms:
+        return total
+    return {COMPUTE_FORWARD: forward_ms, **total, "compute": total["compute"] - forward_ms}
 
 
 def by_lane(own: Mapping[str, list[Span]]) -> dict[str, LaneBars]:

@@ -72,11 +72,12 @@ def judge_time(case: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> F
         return replace(found, word="worse" if failed is head else "better", note=ending(failed))
     if found.base is None or found.head is None:
         return replace(found, note="not timed in both")
-    several = min(base["launches"], head["launches"]) >= MIN_LAUNCHES
-    change = over_launches(base, head) if several else over_blocks(base, head)
-    word = change.word(EFFECT) if several else "inconclusive"
-    if not several and (change.low > math.log1p(ONE_LAUNCH_EFFECT) or change.high < -math.log1p(ONE_LAUNCH_EFFECT)):
-        word = "slower" if change.mean > 0 else "faster"
+    if min(base["launches"], head["launches"]) >= MIN_LAUNCHES:
+        change = over_launches(base, head)
+        word = change.word(EFFECT)
+    else:
+        change, far = over_blocks(base, head), math.log1p(ONE_LAUNCH_EFFECT)
+        word = "slower" if change.low > far else "faster" if change.high < -far else "inconclusive"
     bounds = (math.exp(change.low), math.exp(change.high)) if math.isfinite(change.low) else None
     noisy = "noisy" if base.get("noisy") or head.get("noisy") else ""
     return replace(found, word=word, ratio=math.exp(change.mean), interval=bounds, note=noisy)
@@ -114,7 +115,7 @@ def made_of(base: Snapshot, head: Snapshot) -> tuple[str, ...]:
     """Return remarks on how the intervals were computed."""
     fewest = [min(row["launches"] for row in snapshot.rows.values()) for snapshot in (base, head)]
     if min(fewest) >= MIN_LAUNCHES:
-        return (f"95% intervals over launches; the least change that matters is {EFFECT:.0%}",)
+        return (f"95% intervals over launches; the smallest change that counts is {EFFECT:.0%}",)
     return (
         f"fewer than {MIN_LAUNCHES} launches in a run: other launches can differ by more than its interval",
         f"only changes whose whole interval lies beyond a factor of {1 + ONE_LAUNCH_EFFECT:g} are reported; "

@@ -74,7 +74,7 @@ def test_the_command_replaces_the_declared_overlap(tmp_path: Path, capsys: pytes
         assert row["compiled.exposed_seconds"] > 0
         assert row["compiled.needed_bytes"] > 0
     fastest = min(row["compiled.seconds"] for row in tried)
-    assert "as compiled: each prediction, and beside it" in said
+    assert "as compiled: after each prediction" in said
     assert f"as predicted: {1e9 / (8 * 8) * fastest / 86400:,.1f} days" in " ".join(said.split())
     assert main(asked) == 0
     assert "2 of 2 were compiled before" in capsys.readouterr().err
