@@ -12,7 +12,7 @@ from typing import Literal
 
 from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.stack import ForwardBackward, Precision, Stack
+from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.experts import rows_of
@@ -143,17 +143,12 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     moved = [out * residual + (0 if fused else inside * hidden) for out, inside in bytes_of]
     rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0
     biases = further_of(config).expert_biases
+    heads = share.tokens * (share.head_features + share.key_features) * scale * config.layers_in_block
+    casts = cast_bytes(plan, precision, fused=fused) if precision else NONE
     for way in (0, 1):
+        moved[way] += (costs.head_bytes[way] + (config.block == "qwen3") * costs.head_norm_bytes[way]) * heads
         of_row = costs.row_bytes[way] + biases * costs.bias_bytes[way]
-        moved[way] += of_row * rows * config.embed * scale
-    if precision:
-        # What matmuls of experts cast themselves: hidden features, and on the way back their gradients.
-        own = [*projections(plan, branches[-1])] if fused else []
-        of_experts = zip(branches[-1].matmuls(config), own, strict=True) if fused else ()
-        out = {dims for one, dims in of_experts if one.weight.dims[-1] == "embed"}
-        gradients_cast = [dims for dims in multiplied if dims not in own or dims in out]
-        moved[0] += precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied} - out)
-        moved[1] += precision.cast_bytes * sum(m * n * batch for m, n, _, batch in gradients_cast)
+        moved[way] += of_row * rows * config.embed * scale + casts[way]
     # A row is sorted by its expert, and back. Each of the three matmuls of an expert takes its bias for each row.
     copy_seconds = (2 + 3 * biases) * rows * costs.row_seconds
     forward.append(Kernel("memory", 0, moved[0], copy_seconds=copy_seconds))
@@ -176,6 +171,23 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     # Recomputation does not repeat the copies of the forward pass: `copied_bytes` counts those of each pass.
     out, into = ([Kernel("memory", 0, copied)] * (copied > 0) for copied in copied_bytes(plan, stack, precision))
     return Layer((*out, *forward), (*again, *into, *backward), tuple(weights))
+
+
+def cast_bytes(plan: Plan, precision: Precision, *, fused: bool) -> ForwardBackward:
+    """Bytes that a layer reads and writes to cast operands, and gradients, to a precision.
+
+    Matmuls of experts that are `fused` cast hidden features themselves, and on the way back their gradients.
+    """
+    branches = plan.block.branches()
+    multiplied = [dims for branch in branches for dims in projections(plan, branch)]
+    own = [*projections(plan, branches[-1])] if fused else []
+    of_experts = zip(branches[-1].matmuls(plan.config), own, strict=True) if fused else ()
+    out = {dims for one, dims in of_experts if one.weight.dims[-1] == "embed"}
+    gradients_cast = [dims for dims in multiplied if dims not in own or dims in out]
+    return ForwardBackward(
+        precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied} - out),
+        precision.cast_bytes * sum(m * n * batch for m, n, _, batch in gradients_cast),
+    )
 
 
 def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:

@@ -89,6 +89,8 @@ class KernelCosts:
     Attributes:
         score_bytes: by softmax and dropout, for each attention score; None if attention is fused.
         residual_bytes: by norms, dropout and residual sums, for each element of the residual stream.
+        head_bytes: by rotary positions, for each element of queries and keys, where `residual_bytes` has none.
+        head_norm_bytes: by norms of queries and keys, for each element, where a model has them and nothing fuses them.
         mlp_bytes: by the activation function, for each hidden element of the MLP.
         logit_bytes: by the loss, forward and backward, for each logit.
         optimizer_bytes: by the optimizer, gradient clipping and casts, for each parameter.
@@ -114,6 +116,8 @@ class KernelCosts:
     logit_bytes: float
     optimizer_bytes: float
     launches: ForwardBackward
+    head_bytes: ForwardBackward = NONE
+    head_norm_bytes: ForwardBackward = NONE
     softmax_multiple: int = 1
     unfused_bytes: ForwardBackward = NONE
     unfused_launches: ForwardBackward = NONE

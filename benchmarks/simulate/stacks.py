@@ -189,8 +189,8 @@ TORCHTITAN_2024 = replace(
 )
 TORCHTITAN_EAGER = replace(
     # Without torch.compile each operation is a kernel. RMSNorm: cast, square, mean, product, cast, product, most in
-    # float32; rotary positions: cast, complex product, cast, of queries and a quarter as many keys; sums; and their
-    # gradients.
+    # float32; rotary positions: cast, complex product, cast, and for Qwen3 in two bytes two products, a negated half, a
+    # concatenation and a sum; sums; and their gradients. Qwen3 also has norms of queries and keys.
     TORCHTITAN,
     name="torchtitan, eager",
     constants_of="torchtitan",
@@ -198,7 +198,9 @@ TORCHTITAN_EAGER = replace(
     memory=Memory(0, 0, 4 + 4 + 4 + 4, EAGER_LOSS, 1.1, error=0.1),
     kernels=replace(
         TORCHTITAN.kernels,
-        residual_bytes=ForwardBackward(2 * 36 + 1.25 * 20 + 2 * 6, 2 * 70 + 1.25 * 20 + 2 * 6),
+        residual_bytes=ForwardBackward(2 * 36 + 2 * 6, 2 * 70 + 2 * 6),
+        head_bytes=ForwardBackward(20, 20),
+        head_norm_bytes=ForwardBackward(36, 70),
         mlp_bytes=ForwardBackward(4 + 6, 6 + 6 + 6),
         logit_bytes=6 + 4 + 8 + 4 + 12,
         copies_sequence=True,  # torch/distributed/_functional_collectives.py; compiled, the copies were not seen
