@@ -8,6 +8,11 @@ over it. With `dispatch="all_to_all"` tokens go to the devices that have their e
     y[E_expert,G,C,D] -all_to_all(expert)-> y[E,G_expert,C,D], once a layer forward: combine
     each is the transpose of the other: once and once a layer backward
 
+Without a capacity factor they go as rows to n devices, and each device sorts what arrives by its experts:
+
+    x[n,R_expert,D+2] -all_to_all(expert)-> x[n_expert,R,D+2], once a layer forward: dispatch
+    y[n_expert,R,D] -all_to_all(expert)-> y[n,R_expert,D], once a layer forward: combine
+
 With `dispatch="all_gather"` every device gets all tokens, and takes those of its experts (Megatron-LM's "allgather"
 dispatcher):
 
@@ -20,18 +25,21 @@ dispatcher):
     for the load-balancing loss -all_reduce(data x expert)-> the choices of each expert: E numbers a layer, forward
 
 G are the groups of tokens, and C is the capacity of an expert for a group, so a device with T tokens has buffers of R =
-E C T / g rows for groups of g tokens: R = k T x `capacity_factor`, rounded up, for k experts a token. A row has D
-features of a token, and its router's weight; a token that is gathered has k weights, and the numbers of k experts. For
-L layers on n devices a device sends these elements in a step, in the compute dtype:
+E C T / g rows for groups of g tokens: R = k T x `capacity_factor`, rounded up, for k experts a token. Without a
+capacity factor a device sends R = n T min(k, E/n) rows: as many to each device as its tokens may choose there. A row
+has D features of a token, and its router's weight; without a capacity factor also the number of its expert. A token
+that is gathered has k weights, and the numbers of k experts. For L layers on n devices a device sends these elements in
+a step, in the compute dtype:
 
     all_to_all  (4 D + 2) L R (n-1)/n; with `remat="full"` (5 D + 3) L R (n-1)/n
+    the same without a capacity factor  (4 D + 4) L R (n-1)/n; with `remat="full"` (5 D + 6) L R (n-1)/n
     all_gather  (4 D + 4k) L T (n-1); with `remat="full"` (5 D + 6k) L T (n-1)
 
 because the dispatch is repeated, but not the combine, whose result the backward pass does not need. So `all_gather`
-sends less if n is smaller than about k x `capacity_factor`, or than E if nothing is dropped.
+sends less if n is smaller than about k x `capacity_factor`, or without it if a device has more than one expert.
 
-All devices hold buffers of the same size, however the router spreads the tokens: what does not fit is dropped, and
-without a capacity factor each buffer has a row for each token. A model without experts is trained as by `data`.
+All devices hold buffers of the same size, however the router spreads the tokens: what does not fit is dropped. Without
+a capacity factor there are rows for the most uneven routing. A model without experts is trained as by `data`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,10 +57,12 @@ from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.infeasible import require_divides
-from strategies.model.experts import buffer_rows
+from strategies.infeasible import Infeasible, require_divides
+from strategies.model.expert_rows import buffer_rows, sent_rows
+from strategies.model.grouped_matmul import from_rows, to_rows
+from strategies.model.hooks import Exchanged
 from strategies.model.remat import KEPT
-from strategies.model.router import Routed
+from strategies.model.router import Routed, Slots, slots
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 
@@ -81,54 +91,75 @@ def combine(y_EGCD: Float[Array, "e g C D"]) -> Float[Array, "E G C D"]:
     return lax.all_to_all(y_EGCD, "expert", 1, 0, tiled=True)
 
 
-def gather_routed(routed: Routed) -> Routed:
-    """`Hooks.gather_routed`. One exchange: two at the same time could deadlock."""
+def exchange_rows(routed: Routed) -> Exchanged:
+    """`Hooks.exchange` of rows. Those for a device are as many as its experts may have of the tokens here."""
+    devices, (tokens, choices) = lax.axis_size("expert"), routed.experts_Nk.shape
+    held = routed.experts // devices
+    found = slots(routed.experts_Nk // held, devices, 1, tokens * min(choices, held))
+    found = Slots(*(checkpoint_name(each, KEPT) for each in found))
+    # Experts of a device are numbered down to 1: the zero of an empty row is no expert.
+    numbers_Nk = (held - routed.experts_Nk % held).astype(routed.x_ND.dtype)  # exact, see `_number_problem`
+    choices_M2 = jnp.stack([routed.weights_Nk, numbers_Nk], -1).reshape(-1, 2)
+    joined_RX = jnp.concatenate([to_rows(routed.x_ND, found, choices), to_rows(choices_M2, found, 1)], axis=1)
+    joined_RX = checkpoint_name(_all_to_all(joined_RX), KEPT)
+    x_RD, weights_R1, numbers_R1 = jnp.split(joined_RX, [joined_RX.shape[1] - 2, joined_RX.shape[1] - 1], axis=1)
+    arrived = Routed(x_RD, weights_R1, held - numbers_R1.astype(jnp.int32), held)
+    return arrived, lambda y_RD: from_rows(_all_to_all(y_RD), found, choices)
+
+
+def _all_to_all(rows_RX: Float[Array, "R X"]) -> Float[Array, "R X"]:
+    return lax.all_to_all(rows_RX, "expert", 0, 0, tiled=True)
+
+
+def exchange_tokens(routed: Routed) -> Exchanged:
+    """`Hooks.exchange` of all tokens. One gather: two at the same time could deadlock."""
     (_, embed), choices = routed.x_ND.shape, routed.experts_Nk.shape[1]
     held = routed.experts // lax.axis_size("expert")
-    experts_Nk = routed.experts_Nk.astype(routed.x_ND.dtype)  # exact, see `_gather_problem`
+    experts_Nk = routed.experts_Nk.astype(routed.x_ND.dtype)  # exact, see `_number_problem`
     joined_NX = jnp.concatenate([routed.x_ND, routed.weights_Nk, experts_Nk], axis=1)
     joined_MX = checkpoint_name(all_gather(joined_NX, "expert", 0), KEPT)
     x_MD, weights_Mk, experts_Mk = jnp.split(joined_MX, [embed, embed + choices], axis=1)
     experts_Mk = experts_Mk.astype(jnp.int32) - held * lax.axis_index("expert")
     is_here_Mk = (experts_Mk >= 0) & (experts_Mk < held)
-    return Routed(x_MD, weights_Mk, jnp.where(is_here_Mk, experts_Mk, held), held)
-
-
-def scatter_routed(y_MD: Float[Array, "M D"]) -> Float[Array, "N D"]:
-    """`Hooks.scatter_routed`."""
-    return reduce_scatter(y_MD, "expert", 0)
+    arrived = Routed(x_MD, weights_Mk, jnp.where(is_here_Mk, experts_Mk, held), held)
+    return arrived, lambda y_MD: reduce_scatter(y_MD, "expert", 0)
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
     """Resolve `reduce="auto"`, and `dispatch="auto"`: what sends fewer bytes, of equals "all_to_all".
 
     Raises:
-        Infeasible: `dispatch="all_gather"` with more experts than the compute dtype can number, or `reduce="layer"`
-            where it is impossible.
+        Infeasible: more experts than the compute dtype can number, or `reduce="layer"` where it is impossible.
     """
     dispatched, combined = _tokens(plan)
     gathered = plan.size("expert") * (dispatches(plan) * dispatched + combines(plan) * combined)
     fewer = plan.config.experts is not None and gathered < sum(_rows(plan))
-    dispatch = plan.choose("dispatch", _gather_problem(plan), fewer, "all_gather", "all_to_all")
+    problem = _number_problem(plan, plan.config.experts or 0, "use dispatch=all_to_all")
+    dispatch = plan.choose("dispatch", problem, fewer, "all_gather", "all_to_all")
+    if dispatch == "all_to_all" and plan.blocks_rows:
+        held = plan.config.dim_sizes["experts"] // plan.size("expert")
+        if problem := _number_problem(plan, held, "split them over more devices"):
+            raise Infeasible(f"dispatch=all_to_all {problem}")
     return {**resolve_reduce(plan), "dispatch": dispatch}
 
 
-def _gather_problem(plan: Plan) -> str:
-    """Why tokens cannot be gathered with the numbers of their experts; empty if they can."""
+def _number_problem(plan: Plan, experts: int, way_out: str) -> str:
+    """Why the compute dtype cannot number so many experts; empty if it can."""
     most = 2 ** (jnp.finfo(plan.train.dtype).nmant + 1)
-    if (plan.config.experts or 0) <= most:
+    if experts <= most:
         return ""
-    other = "use dispatch=all_to_all"
-    return f"numbers experts in {plan.train.dtype}, exactly up to {most}, not experts={plan.config.experts}; {other}"
+    return f"numbers experts in {plan.train.dtype}, exactly up to {most}, not experts={experts}; {way_out}"
 
 
 def implement(plan: Plan, before: Implementation) -> Implementation:
     """Add the hooks of an expert axis."""
     if plan.train.dispatch == "all_gather":
-        exchange = {"gather_routed": gather_routed, "scatter_routed": scatter_routed}
+        hooks: dict[str, Any] = {"exchange": exchange_tokens}
+    elif plan.blocks_rows:
+        hooks = {"exchange": exchange_rows}
     else:
-        exchange = {"dispatch": dispatch, "combine": combine}
-    return replace(before, hooks=replace(before.hooks, **exchange))
+        hooks = {"dispatch": dispatch, "combine": combine}
+    return replace(before, hooks=replace(before.hooks, **hooks))
 
 
 def dispatches(plan: Plan) -> int:
@@ -143,9 +174,12 @@ def combines(plan: Plan) -> int:
 
 
 def _rows(plan: Plan) -> tuple[int, int]:
-    """Elements of the buffers of a layer that all-to-alls exchange in a step: for dispatch, and to combine."""
-    rows, embed = buffer_rows(plan.config, plan.tokens), plan.config.embed
-    return dispatches(plan) * rows * (embed + 1), combines(plan) * rows * embed
+    """Elements of the rows of a layer that all-to-alls exchange in a step: for dispatch, and to combine."""
+    config, embed = plan.config, plan.config.embed
+    rows, beside = buffer_rows(config, plan.tokens), 1
+    if plan.blocks_rows:
+        rows, beside = sent_rows(config, plan.tokens, plan.size("expert")), 2
+    return dispatches(plan) * rows * (embed + beside), combines(plan) * rows * embed
 
 
 def _tokens(plan: Plan) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
-from strategies.model.experts import buffer_rows
+from strategies.model.expert_rows import buffer_rows
 from strategies.three_d import THREE_D
 
 PARTS = "core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp"

@@ -15,7 +15,7 @@ from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
-from strategies.model.experts import rows_of
+from strategies.model.expert_rows import rows_of
 from strategies.model.part import Part, Share
 
 Kind = Literal["matmul", "attention", "memory"]

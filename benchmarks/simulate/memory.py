@@ -13,7 +13,7 @@ from strategies.config import Remat
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
 from strategies.costs.predict import Cost
-from strategies.model.experts import rows_of
+from strategies.model.expert_rows import rows_of
 
 USED_BYTES = 2 + 2
 """Of a parameter: the weight and its gradient in two bytes each."""

@@ -30,6 +30,8 @@ class Backend:
         gathers_outermost_only: whether the transport joins gathered parts along the outermost dim only.
         gathers_in_loops: whether the compiler moves a gather of weights into a loop that reads parts of them.
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
+        waits_at_conditionals: whether the host waits for the condition of each conditional, so that to skip a matmul
+            takes longer than the matmul.
         two_dim_torus: whether the chips form a torus of two dims (torus.py).
     """
 
@@ -45,6 +47,7 @@ class Backend:
     gathers_outermost_only: bool = False
     gathers_in_loops: bool = False
     sums_in_place: bool = False
+    waits_at_conditionals: bool = False
     two_dim_torus: bool = False
 
 
@@ -63,6 +66,7 @@ GPU = Backend(
     halves=True,
     gathers_outermost_only=True,
     sums_in_place=True,
+    waits_at_conditionals=True,
 )
 """GPUs of any vendor run several collectives beside compute, so all that hides communication is on.
 

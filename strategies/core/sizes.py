@@ -222,9 +222,15 @@ class Sizes:
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
-        experts, gathers = self.size(*self.axes_of("experts")), self.backend.gathers_in_loops and self.shards > 1
-        split = tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts, gathers
-        return Share(self.held_config, self.train, *split)
+        experts = self.size(*self.axes_of("experts"))
+        split = tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts
+        return Share(self.held_config, self.train, *split, self.blocks_rows, self.backend)
+
+    @property
+    def blocks_rows(self) -> bool:
+        """Whether rows of experts are sorted into blocks: where nothing is dropped, and loops gather no weights."""
+        drops, gathers = self.config.capacity_factor is not None, self.backend.gathers_in_loops and self.shards > 1
+        return self.config.experts is not None and not drops and not gathers
 
     def kernel(self, *, partitioned: bool = False) -> str:
         """The kind of attention kernel; `partitioned` if the compiler partitions the step.

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention.splash import LANES
 from strategies.model.block import block_of
-from strategies.model.experts import Experts, rows_of
+from strategies.model.expert_rows import rows_of
+from strategies.model.experts import Experts
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
 from strategies.model.part import Part, Share
@@ -60,7 +61,7 @@ def loops_over_blocks(share: Share) -> int:
     if not share.blocks_rows:
         return 0
     remat, embed = share.train.remat, share.config.embed
-    matrix = share.config.dim_sizes["experts"] * embed * share.expert_mlp
+    matrix = share.held_experts * embed * share.expert_mlp
     copies = {"none": 2, "dots": 5, "full": 8}[remat] if share.train.prefetch == "on" else 2
     arrays = {"none": 2, "dots": 3, "full": 1}[remat] - (share.tensors > 1)
     return copies * matrix + arrays * rows_of(share) * embed

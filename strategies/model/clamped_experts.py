@@ -13,7 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.gpt_config import GPTConfig
-from strategies.model.experts import Experts, rows_of
+from strategies.model.expert_rows import rows_of
+from strategies.model.experts import Experts
 from strategies.model.grouped_matmul import Rows
 from strategies.model.hooks import Hooks
 from strategies.model.part import Share, add_bias

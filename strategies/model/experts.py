@@ -4,12 +4,12 @@ Each expert is a gated MLP, SwiGLU (Shazeer 2020). Tokens are dispatched to rows
 the router's weights, to one sum for each token (Lepikhin et al. 2020, "GShard", section 2.2). There are two kinds of
 rows:
 
-    buffers, of which an expert has C rows for each group of tokens. Groups are consecutive tokens of a sequence,
-        whatever the mesh, so one device and many drop the same choices of tokens. Without a capacity factor C is the
-        size of a group, and nothing is dropped: then experts compute E / k times the rows that they need.
-    blocks, without a capacity factor where a device has all experts: each has rows of one expert, and an expert has as
-        many as its tokens fill (Gale et al. 2022, "MegaBlocks", section 5). Nothing is dropped, and at most half as
-        many rows are padding as are needed, unless the tokens are few (`blocks_of`).
+    buffers, with a capacity factor: an expert has C rows for each group of tokens. Groups are consecutive tokens of a
+        sequence, whatever the mesh, so one device and many drop the same choices of tokens.
+    blocks, without one: each has rows of one expert, and an expert has as many as its tokens fill (Gale et al. 2022,
+        "MegaBlocks", section 5). Nothing is dropped (expert_rows.py). Where the compiler partitions the step, and where
+        it gathers weights in loops, there are buffers instead, with C the size of a group: then experts compute E / k
+        times the rows that they need.
 
 The router's weight multiplies the hidden features of an expert. That equals weighting its output, and the backward pass
 needs no output of any expert.
@@ -18,7 +18,6 @@ Dims: B batch, T tokens, N = B x T, D embed, E experts, F hidden features of an 
 R rows of all buffers or blocks, or of one. H are the hidden features of the shared expert.
 """
 
-import math
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
@@ -31,7 +30,17 @@ from jaxtyping import Array, Float
 
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
-from strategies.model.grouped_matmul import Rows, from_rows, to_rows
+from strategies.model.expert_rows import (
+    blocks_here,
+    blocks_of,
+    computed_blocks,
+    filled,
+    filled_blocks,
+    index_elements,
+    received_elements,
+    rows_of,
+)
+from strategies.model.grouped_matmul import Rows, from_rows
 from strategies.model.hooks import Hooks
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result
@@ -99,9 +108,9 @@ class Experts(Part):
         """Blocks are side by side; or the experts of a device, each with the rows of its buffers."""
         if "expert_mlp" not in matmul.weight.dims:
             return share.tokens, 1
-        blocks, size = blocks_of(share.config, share.tokens)
-        held = share.config.dim_sizes["experts"] // share.experts
-        return (size, blocks) if share.blocks_rows else (rows_of(share) // held, held)
+        if share.blocks_rows:
+            return blocks_here(share)[1], computed_blocks(share)
+        return rows_of(share) // share.held_experts, share.held_experts
 
     @staticmethod
     def activated_elements(share: Share) -> int:
@@ -116,17 +125,14 @@ class Experts(Part):
         all rows are kept, seven arrays around SiLU, six of the shared expert, and the loads of biased experts.
         """
         config, tokens, size = share.config, share.tokens, share.itemsize
-        experts, embed, chosen = config.dim_sizes["experts"], config.embed, config.experts_per_token
+        experts, embed = config.dim_sizes["experts"], config.embed
         counts = 4 * experts if config.balance_loss or share.train.remat == "none" else 0
         if share.train.remat == "full":
             return counts
         rows, shared = rows_of(share), tokens * share.shared_mlp
-        blocks = blocks_of(config, tokens)[0] if share.blocks_rows else 0
-        kept = counts + 4 * (rows + chosen * (share.gathered_tokens or tokens) + blocks)
+        kept = counts + 4 * index_elements(share)
         if share.train.remat == "dots":
-            exchanged = rows * (embed + 1) if share.experts > 1 else 0
-            received = share.gathered_tokens * (embed + 2 * chosen) or exchanged
-            return kept + size * (tokens * experts + 2 * (rows * share.expert_mlp + shared) + received)
+            return kept + size * (tokens * experts + 2 * (rows * share.expert_mlp + shared) + received_elements(share))
         again = tokens * embed if shared and config.balance_loss else 0  # the tokens, once more
         hidden = 7 * rows * share.expert_mlp + 6 * shared
         kept += 0 if config.router_bias_rate is None else 4 * experts
@@ -149,7 +155,8 @@ class Experts(Part):
     @staticmethod
     def padding_flops(share: Share) -> tuple[int, int]:
         """Those of the rows beyond k for each token; below zero if the capacity has fewer."""
-        rows = rows_of(share) - share.config.experts_per_token * share.tokens
+        computed = blocks_here(share)[1] * computed_blocks(share) if share.blocks_rows else rows_of(share)
+        rows = computed - share.config.experts_per_token * share.tokens
         sizes = share.config.dim_sizes
         down = 2 * rows * sizes["embed"] * sizes["expert_mlp"]
         return 3 * down, 2 * down
@@ -160,9 +167,9 @@ class Experts(Part):
         Args:
             x_BTD: for the tokens whose residual stream this device holds.
             normed_BTD: for all tokens of its sequences.
-            info: of its hooks `dispatch` and `combine` exchange rows with devices that have other experts, or
-                `gather_routed` and `scatter_routed` tokens; `sum` completes the sums over devices that split hidden
-                features, and `batch_sum` those over the batch.
+            info: of its hooks `exchange` exchanges tokens with devices that have other experts, or `dispatch` and
+                `combine` rows of buffers; `sum` completes the sums over devices that split hidden features, and
+                `batch_sum` those over the batch.
         """
         config, hooks = self.config, info.hooks
         experts, (_, tokens, embed) = config.dim_sizes["experts"], normed_BTD.shape
@@ -174,9 +181,14 @@ class Experts(Part):
         count_E = choices_of(routes.experts_Nk, experts)
         extras, x_ND = _losses(routes, count_E, x_ND, config, info)
         extras["balance_loss"] += 0 if self.router_bias_E is None else load_term(self.router_bias_E[...], count_E)
-        routed = hooks.gather_routed(Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts))
-        sums = self._sums_by_part if hooks.compiler_shards[0] > 1 else self._sums
-        y_ND = hooks.scatter_routed(sums(routed, len(routed.x_ND) // group, capacity, hooks))
+        routed = Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts)
+        routed, give_back = hooks.exchange(routed)
+        if hooks.blocks_rows:
+            sums_ND = self._sums_of_blocks(routed, routes.experts_Nk.size, hooks)
+        else:
+            sums = self._sums_by_part if hooks.compiler_shards[0] > 1 else self._sums
+            sums_ND = sums(routed, len(routed.x_ND) // group, capacity, hooks)
+        y_ND = give_back(sums_ND)
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
         return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), extras
 
@@ -192,18 +204,23 @@ class Experts(Part):
 
     def _sums(self, routed: Routed, groups: int, capacity: int, hooks: Hooks) -> Float[Array, "N D"]:
         """The sums of the outputs of this device's experts for tokens."""
-        config, chosen = self.config, self.config.experts_per_token
-        if hooks.blocks_rows:
-            blocks = blocks_of(config, len(routed.x_ND))
-            found, expert_S = block_slots(routed.experts_Nk, routed.experts, *blocks)
-            rows = Rows.of_blocks(checkpoint_name(expert_S, KEPT))
-            buffers = *blocks, -1
-        else:
-            found, rows = slots(routed.experts_Nk, routed.experts, groups, capacity), Rows.of_buffers()
-            buffers = routed.experts, groups, capacity, -1
-        found, x_EGCD, weights_EGC1 = _filled(routed.x_ND, routed.weights_Nk, found, chosen, buffers)
-        outputs_EGCD = self.outputs(*hooks.dispatch(x_EGCD, weights_EGC1), rows, hooks)
-        return from_rows(hooks.combine(outputs_EGCD).reshape(-1, config.embed), found, chosen)
+        found = slots(routed.experts_Nk, routed.experts, groups, capacity)
+        buffers = routed.experts, groups, capacity, -1
+        found, x_EGCD, weights_EGC1 = filled(routed.x_ND, routed.weights_Nk, found, buffers)
+        outputs_EGCD = self.outputs(*hooks.dispatch(x_EGCD, weights_EGC1), Rows.of_buffers(), hooks)
+        return from_rows(hooks.combine(outputs_EGCD).reshape(-1, self.config.embed), found, routed.experts_Nk.shape[1])
+
+    def _sums_of_blocks(self, routed: Routed, choices: int, hooks: Hooks) -> Float[Array, "N D"]:
+        """The same with blocks in place of buffers. With balanced routing this device's experts have `choices`."""
+        (tokens, chosen), experts = routed.experts_Nk.shape, routed.experts
+        blocks = blocks_of(tokens, chosen, experts)
+        found, expert_S = block_slots(routed.experts_Nk, experts, *blocks)
+        rows = Rows.of_blocks(
+            checkpoint_name(expert_S, KEPT), filled_blocks(choices, experts, *blocks) if hooks.skips_blocks else None
+        )
+        found, x_SRD, weights_SR1 = filled(routed.x_ND, routed.weights_Nk, found, (*blocks, -1))
+        outputs_SRD = self.outputs(x_SRD, weights_SR1, rows, hooks)
+        return from_rows(outputs_SRD.reshape(-1, self.config.embed), found, chosen)
 
     def _sums_by_part(self, routed: Routed, groups: int, capacity: int, hooks: Hooks) -> Float[Array, "N D"]:
         """The same where the compiler splits the tokens: rows are found within the part (P) of each device.
@@ -215,11 +232,11 @@ class Experts(Part):
 
         def fill(x_ND: Array, weights_Nk: Array, experts_Nk: Array) -> tuple[Slots, Array, Array]:
             found = slots(experts_Nk, routed.experts, groups // parts, capacity)
-            return _filled(x_ND, weights_Nk, found, chosen, buffers)
+            return filled(x_ND, weights_Nk, found, buffers)
 
         by_part = [array.reshape(parts, -1, array.shape[-1]) for array in routed[:3]]
-        found, *filled = jax.vmap(fill, out_axes=(0, 1, 1))(*by_part)
-        rows = (rows_EPGCX.reshape(routed.experts, groups, capacity, -1) for rows_EPGCX in filled)
+        found, *arrays = jax.vmap(fill, out_axes=(0, 1, 1))(*by_part)
+        rows = (rows_EPGCX.reshape(routed.experts, groups, capacity, -1) for rows_EPGCX in arrays)
         outputs_EGCD = self.outputs(*hooks.dispatch(*rows), Rows.of_buffers(), hooks)
         rows_EPRD = hooks.combine(outputs_EGCD).reshape(routed.experts, parts, -1, config.embed)
         sums = jax.vmap(lambda rows_ERD, found: from_rows(rows_ERD.reshape(-1, config.embed), found, chosen), (1, 0))
@@ -236,37 +253,6 @@ class Experts(Part):
         weights: Any = self
         hidden_NH = jax.nn.silu(matmul(x_ND, weights.shared_gate_DH[...])) * matmul(x_ND, weights.shared_up_DH[...])
         return matmul(hidden_NH, weights.shared_down_HD[...])
-
-
-def _filled(x_ND: Array, weights_Nk: Array, found: Slots, k: int, shape: tuple[int, ...]) -> tuple[Slots, Array, Array]:
-    """The slots that are found, and what is in them: rows of tokens, and the weights of their router."""
-    found = Slots(*(checkpoint_name(each, KEPT) for each in found))
-    x_EGCD = to_rows(x_ND, found, k).reshape(shape)
-    return found, x_EGCD, to_rows(weights_Nk.reshape(-1, 1), found, 1).reshape(shape)
-
-
-def buffer_rows(config: GPTConfig, tokens: int) -> int:
-    """Rows of the buffers of all experts for so many tokens."""
-    return config.dim_sizes["experts"] * tokens * config.capacity // config.group_tokens
-
-
-def blocks_of(config: GPTConfig, tokens: int) -> tuple[int, int]:
-    """How many blocks suffice for the choices of so many tokens, whatever their experts are; and the rows of a block.
-
-    Rows are a power of two from 8 to 512, and where that allows it at most half as many are padding as are choices:
-    each expert fills all of its blocks but one.
-    """
-    experts, choices = config.dim_sizes["experts"], config.experts_per_token * tokens
-    size = 2 ** min(9, max(3, (choices // (2 * experts)).bit_length() - 1))
-    filled = min(experts, choices)
-    return (choices - filled) // size + filled, size
-
-
-def rows_of(share: Share) -> int:
-    """Rows of the experts' buffers or blocks on a device, for a microbatch."""
-    if share.blocks_rows:
-        return math.prod(blocks_of(share.config, share.tokens))
-    return buffer_rows(share.config, share.tokens)
 
 
 def require_groups(config: GPTConfig, tokens: int, why: str) -> None:

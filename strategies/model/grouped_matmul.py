@@ -1,9 +1,9 @@
 """Rows of experts: from tokens and back, and their matmuls, of buffers side by side, or of blocks, a grouped matmul.
 
 In a grouped matmul each block has the matrix of its expert. It multiplies no more rows than the blocks have, on every
-backend. `jax.lax.ragged_dot` of JAX 0.10 does not: where XLA has no kernel for it, and none was found for the gradient
-of the matrices, it multiplies all rows with the matrices of all experts
-(docs/experiments/2026-11-26-grouped-matmul.md).
+backend, and skips empty blocks where a conditional costs little (`Backend.waits_at_conditionals`). `jax.lax.ragged_dot`
+of JAX 0.10 does not: where XLA has no kernel for it, and none was found for the gradient of the matrices, it multiplies
+all rows with the matrices of all experts (docs/experiments/2026-11-26-grouped-matmul.md).
 
 Dims: S blocks, R rows of a block, E experts, G groups, C capacity, D and F features.
 """
@@ -32,9 +32,9 @@ class Rows(NamedTuple):
     spread: Callable[[Array], Array]
 
     @classmethod
-    def of_blocks(cls, expert_S: Int[Array, " S"]) -> "Rows":
-        """Rows of blocks, of these experts."""
-        return cls(partial(grouped_matmul, expert_S=expert_S), partial(_biases, expert_S=expert_S))
+    def of_blocks(cls, expert_S: Int[Array, " S"], filled: int | None) -> "Rows":
+        """Rows of blocks, of these experts; `filled` as for `grouped_matmul`."""
+        return cls(lambda x, w: grouped_matmul(x, w, expert_S, filled), partial(_biases, expert_S=expert_S))
 
     @classmethod
     def of_buffers(cls) -> "Rows":
@@ -48,40 +48,61 @@ def batched_matmul(x_EGCD: Float[Array, "E G C D"], w_EDF: Float[Array, "E D F"]
     return jnp.einsum("erd,edf->erf", x_ERD, w_EDF).reshape(*x_EGCD.shape[:-1], -1)
 
 
-@jax.custom_vjp
 def grouped_matmul(
-    x_SRD: Float[Array, "S R D"], w_EDF: Float[Array, "E D F"], expert_S: Int[Array, " S"]
+    x_SRD: Float[Array, "S R D"], w_EDF: Float[Array, "E D F"], expert_S: Int[Array, " S"], filled: int | None = None
 ) -> Float[Array, "S R F"]:
-    """Each block times the matrix of its expert. The gradient of the matrices is summed over blocks in float32."""
-    return _products(x_SRD, w_EDF, expert_S)
+    """Each block times the matrix of its expert. The gradient of the matrices is summed over blocks in float32.
+
+    Blocks of expert E are empty. They are skipped if `filled` is given, the number of the others with balanced routing:
+    readers of the program count as many.
+    """
+    return cast(Array, _grouped_matmul(x_SRD, w_EDF, expert_S, filled))
 
 
-def _products(x_SRD: Array, w_EDF: Array, expert_S: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _grouped_matmul(x_SRD: Array, w_EDF: Array, expert_S: Array, filled: int | None) -> Array:
     def multiply(_: None, block: tuple[Array, Array]) -> tuple[None, Array]:
         x_RD, expert = block
-        return None, x_RD @ w_EDF[expert]
+        return None, unless_empty(expert, lambda: x_RD @ w_EDF[expert])
 
+    unless_empty = _unless_empty(w_EDF, expert_S, filled)
     return lax.scan(multiply, None, (x_SRD, expert_S))[1]
 
 
-def _backward(kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, Array, None]:
+def _backward(filled: int | None, kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, Array, None]:
     x_SRD, w_EDF, expert_S = kept
+    unless_empty = _unless_empty(w_EDF, expert_S, filled)
 
     def add(dw_EDF: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
         x_RD, dy_RF, expert = block
-        product_DF = jnp.einsum("rd,rf->df", x_RD, dy_RF, preferred_element_type=jnp.float32)
-        return dw_EDF.at[expert].add(product_DF), None
+        product = partial(jnp.einsum, "rd,rf->df", x_RD, dy_RF, preferred_element_type=jnp.float32)
+        return dw_EDF.at[expert].add(unless_empty(expert, product)), None
 
     def multiply(_: None, block: tuple[Array, Array]) -> tuple[None, Array]:
         dy_RF, expert = block
-        return None, jnp.einsum("rf,df->rd", dy_RF, w_EDF[expert])
+        return None, unless_empty(expert, lambda: jnp.einsum("rf,df->rd", dy_RF, w_EDF[expert]))
 
     dx_SRD = lax.scan(multiply, None, (dy_SRF, expert_S))[1]
     dw_EDF = lax.scan(add, jnp.zeros_like(w_EDF, jnp.float32), (x_SRD, dy_SRF, expert_S))[0]
     return dx_SRD, dw_EDF.astype(w_EDF.dtype), None
 
 
-grouped_matmul.defvjp(lambda *arguments: (_products(*arguments), arguments), _backward)
+_grouped_matmul.defvjp(
+    lambda x_SRD, w_EDF, expert_S, filled: (_grouped_matmul(x_SRD, w_EDF, expert_S, filled), (x_SRD, w_EDF, expert_S)),
+    _backward,
+)
+
+
+def _unless_empty(w_EDF: Array, expert_S: Array, filled: int | None) -> Callable[[Array, Callable[[], Array]], Array]:
+    """A function of the expert of a block, and of what computes a product of it: the product, or zeros."""
+
+    def product_of(expert: Array, product: Callable[[], Array]) -> Array:
+        if filled is None:
+            return product()
+        with jax.named_scope(f"taken_{len(expert_S) - filled}_{filled}"):  # readers of the program count these
+            return lax.cond(expert < len(w_EDF), product, lambda: jnp.zeros_like(product()))
+
+    return product_of
 
 
 @jax.custom_vjp

@@ -14,6 +14,9 @@ from strategies.model.matmul import project
 from strategies.model.router import Routed
 from strategies.model.weights import WeightSpec
 
+Exchanged = tuple[Routed, Callable[[Array], Array]]
+"""What `Hooks.exchange` returns."""
+
 
 @dataclass(frozen=True)
 class Hooks:
@@ -43,11 +46,11 @@ class Hooks:
         dispatch: (rows [E,G,C,D] of this device's groups of tokens for all experts, their weights [E,G,C,1]) -> those
             of all groups for this device's experts.
         combine: rows [E,G,C,D] of all groups, from this device's experts -> of its own groups, from all experts.
-        gather_routed: this device's tokens and their choices (router.py) -> those of all devices that split the
-            experts, with this device's experts alone.
-        scatter_routed: sums [M,D] of the outputs of this device's experts, for the tokens of all those devices -> the
-            sums [N,D] of all experts, for its own.
-        blocks_rows: whether rows of experts are sorted into blocks (experts.py).
+        exchange: this device's tokens and their choices (router.py) -> tokens of all devices that split the experts,
+            with their choices of this device's experts; and what gives sums [M,D] of the outputs for them back: they
+            become the sums [N,D] of all experts for its own tokens.
+        blocks_rows: whether rows of experts are sorted into blocks (expert_rows.py).
+        skips_blocks: whether empty blocks are skipped.
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
@@ -72,9 +75,9 @@ class Hooks:
     attend: Callable[[QKV, str, Reach | None], Array] = causal_attention
     dispatch: Callable[[Array, Array], tuple[Array, Array]] = lambda x, weights: (x, weights)
     combine: Callable[[Array], Array] = lambda x: x
-    gather_routed: Callable[[Routed], Routed] = lambda routed: routed
-    scatter_routed: Callable[[Array], Array] = lambda x: x
+    exchange: Callable[[Routed], Exchanged] = lambda routed: (routed, lambda x: x)
     blocks_rows: bool = False
+    skips_blocks: bool = False
     batch_sum: Callable[[Array], Array] = lambda x: x
     embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0

@@ -15,6 +15,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention import Reach
@@ -34,7 +35,8 @@ class Share:
         ulysses: attention takes all tokens of some heads, which come from other devices.
         kernel: the kind of attention kernel, as `causal_attention` takes it.
         experts: devices that split the experts.
-        gathers_in_loops: weights are gathered, and the compiler would move their gathers into loops.
+        blocks_rows: the rows of experts are sorted into blocks (expert_rows.py).
+        backend: of the device.
         dense: attention takes all tokens before a token, whatever the window or the stride of the model.
     """
 
@@ -46,7 +48,8 @@ class Share:
     ulysses: bool = False
     kernel: str = "xla"
     experts: int = 1
-    gathers_in_loops: bool = False
+    blocks_rows: bool = False
+    backend: Backend = NO_DEVICES
     dense: bool = False
 
     def of(self, part: "type[Part]") -> "Share":
@@ -59,10 +62,9 @@ class Share:
         return None if self.dense else Reach.of(self.config)
 
     @property
-    def blocks_rows(self) -> bool:
-        """Whether the rows of experts are sorted into blocks (experts.py): all experts are here, and drop nothing."""
-        drops = self.config.capacity_factor is not None
-        return self.config.experts is not None and self.experts == 1 and not drops and not self.gathers_in_loops
+    def held_experts(self) -> int:
+        """Experts on this device."""
+        return self.config.dim_sizes["experts"] // self.experts
 
     @property
     def sequence_parallel(self) -> bool:
@@ -86,6 +88,11 @@ class Share:
     def gathered_tokens(self) -> int:
         """Tokens of all devices that split the experts, where all have them all (`dispatch="all_gather"`); else 0."""
         return self.tokens * self.experts if self.experts > 1 and self.train.dispatch == "all_gather" else 0
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether devices that split the experts send each other rows, which are sorted into blocks on arrival."""
+        return self.experts > 1 and self.train.dispatch == "all_to_all" and self.blocks_rows
 
     @property
     def skipping(self) -> Reach | None:

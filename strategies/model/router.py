@@ -240,17 +240,19 @@ def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: in
 def block_slots(
     experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: int
 ) -> tuple[Slots, Int[Array, " blocks"]]:
-    """Give every choice a row in blocks of `size` rows, of which each has rows of one expert; and the blocks' experts.
+    """Give every choice of `experts` a row in blocks of `size` rows, each of one expert; and the blocks' experts.
 
-    `blocks` must suffice for any counts (`model/experts.py`). Those that are left over have empty rows.
+    `blocks` must suffice for any counts (`expert_rows.py`). Those that are left over have empty rows, and `experts` in
+    place of an expert.
     """
     choices = experts_Nk.size
     expert_GS, order_GS, counts_GE, starts_GE, rank_GS = sort(experts_Nk, experts, 1)
     ends_E = jnp.cumsum(-(-counts_GE[0] // size))
     first_E = jnp.concatenate([jnp.zeros_like(ends_E[:1]), ends_E[:-1]])
-    expert_B = jnp.minimum(jnp.searchsorted(ends_E, jnp.arange(blocks), side="right"), experts - 1)
+    of_block_B = jnp.searchsorted(ends_E, jnp.arange(blocks), side="right")
+    expert_B = jnp.minimum(of_block_B, experts - 1)
     rank_BR = (jnp.arange(blocks) - first_E[expert_B])[:, None] * size + jnp.arange(size)
     place_BR = jnp.minimum(starts_GE[0][expert_B][:, None] + rank_BR, choices - 1)
     choice_BR = jnp.where(rank_BR < counts_GE[0][expert_B][:, None], order_GS[0][place_BR], choices)
-    row_Nk = (first_E[expert_GS] * size + rank_GS).reshape(experts_Nk.shape)
-    return Slots(choice_BR.reshape(-1), row_Nk), expert_B
+    row_GS = jnp.where(expert_GS < experts, first_E[expert_GS] * size + rank_GS, blocks * size)
+    return Slots(choice_BR.reshape(-1), row_GS.reshape(experts_Nk.shape)), of_block_B

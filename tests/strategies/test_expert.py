@@ -27,6 +27,8 @@ DROPPING = dataclasses.replace(
     CONFIG, experts=8, expert_mlp=24, capacity_factor=1.0, expert_group=4, balance_loss=1e-2, router_z_loss=1e-3
 )
 ALL_KEPT = dataclasses.replace(DROPPING, capacity_factor=None, shared_mlp=40, router="sigmoid")
+ONE = dataclasses.replace(ALL_KEPT, routing="one")
+SHALLOW = dataclasses.replace(ONE, layers=2)
 GUIDE = (ROOT / "docs" / "guides" / "which-parallelism-for-experts.md").read_text()
 LLAMA = dataclasses.replace(DROPPING, block="qwen3", key_heads=4, tied=False)
 FORCED = dataclasses.replace(DROPPING, routing="zipf=1.2")
@@ -73,7 +75,25 @@ def assert_as_one_device(name, mesh, config, options):
     ("name", "mesh", "config", "options"),
     [
         ("expert", "data=2,expert=4", BIASED, {}),
+        ("expert", "data=2,expert=2", SHALLOW, {"dispatch": "all_to_all"}),
+        ("expert", "expert=4", SHALLOW, {"dispatch": "all_gather", "remat": "full"}),
         *nightly(
+            ("expert", "expert=2", ALL_KEPT, {"dispatch": "all_to_all", "remat": "full"}),
+            ("expert", "expert=8", ALL_KEPT, {"dispatch": "all_to_all", "remat": "none"}),
+            ("expert", "data=2,expert=4", ONE, {"dispatch": "all_to_all", "microbatches": 2}),
+            ("expert", "data=2,expert=4", ONE, {"dispatch": "all_gather", "remat": "none"}),
+            ("zero1", "data=2,expert=4", ALL_KEPT, {"dispatch": "all_to_all"}),
+            ("three_d", "fsdp=2,expert=2,tensor=2", ALL_KEPT, {"dispatch": "all_to_all", "prefetch": "on"}),
+            ("three_d", "fsdp=2,expert=4", ALL_KEPT, {"dispatch": "all_gather", "remat": "full"}),
+            ("three_d", "context=2,expert=2", ALL_KEPT, {"dispatch": "all_to_all", "remat": "full"}),
+            ("three_d", "context=2,expert=4", ONE, {"dispatch": "all_gather"}),
+            ("three_d", "pipeline=2,expert=2", ALL_KEPT, {"dispatch": "all_to_all", "microbatches": 4}),
+            (
+                "three_d",
+                "pipeline=3,expert=2",
+                ALL_KEPT,
+                {"dispatch": "all_to_all", "microbatches": 4, "schedule": "zb-h1"},
+            ),
             ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
             ("three_d", "expert=2,tensor=2", ALL_KEPT, {"sequence_parallel": False}),
             ("fsdp", "fsdp=4", ALL_KEPT, {"remat": "full", "prefetch": "on"}),
@@ -189,15 +209,20 @@ def test_every_strategy_counts_what_its_routers_do(name, mesh, options):
 def test_exchanges_are_what_the_docstring_says(remat):
     """(4 D + 2) L R (n-1)/n elements, or (5 D + 3) with remat="full"; R counts all rows of buffers.
 
-    With `dispatch="all_gather"` (4 D + 4 k) L T (n-1), or (5 D + 6 k). "auto" is the one that sends less.
+    With `dispatch="all_gather"` (4 D + 4 k) L T (n-1), or (5 D + 6 k). "auto" is the one that sends less. Without a
+    capacity factor R = n T min(k, E/n), and a row has the number of its expert, too.
     """
     config, embed = PRESETS["nano-moe"], PRESETS["nano-moe"].embed
     assert (config.dim_sizes["experts"], config.experts_per_token) == (8, 2)
-    for devices, best in ((2, "all_gather"), (4, "all_to_all")):
-        tokens = 16 * config.sequence // devices
+    cases = (2, 1.25, "all_gather"), (4, 1.25, "all_to_all"), (4, None, "all_gather"), (8, None, "all_to_all")
+    for devices, factor, best in cases:
+        config, tokens = dataclasses.replace(config, capacity_factor=factor), 16 * config.sequence // devices
         rows = 8 * 20 * tokens // 64  # ceil(2 x 64 / 8 x 1.25) = 20 rows for each of 8 experts and 64 tokens
+        beside = 1 if factor else 2
+        rows = rows if factor else devices * tokens * min(2, 8 // devices)
+        of_row = 5 * embed + 3 * beside if remat == "full" else 4 * embed + 2 * beside
         elements = {
-            "all_to_all": (5 * embed + 3 if remat == "full" else 4 * embed + 2) * rows * (devices - 1) / devices,
+            "all_to_all": of_row * rows * (devices - 1) / devices,
             "all_gather": (5 * embed + 12 if remat == "full" else 4 * embed + 8) * tokens * (devices - 1),
         }
         assert min(elements, key=lambda way: elements[way]) == best
@@ -283,12 +308,18 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
             {"experts": 258},
             "dispatch=all_gather numbers experts in bfloat16, exactly up to 256, not experts=258",
         ),
+        (
+            "expert",
+            "expert=2",
+            {"experts": 514, "capacity_factor": None},
+            "dispatch=all_to_all numbers experts in bfloat16, exactly up to 256, not experts=257; split them over more",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(name, mesh, changes, message):
     """With the numbers and the way out."""
     train = dataclasses.replace(TRAIN, halves="on" if "halves" in message else "auto")
     if "dispatch" in message:
-        train = dataclasses.replace(train, dtype="bfloat16", dispatch="all_gather")
+        train = dataclasses.replace(train, dtype="bfloat16", dispatch=message[9:19])
     with pytest.raises(Infeasible, match=message):
         predict(name, dataclasses.replace(DROPPING, **changes), mesh, train)

@@ -42,7 +42,8 @@ def part(config, deviation=1.0):
 
 def run(experts, x_BTD):
     """The output of the experts, and their losses."""
-    hooks = dataclasses.replace(ONE_DEVICE, blocks_rows=experts.config.capacity_factor is None)
+    kept = experts.config.capacity_factor is None
+    hooks = dataclasses.replace(ONE_DEVICE, blocks_rows=kept, skips_blocks=kept)
     info = LayerInfo(hooks, "xla", None, x_BTD.shape[1])
     return jax.jit(lambda x_BTD: experts(jnp.zeros_like(x_BTD), x_BTD, info))(x_BTD)
 
@@ -211,14 +212,22 @@ def test_its_formulas_are_those_of_the_compiled_program(config, train):
 @pytest.mark.parametrize("config", [MOE, DROPPING, *OTHERS], ids=str)
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize(
-    ("name", "mesh"), [("single", "data=1"), *nightly(("expert", "expert=2"), ("tensor", "tensor=2"))]
+    ("name", "mesh", "options"),
+    [
+        ("single", "data=1", {}),
+        *nightly(
+            ("expert", "expert=2", {"dispatch": "all_to_all"}),
+            ("expert", "expert=2", {"dispatch": "all_gather"}),
+            ("tensor", "tensor=2", {}),
+        ),
+    ],
 )
-def test_layers_keep_what_the_formula_says(name, mesh, remat, config):
+def test_layers_keep_what_the_formula_says(name, mesh, options, remat, config):
     """For every router, capacity, and kind of rematerialisation, to the byte."""
     if name == "expert" and config.experts == 3:
         config = dataclasses.replace(config, experts=4)
-    built = step(name, mesh, config, remat=remat, dtype="bfloat16")
-    plan = cost(name, mesh, config, remat=remat, dtype="bfloat16").plan
+    built = step(name, mesh, config, remat=remat, dtype="bfloat16", **options)
+    plan = cost(name, mesh, config, remat=remat, dtype="bfloat16", **options).plan
     jaxpr = jax.make_jaxpr(built.gradients)(built.state, built.batch).jaxpr
     forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == 4]
     kept = forward.outvars[1 + len(plan.block.extras()) :]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies.model.experts import blocks_of
+from strategies.model.expert_rows import blocks_of, filled_blocks
 from strategies.model.router import block_slots, choose, forced, zipf_shares
 from tests.strategies.model.test_experts import MOE
 
@@ -34,21 +34,34 @@ def test_forced_routings_have_the_shares_that_they_say(experts, chosen):
 
 
 @pytest.mark.parametrize("tokens", [3, 40, 200])
-def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens):
-    """Each choice has a row of its own, in a block of its expert, which knows it; other rows are empty."""
-    draw, blocks = np.random.default_rng(tokens), blocks_of(MOE, tokens)
-    assert blocks[0] * blocks[1] <= max(1.5 * 2 * tokens, (6 + tokens / 4) * 8)
+@pytest.mark.parametrize("here", [6, 1, 3])
+def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens, here):
+    """Each choice of an expert that is here has a row of its own, in a block of its expert; other rows are empty.
+
+    Blocks without rows come last, and belong to no expert. With equally many choices of all as many are filled as are
+    counted.
+    """
+    draw, most = np.random.default_rng(tokens), min(2, here)
+    blocks = blocks_of(tokens, 2, here)
+    assert blocks[0] * blocks[1] <= max(1.5 * most * tokens, (here + most * tokens / 8) * 8)
     by_token = np.stack([np.arange(tokens) % 6, (np.arange(tokens) + 1) % 6], 1)
     for experts_Nk in (
         np.full((tokens, 2), [5, 0]),
         by_token,
         draw.permuted(np.tile(np.arange(6), (tokens, 1)), axis=1)[:, :2],
     ):
-        found, expert_S = block_slots(jnp.asarray(experts_Nk), 6, *blocks)
+        found, expert_S = block_slots(jnp.minimum(jnp.asarray(experts_Nk), here), here, *blocks)
         row_M, choice_R = np.asarray(found.row_Nk).reshape(-1), np.asarray(found.choice_R)
-        np.testing.assert_array_equal(np.asarray(expert_S)[row_M // blocks[1]], experts_Nk.reshape(-1))
-        np.testing.assert_array_equal(choice_R[row_M], np.arange(2 * tokens))
-        assert (choice_R == 2 * tokens).sum() == choice_R.size - 2 * tokens
+        (chosen,) = np.nonzero(experts_Nk.reshape(-1) < here)
+        np.testing.assert_array_equal(np.asarray(expert_S)[row_M[chosen] // blocks[1]], experts_Nk.reshape(-1)[chosen])
+        np.testing.assert_array_equal(choice_R[row_M[chosen]], chosen)
+        assert (choice_R == 2 * tokens).sum() == choice_R.size - len(chosen)
+        assert (np.delete(row_M, chosen) == choice_R.size).all()
+        counts, filled = np.bincount(experts_Nk.reshape(-1), minlength=6)[:here], (np.asarray(expert_S) < here).sum()
+        assert filled == np.ceil(counts / blocks[1]).sum()
+        assert (np.asarray(expert_S)[filled:] == here).all()
+        if (counts == counts[0]).all():
+            assert filled == filled_blocks(counts.sum(), here, *blocks)
 
 
 def test_a_softmax_over_the_chosen_logits_is_a_renormalised_one():

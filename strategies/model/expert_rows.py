@@ -1,0 +1,106 @@
+"""Rows of experts: how many a device has, in buffers or in blocks, and what is in them.
+
+Where nothing is dropped rows are sorted into blocks. Arrays have a fixed shape, so there are as many rows as the most
+uneven routing needs: min(k, e) for each token, of those that arrive at a device with e experts. A token chooses an
+expert once.
+
+Dims: N tokens, k experts per token, D embed, E experts, G groups, C capacity, R rows.
+"""
+
+import math
+
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array
+
+from strategies.gpt_config import GPTConfig
+from strategies.model.grouped_matmul import to_rows
+from strategies.model.part import Share
+from strategies.model.remat import KEPT
+from strategies.model.router import Slots
+
+
+def filled(x_ND: Array, weights_Nk: Array, found: Slots, shape: tuple[int, ...]) -> tuple[Slots, Array, Array]:
+    """The slots that are found, and what is in them: rows of tokens, and the weights of their router."""
+    found = Slots(*(checkpoint_name(each, KEPT) for each in found))
+    x_EGCD = to_rows(x_ND, found, weights_Nk.shape[1]).reshape(shape)
+    return found, x_EGCD, to_rows(weights_Nk.reshape(-1, 1), found, 1).reshape(shape)
+
+
+def buffer_rows(config: GPTConfig, tokens: int) -> int:
+    """Rows of the buffers of all experts for so many tokens."""
+    return config.dim_sizes["experts"] * tokens * config.capacity // config.group_tokens
+
+
+def sent_rows(config: GPTConfig, tokens: int, devices: int) -> int:
+    """Rows that a device sends for so many tokens if they are sorted into blocks, those to itself included.
+
+    Each of the devices that split the experts gets as many, whatever the routing.
+    """
+    return devices * tokens * min(config.experts_per_token, config.dim_sizes["experts"] // devices)
+
+
+def arrived(share: Share) -> tuple[int, int]:
+    """Tokens that arrive at a device for its experts, and choices of each. A row that was sent has one choice."""
+    if share.sends_rows:
+        return sent_rows(share.config, share.tokens, share.experts), 1
+    return share.gathered_tokens or share.tokens, share.config.experts_per_token
+
+
+def blocks_of(tokens: int, chosen: int, experts: int) -> tuple[int, int]:
+    """How many blocks suffice for the choices of these experts, whatever they are; and the rows of a block.
+
+    Rows are a power of two from 8 to 512, and where that allows it at most half as many are padding as are choices:
+    each expert fills all of its blocks but one.
+    """
+    choices = tokens * min(chosen, experts)
+    size = 2 ** min(9, max(3, (choices // (2 * experts)).bit_length() - 1))
+    occupied = min(experts, choices)
+    return (choices - occupied) // size + occupied, size
+
+
+def filled_blocks(choices: int, experts: int, blocks: int, size: int) -> int:
+    """How many of the blocks of a device are filled if each expert has equally many of its choices."""
+    return min(blocks, experts * math.ceil(choices / experts / size))
+
+
+def blocks_here(share: Share) -> tuple[int, int]:
+    """`blocks_of` a device, for a microbatch."""
+    return blocks_of(*arrived(share), share.held_experts)
+
+
+def rows_of(share: Share) -> int:
+    """Rows of the experts' buffers or blocks on a device, for a microbatch."""
+    return math.prod(blocks_here(share)) if share.blocks_rows else buffer_rows(share.config, share.tokens)
+
+
+def computed_blocks(share: Share) -> int:
+    """Blocks that a device multiplies, for a microbatch: with balanced routing, if it skips those that are empty."""
+    if share.backend.waits_at_conditionals:
+        return blocks_here(share)[0]
+    return filled_blocks(share.tokens * share.config.experts_per_token, share.held_experts, *blocks_here(share))
+
+
+def index_elements(share: Share) -> int:
+    """Indices on a device, for a microbatch: the choice in each row, the row of each choice, and experts of blocks.
+
+    Rows that are sent have such slots at home, too.
+    """
+    home = share.tokens * share.config.experts_per_token
+    if not share.blocks_rows:
+        return rows_of(share) + home * (share.experts if share.gathered_tokens else 1)
+    tokens, chosen = arrived(share)
+    sent = tokens + home if share.sends_rows else 0
+    return rows_of(share) + tokens * chosen + blocks_here(share)[0] + sent
+
+
+def received_elements(share: Share) -> int:
+    """Elements that a device receives to dispatch, for a microbatch: rows or tokens, and of choices weight and number.
+
+    Buffers need no numbers.
+    """
+    if share.experts == 1:
+        return 0
+    if not share.sends_rows and not share.gathered_tokens:
+        return rows_of(share) * (share.config.embed + 1)
+    tokens, chosen = arrived(share)
+    return tokens * (share.config.embed + 2 * chosen)
