@@ -41,8 +41,7 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
     def batch_sum(x: Array) -> Array:
         return mark_varying(lax.psum(x, split), split)
 
-    skips = not plan.backend.waits_at_conditionals
-    hooks = replace(ONE_DEVICE, blocks_rows=plan.blocks_rows, skips_blocks=skips)
+    hooks = replace(ONE_DEVICE, blocks_rows=plan.blocks_rows, skips_blocks=plan.skips_blocks)
     implementation = Implementation(hooks=replace(hooks, batch_sum=batch_sum) if split else hooks)
     for axis in plan.active:
         implementation = axis.implement(plan, implementation)

@@ -17,6 +17,8 @@ from strategies.core.sizes import Sizes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
 from strategies.mesh import MeshSpec
+from strategies.model.attention import kernel_for
+from strategies.model.part import Share
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,35 @@ class Plan(Sizes):
     def layers_again(self) -> int:
         """Leading dense layers whose forward pass runs twice: in a pipeline, once more for the backward pass."""
         return self.config.dense_layers if self.staged else 0
+
+    @cached_property
+    def share(self) -> Share:
+        """What one device computes of a layer, for one microbatch."""
+        tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
+        experts = self.size(*self.axes_of("experts"))
+        split = tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts
+        return Share(self.held_config, self.train, *split, self.blocks_rows, self.skips_blocks)
+
+    @property
+    def blocks_rows(self) -> bool:
+        """Whether rows of experts are sorted into blocks: where nothing is dropped, and loops gather no weights."""
+        drops, gathers = self.config.capacity_factor is not None, self.backend.gathers_in_loops and self.shards > 1
+        return self.config.experts is not None and not drops and not gathers
+
+    @property
+    def skips_blocks(self) -> bool:
+        """Whether empty blocks are skipped. A conditional hides matmuls from a schedule that sorts them."""
+        sorts = self.staged and self.schedule.splits_backward
+        return self.blocks_rows and not sorts and not self.backend.waits_at_conditionals
+
+    def kernel(self, *, partitioned: bool = False) -> str:
+        """The kind of attention kernel; `partitioned` if the compiler partitions the step.
+
+        Raises:
+            Infeasible: the kernel that is asked for does not run on these devices.
+        """
+        ring = 1 if self.ulysses else self.size(*self.placement.tokens)
+        return kernel_for(self.backend, self.config, self.train, partitioned=partitioned, ring=ring)
 
     def choose(self, option: str, problem: str, default: bool, on: str = "on", off: str = "off") -> str:
         """The value of an option that is `on`, `off` or "auto".

@@ -15,11 +15,9 @@ from strategies.core.placement import Axes, Placement, Weight, size_of
 from strategies.core.shards import Shards
 from strategies.gpt_config import GPTConfig
 from strategies.mesh import MeshSpec
-from strategies.model.attention import kernel_for
 from strategies.model.block import Block, block_of
 from strategies.model.gpt import weight_specs
 from strategies.model.loss import tokens_at_once
-from strategies.model.part import Share
 from strategies.model.weights import WeightSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.stages import Order, layer_slots, order_of
@@ -217,29 +215,6 @@ class Sizes:
     def tokens(self) -> int:
         """Tokens that one device processes in a step."""
         return self.train.batch_size * self.config.sequence // self.size(*self.placement.batch, *self.placement.tokens)
-
-    @cached_property
-    def share(self) -> Share:
-        """What one device computes of a layer, for one microbatch."""
-        tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
-        experts = self.size(*self.axes_of("experts"))
-        split = tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts
-        return Share(self.held_config, self.train, *split, self.blocks_rows, self.backend)
-
-    @property
-    def blocks_rows(self) -> bool:
-        """Whether rows of experts are sorted into blocks: where nothing is dropped, and loops gather no weights."""
-        drops, gathers = self.config.capacity_factor is not None, self.backend.gathers_in_loops and self.shards > 1
-        return self.config.experts is not None and not drops and not gathers
-
-    def kernel(self, *, partitioned: bool = False) -> str:
-        """The kind of attention kernel; `partitioned` if the compiler partitions the step.
-
-        Raises:
-            Infeasible: the kernel that is asked for does not run on these devices.
-        """
-        ring = 1 if self.ulysses else self.size(*self.placement.tokens)
-        return kernel_for(self.backend, self.config, self.train, partitioned=partitioned, ring=ring)
 
     @property
     def residual(self) -> int:

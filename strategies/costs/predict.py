@@ -161,7 +161,7 @@ class Cost:
             matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
             and logits that are computed in chunks are recomputed. In a pipeline leading dense layers run forward again.
         capacity: of rows of experts' buffers or blocks beyond the tokens' choices (model/experts.py); below zero if the
-            capacity has fewer.
+            capacity has fewer. Blocks that are skipped do not count, as many as are empty with balanced routing.
         replicated: of matmuls with weights that the tensor axis does not split: all of its devices do them; and of
             copies of heads of keys. All stages of a pipeline run the leading dense layers.
         padding: of the vocabulary.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention.splash import LANES
 from strategies.model.block import block_of
-from strategies.model.expert_rows import rows_of
+from strategies.model.expert_rows import arrived, rows_of
 from strategies.model.experts import Experts
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
@@ -37,12 +37,14 @@ def experts(share: Share) -> int:
     """Rows of tokens and their gradients, arrays around SiLU, and the router's; fitted to compiled programs.
 
     An expert axis holds what it exchanges once more, unless it is recomputed; tokens that are gathered twice then.
-    Blocks that are recomputed hold four arrays of rows, five around SiLU and two of the shared expert.
+    Blocks that are recomputed hold four arrays of rows, five around SiLU and two of the shared expert, and what arrived
+    from other devices.
     """
     config, full = share.config, share.train.remat == "full"
     rows, tokens = rows_of(share), share.tokens * config.embed
     routes = 3 * share.tokens * config.dim_sizes["experts"]
     if full and share.blocks_rows:
+        routes += arrived(share)[0] * config.embed if share.experts > 1 else 0
         return rows * (4 * config.embed + 5 * share.expert_mlp) + 2 * share.tokens * share.shared_mlp + tokens + routes
     hidden = Experts.activated_elements(share)
     gathered = share.gathered_tokens * config.embed
@@ -63,7 +65,7 @@ def loops_over_blocks(share: Share) -> int:
     remat, embed = share.train.remat, share.config.embed
     matrix = share.held_experts * embed * share.expert_mlp
     copies = {"none": 2, "dots": 5, "full": 8}[remat] if share.train.prefetch == "on" else 2
-    arrays = {"none": 2, "dots": 3, "full": 1}[remat] - (share.tensors > 1)
+    arrays = {"none": 2, "dots": 3, "full": 1}[remat] - (share.tensors > 1 and share.experts == 1)
     return copies * matrix + arrays * rows_of(share) * embed
 
 

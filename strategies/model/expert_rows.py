@@ -75,7 +75,7 @@ def rows_of(share: Share) -> int:
 
 def computed_blocks(share: Share) -> int:
     """Blocks that a device multiplies, for a microbatch: with balanced routing, if it skips those that are empty."""
-    if share.backend.waits_at_conditionals:
+    if not share.skips_blocks:
         return blocks_here(share)[0]
     return filled_blocks(share.tokens * share.config.experts_per_token, share.held_experts, *blocks_here(share))
 

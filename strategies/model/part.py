@@ -15,7 +15,6 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention import Reach
@@ -36,7 +35,7 @@ class Share:
         kernel: the kind of attention kernel, as `causal_attention` takes it.
         experts: devices that split the experts.
         blocks_rows: the rows of experts are sorted into blocks (expert_rows.py).
-        backend: of the device.
+        skips_blocks: empty ones are skipped.
         dense: attention takes all tokens before a token, whatever the window or the stride of the model.
     """
 
@@ -49,7 +48,7 @@ class Share:
     kernel: str = "xla"
     experts: int = 1
     blocks_rows: bool = False
-    backend: Backend = NO_DEVICES
+    skips_blocks: bool = False
     dense: bool = False
 
     def of(self, part: "type[Part]") -> "Share":
