@@ -1,14 +1,11 @@
 """Measure cases: check each against one device, time comparable ones interleaved, and keep a row for each.
 
-    rows = run(selection.cases(), RunSettings(corpus_N), Path("rows.jsonl"))
-
-`python -m benchmarks.run` is this as a program, and `pytest benchmarks` is pytest around that program.
+`python -m benchmarks.run` (program.py) runs an `Engine`, and `pytest benchmarks` is pytest around that program.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.row import Row
@@ -22,23 +19,6 @@ from benchmarks.run.prepare import Preparation
 from benchmarks.run.record import Record
 from benchmarks.run.single_device import has_single_device_server, matmul_rate, server
 from benchmarks.run.timing_group import TimingGroup
-
-
-def run(cases: Sequence[Case], settings: RunSettings, out: Path) -> list[Row]:
-    """Measure cases and return their rows.
-
-    Args:
-        cases: the cases.
-        settings: how they are measured.
-        out: file of the rows: a journal of JSON lines (`journal.py`). An existing one is kept as `NAME~`.
-    """
-    journal = Journal(out, {}, resume=False)
-    try:
-        engine = Engine(settings, journal)
-        engine.run(cases)
-        return [*engine.rows.values(), *engine.ledger.close()]
-    finally:
-        journal.close()
 
 
 def in_order(cases: Sequence[Case]) -> list[Case]:
