@@ -107,12 +107,12 @@ def fold(cell: str, width: int) -> list[str]:
 def pieces(cell: str, breaks: str = BREAKS) -> list[str]:
     """Return the parts of a cell that stay on one line as long as they fit: each ends with a character of `breaks`.
 
-    A comma between thousands is part of a number.
+    A comma between thousands is part of a number, and "/s" part of a unit.
 
-    >>> pieces("data=2,fsdp=2 time/single"), pieces("1,757,768")
-    (['data=2,', 'fsdp=2 ', 'time/', 'single'], ['1,757,768'])
+    >>> pieces("data=2,fsdp=2 time/single"), pieces("1,757,768 tokens/s")
+    (['data=2,', 'fsdp=2 ', 'time/', 'single'], ['1,757,768 ', 'tokens/s'])
     """
-    return re.split(rf"(?<=[{breaks}])(?=[^{breaks}])(?!(?<=\d,)\d{{3}}(?!\d))", cell)
+    return re.split(rf"(?<=[{breaks}])(?=[^{breaks}])(?!(?<=\d,)\d{{3}}(?!\d))(?!(?<=/)s\b)", cell)
 
 
 def amount(value: float, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""Candidates as measured: some are timed here, interleaved, which shows what the first by rank loses."""
+"""Candidates as measured: some are timed here, interleaved, which shows what the predicted best loses."""
 
 import statistics
 import sys
@@ -81,7 +81,7 @@ def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
 
 
 def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
-    """Time some candidates interleaved, and the fastest of them and the first by rank again in a final.
+    """Time some candidates interleaved, and the fastest of them and the predicted best again in a final.
 
     Args:
         ranking: all candidates, on all devices of this process.
@@ -158,25 +158,26 @@ def started(case: Case, left: int | None) -> tuple[Training, int]:
 
 def table(results: Sequence[MeasuredCandidate], predicted: bool = True) -> Iterator[str]:
     """The lines about what was measured, and how far predictions are off, where there are any."""
-    yield from wrapped(f"as measured: {HOW_OFTEN}" if predicted else f"{MEASURED_ONLY}: {HOW_OFTEN}")
-    rows: list[tuple[str, ...]] = [("rank", "strategy", "mesh", "options", "ms predicted", "measured", "")]
-    for result in results:
-        milliseconds = f"{1e3 * result.candidate.step_seconds:,.1f}"
-        rows.append((str(result.rank), *layout_cells(result.candidate.case), milliseconds, *result.cells()))
     if not predicted:
-        rows = [(*row[1:4], *row[5:]) for row in rows]
-    yield from aligned(rows, "<<<<>><" if predicted else "<<<><")
-    known = [result for result in results if result.step_seconds]
-    if not (known and predicted):
+        yield from wrapped(f"{MEASURED_ONLY}: {HOW_OFTEN}")
+        rows = [(*layout_cells(result.candidate.case), *result.cells()) for result in results]
+        yield from aligned([("strategy", "mesh", "options", "measured ms", ""), *rows], "<<<><")
         return
-    finalists = [result for result in known if result.final]
-    if first := next((result for result in finalists if result.rank == 1), None):
-        loss = (first.step_seconds or 0) / (finalists[0].step_seconds or 1) - 1
-        likely = Interval.of_ratios(first.seconds, finalists[0].seconds)
+    yield from wrapped(f"as measured: {HOW_OFTEN}")
+    header = "rank", "strategy", "mesh", "options", "predicted ms", "measured ms", ""
+    ranked = [
+        (str(one.rank), *layout_cells(one.candidate.case), f"{1e3 * one.candidate.step_seconds:,.1f}", *one.cells())
+        for one in results
+    ]
+    yield from aligned([header, *ranked], "<<<<>><")
+    known = [(one, one.step_seconds) for one in results if one.step_seconds]
+    finalists = [(one, seconds) for one, seconds in known if one.final]
+    if best := next((pair for pair in finalists if pair[0].rank == 1), None):
+        loss = best[1] / finalists[0][1] - 1
+        likely = Interval.of_ratios(best[0].seconds, finalists[0][0].seconds)
         interval = f" (95% interval of rounds: {likely.low - 1:+.1%} to {likely.high - 1:+.1%})" if likely else ""
-        yield f"the first by rank takes {loss:.1%} longer than the fastest that was measured{interval}"
-    errors = errors_of(
-        [result.candidate.step_seconds for result in known], [result.step_seconds or 0 for result in known]
-    )
-    rank = f", rank correlation {errors.rank_text}" if errors.rank_text else ""
-    yield f"predictions are off by {errors.median:.1%} in the median{rank}"
+        yield f"the predicted best takes {loss:.1%} longer than the fastest that was measured{interval}"
+    if known:
+        errors = errors_of([one.candidate.step_seconds for one, _ in known], [seconds for _, seconds in known])
+        rank = f", rank correlation {errors.rank_text}" if errors.rank_text else ""
+        yield f"predictions are off by {errors.median:.1%} in the median{rank}"

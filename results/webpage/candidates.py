@@ -55,7 +55,7 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
         f"{many(len(rows), 'candidate')} of {what_was_searched(facts)}; a device has {size(facts['capacity_bytes'])}.",
         f"By formula, {fitting:,} fit into {size(facts['usable_bytes'])}, {large:,} need more memory, "
         f"and {infeasible:,} are infeasible.",
-        f"The first by rank is {first['strategy']} ({first['mesh']}): a step takes {times}. "
+        f"The predicted best is {first['strategy']} ({first['mesh']}): a step takes {times}. "
         f"It needs {size(first['needed_bytes'])} by formula.",
         f"{many(compiled, 'candidate')} were compiled; {over} of them did not fit. {measured} were measured.",
         how_certain(facts),

@@ -1,4 +1,4 @@
-"""`meshmark search --measure` times candidates that differ, here, and says what the first by rank loses."""
+"""`meshmark search --measure` times candidates that differ, here, and says what the predicted best loses."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_steps_that_differ_are_measured_first() -> None:
 
 
 def test_the_fastest_and_the_first_by_rank_are_in_the_final(pretended: list[Timed]) -> None:
-    """The first by rank, which is the slowest, is in it, too; what fails or is too large says so, and comes last."""
+    """The predicted best, which is the slowest, is in it, too; what fails or is too large says so, and comes last."""
     found = measure_best(ranking(), 8)
     final = [each for each in found if each.final]
     assert [each.step_seconds for each in final] == [1.0, 2.0, 3.0, 4.0, 7.0, 8.0][:6]
@@ -70,7 +70,7 @@ def test_the_fastest_and_the_first_by_rank_are_in_the_final(pretended: list[Time
     assert [each.step_seconds for each in found[-2:]] == [None, None]
     lines = "\n".join(table(found))
     assert (
-        "the first by rank takes 700.0% longer than the fastest that was measured (95% interval of rounds: +700.0%"
+        "the predicted best takes 700.0% longer than the fastest that was measured (95% interval of rounds: +700.0%"
         in lines
     )
 

@@ -74,11 +74,11 @@ def test_what_was_only_compiled_has_no_winner(tmp_path: Path) -> None:
 
 
 def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
-    """A summary states how many candidates fit by formula, the times of the first by rank, and how many were tried."""
+    """A summary states how many candidates fit by formula, the times of the predicted best, and how many were tried."""
     words = search_words(*read(found))
     assert words[1] == "By formula, 4 fit into 14.0 GiB, 2 need more memory, and 1 are infeasible."
     times = "1,000 ms by roofline, 2,000 ms as predicted, 2,500 ms as compiled"
-    assert words[2] == f"The first by rank is fsdp (fsdp=16): a step takes {times}. It needs 12.0 GiB by formula."
+    assert words[2] == f"The predicted best is fsdp (fsdp=16): a step takes {times}. It needs 12.0 GiB by formula."
     assert words[3] == "2 candidates were compiled; 1 of them did not fit. 1 were measured."
     assert words[4].endswith("are assumed to be off by 20% on average, which nobody measured.")
 
