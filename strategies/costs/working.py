@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention.splash import LANES
-from strategies.model.block import block_of
+from strategies.model.block import block_of, part_and_layer
 from strategies.model.expert_rows import arrived, rows_of
 from strategies.model.experts import Experts
 from strategies.model.mlp import MLP, GatedMLP
@@ -67,6 +67,18 @@ def loops_over_blocks(share: Share) -> int:
     copies = {"none": 2, "dots": 5, "full": 8}[remat] if share.train.prefetch == "on" else 2
     arrays = {"none": 2, "dots": 3, "full": 1}[remat] - (share.tensors > 1 and share.experts == 1)
     return copies * matrix + arrays * rows_of(share) * embed
+
+
+def experts_of_another_layer(share: Share) -> int:
+    """Rows of tokens, which depend on no gradient; the outputs of loops over blocks, two of rows and one of features.
+
+    Compilers copy or compute rows, and initialise what loops write, before another layer of the block runs backward.
+    Recomputation of the whole block comes before the backward pass of any of its layers.
+    """
+    if share.train.remat == "full":
+        return experts(share)
+    rows, embed = rows_of(share), share.config.embed
+    return rows * (3 * embed + share.expert_mlp) if share.blocks_rows else rows * embed
 
 
 def attention(share: Share) -> int:
@@ -140,11 +152,13 @@ class Working(NamedTuple):
         elements: those that it holds at the peak of the whole layer.
         own_pass_elements: those that it also holds then if the peak is in its own backward pass.
         standalone_peak_elements: those at the peak of this part by itself, while the other parts hold nothing.
+        of_another_layer: those that it holds while another layer of the block runs backward; None for `elements`.
     """
 
     elements: Callable[[Share], int] = none
     own_pass_elements: Callable[[Share], int] = none
     standalone_peak_elements: Callable[[Share], int] = none
+    of_another_layer: Callable[[Share], int] | None = None
 
 
 PARTS: dict[type[Part], Working] = {
@@ -152,7 +166,7 @@ PARTS: dict[type[Part], Working] = {
     Attention: Working(attention, standalone_peak_elements=standalone_attention),
     MLP: Working(mlp),
     GatedMLP: Working(gated_mlp),
-    Experts: Working(experts, loops_over_blocks),
+    Experts: Working(experts, loops_over_blocks, of_another_layer=experts_of_another_layer),
 }
 """The working arrays of parts of a block, and of those derived from them (`working_of`)."""
 
@@ -163,15 +177,24 @@ def working_of(part: type[Part]) -> Working:
 
 
 def layer_elements(share: Share) -> int:
-    """Elements held at the peak of the backward pass of a layer: working arrays of its parts, the stream's gradient.
+    """Elements held at the peak of the backward pass of a block: working arrays of its parts, the stream's gradient.
 
-    Parts of layers that alternate run backward one after another (gpt-oss has two of experts).
+    Layers that alternate run backward one after another (gpt-oss has two of experts).
     """
-    parts = [(working_of(part), share.of(part)) for part in block_of(share.config).parts.values()]
-    together = sum(working.elements(own) for working, own in parts)
-    together += max(working.own_pass_elements(own) for working, own in parts)
-    alone = max(working.standalone_peak_elements(own) for working, own in parts)
-    return share.tokens * share.config.embed + max(together, alone)
+    named = block_of(share.config).parts.items()
+    parts = [(working_of(part), share.of(part), part_and_layer(name)[1]) for name, part in named]
+
+    def together(running: int) -> int:
+        """Elements while one layer of the block runs backward."""
+        return sum(
+            (working.elements if layer == running else working.of_another_layer or working.elements)(own)
+            for working, own, layer in parts
+        )
+
+    most = max(map(together, range(share.config.layers_in_block)))
+    most += max(working.own_pass_elements(own) for working, own, _ in parts)
+    alone = max(working.standalone_peak_elements(own) for working, own, _ in parts)
+    return share.tokens * share.config.embed + max(most, alone)
 
 
 def head_elements(config: GPTConfig, tokens: int, logits_tokens: int, rows: int) -> int:

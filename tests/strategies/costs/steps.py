@@ -190,7 +190,12 @@ def compiled_step(built, fast=True):
 
 
 def assert_exact(program, memory, predicted):
-    """The compiled program sends, computes and takes what the formulas say, to the byte."""
+    """The compiled program sends, computes and takes what the formulas say, to the byte.
+
+    No two collectives may be in flight together, which could deadlock (benchmarks/program/deadlock.py).
+    """
+    assert program.unread == ""
+    assert program.concurrent == ()
     assert sent(program) == by_axes(predicted)
     assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())
     assert memory.argument_size_in_bytes == sum(predicted.arguments.values())

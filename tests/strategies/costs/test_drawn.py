@@ -16,5 +16,4 @@ def test_drawn_step_is_what_formulas_say(seed):
     name, config, mesh, train = drawn(seed)
     step = STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
     program, memory = compiled_step(step)
-    assert program.concurrent == ()
     assert_exact(program, memory, predict(name, config, mesh, train))
