@@ -10,7 +10,13 @@ from benchmarks.cli.tables import amount
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
 
-OVERLAP_KINDS = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")
+OVERLAP_KINDS = {
+    "beside_matmuls": "overlaps matmuls",
+    "beside_memory": "overlaps memory",
+    "beside_nothing": "overlaps nothing",
+    "waited_for": "synchronous",
+}
+"""Ends of the names of columns, in words."""
 
 
 def overlap(program: Program) -> Mapping[str, int | str]:
@@ -31,7 +37,7 @@ def overlap(program: Program) -> Mapping[str, int | str]:
         for name in OVERLAP_KINDS
     }
     text = "; ".join(
-        f"{kind} over {','.join(axes)}: {amount(int(sent_bytes), 'B')} {name.replace('_', ' ')}"
+        f"{kind} over {','.join(axes)}: {amount(int(sent_bytes), 'B')}, {OVERLAP_KINDS[name]}"
         f"{meanwhile(groups[kind, axes, name])}"
         for (kind, axes, name), sent_bytes in sorted(sent.items(), key=lambda item: -item[1])
     )
@@ -39,7 +45,7 @@ def overlap(program: Program) -> Mapping[str, int | str]:
 
 
 def overlap_kind(collective: Collective) -> str:
-    """What a collective overlaps with: one of `OVERLAP_KINDS`."""
+    """What a collective overlaps with: a key of `OVERLAP_KINDS`."""
     if collective.overlapped is None:
         return "waited_for"
     if collective.overlapped.flops:

@@ -30,7 +30,7 @@ Size = Callable[[float | None], str]
 MB = 10**6
 MEMORY_PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """Parts of memory that compilers report."""
-REPLAYED = {"compute": "compute", "memory": "memory", "exposed": "exposed network", "idle": "pipeline bubble"}
+REPLAYED = {"compute": "compute", "memory": "memory", "exposed": "exposed communication", "idle": "pipeline bubble"}
 BOUNDS = {"compute": "compute", "memory": "memory", "network": "network"}
 """Parts of the time of a step in the columns, with their names on the page."""
 RATES = "tokens_per_second_per_device", "model_flops_utilization"
@@ -61,18 +61,18 @@ def case_report(row: Row) -> Iterator[str]:
 
 
 def _times(info: dict[str, Any]) -> Iterator[str]:
-    """Lines on the time of a step: simulated from the compiled schedule, and at least."""
+    """Lines on the time of a step: its replay and its roofline."""
     blocks = (
-        ("replay", "a step takes {:.1f} ms, simulated from the compiled schedule by published figures", REPLAYED, ""),
-        ("roofline", "it takes at least {:.1f} ms, if all of it overlaps", BOUNDS, "at most "),
+        ("replay", "replay: a step takes {:.1f} ms by the compiled schedule, at published figures", REPLAYED, ""),
+        ("roofline", "roofline: it takes at least {:.1f} ms, if all of it overlaps", BOUNDS, "at most "),
     )
     for source, title, parts, most in blocks:
         if (seconds := info[f"{source}.step_seconds"]) is not None:
             yield title.format(1e3 * seconds)
             for part, text in parts.items():
-                yield f"  {text:18}{1e3 * info[f'{source}.{part}_seconds']:z12.1f} ms"
+                yield f"  {text:21}{1e3 * info[f'{source}.{part}_seconds']:z9.1f} ms"
             rate, used = (info[f"{source}.{name}"] for name in RATES)
-            yield f"  {most}{rate:,.0f} tokens/s a device, {used:.0%} of its peak on the model's FLOPs"
+            yield f"  {most}{rate:,.0f} tokens/s a device, {used:.0%} MFU"
 
 
 def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
@@ -82,7 +82,8 @@ def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
         yield f"  {part:18}{size(info[f'memory.{part}_bytes'])}{size(formulas.get(part))}"
     if (capacity := info["chip.capacity_bytes"]) is not None:
         share = info["chip.needed_bytes"] / capacity
-        yield f"  {'of a chip':18}{size(capacity)}   {share:.0%}: it {'fits' if info['chip.fits'] else 'DOES NOT FIT'}"
+        fits = "fits" if info["chip.fits"] else "DOES NOT FIT"
+        yield f"  {'memory of a chip':18}{size(capacity)}   {share:.0%}: it {fits}"
 
 
 def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:
@@ -91,15 +92,15 @@ def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:
         for axis in (*all_axes(), SEVERAL):
             if sent := info[f"compiled.sent_bytes.{kind}.{axis}"]:
                 yield f"  {kind:18}{size(sent)}   over {axis}"
-    yield f"  {'in all':18}{size(info['compiled.sent_bytes'])}{size(info['predicted.sent_bytes'])} by formula"
+    yield f"  {'total':18}{size(info['compiled.sent_bytes'])}{size(info['predicted.sent_bytes'])} by formula"
     if info["overlap.text"] is not None:
-        for overlap_kind in OVERLAP_KINDS:
-            yield f"  {overlap_kind.replace('_', ' '):18}{size(info[f'overlap.sent_bytes.{overlap_kind}'])}"
+        for overlap_kind, words in OVERLAP_KINDS.items():
+            yield f"  {words:18}{size(info[f'overlap.sent_bytes.{overlap_kind}'])}"
     if info["overlap.text"]:
-        yield "meanwhile"
+        yield "what each collective overlaps"
         yield from (f"  {line}" for line in info["overlap.text"].split("; "))
     if info["rewrites.text"]:
-        yield "the compiler does otherwise than the strategy states"
+        yield "what the compiler changed"
         yield from (f"  {line}" for line in info["rewrites.text"].split("; "))
     if info["rewrites.advice"]:
         yield f"  advice: {info['rewrites.advice']}"

@@ -127,6 +127,6 @@ def test_text_lists_what_each_collective_overlaps() -> None:
     other = (GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2"))
     reduce = f"%r = f32[8,8] all-reduce(%m), {GROUPS}, to_apply=%sum"
     assert overlap(program(GATHER, DOT, DONE, *other, reduce))["overlap.text"] == (
-        "all_gather over fsdp: 1.54 kB beside matmuls (2.05 kFLOP, 1.28 kB of memory); "
-        "all_gather over fsdp: 1.54 kB beside nothing; all_reduce over fsdp: 384 B waited for"
+        "all_gather over fsdp: 1.54 kB, overlaps matmuls (2.05 kFLOP, 1.28 kB of memory); "
+        "all_gather over fsdp: 1.54 kB, overlaps nothing; all_reduce over fsdp: 384 B, synchronous"
     )
