@@ -60,9 +60,11 @@ def assert_as_one_device(name, mesh, config, options):
         single(config, options.get("microbatches", 1)),
         ROUNDING["float32"],
     )
+    program, memory = compiled_step(step)
     if name == "auto":
+        assert program.concurrent == ()
         return
-    (program, memory), predicted = compiled_step(step), predict(name, config, spec, step.train)
+    predicted = predict(name, config, spec, step.train)
     assert_exact(program, memory, predicted)
     assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
 
