@@ -12,6 +12,7 @@ Without a capacity factor they go as rows to n devices, and each device sorts wh
 
     x[n,R_expert,D+2] -all_to_all(expert)-> x[n_expert,R,D+2], once a layer forward: dispatch
     y[n_expert,R,D] -all_to_all(expert)-> y[n,R_expert,D], once a layer forward: combine
+    on TPUs and GPUs these are ragged, after counts[n_expert,n,2] -all_to_all(expert)-> counts[n,n_expert,2]
 
 With `dispatch="all_gather"` every device gets all tokens, and takes those of its experts (Megatron-LM's "allgather"
 dispatcher):
@@ -26,10 +27,11 @@ dispatcher):
 
 G are the groups of tokens, and C is the capacity of an expert for a group, so a device with T tokens has buffers of R =
 E C T / g rows for groups of g tokens: R = k T x `capacity_factor`, rounded up, for k experts a token. Without a
-capacity factor a device sends R = n T min(k, E/n) rows: as many to each device as its tokens may choose there. A row
-has D features of a token, and its router's weight; without a capacity factor also the number of its expert. A token
-that is gathered has k weights, and the numbers of k experts. For L layers on n devices a device sends these elements in
-a step, in the compute dtype:
+capacity factor a device sends R = n T min(k, E/n) rows: as many to each device as its tokens may choose there. In
+ragged exchanges R = k T, the rows that there are: that is the mean over devices whatever the routing, and 1/n of them
+stay where routing is balanced. A row has D features of a token, and its router's weight; without a capacity factor also
+the number of its expert. A token that is gathered has k weights, and the numbers of k experts. For L layers on n
+devices a device sends these elements in a step, in the compute dtype:
 
     all_to_all  (4 D + 2) L R (n-1)/n; with `remat="full"` (5 D + 3) L R (n-1)/n
     the same without a capacity factor  (4 D + 4) L R (n-1)/n; with `remat="full"` (5 D + 6) L R (n-1)/n
@@ -53,7 +55,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from strategies import data
-from strategies.core.collectives import all_gather, reduce_scatter
+from strategies.core.collectives import all_gather, all_to_all, exchange_parts, parts_of, reduce_scatter
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
@@ -62,7 +64,7 @@ from strategies.model.expert_rows import buffer_rows, sent_rows
 from strategies.model.grouped_matmul import from_rows, to_rows
 from strategies.model.hooks import Exchanged
 from strategies.model.remat import KEPT
-from strategies.model.router import Routed, Slots, slots
+from strategies.model.router import Routed, Slots, packed_slots, slots
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 
@@ -91,24 +93,35 @@ def combine(y_EGCD: Float[Array, "e g C D"]) -> Float[Array, "E G C D"]:
     return lax.all_to_all(y_EGCD, "expert", 1, 0, tiled=True)
 
 
-def exchange_rows(routed: Routed) -> Exchanged:
-    """`Hooks.exchange` of rows. Those for a device are as many as its experts may have of the tokens here."""
+def exchange_rows(ragged: bool, routed: Routed) -> Exchanged:
+    """`Hooks.exchange` of rows. A device has a section for the rows of each other, as many as there may be.
+
+    Args:
+        ragged: send the rows that there are, instead of whole sections.
+        routed: this device's tokens and choices.
+    """
     devices, (tokens, choices) = lax.axis_size("expert"), routed.experts_Nk.shape
     held = routed.experts // devices
-    found = slots(routed.experts_Nk // held, devices, 1, tokens * min(choices, held))
+    places_Nk, section = routed.experts_Nk // held, tokens * min(choices, held)
+    if ragged:
+        found, mine_n2 = packed_slots(places_Nk, devices)
+        mine_n2 = checkpoint_name(mine_n2, KEPT)
+        theirs_n2 = checkpoint_name(all_to_all(mine_n2, "expert"), KEPT)
+        there, back = parts_of(mine_n2, theirs_n2, section, "expert")
+        send = partial(exchange_parts, there=there, back=back, rows=devices * section, axis="expert")
+        give_back = partial(exchange_parts, there=back, back=there, rows=tokens * choices, axis="expert")
+    else:
+        found = slots(places_Nk, devices, 1, section)
+        send = give_back = partial(all_to_all, axis="expert")
     found = Slots(*(checkpoint_name(each, KEPT) for each in found))
     # Experts of a device are numbered down to 1: the zero of an empty row is no expert.
     numbers_Nk = (held - routed.experts_Nk % held).astype(routed.x_ND.dtype)  # exact, see `_number_problem`
     choices_M2 = jnp.stack([routed.weights_Nk, numbers_Nk], -1).reshape(-1, 2)
     joined_RX = jnp.concatenate([to_rows(routed.x_ND, found, choices), to_rows(choices_M2, found, 1)], axis=1)
-    joined_RX = checkpoint_name(_all_to_all(joined_RX), KEPT)
+    joined_RX = checkpoint_name(send(joined_RX), KEPT)
     x_RD, weights_R1, numbers_R1 = jnp.split(joined_RX, [joined_RX.shape[1] - 2, joined_RX.shape[1] - 1], axis=1)
     arrived = Routed(x_RD, weights_R1, held - numbers_R1.astype(jnp.int32), held)
-    return arrived, lambda y_RD: from_rows(_all_to_all(y_RD), found, choices)
-
-
-def _all_to_all(rows_RX: Float[Array, "R X"]) -> Float[Array, "R X"]:
-    return lax.all_to_all(rows_RX, "expert", 0, 0, tiled=True)
+    return arrived, lambda y_RD: from_rows(give_back(y_RD), found, choices)
 
 
 def exchange_tokens(routed: Routed) -> Exchanged:
@@ -156,7 +169,7 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
     if plan.train.dispatch == "all_gather":
         hooks: dict[str, Any] = {"exchange": exchange_tokens}
     elif plan.blocks_rows:
-        hooks = {"exchange": exchange_rows}
+        hooks = {"exchange": partial(exchange_rows, plan.backend.sends_ragged)}
     else:
         hooks = {"dispatch": dispatch, "combine": combine}
     return replace(before, hooks=replace(before.hooks, **hooks))
@@ -178,7 +191,7 @@ def _rows(plan: Plan) -> tuple[int, int]:
     config, embed = plan.config, plan.config.embed
     rows, beside = buffer_rows(config, plan.tokens), 1
     if plan.blocks_rows:
-        rows, beside = sent_rows(config, plan.tokens, plan.size("expert")), 2
+        rows, beside = sent_rows(config, plan.tokens, plan.size("expert"), ragged=plan.backend.sends_ragged), 2
     return dispatches(plan) * rows * (embed + beside), combines(plan) * rows * embed
 
 
@@ -196,6 +209,10 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
     if plan.train.dispatch == "all_to_all":
         for what, elements in zip(("dispatch", "combine"), _rows(plan), strict=True):
             yield from term(what, "all_to_all", elements=plan.layers * elements)
+        if plan.blocks_rows and plan.backend.sends_ragged:
+            counts = plan.train.microbatches * plan.layers * (dispatches(plan) - plan.block.mixtures())
+            sizes = 2 * plan.size("expert") * counts
+            yield from traffic(plan, "counts", "all_to_all", axes=plan.axes_of("experts"), elements=sizes)
         return
     (dispatched, combined), mixtures = _tokens(plan), plan.block.mixtures()
     for what, elements, gathers, scatters in (

@@ -18,6 +18,7 @@ OPCODES: Mapping[str, str] = {
     "all-gather": "all_gather",
     "reduce-scatter": "reduce_scatter",
     "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
 
@@ -133,6 +134,9 @@ def collective(
     operands = computation.operands(instruction)
     # An all-reduce of a TPU may take bfloat16 and return float32: its partial sums, which are sent, are float32.
     shapes = [instruction.shape] if kind == "all_reduce" else [operand.shape for operand in operands]
+    if instruction.opcode.startswith("ragged"):
+        # Of the rows before and after it, the fewer are those that there are; the others have room for any routing.
+        shapes = [min(shapes[:2], key=bytes_of)]
     operand_bytes = sum(bytes_of(shape) for shape in shapes)
     chain = re.search(r'chain_id="([0-9]+)"', instruction.attributes.get("frontend_attributes", ""))
     pads = [each for each in operands if each.opcode == "pad"]

@@ -36,7 +36,7 @@ NAMING = _words("""
 KNOWN = CALLING | ELEMENTWISE | REDUCING | MOVING | NAMING | MATMULS.keys() | COLLECTIVES.keys()
 """Known opcodes, without their asynchronous forms. Nothing counts the FLOPs of factorisations and transforms (cholesky,
 triangular-solve, fft) and of other matmuls (ragged-dot, scaled-dot), nor the bytes of other communication
-(collective-broadcast, ragged-all-to-all, send, recv, infeed, outfeed), so these are unknown."""
+(collective-broadcast, send, recv, infeed, outfeed), so these are unknown."""
 
 TPU_TARGETS = _words("""
     AllocateBuffer AssumeGatherIndicesInBound AsyncCollectiveDone AsyncCollectiveStart ConcatBitcast

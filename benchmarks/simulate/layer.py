@@ -20,11 +20,11 @@ from strategies.core.traffic import SENT, Traffic
 
 Way = Literal["forward", "backward", "inputs", "weights"]
 """A pass. The backward pass may be split: one for gradients of inputs, with all sums, and one for those of weights."""
-TOKENS = "dispatch", "combine"
+TOKENS = "dispatch", "combine", "counts"
 """What devices that split experts send each other."""
 TOKEN_CALLS = {
-    **dict.fromkeys([(what, "all_to_all") for what in TOKENS], (1, 1)),
-    **dict.fromkeys([("dispatch", "all_gather"), ("combine", "reduce_scatter")], (1, 0)),
+    **dict.fromkeys([("dispatch", "all_to_all"), ("combine", "all_to_all")], (1, 1)),
+    **dict.fromkeys([("dispatch", "all_gather"), ("combine", "reduce_scatter"), ("counts", "all_to_all")], (1, 0)),
     **dict.fromkeys([("dispatch", "reduce_scatter"), ("combine", "all_gather")], (0, 1)),
 }
 """Of what and of which kind -> how often a layer sends it forward and backward, if no dispatch is repeated."""

@@ -30,6 +30,7 @@ class Backend:
         gathers_outermost_only: whether the transport joins gathered parts along the outermost dim only.
         gathers_in_loops: whether the compiler moves a gather of weights into a loop that reads parts of them.
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
+        sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
         waits_at_conditionals: whether the host waits for the condition of each conditional, so that to skip a matmul
             takes longer than the matmul.
         two_dim_torus: whether the chips form a torus of two dims (torus.py).
@@ -47,6 +48,7 @@ class Backend:
     gathers_outermost_only: bool = False
     gathers_in_loops: bool = False
     sums_in_place: bool = False
+    sends_ragged: bool = False
     waits_at_conditionals: bool = False
     two_dim_torus: bool = False
 
@@ -66,6 +68,7 @@ GPU = Backend(
     halves=True,
     gathers_outermost_only=True,
     sums_in_place=True,
+    sends_ragged=True,
     waits_at_conditionals=True,
 )
 """GPUs of any vendor run several collectives beside compute, so all that hides communication is on.
@@ -77,7 +80,14 @@ NVIDIA_GPU = replace(GPU, platform="cuda", fused_attention="cudnn")
 """NVIDIA's GPUs have cuDNN's attention. With it Ulysses is faster than a ring between hosts, for it sends less
 (docs/experiments/2026-11-24-context-overlap.md)."""
 
-TPU = Backend("tpu", fused_attention="splash", prefetches=True, prefetches_replicated=True, gathers_in_loops=True)
+TPU = Backend(
+    "tpu",
+    fused_attention="splash",
+    prefetches=True,
+    prefetches_replicated=True,
+    gathers_in_loops=True,
+    sends_ragged=True,
+)
 """A TPU of an unknown kind, v4 or tpu7x: it gathers ahead as v5p does; halves were not tried there, and are off.
 
 Gathers in loops were seen on v5e (docs/experiments/2026-11-26-grouped-matmul.md). Sums by layer are off on all TPUs,

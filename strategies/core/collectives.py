@@ -1,12 +1,16 @@
-"""Gather and reduce-scatter along mesh axes, each the transpose of the other.
+"""Collectives along mesh axes, with their transposes: gather and reduce-scatter, and all-to-alls of rows.
 
 Where the transport's reduce-scatter is wrong (backends/transport.py), it is an all-to-all, and each device sums its
 parts. The byte count is unchanged.
 """
 
+from functools import partial
+from typing import NamedTuple, cast
+
 import jax
+import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
 
 from strategies.backends.transport import reduce_scatters_wrongly
 
@@ -47,4 +51,60 @@ _scatter = jax.custom_vjp(_scattered, nondiff_argnums=(1, 2))
 _scatter.defvjp(
     lambda x, axes, dim: (_scattered(x, axes, dim), None),
     lambda axes, dim, _, grad: (_gathered(grad, axes, dim),),
+)
+
+
+def all_to_all(rows_RX: Float[Array, "R X"], axis: str) -> Float[Array, "R X"]:
+    """Send the same number of rows to each of the devices along an axis. It is its own transpose."""
+    return lax.all_to_all(rows_RX, axis, 0, 0, tiled=True)
+
+
+class Parts(NamedTuple):
+    """Parts of rows for n devices, as `jax.lax.ragged_all_to_all` takes them.
+
+    Attributes:
+        starts_n: where the part for each device begins.
+        counts_n: its rows.
+        places_n: where it begins in the rows that the device receives.
+        arriving_n: rows that come from each device.
+    """
+
+    starts_n: Int[Array, " n"]
+    counts_n: Int[Array, " n"]
+    places_n: Int[Array, " n"]
+    arriving_n: Int[Array, " n"]
+
+
+def parts_of(mine_n2: Int[Array, "n 2"], theirs_n2: Int[Array, "n 2"], section: int, axis: str) -> tuple[Parts, Parts]:
+    """The parts that devices along an axis send each other, and those by which they send them back.
+
+    Args:
+        mine_n2: rows for each device, and where they begin.
+        theirs_n2: what the other devices have for this one: `all_to_all` of `mine_n2`.
+        section: rows from where those of one device arrive to where those of the next arrive.
+        axis: along which the devices differ.
+    """
+    (counts_n, starts_n), (arriving_n, theirs_n) = mine_n2.T, theirs_n2.T
+    sections_n = section * jnp.arange(len(mine_n2))
+    mine_n = jnp.zeros_like(counts_n) + section * lax.axis_index(axis)
+    return Parts(starts_n, counts_n, mine_n, arriving_n), Parts(sections_n, arriving_n, theirs_n, counts_n)
+
+
+def exchange_parts(rows_RX: Float[Array, "R X"], there: Parts, back: Parts, rows: int, axis: str) -> Array:
+    """Send parts of rows, whatever their sizes. Of the `rows` that are returned those that do not arrive are zero.
+
+    Its transpose sends the parts back. That of JAX would also exchange where they begin, which is known here.
+    """
+    return cast(Array, _exchange_parts(rows_RX, there, back, (rows, len(rows_RX)), axis))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _exchange_parts(rows_RX: Array, there: Parts, back: Parts, rows: tuple[int, int], axis: str) -> Array:
+    empty_RX = jnp.zeros_like(rows_RX, shape=(rows[0], rows_RX.shape[1]))
+    return lax.ragged_all_to_all(rows_RX, empty_RX, *there, axis_name=axis)
+
+
+_exchange_parts.defvjp(
+    lambda rows_RX, there, back, rows, axis: (_exchange_parts(rows_RX, there, back, rows, axis), (there, back)),
+    lambda rows, axis, ways, drows_RX: (_exchange_parts(drows_RX, *ways[::-1], rows[::-1], axis), None, None),
 )

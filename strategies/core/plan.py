@@ -88,7 +88,9 @@ class Plan(Sizes):
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
         experts = self.size(*self.axes_of("experts"))
         split = tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts
-        return Share(self.held_config, self.train, *split, self.blocks_rows, self.skips_blocks)
+        return Share(
+            self.held_config, self.train, *split, self.blocks_rows, self.skips_blocks, self.backend.sends_ragged
+        )
 
     @property
     def blocks_rows(self) -> bool:

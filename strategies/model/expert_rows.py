@@ -31,18 +31,20 @@ def buffer_rows(config: GPTConfig, tokens: int) -> int:
     return config.dim_sizes["experts"] * tokens * config.capacity // config.group_tokens
 
 
-def sent_rows(config: GPTConfig, tokens: int, devices: int) -> int:
-    """Rows that a device sends for so many tokens if they are sorted into blocks, those to itself included.
-
-    Each of the devices that split the experts gets as many, whatever the routing.
-    """
+def received_rows(config: GPTConfig, tokens: int, devices: int) -> int:
+    """Rows that a device has room for if devices that split the experts send rows, with so many tokens each."""
     return devices * tokens * min(config.experts_per_token, config.dim_sizes["experts"] // devices)
+
+
+def sent_rows(config: GPTConfig, tokens: int, devices: int, *, ragged: bool) -> int:
+    """Rows that a device sends then, those to itself included; as many on average if the exchange is ragged."""
+    return config.experts_per_token * tokens if ragged else received_rows(config, tokens, devices)
 
 
 def arrived(share: Share) -> tuple[int, int]:
     """Tokens that arrive at a device for its experts, and choices of each. A row that was sent has one choice."""
     if share.sends_rows:
-        return sent_rows(share.config, share.tokens, share.experts), 1
+        return received_rows(share.config, share.tokens, share.experts), 1
     return share.gathered_tokens or share.tokens, share.config.experts_per_token
 
 
@@ -83,13 +85,14 @@ def computed_blocks(share: Share) -> int:
 def index_elements(share: Share) -> int:
     """Indices on a device, for a microbatch: the choice in each row, the row of each choice, and experts of blocks.
 
-    Rows that are sent have such slots at home, too.
+    Rows that are sent have such slots at home, too, and ragged ones the counts of parts and where they begin.
     """
-    home = share.tokens * share.config.experts_per_token
+    config, home = share.config, share.tokens * share.config.experts_per_token
     if not share.blocks_rows:
         return rows_of(share) + home * (share.experts if share.gathered_tokens else 1)
     tokens, chosen = arrived(share)
-    sent = tokens + home if share.sends_rows else 0
+    sent = sent_rows(config, share.tokens, share.experts, ragged=share.sends_ragged) + home if share.sends_rows else 0
+    sent += 4 * share.experts if share.sends_rows and share.sends_ragged else 0
     return rows_of(share) + tokens * chosen + blocks_here(share)[0] + sent
 
 

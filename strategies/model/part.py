@@ -36,6 +36,7 @@ class Share:
         experts: devices that split the experts.
         blocks_rows: the rows of experts are sorted into blocks (expert_rows.py).
         skips_blocks: empty ones are skipped.
+        sends_ragged: rows that are sent are those that there are, instead of as many as there may be.
         dense: attention takes all tokens before a token, whatever the window or the stride of the model.
     """
 
@@ -49,6 +50,7 @@ class Share:
     experts: int = 1
     blocks_rows: bool = False
     skips_blocks: bool = False
+    sends_ragged: bool = False
     dense: bool = False
 
     def of(self, part: "type[Part]") -> "Share":

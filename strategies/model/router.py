@@ -237,6 +237,13 @@ def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: in
     return Slots(choice_GEC.swapaxes(0, 1).reshape(-1), row_GS.reshape(-1, k))
 
 
+def packed_slots(experts_Nk: Int[Array, "N k"], experts: int) -> tuple[Slots, Int[Array, "E 2"]]:
+    """Give choices rows by expert and then by token, without empty rows; and the rows of each expert, and its first."""
+    expert_GS, order_GS, counts_GE, starts_GE, rank_GS = sort(experts_Nk, experts, 1)
+    row_GS = jnp.take_along_axis(starts_GE, expert_GS, axis=1) + rank_GS
+    return Slots(order_GS[0], row_GS.reshape(experts_Nk.shape)), jnp.stack([counts_GE[0], starts_GE[0]], 1)
+
+
 def block_slots(
     experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: int
 ) -> tuple[Slots, Int[Array, " blocks"]]:

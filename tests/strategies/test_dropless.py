@@ -1,11 +1,22 @@
 """Experts over devices without a capacity factor: equal to one device, and known to the byte."""
 
 import dataclasses
+import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from strategies import STRATEGIES, MeshSpec, strategy
+from strategies.backends.backend import CPU
+from strategies.core.plan import Plan
+from strategies.costs.predict import Cost
+from strategies.model.order import after
+from strategies.pipelining.jaxpr import Loop
+from tests.strategies.costs.test_kept import loops
+from tests.strategies.equality import ROUNDING, assert_equal, initial, trained
 from tests.strategies.sampling import nightly
-from tests.strategies.test_expert import ALL_KEPT, assert_as_one_device
+from tests.strategies.test_expert import ALL_KEPT, assert_as_one_device, build, single
 
 ONE = dataclasses.replace(ALL_KEPT, routing="one")
 SHALLOW = dataclasses.replace(ONE, layers=2)
@@ -41,3 +52,52 @@ STAGES = {"microbatches": 4}
 def test_devices_that_split_experts_drop_nothing(name, mesh, config, options):
     """As on one device, with learned routing, and where all tokens go to the same experts and fill all rows."""
     assert_as_one_device(name, mesh, config, options)
+
+
+def ragged_by_gathers(rows, received, starts, sizes, places, arriving, *, axis_name):
+    """What `jax.lax.ragged_all_to_all` computes: all devices get all rows, and take those that are for them."""
+    told = jax.lax.all_gather(jnp.stack([starts, sizes, places]), axis_name)
+    rows = jax.lax.all_gather(after(told, rows), axis_name)  # two at the same time could deadlock
+    for source in range(len(rows)):
+        start, size, place = told[source, :, jax.lax.axis_index(axis_name)]
+        index = jnp.arange(len(received)) - place
+        taken = jnp.take(rows[source], start + index, axis=0, mode="clip")
+        received = jnp.where(((index >= 0) & (index < size))[:, None], taken, received)
+    return received
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "config", "options"),
+    [
+        ("expert", "data=2,expert=2", SHALLOW, {}),
+        *nightly(
+            ("expert", "expert=4", ALL_KEPT, {"remat": "full"}),
+            ("expert", "expert=8", ALL_KEPT, {"remat": "none", "microbatches": 2}),
+            ("three_d", "fsdp=2,expert=2,tensor=2", ALL_KEPT, SPLIT),
+            ("three_d", "pipeline=2,expert=2", ALL_KEPT, STAGES),
+        ),
+    ],
+    ids=lambda value: "" if dataclasses.is_dataclass(value) else str(value),
+)
+def test_ragged_exchanges_send_rows_as_one_device_has_them(name, mesh, config, options, monkeypatch):
+    """Results are those of one device, and layers keep what formulas say, with the primitive replaced by gathers.
+
+    Rows that are sent are k for each token, whatever the routing.
+    """
+    monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_by_gathers)
+    backend = dataclasses.replace(CPU, sends_ragged=True)
+    monkeypatch.setattr(strategy, "backend_of", lambda device: backend)
+    options = {**options, "dispatch": "all_to_all"}
+    step = build(name, MeshSpec.parse(mesh), config, **options)
+    microbatches = options.get("microbatches", 1)
+    assert_equal(trained(step, initial(step), range(3))[0], single(config, microbatches), ROUNDING["float32"])
+    plan = Plan.of(STRATEGIES[name].axes, config, MeshSpec.parse(mesh), step.train, backend)
+    sent = {each.what: each.operand_bytes for each in Cost(plan).traffic}
+    combined = 2 * plan.layers * plan.tokens * config.experts_per_token * config.embed
+    assert sent["combine"] == 4 * combined
+    jaxpr = jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr
+    layers = 1 if plan.staged else plan.layers
+    forward, *_ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
+    kept = forward.outvars[1 + len(plan.block.extras()) :]
+    held = sum(each.aval.dtype.itemsize * math.prod(each.aval.shape) for each in kept)
+    assert held == layers * plan.block.kept_bytes(plan.share)

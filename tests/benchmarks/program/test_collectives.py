@@ -1,4 +1,4 @@
-"""Collectives as libtpu prints them: program fragments with smaller arrays."""
+"""Collectives as compilers print them: program fragments with smaller arrays."""
 
 import pytest
 
@@ -135,3 +135,24 @@ def test_sums_are_of_the_type_of_the_result() -> None:
     text += f"  ROOT %r = f32[8] all-reduce(%p), {GROUPS}, to_apply=%region_0.0\n}}"
     (found,) = read_program(text, MESH).collectives
     assert (found.operand_bytes, found.sent_bytes, found.arrays) == (32, 48, ("f32[8]",))
+
+
+RAGGED = f"""HloModule m, is_scheduled=true
+
+ENTRY %main (p: bf16[64,16], there: bf16[96,16], n: s32[4]) -> bf16[96,16] {{
+  %p = bf16[64,16]{{1,0}} parameter(0)
+  %there = bf16[96,16]{{1,0}} parameter(1)
+  %n = s32[4]{{0}} parameter(2)
+  ROOT %sent = bf16[96,16]{{1,0}} ragged-all-to-all(%p, %there, %n, %n, %n, /*index=5*/%n), channel_id=1, {GROUPS}
+}}
+"""
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_ragged_exchange_sends_the_rows_that_there_are(swapped: bool) -> None:
+    """On the way there these are its operand, and on the way back its result. All but those for itself are sent."""
+    text = RAGGED.replace("(%p, %there", "(%there, %p").replace("ROOT %sent = bf16[96", "ROOT %sent = bf16[64")
+    program = read_program(text if swapped else RAGGED, MESH)
+    assert program.unread == ""
+    assert program.collectives == (Collective("all_to_all", ("fsdp",), 1, False, 64 * 16 * 2 * 3 // 4),)
+    assert program.collectives[0].operand_bytes == 64 * 16 * 2

@@ -52,6 +52,7 @@ UNSTAGED = {
     "ulysses": ("context", "context=8", {"context_attention": "ulysses"}),
     "three_d": ("three_d", "data=2,fsdp=2,tensor=4", {}),
     "experts, tokens sent": ("expert", "data=2,expert=8", {"dispatch": "all_to_all"}),
+    "experts, no capacity": ("expert", "data=2,expert=8", {"dispatch": "all_to_all"}),
     "experts, tokens gathered": ("expert", "data=2,expert=8", {"dispatch": "all_gather"}),
 }
 
@@ -93,7 +94,8 @@ def test_a_step_without_compute_takes_as_long_as_its_traffic(name, remat, sequen
     when it is repeated, and twice backward.
     """
     strategy, mesh, options = UNSTAGED[name]
-    model = replace(MODEL, experts=8, capacity_factor=1.0) if "dispatch" in options else MODEL
+    factor = None if name == "experts, no capacity" else 1.0
+    model = replace(MODEL, experts=8, capacity_factor=factor) if "dispatch" in options else MODEL
     cost = step(strategy, mesh, model, remat=remat, sequence_parallel=sequence_parallel, **options)
     wanted = 0.0
     for (kind, axes), parts in cost.sent.items():
