@@ -29,7 +29,7 @@ CUDNN = '%m = f32[8,8] custom-call(%p, %p), custom_call_target="__cudnn$fmhaSoft
     [
         (('%c = f32[8,16] custom-call(%p), custom_call_target="foo"',), "", "custom call foo"),
         (("%r = f32[8,16] all-to-some(%p), replica_groups={}",), "", "opcode all-to-some"),
-        (("%r = f32[8,16] ragged-all-to-all-start(%p)",), "", "opcode ragged-all-to-all-start"),
+        (("%r = f32[8,16] collective-broadcast-start(%p)",), "", "opcode collective-broadcast-start"),
         (("%r = f32[8,16] collective-broadcast(%p), replica_groups={}",), "", "opcode collective-broadcast"),
         (LOOPING, LOOP.replace("direction=LT", "direction=NE"), "%while.1: a loop of unknown length: no known_trip_"),
         ((CONDITIONAL,), BRANCHES, "%c: a conditional that does not say how often each branch is taken"),

@@ -20,7 +20,7 @@ from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import NO_DEVICES, NVIDIA_GPU, backend_for
 from strategies.config import Attention, Remat
-from strategies.core import sizes
+from strategies.core import plan
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import Cost, predict
 from strategies.device_mesh import first_devices
@@ -103,7 +103,7 @@ def traced(monkeypatch):
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91_000)
 
     def build(kind: Attention, remat: Remat) -> tuple[Step, Cost]:
-        monkeypatch.setattr(sizes, "kernel_for", lambda *_, **__: kind)
+        monkeypatch.setattr(plan, "kernel_for", lambda *_, **__: kind)
         spec, train = MeshSpec.parse("context=4"), TrainConfig(4, dtype="bfloat16", remat=remat)
         step = STRATEGIES["context"].build(CONFIG, spec, train, first_devices(4))
         return step, predict("context", CONFIG, spec, dataclasses.replace(train, attention=kind))
