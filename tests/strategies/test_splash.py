@@ -11,7 +11,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.core import sizes
+from strategies.core import plan
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
@@ -30,7 +30,7 @@ SPLASH = {"attention": "splash"}
 def chosen(monkeypatch):
     """Splash attention on CPUs, unless XLA's is asked for: traced, but not lowered."""
     monkeypatch.setattr(
-        sizes, "kernel_for", lambda backend, config, train, **_: "xla" if train.attention == "xla" else "splash"
+        plan, "kernel_for", lambda backend, config, train, **_: "xla" if train.attention == "xla" else "splash"
     )
 
 
