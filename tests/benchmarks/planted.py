@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import strategies
-from strategies import STRATEGIES, Step, Strategy
+from strategies import STRATEGIES, Step, Strategy, registry
 from tests.benchmarks.faults import FAULTS
 from tests.benchmarks.short_blocks import shorten
 from tests.benchmarks.toy_steps import toy
@@ -48,7 +48,7 @@ def plant_all() -> None:
     name = os.environ.get("SINGLE")
     if name:
         offered |= {"single": TOYS[name], "data": TOYS["data"]}
-    strategies.STRATEGIES = MappingProxyType(offered)
+    strategies.STRATEGIES = registry.STRATEGIES = MappingProxyType(offered)  # where `distinct_meshes` reads it
     shorten(pytest.MonkeyPatch())
     from benchmarks.run import machine  # imported now, so that it reads this registry
 
