@@ -48,16 +48,20 @@ def arrived(share: Share) -> tuple[int, int]:
     return share.gathered_tokens or share.tokens, share.config.experts_per_token
 
 
-def blocks_of(tokens: int, chosen: int, experts: int) -> tuple[int, int]:
-    """How many blocks suffice for the choices of these experts, whatever they are; and the rows of a block.
+def blocks_of(most: int, choices: int, experts: int) -> tuple[int, int]:
+    """How many blocks suffice for the choices of a device's experts, whatever they are; and the rows of a block.
 
-    Rows are a power of two from 8 to 512, and where that allows it at most half as many are padding as are choices:
-    each expert fills all of its blocks but one.
+    Rows are a power of two from 8 to 512, and where that allows it at most half as many are padding as are choices with
+    balanced routing: each expert fills all of its blocks but one.
+
+    Args:
+        most: choices, at most.
+        choices: with balanced routing.
+        experts: that the device has.
     """
-    choices = tokens * min(chosen, experts)
     size = 2 ** min(9, max(3, (choices // (2 * experts)).bit_length() - 1))
-    occupied = min(experts, choices)
-    return (choices - occupied) // size + occupied, size
+    occupied = min(experts, most)
+    return (most - occupied) // size + occupied, size
 
 
 def filled_blocks(choices: int, experts: int, blocks: int, size: int) -> int:
@@ -67,7 +71,9 @@ def filled_blocks(choices: int, experts: int, blocks: int, size: int) -> int:
 
 def blocks_here(share: Share) -> tuple[int, int]:
     """`blocks_of` a device, for a microbatch."""
-    return blocks_of(*arrived(share), share.held_experts)
+    tokens, chosen = arrived(share)
+    most = tokens * min(chosen, share.held_experts)
+    return blocks_of(most, share.tokens * share.config.experts_per_token, share.held_experts)
 
 
 def rows_of(share: Share) -> int:

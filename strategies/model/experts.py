@@ -213,7 +213,7 @@ class Experts(Part):
     def _sums_of_blocks(self, routed: Routed, choices: int, hooks: Hooks) -> Float[Array, "N D"]:
         """The same with blocks in place of buffers. With balanced routing this device's experts have `choices`."""
         (tokens, chosen), experts = routed.experts_Nk.shape, routed.experts
-        blocks = blocks_of(tokens, chosen, experts)
+        blocks = blocks_of(tokens * min(chosen, experts), choices, experts)
         found, expert_S = block_slots(routed.experts_Nk, experts, *blocks)
         rows = Rows.of_blocks(
             checkpoint_name(expert_S, KEPT), filled_blocks(choices, experts, *blocks) if hooks.skips_blocks else None

@@ -42,7 +42,7 @@ def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens, here):
     counted.
     """
     draw, most = np.random.default_rng(tokens), min(2, here)
-    blocks = blocks_of(tokens, 2, here)
+    blocks = blocks_of(tokens * most, tokens * most, here)
     assert blocks[0] * blocks[1] <= max(1.5 * most * tokens, (here + most * tokens / 8) * 8)
     by_token = np.stack([np.arange(tokens) % 6, (np.arange(tokens) + 1) % 6], 1)
     for experts_Nk in (
