@@ -21,7 +21,8 @@ copy sums the gradients of the copies.
 
 For P parameters, L layers and A features of all heads on n devices a device sends 2 P (n-1)/n elements of gradients a
 step, and the loss. In the compute dtype it sends (3n-2) 2 L B T A / n elements with a ring, or 8 L B T A (n-1)/n^2
-elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends 12 L instead of 8 L.
+elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, but none if n is 3, and Ulysses sends
+12 L instead of 8 L.
 The ring computes (2n+1)/4n of the full square of attention scores, because it skips blocks that the causal mask hides.
 Ulysses computes as many scores as one device.
 
@@ -237,8 +238,9 @@ def _exchanged(plan: Plan, share: Share) -> int:
     if share.skipping:
         # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
         return (2 if keeps_output else 3) * 2 * share.earlier_tokens * plan.train.microbatches * share.key_features
-    # Recomputation repeats all hops but the first: the compiler merges that with the first of the backward pass.
-    again = 0 if keeps_output else devices - 2
+    # Recomputation repeats the hops in its loop. The compiler merges others with those of the backward pass: the first,
+    # and with three devices also the second, because a loop of one hop is inlined.
+    again = 0 if keeps_output or devices == 3 else devices - 2
     return (2 * (devices - 1) + devices + again) * 2 * plan.tokens * share.key_features
 
 

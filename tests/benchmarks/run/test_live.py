@@ -36,6 +36,7 @@ MESHES = {
     "tensor": "tensor=4",
     "context": "context=4",
     "pipeline": "pipeline=2",
+    "expert": "data=2,expert=4",
     "three_d": "fsdp=2,pipeline=2,tensor=2",
     "auto": "fsdp=8",
 }
