@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies.model.expert_rows import blocks_of, filled_blocks
+from strategies import TrainConfig
+from strategies.model.expert_rows import blocks_here, blocks_of, computed_blocks, filled_blocks
+from strategies.model.part import Share
 from strategies.model.router import block_slots, choose, forced, zipf_shares
 from tests.strategies.model.test_experts import MOE
 
@@ -33,22 +35,22 @@ def test_forced_routings_have_the_shares_that_they_say(experts, chosen):
         assert np.abs(router(jnp.zeros((96, experts)))).max() > 0
 
 
-@pytest.mark.parametrize("tokens", [3, 40, 200])
+@pytest.mark.parametrize("tokens", [6, 42, 198])
 @pytest.mark.parametrize("here", [6, 1, 3])
 def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens, here):
     """Each choice of an expert that is here has a row of its own, in a block of its expert; other rows are empty.
 
-    Blocks without rows come last, and belong to no expert. With equally many choices of all as many are filled as are
-    counted.
+    Blocks without rows come last, and belong to no expert. With balanced routing of 2 of 6 experts as many are filled
+    as are counted, and padding is at most half of their rows where blocks are not the smallest.
     """
-    draw, most = np.random.default_rng(tokens), min(2, here)
-    blocks = blocks_of(tokens * most, tokens * most, here)
-    assert blocks[0] * blocks[1] <= max(1.5 * most * tokens, (here + most * tokens / 8) * 8)
-    by_token = np.stack([np.arange(tokens) % 6, (np.arange(tokens) + 1) % 6], 1)
+    draw, most, choices = np.random.default_rng(tokens), tokens * min(2, here), tokens * 2 * here // 6
+    blocks = blocks_of(most, choices, here)
+    assert most <= blocks[0] * blocks[1] <= most + max(choices / 2, 7 * here)
+    filled = 0
     for experts_Nk in (
-        np.full((tokens, 2), [5, 0]),
-        by_token,
+        np.full((tokens, 2), [1, 0]),
         draw.permuted(np.tile(np.arange(6), (tokens, 1)), axis=1)[:, :2],
+        np.stack([np.arange(tokens) % 6, (np.arange(tokens) + 1) % 6], 1),  # balanced
     ):
         found, expert_S = block_slots(jnp.minimum(jnp.asarray(experts_Nk), here), here, *blocks)
         row_M, choice_R = np.asarray(found.row_Nk).reshape(-1), np.asarray(found.choice_R)
@@ -60,8 +62,26 @@ def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens, here):
         counts, filled = np.bincount(experts_Nk.reshape(-1), minlength=6)[:here], (np.asarray(expert_S) < here).sum()
         assert filled == np.ceil(counts / blocks[1]).sum()
         assert (np.asarray(expert_S)[filled:] == here).all()
-        if (counts == counts[0]).all():
-            assert filled == filled_blocks(counts.sum(), here, *blocks)
+    assert filled == filled_blocks(choices, here, *blocks)
+
+
+@pytest.mark.parametrize(
+    ("devices", "dispatch", "blocks", "computed"),
+    [
+        (1, "all_to_all", (20, 16), 18),  # 6 experts with 40 rows each: 3 blocks of 16
+        (2, "all_gather", (17, 32), 9),  # 3 experts with 80 rows each: 3 blocks of 32
+    ],
+)
+def test_blocks_that_are_computed_are_those_that_balanced_routing_fills(devices, dispatch, blocks, computed):
+    """Five sequences of 24 tokens on a device, 2 of 6 experts a token: by hand, and counted in a device's blocks."""
+    config = dataclasses.replace(MOE, routing="balanced")
+    share = Share(config, TrainConfig(5, dispatch=dispatch), 120, experts=devices, blocks_rows=True, skips_blocks=True)
+    assert blocks_here(share) == blocks
+    experts_Nk = jnp.tile(forced(config, jnp.arange(24)), (5 * devices, 1))
+    held = 6 // devices
+    _, expert_S = block_slots(jnp.minimum(experts_Nk, held), held, *blocks)
+    assert computed_blocks(share) == computed == (expert_S < held).sum()
+    assert computed_blocks(dataclasses.replace(share, skips_blocks=False)) == blocks[0]
 
 
 def test_a_softmax_over_the_chosen_logits_is_a_renormalised_one():
