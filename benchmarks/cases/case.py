@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from benchmarks.devices.topology import Topology
-from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for, platform_of
 from strategies.config import Dtype, Remat
 from strategies.core.plan import Plan
@@ -23,8 +23,7 @@ COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale",
 Options = tuple[tuple[str, Any], ...]
 CompilerOptions = tuple[tuple[str, str], ...]
 """Names of `TrainConfig` fields and of XLA's options, with values; XLA parses its own."""
-ALL_TO_ALL = "dispatch", "all_to_all"
-"""How `auto` exchanges tokens, as an option of the strategies that do so by hand."""
+ALL_TO_ALL = "dispatch", "all_to_all"  # how `auto` exchanges tokens, as an option of strategies by hand
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Case:
 
     @property
     def resolved(self) -> TrainConfig:
-        """Its training configuration, with `reduce`, `prefetch` and `halves` resolved for its devices."""
+        """Its training configuration, without "auto"; it raises `Infeasible` if a given option is impossible there."""
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         if strategy is None or not strategy.has_formulas:
             return self.training()
@@ -120,13 +119,16 @@ class Case:
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
         twin = self._with_strategy(name) if name else None
-        gathers = twin and twin.resolved.dispatch == "all_gather"
+        gathers = twin and twin.step_key[1].dispatch == "all_gather"
         return replace(twin, options=(*twin.options, ALL_TO_ALL)) if twin and gathers else twin
 
     @property
     def step_key(self) -> "tuple[Case, TrainConfig]":
-        """Equal for two cases that are the same step, however their options are given."""
-        return replace(self, options=()), self.resolved
+        """Equal for two cases of the same step, however their options are given. An infeasible case has its own."""
+        try:
+            return replace(self, options=()), self.resolved
+        except Infeasible:
+            return self, self.training()
 
     def _with_strategy(self, strategy: str) -> "Case":
         """The same work by another strategy, with the options that it has."""
@@ -250,9 +252,8 @@ class Selection:
 
 def _missing_twins(cases: Sequence[Case]) -> list[Case]:
     """Twins of cases that differ by `ALL_TO_ALL` alone from a case that is measured, and are not measured."""
-    twins = (case.twin for case in cases if case.twin)
-    plain = {twin: replace(twin, options=tuple(each for each in twin.options if each != ALL_TO_ALL)) for twin in twins}
-    return [twin for twin, other in plain.items() if other in cases and twin not in cases]
+    twins = {twin: tuple(each for each in twin.options if each != ALL_TO_ALL) for case in cases if (twin := case.twin)}
+    return [twin for twin, plain in twins.items() if replace(twin, options=plain) in cases and twin not in cases]
 
 
 def attention_of(config: GPTConfig) -> dict[str, int | str | None]:

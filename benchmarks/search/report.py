@@ -102,7 +102,7 @@ def too_large(result: Result) -> list[str]:
     least, config = min(candidate.needed_bytes for candidate in result.ranking.too_large) / GIB, result.space.config
     ways = ["more devices", "a smaller batch"]
     ways += [] if "full" in result.space.remats else ["--remat full"]
-    # Without a capacity each expert has a row for each token: E / k times the rows that the tokens need.
+    # Without a capacity factor there are rows for the most uneven routing, and not only those that the tokens need.
     ways += ["--capacity-factor 1.25"] if config.experts and config.capacity_factor is None else []
     way_out = f"take {', '.join(ways[:-1])} or {ways[-1]}"
     return wrapped(f"no candidate fits: the smallest needs {least:.1f} GiB a device; {way_out}")

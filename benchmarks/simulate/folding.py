@@ -87,19 +87,19 @@ def axes_of(row: Published) -> tuple[Axis, ...]:
     Megatron-LM's distributed optimizer (megatron/optimizer/distrib_optimizer.py) splits a flat buffer of all weights:
     whatever tensor splits is not split again. A context axis sends keys and values around a ring, also in a pipeline.
     """
-    return _axes(row.optimizer_sharded, bool(row.experts) and row.expert_share, _folded(row))
+    return _axes(row.optimizer_sharded, row.expert_share if row.experts else None, _folded(row))
 
 
 @cache
-def _axes(sharded: str | None, expert_share: Fraction | bool, folded: bool) -> tuple[Axis, ...]:
+def _axes(sharded: str | None, expert_share: Fraction | None, folded: bool) -> tuple[Axis, ...]:
     """`axes_of`: the same axes for rows that say the same, so that what follows from axes is known."""
     changes = {"context": replace(context.AXIS, resolve=_ring)}
     changes["pipeline"] = replace(pipeline.AXIS, traffic=(_sends, pipeline.all_reduces, tensor.vocabulary))
     if sharded in ("zero1", "zero2"):
         shards = zero.AXIS2 if sharded == "zero2" else zero.AXIS1
         changes["data"] = replace(shards, may_split_dim_twice=False)
-    if expert_share is not False:
-        changes["expert"] = replace(expert.AXIS, traffic=(_exchanged(Fraction(expert_share), folded),))
+    if expert_share is not None:
+        changes["expert"] = replace(expert.AXIS, traffic=(_exchanged(expert_share, folded),))
         if folded:
             changes["tensor"] = replace(tensor.AXIS, traffic=(_of_attention, tensor.vocabulary))
     return tuple(changes.get(axis.name, axis) for axis in THREE_D.axes)
@@ -138,7 +138,6 @@ def expert_sizes(row: Published, sizes: dict[str, int]) -> dict[str, int]:
 
     Where the tensor axis does not split single experts it splits their number. Here it splits their hidden features
     instead, which is as much work and memory. The other devices are of the replicas.
-
     """
     size = row.expert or 1
     if row.own_experts > 1:

@@ -31,8 +31,8 @@ class Backend:
         gathers_in_loops: whether the compiler moves a gather of weights into a loop that reads parts of them.
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
         sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
-        waits_at_conditionals: whether the host waits for the condition of each conditional, so that to skip a matmul
-            takes longer than the matmul.
+        waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul is assumed
+            to take longer then than the matmul; it was not measured.
         two_dim_torus: whether the chips form a torus of two dims (torus.py).
     """
 

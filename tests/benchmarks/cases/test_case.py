@@ -189,6 +189,16 @@ def test_twin_is_the_hand_written_strategy_on_the_same_mesh(mesh: str, twin: str
     assert (auto.twin.twin, auto.twin.single) == (None, auto.single)
 
 
+def test_a_twin_that_is_infeasible_refuses_no_case():
+    """With more experts than bfloat16 can number the twin of auto cannot exchange tokens, but auto can."""
+    config = dataclasses.replace(PRESETS["nano-moe"], experts=514, capacity_factor=None)
+    auto = Case("auto", MeshSpec.parse("expert=2"), "nano-moe", config, 16, 1, "bfloat16", "dots")
+    assert auto.twin
+    with pytest.raises(Infeasible):
+        _ = auto.twin.resolved
+    assert auto.twin.step_key == (auto.twin, auto.twin.training())
+
+
 @pytest.mark.parametrize(("dispatch", "further"), [((), 2), (("all_to_all",), 0), (("auto", "all_to_all"), 0)], ids=str)
 def test_a_run_has_the_twin_of_each_case(dispatch: tuple[str, ...], further: int) -> None:
     """In a run of all strategies each case of auto has its twin, whether or not `dispatch` is given, and once.

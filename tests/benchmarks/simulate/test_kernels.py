@@ -104,16 +104,17 @@ def test_without_a_compiler_queries_and_keys_are_passed_over(block, norms):
 
 @pytest.mark.parametrize("factor", [None, 1.25])
 @pytest.mark.parametrize(("name", "mesh"), [("single", "data=1"), ("expert", "expert=4"), ("tensor", "tensor=4")])
-def test_experts_take_the_time_of_all_rows_of_their_buffers(name, mesh, factor):
+@pytest.mark.parametrize(("platform", "chip", "shape"), [("cuda", "h100", "1x4"), ("tpu", "v5e", "2x2")])
+def test_experts_take_the_time_of_all_rows_that_are_computed(name, mesh, factor, platform, chip, shape):
     """Matmuls of a layer have the FLOPs that formulas count, with padding; no step is faster than its bound."""
     model = replace(PRESETS["mixtral-8x7b"], layers=2, sequence=1024, capacity_factor=factor)
-    cost = predict(name, model, mesh, TrainConfig(8, dtype="bfloat16", remat="none"), "cuda")
+    cost = predict(name, model, mesh, TrainConfig(8, dtype="bfloat16", remat="none"), platform)
     plan, devices = cost.plan, cost.plan.mesh.size
     found = devices * sum(each.flops for each in layer(plan, MESHMARK).forward if each.kind == "matmul")
     padding = 8 * 1024 // plan.share.tokens * Experts.padding_flops(plan.share)[0]
     router = 2 * model.embed * model.dim_sizes["routes"]
     repeated = 8 * 1024 * router * (devices - 1 if name == "tensor" else 0)  # each device of the tensor axis routes all
     assert found == pytest.approx(8 * (1024 * plan.block.matmul_flops(model)) + padding + repeated)
-    devices_of = Topology("h100", (1, devices))
-    chosen = machine("meshmark_gpus", "h100")
+    devices_of = Topology.parse(f"{chip}:{shape if devices > 1 else '1x1'}")
+    chosen = machine({"cuda": "meshmark_gpus", "tpu": "meshmark_tpus"}[platform], chip)
     assert bound_seconds(cost, chosen, devices_of) <= predict_seconds(cost, chosen, devices_of).step_seconds
