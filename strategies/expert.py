@@ -27,24 +27,26 @@ dispatcher):
 
 G are the groups of tokens, and C is the capacity of an expert for a group, so a device with T tokens has buffers of R =
 E C T / g rows for groups of g tokens: R = k T x `capacity_factor`, rounded up, for k experts a token. Without a
-capacity factor a device sends R = n T min(k, E/n) rows: as many to each device as its tokens may choose there. In
-ragged exchanges R = k T, the rows that there are: that is the mean over devices whatever the routing, and 1/n of them
-stay where routing is balanced. A row has D features of a token, and its router's weight; without a capacity factor also
-the number of its expert. A token that is gathered has k weights, and the numbers of k experts. For L layers on n
-devices a device sends these elements in a step, in the compute dtype:
+capacity factor a plain exchange sends R = n T min(k, E/n) rows: as many to each device as its tokens may choose there.
+A ragged dispatch sends R = k T rows, and a ragged combine as many on average over devices; 1/n of them stay where
+routing is balanced. With an axis `fsdp` on TPUs there are buffers without a capacity factor, too: R = E T. A row has D
+features of a token, and its router's weight; unless it is of a buffer also the number of its expert. A token that is
+gathered has k weights, and the numbers of k experts. For L layers on n devices a device sends these elements in a step,
+in the compute dtype:
 
-    all_to_all  (4 D + 2) L R (n-1)/n; with `remat="full"` (5 D + 3) L R (n-1)/n
-    the same without a capacity factor  (4 D + 4) L R (n-1)/n; with `remat="full"` (5 D + 6) L R (n-1)/n
+    all_to_all of buffers  (4 D + 2) L R (n-1)/n; with `remat="full"` (5 D + 3) L R (n-1)/n
+    all_to_all of rows  (4 D + 4) L R (n-1)/n; with `remat="full"` (5 D + 6) L R (n-1)/n
     all_gather  (4 D + 4k) L T (n-1); with `remat="full"` (5 D + 6k) L T (n-1)
 
 because the dispatch is repeated, but not the combine, whose result the backward pass does not need. So `all_gather`
-sends less if n is smaller than about k x `capacity_factor`, or without it if a device has more than one expert.
+sends less than all-to-alls of buffers if n is smaller than about k x `capacity_factor`, less than ragged ones if n is
+smaller than about k, and less than plain ones of rows if k and E/n are both larger than one.
 
 All devices hold buffers of the same size, however the router spreads the tokens: what does not fit is dropped. Without
 a capacity factor there are rows for the most uneven routing. A model without experts is trained as by `data`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,15 +54,15 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from strategies import data
 from strategies.core.collectives import all_gather, all_to_all, exchange_parts, parts_of, reduce_scatter
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.infeasible import Infeasible, require_divides
-from strategies.model.expert_rows import buffer_rows, sent_rows
+from strategies.infeasible import Infeasible, divisors, one_of, require_divides
+from strategies.model.expert_rows import buffer_rows, kept_slots, sent_rows
 from strategies.model.grouped_matmul import from_rows, to_rows
 from strategies.model.hooks import Exchanged
 from strategies.model.remat import KEPT
@@ -93,29 +95,40 @@ def combine(y_EGCD: Float[Array, "e g C D"]) -> Float[Array, "E G C D"]:
     return lax.all_to_all(y_EGCD, "expert", 1, 0, tiled=True)
 
 
-def exchange_rows(ragged: bool, routed: Routed) -> Exchanged:
-    """`Hooks.exchange` of rows. A device has a section for the rows of each other, as many as there may be.
+Way = Callable[[Array], Array]
+"""An exchange of rows between devices."""
+
+
+def _plain(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[Slots, Way, Way]:
+    """The rows of choices by their devices, and the ways there and back, of whole sections."""
+    way = partial(all_to_all, axis="expert")
+    return slots(device_Nk, devices, 1, section), way, way
+
+
+def _ragged(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[Slots, Way, Way]:
+    """The same of only the routed rows. Those of each device arrive in a section."""
+    found, mine_n2 = packed_slots(device_Nk, devices)
+    mine_n2 = checkpoint_name(mine_n2, KEPT)
+    theirs_n2 = checkpoint_name(all_to_all(mine_n2, "expert"), KEPT)
+    there, back = parts_of(mine_n2, theirs_n2, section, "expert")
+    send = partial(exchange_parts, there=there, back=back, rows=devices * section, axis="expert")
+    give_back = partial(exchange_parts, there=back, back=there, rows=device_Nk.size, axis="expert")
+    return found, send, give_back
+
+
+def exchange_rows(ways: Callable[..., tuple[Slots, Way, Way]], routed: Routed) -> Exchanged:
+    """`Hooks.exchange` of rows. They arrive in sections, one for each device, of as many rows as it may send.
 
     Args:
-        ragged: send the rows that there are, instead of whole sections.
+        ways: `_ragged`, or `_plain` where the compiler has no ragged exchange.
         routed: this device's tokens and choices.
     """
     devices, (tokens, choices) = lax.axis_size("expert"), routed.experts_Nk.shape
     held = routed.experts // devices
-    places_Nk, section = routed.experts_Nk // held, tokens * min(choices, held)
-    if ragged:
-        found, mine_n2 = packed_slots(places_Nk, devices)
-        mine_n2 = checkpoint_name(mine_n2, KEPT)
-        theirs_n2 = checkpoint_name(all_to_all(mine_n2, "expert"), KEPT)
-        there, back = parts_of(mine_n2, theirs_n2, section, "expert")
-        send = partial(exchange_parts, there=there, back=back, rows=devices * section, axis="expert")
-        give_back = partial(exchange_parts, there=back, back=there, rows=tokens * choices, axis="expert")
-    else:
-        found = slots(places_Nk, devices, 1, section)
-        send = give_back = partial(all_to_all, axis="expert")
-    found = Slots(*(checkpoint_name(each, KEPT) for each in found))
+    found, send, give_back = ways(routed.experts_Nk // held, devices, tokens * min(choices, held))
+    found = kept_slots(found)
     # Experts of a device are numbered down to 1: the zero of an empty row is no expert.
-    numbers_Nk = (held - routed.experts_Nk % held).astype(routed.x_ND.dtype)  # exact, see `_number_problem`
+    numbers_Nk = (held - routed.experts_Nk % held).astype(routed.x_ND.dtype)  # exact, see `resolve`
     choices_M2 = jnp.stack([routed.weights_Nk, numbers_Nk], -1).reshape(-1, 2)
     joined_RX = jnp.concatenate([to_rows(routed.x_ND, found, choices), to_rows(choices_M2, found, 1)], axis=1)
     joined_RX = checkpoint_name(send(joined_RX), KEPT)
@@ -128,7 +141,7 @@ def exchange_tokens(routed: Routed) -> Exchanged:
     """`Hooks.exchange` of all tokens. One gather: two at the same time could deadlock."""
     (_, embed), choices = routed.x_ND.shape, routed.experts_Nk.shape[1]
     held = routed.experts // lax.axis_size("expert")
-    experts_Nk = routed.experts_Nk.astype(routed.x_ND.dtype)  # exact, see `_number_problem`
+    experts_Nk = routed.experts_Nk.astype(routed.x_ND.dtype)  # exact, see `resolve`
     joined_NX = jnp.concatenate([routed.x_ND, routed.weights_Nk, experts_Nk], axis=1)
     joined_MX = checkpoint_name(all_gather(joined_NX, "expert", 0), KEPT)
     x_MD, weights_Mk, experts_Mk = jnp.split(joined_MX, [embed, embed + choices], axis=1)
@@ -147,21 +160,16 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     dispatched, combined = _tokens(plan)
     gathered = plan.size("expert") * (dispatches(plan) * dispatched + combines(plan) * combined)
     fewer = plan.config.experts is not None and gathered < sum(_rows(plan))
-    problem = _number_problem(plan, plan.config.experts or 0, "use dispatch=all_to_all")
-    dispatch = plan.choose("dispatch", problem, fewer, "all_gather", "all_to_all")
-    if dispatch == "all_to_all" and plan.blocks_rows:
-        held = plan.config.dim_sizes["experts"] // plan.size("expert")
-        if problem := _number_problem(plan, held, "split them over more devices"):
-            raise Infeasible(f"dispatch=all_to_all {problem}")
-    return {**resolve_reduce(plan), "dispatch": dispatch}
-
-
-def _number_problem(plan: Plan, experts: int, way_out: str) -> str:
-    """Why the compute dtype cannot number so many experts; empty if it can."""
-    most = 2 ** (jnp.finfo(plan.train.dtype).nmant + 1)
-    if experts <= most:
-        return ""
-    return f"numbers experts in {plan.train.dtype}, exactly up to {most}, not experts={experts}; {way_out}"
+    experts, most = plan.config.dim_sizes["experts"], 2 ** (jnp.finfo(plan.train.dtype).nmant + 1)
+    numbers = f"numbers experts in {plan.train.dtype}, exactly up to {most}, not"
+    problem = f"{numbers} experts={experts}; use dispatch=all_to_all" if experts > most else ""
+    chosen = plan.choose("dispatch", problem, fewer, "all_gather", "all_to_all")
+    held = experts // plan.size("expert")
+    if chosen == "all_to_all" and plan.blocks_rows and held > most:
+        sizes = [size for size in divisors(experts) if experts // size <= most]
+        problem = f"{numbers} {held} of {experts} experts on a device; {one_of(sizes, 'expert')}"
+        raise Infeasible(f"dispatch=all_to_all {problem}")
+    return {**resolve_reduce(plan), "dispatch": chosen}
 
 
 def implement(plan: Plan, before: Implementation) -> Implementation:
@@ -169,7 +177,7 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
     if plan.train.dispatch == "all_gather":
         hooks: dict[str, Any] = {"exchange": exchange_tokens}
     elif plan.blocks_rows:
-        hooks = {"exchange": partial(exchange_rows, plan.backend.sends_ragged)}
+        hooks = {"exchange": partial(exchange_rows, _ragged if plan.backend.sends_ragged else _plain)}
     else:
         hooks = {"dispatch": dispatch, "combine": combine}
     return replace(before, hooks=replace(before.hooks, **hooks))

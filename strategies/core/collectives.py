@@ -65,13 +65,13 @@ class Parts(NamedTuple):
     Attributes:
         starts_n: where the part for each device begins.
         counts_n: its rows.
-        places_n: where it begins in the rows that the device receives.
+        offsets_n: where it begins in the rows that the device receives.
         arriving_n: rows that come from each device.
     """
 
     starts_n: Int[Array, " n"]
     counts_n: Int[Array, " n"]
-    places_n: Int[Array, " n"]
+    offsets_n: Int[Array, " n"]
     arriving_n: Int[Array, " n"]
 
 

@@ -86,10 +86,18 @@ class Plan(Sizes):
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
-        experts = self.size(*self.axes_of("experts"))
-        split = tokens, self.tensors, contexts, self.ulysses, self.kernel(), experts
         return Share(
-            self.held_config, self.train, *split, self.blocks_rows, self.skips_blocks, self.backend.sends_ragged
+            self.held_config,
+            self.train,
+            tokens,
+            tensors=self.tensors,
+            contexts=contexts,
+            ulysses=self.ulysses,
+            kernel=self.kernel(),
+            experts=self.size(*self.axes_of("experts")),
+            blocks_rows=self.blocks_rows,
+            skips_blocks=self.skips_blocks,
+            sends_ragged=self.backend.sends_ragged,
         )
 
     @property

@@ -160,8 +160,8 @@ class Cost:
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
             matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
             and logits that are computed in chunks are recomputed. In a pipeline leading dense layers run forward again.
-        capacity: of rows of experts' buffers or blocks beyond the tokens' choices (model/experts.py); below zero if the
-            capacity has fewer. Blocks that are skipped do not count, as many as are empty with balanced routing.
+        capacity: of the rows of experts beyond k for each token (model/experts.py); below zero if the capacity has
+            fewer. Where empty blocks are skipped, only those count that balanced routing fills.
         replicated: of matmuls with weights that the tensor axis does not split: all of its devices do them; and of
             copies of heads of keys. All stages of a pipeline run the leading dense layers.
         padding: of the vocabulary.
@@ -208,7 +208,7 @@ class Cost:
 
     @property
     def _capacity(self) -> tuple[int, int]:
-        """FLOPs of padded buffers of experts in a forward pass of all layers, and those that are recomputed."""
+        """FLOPs of padding rows of experts in a forward pass of all layers, and those that are recomputed."""
         plan, (forward, again) = self.plan, self.plan.block.padding_flops(self.plan.share)
         times = plan.config.blocks * plan.train.batch_size * plan.config.sequence // plan.share.tokens
         return times * forward, times * again if plan.train.remat == "full" else 0

@@ -44,8 +44,9 @@ def experts(share: Share) -> int:
     rows, tokens = rows_of(share), share.tokens * config.embed
     routes = 3 * share.tokens * config.dim_sizes["experts"]
     if full and share.blocks_rows:
-        routes += arrived(share)[0] * config.embed if share.experts > 1 else 0
-        return rows * (4 * config.embed + 5 * share.expert_mlp) + 2 * share.tokens * share.shared_mlp + tokens + routes
+        received = arrived(share)[0] * config.embed if share.experts > 1 else 0
+        hidden = 5 * rows * share.expert_mlp + 2 * share.tokens * share.shared_mlp
+        return 4 * rows * config.embed + hidden + tokens + routes + received
     hidden = Experts.activated_elements(share)
     gathered = share.gathered_tokens * config.embed
     if full:
@@ -58,7 +59,8 @@ def loops_over_blocks(share: Share) -> int:
     """What the loops of grouped matmuls read and write besides, rows and matrices; fitted to compiled programs.
 
     A loop takes arrays that are in memory: what would be part of a matmul exists by itself. With prefetch matrices are
-    copied for loops that recompute. Where a tensor axis splits the matrices there is one array of rows less.
+    copied for loops that recompute. Where a tensor axis splits the matrices there is one array of rows less, unless an
+    expert axis splits them, too.
     """
     if not share.blocks_rows:
         return 0

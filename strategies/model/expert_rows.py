@@ -19,9 +19,14 @@ from strategies.model.remat import KEPT
 from strategies.model.router import Slots
 
 
-def filled(x_ND: Array, weights_Nk: Array, found: Slots, shape: tuple[int, ...]) -> tuple[Slots, Array, Array]:
-    """The slots that are found, and what is in them: rows of tokens, and the weights of their router."""
-    found = Slots(*(checkpoint_name(each, KEPT) for each in found))
+def kept_slots(found: Slots) -> Slots:
+    """Slots that the backward pass does not compute again, unless it recomputes the whole block."""
+    return Slots(*(checkpoint_name(array, KEPT) for array in found))
+
+
+def fill_rows(x_ND: Array, weights_Nk: Array, found: Slots, shape: tuple[int, ...]) -> tuple[Slots, Array, Array]:
+    """The slots, kept, and what is in their rows: tokens, and the weights of their router."""
+    found = kept_slots(found)
     x_EGCD = to_rows(x_ND, found, weights_Nk.shape[1]).reshape(shape)
     return found, x_EGCD, to_rows(weights_Nk.reshape(-1, 1), found, 1).reshape(shape)
 
@@ -32,12 +37,15 @@ def buffer_rows(config: GPTConfig, tokens: int) -> int:
 
 
 def received_rows(config: GPTConfig, tokens: int, devices: int) -> int:
-    """Rows that a device has room for if devices that split the experts send rows, with so many tokens each."""
+    """Rows reserved on a device for what the devices that split the experts send it, with so many tokens each."""
     return devices * tokens * min(config.experts_per_token, config.dim_sizes["experts"] // devices)
 
 
 def sent_rows(config: GPTConfig, tokens: int, devices: int, *, ragged: bool) -> int:
-    """Rows that a device sends then, those to itself included; as many on average if the exchange is ragged."""
+    """Rows that a device sends, those to itself included: the routed ones if ragged, or else whole sections.
+
+    In a ragged combine that is the mean over devices.
+    """
     return config.experts_per_token * tokens if ragged else received_rows(config, tokens, devices)
 
 
@@ -49,15 +57,15 @@ def arrived(share: Share) -> tuple[int, int]:
 
 
 def blocks_of(most: int, choices: int, experts: int) -> tuple[int, int]:
-    """How many blocks suffice for the choices of a device's experts, whatever they are; and the rows of a block.
+    """How many blocks suffice for the choices of a device's experts, whatever the routing; and the rows of a block.
 
     Rows are a power of two from 8 to 512, and where that allows it at most half as many are padding as are choices with
     balanced routing: each expert fills all of its blocks but one.
 
     Args:
-        most: choices, at most.
-        choices: with balanced routing.
-        experts: that the device has.
+        most: rows that the device needs with the most uneven routing.
+        choices: rows that it needs with balanced routing.
+        experts: number of experts on the device.
     """
     size = 2 ** min(9, max(3, (choices // (2 * experts)).bit_length() - 1))
     occupied = min(experts, most)
@@ -65,7 +73,7 @@ def blocks_of(most: int, choices: int, experts: int) -> tuple[int, int]:
 
 
 def filled_blocks(choices: int, experts: int, blocks: int, size: int) -> int:
-    """How many of the blocks of a device are filled if each expert has equally many of its choices."""
+    """How many blocks of a device have rows if routing is balanced: its experts have equal shares of `choices`."""
     return min(blocks, experts * math.ceil(choices / experts / size))
 
 
@@ -103,9 +111,9 @@ def index_elements(share: Share) -> int:
 
 
 def received_elements(share: Share) -> int:
-    """Elements that a device receives to dispatch, for a microbatch: rows or tokens, and of choices weight and number.
+    """Elements that a device receives in the dispatch of a microbatch: rows or tokens, and two numbers of each choice.
 
-    Buffers need no numbers.
+    These are the router's weight, and the number of the expert, which rows of buffers do not have.
     """
     if share.experts == 1:
         return 0

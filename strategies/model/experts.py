@@ -34,7 +34,7 @@ from strategies.model.expert_rows import (
     blocks_here,
     blocks_of,
     computed_blocks,
-    filled,
+    fill_rows,
     filled_blocks,
     index_elements,
     received_elements,
@@ -206,7 +206,7 @@ class Experts(Part):
         """The sums of the outputs of this device's experts for tokens."""
         found = slots(routed.experts_Nk, routed.experts, groups, capacity)
         buffers = routed.experts, groups, capacity, -1
-        found, x_EGCD, weights_EGC1 = filled(routed.x_ND, routed.weights_Nk, found, buffers)
+        found, x_EGCD, weights_EGC1 = fill_rows(routed.x_ND, routed.weights_Nk, found, buffers)
         outputs_EGCD = self.outputs(*hooks.dispatch(x_EGCD, weights_EGC1), Rows.of_buffers(), hooks)
         return from_rows(hooks.combine(outputs_EGCD).reshape(-1, self.config.embed), found, routed.experts_Nk.shape[1])
 
@@ -218,7 +218,7 @@ class Experts(Part):
         rows = Rows.of_blocks(
             checkpoint_name(expert_S, KEPT), filled_blocks(choices, experts, *blocks) if hooks.skips_blocks else None
         )
-        found, x_SRD, weights_SR1 = filled(routed.x_ND, routed.weights_Nk, found, (*blocks, -1))
+        found, x_SRD, weights_SR1 = fill_rows(routed.x_ND, routed.weights_Nk, found, (*blocks, -1))
         outputs_SRD = self.outputs(x_SRD, weights_SR1, rows, hooks)
         return from_rows(outputs_SRD.reshape(-1, self.config.embed), found, chosen)
 
@@ -232,7 +232,7 @@ class Experts(Part):
 
         def fill(x_ND: Array, weights_Nk: Array, experts_Nk: Array) -> tuple[Slots, Array, Array]:
             found = slots(experts_Nk, routed.experts, groups // parts, capacity)
-            return filled(x_ND, weights_Nk, found, buffers)
+            return fill_rows(x_ND, weights_Nk, found, buffers)
 
         by_part = [array.reshape(parts, -1, array.shape[-1]) for array in routed[:3]]
         found, *arrays = jax.vmap(fill, out_axes=(0, 1, 1))(*by_part)

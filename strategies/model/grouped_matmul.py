@@ -130,7 +130,7 @@ def _take(rows: Array, index: Array) -> Array:
 
 
 def to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
-    """Arrays of tokens, or with `choices` = 1 of their choices, to the rows of the buffers. Empty rows are zero.
+    """Arrays of tokens, or with `choices` = 1 of their choices, to rows. Empty rows are zero.
 
     Its transpose is `from_rows`, and the other way around: neither adds up in an order that varies, as a scatter may.
     """

@@ -36,7 +36,7 @@ class Share:
         experts: devices that split the experts.
         blocks_rows: the rows of experts are sorted into blocks (expert_rows.py).
         skips_blocks: empty ones are skipped.
-        sends_ragged: rows that are sent are those that there are, instead of as many as there may be.
+        sends_ragged: devices that split the experts send only the routed rows, not whole sections.
         dense: attention takes all tokens before a token, whatever the window or the stride of the model.
     """
 

@@ -1,6 +1,7 @@
-"""Routers: which experts a token goes to, with which weights, and in which slots of the experts' buffers.
+"""Routers: which experts a token goes to, with which weights, and in which rows of the experts.
 
-Dims: N tokens, E experts, k experts per token, G groups of tokens, S = k N / G slots of a group, C capacity.
+Dims: N tokens, E experts, k experts per token, G groups of tokens, M = k N / G choices of a group, C capacity,
+S blocks, R rows of all buffers or blocks, or of one block, n devices.
 """
 
 from collections.abc import Mapping
@@ -166,13 +167,13 @@ def load_term(bias_E: Array, count_E: Array) -> Float[Array, ""]:
 
 
 class Routed(NamedTuple):
-    """Tokens and their choices, of which a device writes those of some experts to buffers.
+    """Tokens and their choices, of which a device gives those of some experts a row. It may be rows that were sent.
 
     Attributes:
         x_ND: the tokens.
         weights_Nk: of their choices.
-        experts_Nk: the expert of each choice, among those for which there are buffers; `experts` for any other one.
-        experts: how many experts have buffers.
+        experts_Nk: the expert of each choice, among those that have rows; `experts` for any other one.
+        experts: how many experts have rows.
     """
 
     x_ND: Float[Array, "N D"]
@@ -182,11 +183,11 @@ class Routed(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Which choice of which token is in which row of the experts' buffers. A choice is an index into [N,k], flat.
+    """Which choice of which token is in which row. A choice is an index into [N,k], flat.
 
     Attributes:
-        choice_R: the choice in each row of the buffers [E,G,C], flat; N k for an empty row.
-        row_Nk: the row of each choice; E G C for a choice that is dropped, or of an expert without buffers.
+        choice_R: the choice in each row; N k for an empty row.
+        row_Nk: the row of each choice; R for a choice that is dropped, or of an expert without rows.
     """
 
     choice_R: Int[Array, " R"]
@@ -197,69 +198,67 @@ class Sorted(NamedTuple):
     """The choices of each group of tokens, sorted by expert.
 
     Attributes:
-        expert_GS: the expert of each choice.
-        order_GS: the choices, by expert and then by token.
+        expert_GM: the expert of each choice.
+        order_GM: the choices, by expert and then by token.
         counts_GE: how many choices each expert has.
-        starts_GE: where they begin in `order_GS`.
-        rank_GS: the place of a choice among those of its expert, from 0.
+        starts_GE: where they begin in `order_GM`.
+        rank_GM: the place of a choice among those of its expert, from 0.
     """
 
-    expert_GS: Int[Array, "G S"]
-    order_GS: Int[Array, "G S"]
+    expert_GM: Int[Array, "G M"]
+    order_GM: Int[Array, "G M"]
     counts_GE: Int[Array, "G E"]
     starts_GE: Int[Array, "G E"]
-    rank_GS: Int[Array, "G S"]
+    rank_GM: Int[Array, "G M"]
 
 
 def sort(experts_Nk: Int[Array, "N k"], experts: int, groups: int) -> Sorted:
     """Sort choices by expert."""
-    expert_GS = experts_Nk.reshape(groups, -1)
-    order_GS = jnp.argsort(expert_GS, axis=1, stable=True)
-    counts_GE = (expert_GS[..., None] == jnp.arange(experts)).sum(1)
+    expert_GM = experts_Nk.reshape(groups, -1)
+    order_GM = jnp.argsort(expert_GM, axis=1, stable=True)
+    counts_GE = (expert_GM[..., None] == jnp.arange(experts)).sum(1)
     starts_GE = jnp.cumsum(counts_GE, axis=1) - counts_GE
     # The place of a choice in the order is the inverse permutation.
-    rank_GS = jnp.argsort(order_GS, axis=1) - jnp.take_along_axis(starts_GE, expert_GS, axis=1)
-    return Sorted(expert_GS, order_GS, counts_GE, starts_GE, rank_GS)
+    rank_GM = jnp.argsort(order_GM, axis=1) - jnp.take_along_axis(starts_GE, expert_GM, axis=1)
+    return Sorted(expert_GM, order_GM, counts_GE, starts_GE, rank_GM)
 
 
 def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> Slots:
-    """Give the choices of each group rows of their experts' buffers, in the order of the tokens, and drop the rest."""
+    """Give the choices of each group rows of their experts' buffers [E,G,C], by token, and drop those beyond C."""
     choices, k = experts_Nk.size, experts_Nk.shape[1]
-    expert_GS, order_GS, counts_GE, starts_GE, rank_GS = sort(experts_Nk, experts, groups)
+    expert_GM, order_GM, counts_GE, starts_GE, rank_GM = sort(experts_Nk, experts, groups)
     group_G1, per_group = jnp.arange(groups)[:, None], choices // groups
-    taken_GS = (rank_GS < capacity) & (expert_GS < experts)
-    row_GS = jnp.where(taken_GS, (expert_GS * groups + group_G1) * capacity + rank_GS, experts * groups * capacity)
+    taken_GM = (rank_GM < capacity) & (expert_GM < experts)
+    row_GM = jnp.where(taken_GM, (expert_GM * groups + group_G1) * capacity + rank_GM, experts * groups * capacity)
 
     place_GEC = starts_GE[..., None] + jnp.arange(capacity)
-    taken_GEC = jnp.take_along_axis(order_GS, jnp.minimum(place_GEC, per_group - 1).reshape(groups, -1), axis=1)
+    taken_GEC = jnp.take_along_axis(order_GM, jnp.minimum(place_GEC, per_group - 1).reshape(groups, -1), axis=1)
     taken_GEC = (taken_GEC + group_G1 * per_group).reshape(place_GEC.shape)
     choice_GEC = jnp.where(jnp.arange(capacity) < counts_GE[..., None], taken_GEC, choices)
-    return Slots(choice_GEC.swapaxes(0, 1).reshape(-1), row_GS.reshape(-1, k))
+    return Slots(choice_GEC.swapaxes(0, 1).reshape(-1), row_GM.reshape(-1, k))
 
 
-def packed_slots(experts_Nk: Int[Array, "N k"], experts: int) -> tuple[Slots, Int[Array, "E 2"]]:
-    """Give choices rows by expert and then by token, without empty rows; and the rows of each expert, and its first."""
-    expert_GS, order_GS, counts_GE, starts_GE, rank_GS = sort(experts_Nk, experts, 1)
-    row_GS = jnp.take_along_axis(starts_GE, expert_GS, axis=1) + rank_GS
-    return Slots(order_GS[0], row_GS.reshape(experts_Nk.shape)), jnp.stack([counts_GE[0], starts_GE[0]], 1)
+def packed_slots(device_Nk: Int[Array, "N k"], devices: int) -> tuple[Slots, Int[Array, "n 2"]]:
+    """Give choices rows by device and then by token, none empty; and for each device their number and the first."""
+    device_GM, order_GM, counts_Gn, starts_Gn, rank_GM = sort(device_Nk, devices, 1)
+    row_GM = jnp.take_along_axis(starts_Gn, device_GM, axis=1) + rank_GM
+    return Slots(order_GM[0], row_GM.reshape(device_Nk.shape)), jnp.stack([counts_Gn[0], starts_Gn[0]], 1)
 
 
-def block_slots(
-    experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: int
-) -> tuple[Slots, Int[Array, " blocks"]]:
+def block_slots(experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: int) -> tuple[Slots, Int[Array, " S"]]:
     """Give every choice of `experts` a row in blocks of `size` rows, each of one expert; and the blocks' experts.
 
     `blocks` must suffice for any counts (`expert_rows.py`). Those that are left over have empty rows, and `experts` in
     place of an expert.
     """
     choices = experts_Nk.size
-    expert_GS, order_GS, counts_GE, starts_GE, rank_GS = sort(experts_Nk, experts, 1)
+    expert_GM, order_GM, counts_GE, starts_GE, rank_GM = sort(experts_Nk, experts, 1)
     ends_E = jnp.cumsum(-(-counts_GE[0] // size))
     first_E = jnp.concatenate([jnp.zeros_like(ends_E[:1]), ends_E[:-1]])
-    of_block_B = jnp.searchsorted(ends_E, jnp.arange(blocks), side="right")
-    expert_B = jnp.minimum(of_block_B, experts - 1)
-    rank_BR = (jnp.arange(blocks) - first_E[expert_B])[:, None] * size + jnp.arange(size)
-    place_BR = jnp.minimum(starts_GE[0][expert_B][:, None] + rank_BR, choices - 1)
-    choice_BR = jnp.where(rank_BR < counts_GE[0][expert_B][:, None], order_GS[0][place_BR], choices)
-    row_GS = jnp.where(expert_GS < experts, first_E[expert_GS] * size + rank_GS, blocks * size)
-    return Slots(choice_BR.reshape(-1), row_GS.reshape(experts_Nk.shape)), of_block_B
+    of_block_S = jnp.searchsorted(ends_E, jnp.arange(blocks), side="right")
+    expert_S = jnp.minimum(of_block_S, experts - 1)
+    rank_SR = (jnp.arange(blocks) - first_E[expert_S])[:, None] * size + jnp.arange(size)
+    place_SR = jnp.minimum(starts_GE[0][expert_S][:, None] + rank_SR, choices - 1)
+    choice_SR = jnp.where(rank_SR < counts_GE[0][expert_S][:, None], order_GM[0][place_SR], choices)
+    row_GM = jnp.where(expert_GM < experts, first_E[expert_GM] * size + rank_GM, blocks * size)
+    return Slots(choice_SR.reshape(-1), row_GM.reshape(experts_Nk.shape)), of_block_S
