@@ -96,17 +96,17 @@ def combine(y_EGCD: Float[Array, "e g C D"]) -> Float[Array, "E G C D"]:
 
 
 Way = Callable[[Array], Array]
-"""An exchange of rows between devices."""
+"""Sends rows [R,X] to other devices, and returns those that arrive."""
 
 
 def _plain(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[Slots, Way, Way]:
-    """The rows of choices by their devices, and the ways there and back, of whole sections."""
+    """Rows of choices, sorted by device; and how to send whole sections of them there, and back."""
     way = partial(all_to_all, axis="expert")
     return slots(device_Nk, devices, 1, section), way, way
 
 
 def _ragged(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[Slots, Way, Way]:
-    """The same of only the routed rows. Those of each device arrive in a section."""
+    """The same, but only the routed rows are sent. Those of each device arrive at the start of its section."""
     found, mine_n2 = packed_slots(device_Nk, devices)
     mine_n2 = checkpoint_name(mine_n2, KEPT)
     theirs_n2 = checkpoint_name(all_to_all(mine_n2, "expert"), KEPT)

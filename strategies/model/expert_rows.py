@@ -99,7 +99,8 @@ def computed_blocks(share: Share) -> int:
 def index_elements(share: Share) -> int:
     """Indices on a device, for a microbatch: the choice in each row, the row of each choice, and experts of blocks.
 
-    Rows that are sent have such slots at home, too, and ragged ones the counts of parts and where they begin.
+    A device that sends rows has such slots of these, too, and for ragged exchanges how many go to and come from
+    each device, and where they begin.
     """
     config, home = share.config, share.tokens * share.config.experts_per_token
     if not share.blocks_rows:
