@@ -10,7 +10,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from results.figures.canvas import caption
 from results.figures.palette import GREY, PURE_BLACK, SPENT_COLOURS, STRATEGY_COLOURS, WHITE
@@ -82,8 +82,9 @@ def panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
 
 
 def seconds_axis(axis: Axis) -> None:
-    """Write seconds on a logarithmic axis as plain numbers: 1, 3, 10 and so on."""
-    axis.set_major_locator(LogLocator(subs=(1, 3)))
+    """Write seconds on a logarithmic axis as plain numbers: 1, 3, 10 and so on; of less than a decade a few others."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 3)) if high > 10 * low else MaxNLocator(4))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
