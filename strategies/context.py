@@ -22,9 +22,8 @@ copy sums the gradients of the copies.
 For P parameters, L layers and A features of all heads on n devices a device sends 2 P (n-1)/n elements of gradients a
 step, and the loss. In the compute dtype it sends (3n-2) 2 L B T A / n elements with a ring, or 8 L B T A (n-1)/n^2
 elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, but none if n is 3, and Ulysses sends
-12 L instead of 8 L.
-The ring computes (2n+1)/4n of the full square of attention scores, because it skips blocks that the causal mask hides.
-Ulysses computes as many scores as one device.
+12 L instead of 8 L. The ring computes (2n+1)/4n of the full square of attention scores, because it skips blocks that
+the causal mask hides. Ulysses computes as many scores as one device.
 
 With `attention_window=W` a ring sends only the keys and values that the window reaches. Shards are contiguous, so these
 are the last W-1 tokens before a device's own, or all tokens before them if they are fewer:

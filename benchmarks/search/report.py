@@ -85,7 +85,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
             improvements.table(result.improvements),
         ]
     elif ranking.too_large:
-        blocks.append(too_large(result))
+        blocks.append(nothing_fits(result))
     if result.compiled:
         blocks.append(compiled.table(result.compiled, ranking))
     if tokens and ranking.fitting:
@@ -97,7 +97,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
 
 
-def too_large(result: Result) -> list[str]:
+def nothing_fits(result: Result) -> list[str]:
     """How much memory the smallest candidate needs, where none fits, and what takes less."""
     least, config = min(candidate.needed_bytes for candidate in result.ranking.too_large) / GIB, result.space.config
     ways = ["more devices", "a smaller batch"]

@@ -102,13 +102,15 @@ def index_elements(share: Share) -> int:
     A device that sends rows has such slots of these, too, and for ragged exchanges how many go to and come from
     each device, and where they begin.
     """
-    config, home = share.config, share.tokens * share.config.experts_per_token
-    if not share.blocks_rows:
-        return rows_of(share) + home * (share.experts if share.gathered_tokens else 1)
     tokens, chosen = arrived(share)
-    sent = sent_rows(config, share.tokens, share.experts, ragged=share.sends_ragged) + home if share.sends_rows else 0
-    sent += 4 * share.experts if share.sends_rows and share.sends_ragged else 0
-    return rows_of(share) + tokens * chosen + blocks_here(share)[0] + sent
+    elements = rows_of(share) + tokens * chosen
+    if share.blocks_rows:
+        elements += blocks_here(share)[0]
+    if share.sends_rows:
+        elements += sent_rows(share.config, share.tokens, share.experts, ragged=share.sends_ragged)
+        elements += share.tokens * share.config.experts_per_token
+        elements += 4 * share.experts if share.sends_ragged else 0
+    return elements
 
 
 def received_elements(share: Share) -> int:
