@@ -133,8 +133,8 @@ def test_the_error_of_memory_is_the_largest_that_was_published(published_runs, s
 def test_one_run_that_was_published_is_called_too_large(published_runs):
     """All others fit as they are, or with recomputation where the row does not say what is recomputed.
 
-    That one is gpt-oss 120B of an older container, with microbatches of four sequences. What it recomputes is that of a
-    recipe of a later release.
+    That one is gpt-oss 120B of an older container. Its source contradicts itself about its batch, so tables of
+    predictions judge neither its memory nor its seconds.
     """
     known = [one for found in published_runs.values() for one in found]
     fits = [
@@ -144,6 +144,7 @@ def test_one_run_that_was_published_is_called_too_large(published_runs):
     assert len(fits) > 800
     (row,) = [one.row for one, its in zip(known, fits, strict=True) if its == "no"]
     assert (row["model"], row["device"], row["recompute"]) == ("gpt-oss-120b", "H100", "layernorm + moe_act")
+    assert row["contradicts"]
     assert fits.count("within the error") < 5
 
 
