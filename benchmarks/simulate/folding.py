@@ -38,8 +38,8 @@ class Further:
         predicted_tokens: of each position. Each has a loss, and each but the first a layer (DeepSeek-AI 2024,
             "DeepSeek-V3", section 2.2).
         short_ends: 2: where stages do not divide the layers, the first and the last have fewer; 1: the last alone.
-        local_window: tokens that every second layer attends to; 0 for all.
-        expert_biases: whether matmuls of experts have biases.
+        dense_share: part of the layers that have dense attention, where the others have a window. Other stacks split
+            layers that take turns over stages, so each layer is predicted as their mean.
         latent: rows and columns of the matrices of latent attention that make heads.
         expert_share: part of the layers that have experts.
         recomputed: parts of a layer that are computed again before its backward pass (`PARTS`).
@@ -48,8 +48,7 @@ class Further:
     score_features: int = 0
     predicted_tokens: int = 1
     short_ends: int = 2
-    local_window: int = 0
-    expert_biases: bool = False
+    dense_share: float = 0.0
     latent: tuple[tuple[int, int], ...] = ()
     expert_share: float = 1.0
     recomputed: tuple[str, ...] = ()
@@ -63,6 +62,11 @@ class PublishedConfig(GPTConfig, Further):
 def further_of(config: GPTConfig) -> Further:
     """What a model has that meshmark's own lack; the defaults for one of meshmark's own."""
     return config if isinstance(config, PublishedConfig) else Further()
+
+
+def experts_have_biases(plan: Plan) -> bool:
+    """Whether matmuls of experts have biases."""
+    return any(weight.spec.dims[-2:] == ("experts", "embed") for weight in plan.weights)
 
 
 def latent_heads(row: Published) -> dict[str, Any]:

@@ -6,11 +6,11 @@ three as the tensor axis splits them.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from benchmarks.simulate.folding import further_of
+from benchmarks.simulate.folding import experts_have_biases, further_of
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
@@ -142,7 +142,7 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     bytes_of = zip(costs.residual_bytes, costs.mlp_bytes, strict=True)
     moved = [out * residual + (0 if fused else inside * hidden) for out, inside in bytes_of]
     rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0
-    biases = further_of(config).expert_biases
+    biases = experts_have_biases(plan)
     heads = share.tokens * (share.head_features + share.key_features) * scale * config.layers_in_block
     casts = cast_bytes(plan, precision, fused=fused) if precision else NONE
     for way in (0, 1):
@@ -237,25 +237,15 @@ def first_weight_gradients(plan: Plan, precision: Precision | None = None) -> It
 def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], list[Kernel]]:
     """The kernels of an attention of a layer, forward and backward; `share` is what the device computes of it.
 
-    A fused kernel skips what causality masks, half of the scores, and computes the scores again in the backward pass:
-    5 matmuls for the 2 of the forward pass (Dao et al. 2022, "FlashAttention", section 3.1).
+    Where published layers with and without a window take turns, there are a part of the kernels of each.
     """
-    config = plan.config
-    itemsize, keys, head = BYTES[plan.train.dtype], share.computed_keys, config.head_dim
+    config, itemsize = plan.config, BYTES[plan.train.dtype]
     if stack.kernels.score_bytes is None:
-        # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
-        further = further_of(config)
-        features = further.score_features / share.tensors or share.head_features
-        features *= math.ceil(head / stack.kernels.head_multiple) * stack.kernels.head_multiple / head
-        attended = keys / 2
-        if window := further.local_window:  # of every second layer
-            attended = (attended + min(attended, window)) / 2
-        flops = 2 * 2 * share.tokens * attended * features
-        moved = itemsize * share.tokens * share.attended_features
-        return (
-            [Kernel("attention", flops, moved, itemsize=itemsize)],
-            [Kernel("attention", 2.5 * flops, 2 * moved, itemsize=itemsize)],
-        )
+        dense = further_of(config).dense_share
+        turns = [(share, 1 - dense), *([(replace(share, dense=True), dense)] if dense else [])]
+        forward, backward = zip(*(fused_attention(plan, stack, *turn) for turn in turns), strict=True)
+        return [*forward], [*backward]
+    keys, head = share.computed_keys, config.head_dim
     queries, batch = config.sequence / share.contexts, score_matrices(plan)
     head = further_of(config).score_features / config.heads or head
     moved = stack.kernels.score_bytes if softmax_is_fused(plan, stack) else stack.kernels.unfused_bytes
@@ -266,6 +256,25 @@ def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], lis
     forward.append(Kernel("memory", 0, moved.forward * area))
     backward.append(Kernel("memory", 0, moved.backward * area))
     return forward, backward
+
+
+def fused_attention(plan: Plan, stack: Stack, share: Share, part: float) -> tuple[Kernel, Kernel]:
+    """The fused kernels of an attention, forward and backward, or so large a part of them.
+
+    They skip what causality masks, half of the scores, or what a window leaves out, and compute the scores again in the
+    backward pass: 5 matmuls for the 2 of the forward pass (Dao et al. 2022, "FlashAttention", section 3.1).
+    """
+    config, itemsize, multiple = plan.config, BYTES[plan.train.dtype], stack.kernels.head_multiple
+    features = further_of(config).score_features / share.tensors or share.head_features
+    features *= math.ceil(config.head_dim / multiple) * multiple / config.head_dim
+    # A window's keys are those of whole blocks. Of dense attention `Share` counts those that causality masks, too.
+    attended = min(share.computed_keys, config.sequence / 2)
+    flops = part * 2 * 2 * share.tokens * attended * features
+    moved = part * itemsize * share.tokens * share.attended_features
+    return (
+        Kernel("attention", flops, moved, itemsize=itemsize),
+        Kernel("attention", 2.5 * flops, 2 * moved, itemsize=itemsize),
+    )
 
 
 def score_matrices(plan: Plan) -> float:

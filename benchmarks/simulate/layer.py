@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from benchmarks.simulate.folding import further_of
+from benchmarks.simulate.folding import experts_have_biases
 from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
 from benchmarks.simulate.links import Network, distinct
 from benchmarks.simulate.queues import Event, Item, Wait
@@ -226,7 +226,7 @@ class LayerEvents:
         launches = costs.launches[back] + (back and plan.train.remat == "full") * costs.launches.forward
         if plan.config.experts:
             over = next((term.axes for term in self.traffic if term.what == "dispatch"), ())
-            biases = further_of(plan.config).expert_biases * costs.bias_launches[back]
+            biases = experts_have_biases(plan) * costs.bias_launches[back]
             held = plan.config.experts // plan.size(*over)
             launches += costs.router_launches[back] + held * (costs.expert_launches[back] + biases)
         if not softmax_is_fused(plan, self.stack):

@@ -28,6 +28,7 @@ from strategies.costs.predict import Cost, predict, predict_axes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
+from strategies.presets import PRESETS
 
 REMAT: Mapping[str, Remat] = {
     **{"full": "full", "selective": "dots", "none": "none"},
@@ -40,6 +41,7 @@ REMAT: Mapping[str, Remat] = {
 """What published tables say of recomputation -> what a step recomputes."""
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 """Spellings of dtypes of two bytes."""
+GPT_OSS = PRESETS["gpt-oss-20b"]
 NARROW = {"fp8-mx": "mxfp8", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}
 """How what tables say of narrower dtypes begins -> a name in `PRECISIONS`; the first that fits. The rest of such a step
 is in bfloat16."""
@@ -158,7 +160,7 @@ def completed(row: Published, stack: Stack) -> Published:
     )
 
 
-def config_of(row: Published) -> GPTConfig:
+def config_of(row: Published) -> PublishedConfig:
     """The model of a row.
 
     Raises:
@@ -177,7 +179,6 @@ def config_of(row: Published) -> GPTConfig:
             "expert_group": expert_group(row),
         }
     heads = latent_heads(row) if row.is_latent else {"head_size": row.head_dim, "key_heads": row.kv_heads}
-    gpt_oss = row.model.startswith("gpt-oss")
     return PublishedConfig(
         row.layers + row.mtp_layers,
         row.embed,
@@ -189,13 +190,26 @@ def config_of(row: Published) -> GPTConfig:
         block=row.block,
         **heads,
         **mixture,
+        **windows_of(row),
         predicted_tokens=1 + row.mtp_layers,
         short_ends=1 if row.is_latent else 2,
-        local_window=128 if gpt_oss else 0,
-        expert_biases=gpt_oss,
         expert_share=float(row.expert_share),
         recomputed=recomputed_parts(row),
     )
+
+
+def windows_of(row: Published) -> dict[str, Any]:
+    """The window of some layers, for `PublishedConfig`. All models of a family have it as its preset; others have none.
+
+    Raises:
+        Infeasible: devices split a sequence, and layers that need different parts of it take turns.
+    """
+    if row.block != GPT_OSS.block:
+        return {}
+    if row.context > 1:
+        problem = "there are no formulas for a ring where some layers have a window, and some have none"
+        raise Infeasible(f"context={row.context}: {problem}")
+    return {"attention_window": GPT_OSS.attention_window, "dense_share": 1 / (GPT_OSS.full_attention_every or 1)}
 
 
 def cost_of(row: Published, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> Cost:

@@ -17,7 +17,7 @@ TableRow = Mapping[str, Any]
 """A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
 """Columns of mesh axes whose product is the number of devices, unless experts have an axis of their own."""
-BLOCKS = {"gpt3": "gpt2", "qwen3": "qwen3", "qwen2": "qwen2"}
+BLOCKS = {"gpt3": "gpt2", "qwen3": "qwen3", "qwen2": "qwen2", "gpt-oss": "gpt_oss"}
 """How the name of a model begins -> its block. Of other names the block is "llama" if the row has `kv_heads`, as only
 tables of such models do, and otherwise "gpt2"."""
 LATENT = "deepseek", "kimi"

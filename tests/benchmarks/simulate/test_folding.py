@@ -194,9 +194,13 @@ def test_latent_attention_that_is_not_fused_passes_over_all_scores(recompute, ag
 
 
 def test_every_second_layer_of_gpt_oss_has_a_window():
-    """On average a token attends to half of 2,048 keys in one layer, and to 128 in the next."""
-    (plain,), (window,) = (kernels_of({**MIXTURE, "model": name}, "attention")[0] for name in ("", "gpt-oss-tiny"))
-    assert window.flops == pytest.approx(plain.flops * (1024 + 128) / 2 / 1024)
+    """On average a token attends to half of 2,048 keys in one layer, and in the next computes three blocks of 64."""
+    row = {**MIXTURE, "model": "gpt-oss-tiny"}
+    (plain,), (window, dense) = (kernels_of(one, "attention")[0] for one in (MIXTURE, row))
+    assert [window.flops, dense.flops] == pytest.approx([plain.flops * keys / 1024 / 2 for keys in (3 * 64, 1024)])
+    assert window.moved_bytes == dense.moved_bytes == plain.moved_bytes / 2
+    with pytest.raises(Infeasible, match="context=2: there are no formulas for a ring"):
+        run_of({**row, "data": 8, "context": 2})
 
 
 def test_experts_of_gpt_oss_have_biases():
@@ -253,9 +257,8 @@ def test_a_plain_all_to_all_sends_a_token_to_each_of_its_experts(monkeypatch):
         assert Wait("layer") in items  # half of the collectives over the tensor axis
         waited = [one for one in items if isinstance(one, Event) and one.part == "layer collectives" and not one.labels]
         assert len(waited) == 2 + 2  # dispatch and combine; the other half
-    devices = 8 * (1 - math.comb(56, 4) / math.comb(64, 4))
-    all_choices = CHOICES * 1024 * 2 * 7 / 8
-    assert sent == pytest.approx([all_choices * devices / 4] * 2 + [all_choices] * 4)  # dispatch and combine
+    choices, devices = CHOICES * 1024 * 2 * 7 / 8, 8 * (1 - math.comb(56, 4) / math.comb(64, 4))
+    assert sent == pytest.approx([choices * devices / 4] * 2 + [choices] * 4)  # dispatch and combine
 
 
 @pytest.mark.parametrize(("model", "copies"), [("", 2), ("gpt-oss-tiny", 2 + 3)])

@@ -45,6 +45,14 @@ def test_attention_is_causal_if_it_is_fused():
         assert found == pytest.approx([matmuls * 2 * pairs * EMBED / devices for matmuls in (2, 5)])
 
 
+@pytest.mark.parametrize(("window", "keys"), [(8, 3 * 4), (TOKENS // 2, TOKENS / 2), (None, TOKENS / 2)])
+def test_a_window_leaves_fewer_keys(window, keys):
+    """A query computes those of three blocks of half a window, or half of all if these are fewer."""
+    plan = predict("single", replace(MODEL, attention_window=window), "data=1", TrainConfig(1), "cuda").plan
+    forward = [each.flops for each in layer(plan, MESHMARK).forward if each.kind == "attention"]
+    assert forward == [2 * 2 * TOKENS * EMBED * keys]
+
+
 @pytest.mark.parametrize(
     ("stack", "residual", "hidden", "scores"),
     [(MESHMARK, (20, 28), (4, 6), (0, 0)), (MPT, (20, 32), (4, 6), (0, 0)), (MEGATRON, (22, 46), (4, 8), (9, 11))],

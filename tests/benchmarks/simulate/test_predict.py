@@ -2,10 +2,14 @@
 
 import csv
 import re
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.simulate.predict import mesh_of, model_of, read_rows, work_of
+from benchmarks.simulate.published import config_of
+from benchmarks.simulate.published_row import Published
+from strategies.presets import PRESETS
 from tests.commands import command
 from tests.processes import ROOT
 
@@ -52,6 +56,16 @@ def test_every_row_is_written(rows, write, tmp_path):
         assert sum(parts) == pytest.approx(float(row["predicted_seconds"]), rel=1e-4)
         assert float(row["bound_seconds"]) < float(row["predicted_seconds"])
         assert row["problem"] == ""
+
+
+def test_a_row_of_gpt_oss_is_the_model_of_its_preset():
+    """It has the same sizes, blocks and window; stages may split layers that take turns, so all are means of two."""
+    (row,) = [row for row in read_rows(PUBLISHED / "nemo.csv") if row["model"] == "gpt-oss-20b"]
+    config, preset = config_of(Published.of(row)), replace(PRESETS["gpt-oss-20b"], sequence=4096)
+    assert config.dim_sizes == replace(preset, full_attention_every=None).dim_sizes
+    for name in ("layers", "block", "attention_window", "experts_per_token", "tied"):
+        assert getattr(config, name) == getattr(preset, name), name
+    assert config.dense_share * (preset.full_attention_every or 0) == 1
 
 
 WRONG = {
