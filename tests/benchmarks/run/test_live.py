@@ -17,40 +17,28 @@ from benchmarks.run.ledger import RunSettings
 from benchmarks.run.live import live_bytes, profile_memory
 from benchmarks.run.prepare import Preparation, begin_training
 from benchmarks.run.record import Record
-from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
+from strategies import STRATEGIES, MeshSpec, Step, TrainConfig
 from strategies.costs.predict import predict
 from tests.benchmarks.run.engines import SINGLE
 from tests.benchmarks.running import rows, run
 from tests.strategies import quick
 from tests.strategies.sampling import nightly, unless_sampled
+from tests.strategies.test_step import CONFIG, WIDEST
 
-CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
 HELD = {"parameters": "parameter", "optimizer": "optimizer", "batch": "batch"}
-MESHES = {
-    "single": "data=1",
-    "data": "data=8",
-    "zero1": "data=8",
-    "zero2": "data=8",
-    "fsdp": "fsdp=8",
-    "hsdp": "data=2,fsdp=4",
-    "tensor": "tensor=4",
-    "context": "context=4",
-    "pipeline": "pipeline=2",
-    "expert": "data=2,expert=4",
-    "three_d": "fsdp=2,pipeline=2,tensor=2",
-    "auto": "fsdp=8",
-}
+MESHES = WIDEST | {"auto": MeshSpec.parse("fsdp=8")}
+"""Along one axis `auto` holds what its twin holds. Of two axes its twin shards a bias along both, and `auto` along one."""
 
 
 def built(name: str, **train: Any) -> Step:
     """The step of a strategy on its mesh."""
-    mesh = MeshSpec.parse(MESHES[name])
+    mesh = MESHES[name]
     return STRATEGIES[name].build(CONFIG, mesh, TrainConfig(16, **train), jax.devices()[: mesh.size])
 
 
 def formula(name: str, **train: Any) -> dict[str, int]:
     """What the formulas say that a device holds between steps; of a compiler-partitioned step, those of its twin."""
-    mesh = MeshSpec.parse(MESHES[name])
+    mesh = MESHES[name]
     by_hand = STRATEGIES[name].twins.get(tuple(mesh.sizes), name)
     held = dict(predict(by_hand, CONFIG, mesh, TrainConfig(16, **train)).arguments)
     return held | {"optimizer": held["optimizer"] + held["errors"]}
