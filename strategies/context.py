@@ -237,9 +237,8 @@ def _exchanged(plan: Plan, share: Share) -> int:
     if share.skipping:
         # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
         return (2 if keeps_output else 3) * 2 * share.earlier_tokens * plan.train.microbatches * share.key_features
-    # Recomputation repeats the hops in its loop. The compiler merges others with those of the backward pass: the first,
-    # and with three devices also the second, because a loop of one hop is inlined.
-    again = 0 if keeps_output or devices == 3 else devices - 2
+    # Recomputation repeats the hops in the ring's loop. The compiler merges others with those of the backward pass.
+    again = devices - 2 if share.loops_ring and not keeps_output else 0
     return (2 * (devices - 1) + devices + again) * 2 * plan.tokens * share.key_features
 
 

@@ -114,13 +114,12 @@ class Case:
     def twin(self) -> "Case | None":
         """The same work on the same mesh by a hand-written strategy; None unless the compiler partitions the step.
 
-        It has `dispatch="all_to_all"`, as `auto` exchanges tokens, if it would gather them otherwise.
+        Where devices split experts it has `dispatch="all_to_all"`, as `auto` exchanges tokens.
         """
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
         twin = self._with_strategy(name) if name else None
-        gathers = twin and twin.step_key[1].dispatch == "all_gather"
-        return replace(twin, options=(*twin.options, ALL_TO_ALL)) if twin and gathers else twin
+        return replace(twin, options=(*twin.options, ALL_TO_ALL)) if twin and "expert" in self.mesh.sizes else twin
 
     @property
     def step_key(self) -> "tuple[Case, TrainConfig]":
@@ -251,9 +250,10 @@ class Selection:
 
 
 def _missing_twins(cases: Sequence[Case]) -> list[Case]:
-    """Twins of cases that differ by `ALL_TO_ALL` alone from a case that is measured, and are not measured."""
-    twins = {twin: tuple(each for each in twin.options if each != ALL_TO_ALL) for case in cases if (twin := case.twin)}
-    return [twin for twin, plain in twins.items() if replace(twin, options=plain) in cases and twin not in cases]
+    """Twins of cases, where the same without `ALL_TO_ALL` is among them and gathers tokens."""
+    twins = dict.fromkeys(twin for case in cases if (twin := case.twin) and ALL_TO_ALL in twin.options)
+    plain = {twin: replace(twin, options=twin.options[:-1]) for twin in twins}
+    return [twin for twin in twins if plain[twin] in cases and plain[twin].step_key[1].dispatch == "all_gather"]
 
 
 def attention_of(config: GPTConfig) -> dict[str, int | str | None]:

@@ -33,8 +33,8 @@ def scores_of(plan: Plan) -> Scores:
     """What a step does, masked scores included.
 
     With `remat="full"` the scores themselves are not recomputed, for the backward pass has them, but in fused kernels;
-    and the compiler does not find those of keys that went through a ring's loop. Of three devices that loop has one
-    hop, so the compiler inlines it and finds those of all pairs of chunks but one.
+    and the compiler does not find those of keys that went through a ring's loop. Where that is inlined
+    (`Share.loops_ring`) it finds those of all pairs of chunks but one.
     """
     attentions = [_of_attention(share) for share in plan.block.attention_shares(plan.share)]
     matmul, _, *passes = (plan.config.all_blocks * sum(each) for each in zip(*attentions, strict=True))
@@ -49,7 +49,7 @@ def _of_attention(share: Share) -> Scores:
         return Scores(matmul, 2 + backward, 2 * matmul, backward * matmul, 2 * matmul)
     features, keys, queries = _contractions(share, matmul)
     pairs, ring = 2 * share.ring + 1, share.ring > 2 and not share.skipping
-    again = 1 if share.ring == 3 else pairs - 3
+    again = pairs - 3 if share.loops_ring else 1
     arrived = features * again // pairs if ring else 0
     return Scores(matmul, 2 + backward, features + keys, 2 * features + keys + 2 * queries, keys + arrived)
 

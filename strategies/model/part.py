@@ -114,8 +114,12 @@ class Share:
     @property
     def zigzag(self) -> bool:
         """Whether a device of the ring has an early and a late chunk of each sequence: some layers have no window."""
-        dense = self.config.full_attention_every is not None or Reach.of(self.config) is None
-        return self.ring > 1 and dense
+        return self.ring > 1 and (self.config.full_attention_every is not None or Reach.of(self.config) is None)
+
+    @property
+    def loops_ring(self) -> bool:
+        """Whether a ring without a window has a loop as compiled: of n-2 hops, and a loop of one hop is inlined."""
+        return self.ring > 3
 
     @property
     def pieces(self) -> int:

@@ -27,7 +27,7 @@ from tests.strategies.test_step import CONFIG, WIDEST
 
 HELD = {"parameters": "parameter", "optimizer": "optimizer", "batch": "batch"}
 MESHES = WIDEST | {"auto": MeshSpec.parse("fsdp=8")}
-"""Along one axis `auto` holds what its twin holds. Of two axes its twin shards a bias along both, and `auto` along one."""
+"""Along one axis `auto` holds what its twin holds. Of two its twin shards a bias along both, and `auto` along one."""
 
 
 def built(name: str, **train: Any) -> Step:
