@@ -41,7 +41,8 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
     def batch_sum(x: Array) -> Array:
         return mark_varying(lax.psum(x, split), split)
 
-    hooks = replace(ONE_DEVICE, blocks_rows=plan.blocks_rows, skips_blocks=plan.skips_blocks)
+    blocks = {name: getattr(plan, name) for name in ("blocks_rows", "skips_blocks", "fuses_blocks")}
+    hooks = replace(ONE_DEVICE, **blocks)
     implementation = Implementation(hooks=replace(hooks, batch_sum=batch_sum) if split else hooks)
     for axis in plan.active:
         implementation = axis.implement(plan, implementation)

@@ -82,6 +82,21 @@ def _of_splash(kernel: Instruction, computation: Computation) -> int:
     return matmuls * 2 * math.prod(queries) * (int(counted[1]) if counted else keys[-2])
 
 
+def _of_triton(kernel: Instruction, computation: Computation) -> int:
+    """FLOPs of a grouped matmul (model/grouped_kernel.py), whose name says how many rows it multiplies.
+
+    Of its arrays one has three dims: the matrices of the experts, or their gradient.
+
+    Raises:
+        HLOError: it is another kernel.
+    """
+    name = re.search(r"\bgrouped_matmul_([0-9]+)\b", kernel.attributes.get("op_name", ""))
+    if not name:
+        raise HLOError(f"custom call {kernel.target} that is no grouped matmul")
+    shapes = [dims(kernel.shape), *(dims(each.shape) for each in computation.operands(kernel))]
+    return 2 * int(name[1]) * math.prod(next(shape for shape in shapes if len(shape) == 3)[1:])
+
+
 def _of_convolution(convolution: Instruction, computation: Computation) -> int:
     """FLOPs of a convolution. TPU programs express dots as convolutions.
 
@@ -114,6 +129,7 @@ KERNELS: Mapping[str, Count] = {
     "__cudnn$fmhaSoftmax": partial(_of_cudnn, matmuls=2),
     "__cudnn$fmhaSoftmaxBackward": partial(_of_cudnn, matmuls=5),
     "tpu_custom_call": _of_pallas,
+    "__gpu$xla.gpu.triton": _of_triton,
 }
 """How each custom call that multiplies matrices is counted, by its target."""
 

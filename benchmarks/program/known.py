@@ -49,7 +49,9 @@ RANDOM_TARGETS = _words("cu_threefry2x32 cu_threefry2x32_ffi")
 """JAX's random numbers on GPUs."""
 TOP_TARGETS = _words("TopK __gpu$TopK")
 """The largest elements of arrays, as a router chooses experts, on CPUs and on GPUs."""
-TARGETS = TPU_TARGETS | RANDOM_TARGETS | TOP_TARGETS | KERNELS.keys()
+SORT_TARGETS = _words("xla.gpu.ext.cub_scan xla.gpu.ext.cub_sort_keys xla.gpu.ext.cub_sort_pairs")
+"""Sorts and running sums on GPUs, by NVIDIA's library CUB. Without a GPU at hand XLA may compile its own."""
+TARGETS = TPU_TARGETS | RANDOM_TARGETS | TOP_TARGETS | SORT_TARGETS | KERNELS.keys()
 
 
 def unknown(instruction: Instruction) -> str:

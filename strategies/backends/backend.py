@@ -31,8 +31,9 @@ class Backend:
         gathers_in_loops: whether the compiler moves a gather of weights into a loop that reads parts of them.
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
         sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
-        waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul is assumed
-            to take longer then than the matmul; it was not measured.
+        waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul takes
+            longer then than the matmul (docs/experiments/2026-11-26-first-gpu.md).
+        grouped_kernel: whether grouped matmuls in bfloat16 and float16 are kernels (model/grouped_kernel.py).
         two_dim_torus: whether the chips form a torus of two dims (torus.py).
     """
 
@@ -50,6 +51,7 @@ class Backend:
     sums_in_place: bool = False
     sends_ragged: bool = False
     waits_at_conditionals: bool = False
+    grouped_kernel: bool = False
     two_dim_torus: bool = False
 
 
@@ -76,7 +78,7 @@ GPU = Backend(
 NCCL and RCCL join gathered parts along the outermost dim only; XLA transposes a gathered matrix of all layers in a
 second copy (docs/experiments/2026-11-24-zero-overlap.md)."""
 
-NVIDIA_GPU = replace(GPU, platform="cuda", fused_attention="cudnn")
+NVIDIA_GPU = replace(GPU, platform="cuda", fused_attention="cudnn", grouped_kernel=True)
 """NVIDIA's GPUs have cuDNN's attention. With it Ulysses is faster than a ring between hosts, for it sends less
 (docs/experiments/2026-11-24-context-overlap.md)."""
 

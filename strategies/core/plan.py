@@ -97,6 +97,7 @@ class Plan(Sizes):
             experts=self.size(*self.axes_of("experts")),
             blocks_rows=self.blocks_rows,
             skips_blocks=self.skips_blocks,
+            loops_over_blocks=self.blocks_rows and not self.fuses_blocks,
             sends_ragged=self.backend.sends_ragged,
         )
 
@@ -110,7 +111,14 @@ class Plan(Sizes):
     def skips_blocks(self) -> bool:
         """Whether empty blocks are skipped. A conditional hides matmuls from a schedule that sorts them."""
         sorts = self.staged and self.schedule.splits_backward
-        return self.blocks_rows and not sorts and not self.backend.waits_at_conditionals
+        return self.fuses_blocks or (self.blocks_rows and not sorts and not self.backend.waits_at_conditionals)
+
+    @property
+    def fuses_blocks(self) -> bool:
+        """Whether kernels multiply the blocks. They, too, hide matmuls from a schedule that sorts them."""
+        sorts = self.staged and self.schedule.splits_backward
+        has_kernel = self.backend.grouped_kernel and self.train.dtype != "float32"
+        return self.blocks_rows and not sorts and has_kernel
 
     def kernel(self, *, partitioned: bool = False) -> str:
         """The kind of attention kernel; `partitioned` if the compiler partitions the step.

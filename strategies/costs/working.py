@@ -62,7 +62,7 @@ def loops_over_blocks(share: Share) -> int:
     copied for loops that recompute. Where a tensor axis splits the matrices there is one array of rows less, unless an
     expert axis splits them, too.
     """
-    if not share.blocks_rows:
+    if not share.loops_over_blocks:
         return 0
     remat, embed = share.train.remat, share.config.embed
     matrix = share.held_experts * embed * share.expert_mlp
@@ -80,7 +80,7 @@ def experts_of_another_layer(share: Share) -> int:
     if share.train.remat == "full":
         return experts(share)
     rows, embed = rows_of(share), share.config.embed
-    return rows * (3 * embed + share.expert_mlp) if share.blocks_rows else rows * embed
+    return rows * (3 * embed + share.expert_mlp) if share.loops_over_blocks else rows * embed
 
 
 def attention(share: Share) -> int:

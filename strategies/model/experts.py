@@ -146,7 +146,7 @@ class Experts(Part):
         """
         rows, hidden, remat = rows_of(share), Experts.activated_elements(share), share.train.remat
         quarters = {"none": 10, "dots": 6, "full": 1}[remat]
-        looped = (2 * rows * share.config.embed + quarters * hidden) // 4 if share.blocks_rows else 0
+        looped = (2 * rows * share.config.embed + quarters * hidden) // 4 if share.loops_over_blocks else 0
         if share.reuses_residual_buffers:
             return looped
         copies = 1 if share.experts > 1 and remat != "full" else 2
@@ -215,9 +215,8 @@ class Experts(Part):
         (tokens, chosen), experts = routed.experts_Nk.shape, routed.experts
         blocks = blocks_of(tokens * min(chosen, experts), choices, experts)
         found, expert_S = block_slots(routed.experts_Nk, experts, *blocks)
-        rows = Rows.of_blocks(
-            checkpoint_name(expert_S, KEPT), filled_blocks(choices, experts, *blocks) if hooks.skips_blocks else None
-        )
+        filled = filled_blocks(choices, experts, *blocks) if hooks.skips_blocks else None
+        rows = Rows.of_blocks(checkpoint_name(expert_S, KEPT), filled, fused=hooks.fuses_blocks)
         found, x_SRD, weights_SR1 = fill_rows(routed.x_ND, routed.weights_Nk, found, (*blocks, -1))
         outputs_SRD = self.outputs(x_SRD, weights_SR1, rows, hooks)
         return from_rows(outputs_SRD.reshape(-1, self.config.embed), found, chosen)

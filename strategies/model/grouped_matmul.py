@@ -1,9 +1,11 @@
 """Rows of experts: from tokens and back, and their matmuls, of buffers side by side, or of blocks, a grouped matmul.
 
-In a grouped matmul each block has the matrix of its expert. It multiplies no more rows than the blocks have, on every
-backend, and skips empty blocks where a conditional costs little (`Backend.waits_at_conditionals`). `jax.lax.ragged_dot`
-of JAX 0.10 does not: where XLA has no kernel for it, and none was found for the gradient of the matrices, it multiplies
-all rows with the matrices of all experts (docs/experiments/2026-11-26-grouped-matmul.md).
+In a grouped matmul each block has the matrix of its expert. It is a kernel on NVIDIA GPUs (grouped_kernel.py), and a
+loop over blocks elsewhere. It multiplies no more rows than the blocks have, on every backend. Empty blocks are skipped
+by kernels, and by loops where a conditional costs little (`Backend.waits_at_conditionals`).
+
+`jax.lax.ragged_dot` multiplies all rows with the matrices of all experts where XLA has no kernel for it, and none was
+found for the gradient of the matrices (docs/experiments/2026-11-26-grouped-matmul.md).
 
 Dims: S blocks, R rows of a block, E experts, G groups, C capacity, D and F features.
 """
@@ -17,6 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from strategies.model import grouped_kernel
+from strategies.model.attention.splash import untyped
 from strategies.model.router import Slots
 
 
@@ -32,9 +36,10 @@ class Rows(NamedTuple):
     spread: Callable[[Array], Array]
 
     @classmethod
-    def of_blocks(cls, expert_S: Int[Array, " S"], filled: int | None) -> "Rows":
-        """Rows of blocks, of these experts; `filled` as for `grouped_matmul`."""
-        return cls(lambda x, w: grouped_matmul(x, w, expert_S, filled), partial(_biases, expert_S=expert_S))
+    def of_blocks(cls, expert_S: Int[Array, " S"], filled: int | None, *, fused: bool) -> "Rows":
+        """Rows of blocks, of these experts; `filled` and `fused` as for `grouped_matmul`."""
+        multiply = partial(grouped_matmul, filled=filled, fused=fused)
+        return cls(lambda x, w: multiply(x, w, expert_S), partial(_biases, expert_S=expert_S))
 
     @classmethod
     def of_buffers(cls) -> "Rows":
@@ -49,14 +54,44 @@ def batched_matmul(x_EGCD: Float[Array, "E G C D"], w_EDF: Float[Array, "E D F"]
 
 
 def grouped_matmul(
-    x_SRD: Float[Array, "S R D"], w_EDF: Float[Array, "E D F"], expert_S: Int[Array, " S"], filled: int | None = None
+    x_SRD: Float[Array, "S R D"],
+    w_EDF: Float[Array, "E D F"],
+    expert_S: Int[Array, " S"],
+    filled: int | None = None,
+    *,
+    fused: bool = False,
 ) -> Float[Array, "S R F"]:
     """Each block times the matrix of its expert. The gradient of the matrices is summed over blocks in float32.
 
-    Blocks of expert E are empty. They are skipped if `filled` is given, the number of the others with balanced routing:
-    readers of the program count as many.
+    Args:
+        x_SRD: rows. Those of empty blocks are zero.
+        w_EDF: the matrices.
+        expert_S: the expert of each block, in increasing order. Blocks of expert E are empty.
+        filled: number of blocks that are not empty with balanced routing, to skip empty ones: readers of the program
+            count as many. None to multiply all blocks.
+        fused: whether this is a kernel for NVIDIA GPUs, where it fits the shapes; it needs `filled`.
     """
+    if fused and filled is not None and grouped_kernel.fits(*x_SRD.shape[1:], w_EDF.shape[2]):
+        return cast(Array, _fused_matmul(x_SRD, w_EDF, expert_S, filled))
     return cast(Array, _grouped_matmul(x_SRD, w_EDF, expert_S, filled))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _fused_matmul(x_SRD: Array, w_EDF: Array, expert_S: Array, filled: int) -> Array:
+    return untyped(partial(grouped_kernel.multiply, filled=filled), x_SRD, w_EDF, expert_S)
+
+
+def _fused_backward(filled: int, kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, Array, None]:
+    x_SRD, w_EDF, expert_S = kept
+    dx_SRD = untyped(partial(grouped_kernel.rows_gradient, filled=filled), dy_SRF, w_EDF, expert_S)
+    matrices_gradient = partial(grouped_kernel.matrices_gradient, experts=len(w_EDF), filled=filled)
+    return dx_SRD, untyped(matrices_gradient, x_SRD, dy_SRF, expert_S), None
+
+
+_fused_matmul.defvjp(
+    lambda x_SRD, w_EDF, expert_S, filled: (_fused_matmul(x_SRD, w_EDF, expert_S, filled), (x_SRD, w_EDF, expert_S)),
+    _fused_backward,
+)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

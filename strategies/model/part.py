@@ -36,6 +36,7 @@ class Share:
         experts: devices that split the experts.
         blocks_rows: the rows of experts are sorted into blocks (expert_rows.py).
         skips_blocks: empty ones are skipped.
+        loops_over_blocks: they are multiplied one after the other, not in a kernel.
         sends_ragged: devices that split the experts send only the routed rows, not whole sections.
         dense: attention takes all tokens before a token, whatever the window or the stride of the model.
     """
@@ -50,6 +51,7 @@ class Share:
     experts: int = 1
     blocks_rows: bool = False
     skips_blocks: bool = False
+    loops_over_blocks: bool = False
     sends_ragged: bool = False
     dense: bool = False
 

@@ -69,7 +69,7 @@ def attended(
         return mixed_HTK, log_total_HT
 
     with _counted(q_BHTK, reach, causal):
-        return _untyped(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK)
+        return untyped(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK)
 
 
 def gradients(
@@ -98,7 +98,7 @@ def gradients(
         return _scaled(dq_HTK), dk_JTK, dv_JTK
 
     with _counted(q_BHTK, reach, causal):
-        return _untyped(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK, mixed_BHTK, log_total_BHT, dmixed_BHTK)
+        return untyped(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK, mixed_BHTK, log_total_BHT, dmixed_BHTK)
 
 
 def _counted(q_BHTK: Array, reach: Reach | None, causal: bool) -> AbstractContextManager[Any]:
@@ -134,10 +134,10 @@ def _kernel(q_HTK: Array, reach: Reach | None, causal: bool = True) -> Any:
     )
 
 
-def _untyped(function: Callable[..., Any], *arguments: Any) -> Any:
+def untyped(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function without types that say over which mesh axes its arrays vary. The results vary as the arguments.
 
-    `jax.shard_map` wants such types of the outputs of a Pallas kernel, and splash attention gives none. Autodiff must
+    `jax.shard_map` wants such types of the outputs of a Pallas kernel, and our kernels give none. Autodiff must
     not see the types change, because it would sum gradients over the axes: both parts of a custom derivative call this.
     """
     if jax.sharding.get_abstract_mesh().empty:

@@ -49,6 +49,18 @@ def test_the_fused_backward_pass_has_five_matmuls() -> None:
     assert read_program(kernel("keys_1", "splash_mha_dkv", fused), MESH).flops == 5 * SCORES
 
 
+def test_kernels_of_grouped_matmuls_count_the_rows_that_they_name() -> None:
+    """Of a grouped matmul on GPUs the name has the rows, and the array of three dims the matrices or their gradient."""
+    multiply = "%y = bf16[512,32] custom-call(%e, %x, %w), "
+    differentiate = "%dw = bf16[4,16,32] custom-call(%e, %x, %y), "
+    known = "%e = s32[8] constant({...})", "%x = bf16[512,16] bitcast(%p)", "%w = bf16[4,16,32] bitcast(%p)"
+    target = 'custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/jvp()/NAME/pallas_call"}'
+    named = [call + target.replace("NAME", "grouped_matmul_384") for call in (multiply, differentiate)]
+    assert read_program(entry(*known, *named), MESH).flops == 2 * 2 * 384 * 16 * 32
+    other = read_program(entry(*known, multiply + target.replace("NAME", "my_kernel")), MESH)
+    assert other.unread == "custom call __gpu$xla.gpu.triton that is no grouped matmul"
+
+
 def compiled_for_tpus(function: Any, *shapes: tuple[int, ...]) -> str:
     """The program of a function of bfloat16 arrays, compiled for four TPUs that each have all of them."""
     topology = Topology.parse("v5e:2x2")

@@ -1,0 +1,80 @@
+"""Kernels of grouped matmuls compute what the loop over blocks computes. They run here in Pallas' interpreter."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.backends.backend import backend_for
+from strategies.core.plan import Plan
+from strategies.model import grouped_kernel
+from strategies.model.grouped_matmul import grouped_matmul
+
+DROPLESS = replace(PRESETS["nano-moe"], capacity_factor=None, layers=4)
+
+
+def problem(expert_S, rows, embed, features):
+    """Rows, matrices and the gradient of the result. Blocks of the number after the last expert's have zeros."""
+    experts = max(expert_S)
+    keys, kept_S11 = jax.random.split(jax.random.key(0), 3), (jnp.array(expert_S) < experts)[:, None, None]
+    normal = partial(jax.random.normal, dtype=jnp.bfloat16)
+    x_SRD = normal(keys[0], (len(expert_S), rows, embed)) * kept_S11
+    return x_SRD, normal(keys[1], (experts, embed, features)), normal(keys[2], (*x_SRD.shape[:2], features)) * kept_S11
+
+
+@pytest.mark.parametrize(
+    ("expert_S", "rows", "embed", "features"),
+    [([0, 0, 0, 2, 2, 3, 3, 4, 4], 16, 48, 32), ([1] * 4 + [2], 256, 16, 288)],
+    ids=str,
+)
+def test_kernels_compute_what_the_loop_computes(expert_S, rows, embed, features):
+    """The result and both gradients: of experts without rows, of empty blocks, and of several tiles."""
+    x_SRD, w_EDF, dy_SRF = problem(expert_S, rows, embed, features)
+    experts, numbers_S = len(w_EDF), jnp.array(expert_S, jnp.int32)
+    y_SRF, pull_back = jax.vjp(lambda x, w: grouped_matmul(x, w, numbers_S), x_SRD, w_EDF)
+    run = partial(partial, interpret=True, filled=len(expert_S))
+    found = (
+        run(grouped_kernel.multiply)(x_SRD, w_EDF, numbers_S),
+        run(grouped_kernel.rows_gradient)(dy_SRF, w_EDF, numbers_S),
+        run(grouped_kernel.matrices_gradient)(x_SRD, dy_SRF, numbers_S, experts),
+    )
+    for kernels, loops in zip(found, (y_SRF, *pull_back(dy_SRF)), strict=True):
+        difference = np.abs(np.float32(kernels) - np.float32(loops)).max()
+        assert difference <= 2**-8 * np.abs(np.float32(loops)).max()  # half a bfloat16's last digit of the largest
+
+
+def test_kernels_run_where_they_fit():
+    """Blocks of 8 rows are too small for a tile: a loop multiplies them."""
+    expert_S = jnp.array([0, 1, 2], jnp.int32)
+    for rows, is_kernel in ((16, True), (8, False)):
+        multiply = partial(grouped_matmul, expert_S=expert_S, filled=2, fused=True)
+        jaxpr = str(
+            jax.make_jaxpr(jax.grad(lambda x, w, f=multiply: f(x, w).sum().astype("float32"), (0, 1)))(
+                *problem([0, 1, 2], rows, 16, 32)[:2]
+            )
+        )
+        assert ("pallas_call" in jaxpr) == is_kernel
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mesh", "options", "fuses"),
+    [
+        ("bfloat16", "expert=2", {}, True),
+        ("float16", "expert=2", {}, True),
+        ("float32", "expert=2", {}, False),
+        ("bfloat16", "pipeline=2,expert=2", {}, True),
+        ("bfloat16", "pipeline=2,expert=2", {"schedule": "zb-h1"}, False),
+    ],
+)
+def test_nvidia_gpus_skip_empty_blocks_in_kernels(dtype, mesh, options, fuses):
+    """Kernels of 16-bit matmuls skip empty blocks, and loops compute them. A split backward pass has loops."""
+    train = TrainConfig(batch_size=16, microbatches=4, dtype=dtype, **options)
+    for platform in ("cuda", "gpu", "cpu"):
+        plan = Plan.of(STRATEGIES["three_d"].axes, DROPLESS, MeshSpec.parse(mesh), train, backend_for(platform))
+        assert plan.fuses_blocks == (fuses and platform == "cuda")
+        sorts = "schedule" in options
+        assert plan.skips_blocks == (plan.fuses_blocks or (platform == "cpu" and not sorts))
