@@ -205,7 +205,7 @@ def held_out_errors(
 
 def errors_table(errors: Mapping[str, Errors]) -> list[str]:
     """Lines of the errors."""
-    lines = [("predictions of", "runs", "mean error", "median", "bias", "rank")]
+    lines = [("predictions of", "runs", "mean error", "median", "bias", "rank correlation")]
     # Without regret, the last cell: these runs are of several works.
     lines += [(name, *error_cells(found)[:-1]) for name, found in errors.items()]
     return aligned(lines, ["<", *">" * 5])

@@ -149,19 +149,19 @@ def cluster_of(row: TableRow) -> str:
 
 
 def error_report(predictions: Sequence[PredictedRow]) -> list[str]:
-    """Lines of the errors by source, by model and by cluster, and of the rows that could not be predicted."""
+    """Lines of the errors by source, cluster, size of the model and work, and of the rows that cannot be predicted."""
     judged = [one for one in predictions if one.step_seconds and one.run and one.run.step_seconds]
     lines: list[str] = []
     for title, key in (
         ("source", lambda row: row.get("source", "")),
         ("cluster", cluster_of),
-        ("model", model_of),
+        ("layers x embed", model_of),
         ("work", work_of),
     ):
         groups: dict[str, list[PredictedRow]] = defaultdict(list)
         for prediction in judged:
             groups[key(prediction.row)].append(prediction)
-        table = [(title, "runs", "mean error", "median", "bias", "rank", "regret")]
+        table = [(title, "runs", "mean error", "median", "bias", "rank correlation", "regret")]
         table += [(name, *error_cells(errors(group))) for name, group in sorted(groups.items())]
         lines += [*aligned(table, ["<", *">" * 6]), ""]
     used = Counter(prediction.machine for prediction in predictions if prediction.machine)

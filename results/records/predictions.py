@@ -12,10 +12,11 @@ from benchmarks.cli.accuracy import Errors
 from strategies.files import read_table, shown
 from strategies.schema import Amount, Count, Positive, SchemaError, checked
 
-AXES = "data", "fsdp", "pipeline", "tensor"
+AXES = "data", "fsdp", "pipeline", "context", "tensor"
 SIZES = "layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES
 SECONDS = "measured_seconds", "predicted_seconds"
-NUMBERS = *SIZES, *SECONDS, "machine.error"
+NUMBERS = *(name for name in SIZES if name != "context"), *SECONDS, "machine.error"
+"""Columns of numbers that a table must have. Older ones have no context axis."""
 NOTHING = "", "-", "nan", "none", "null", "n/a"
 """Cells of numbers that are not known."""
 WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
@@ -52,6 +53,7 @@ def read(path: Path) -> pd.DataFrame:
         [{**row, **numbers_in(row, kinds, f"{shown(path)}: row {place}")} for place, row in enumerate(table, start=1)]
     )
     rows[list(kinds)] = rows[list(kinds)].astype(float)
+    rows["context"] = rows["context"].fillna(1)
     parts = {
         f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)
         for name, inside in FIGURE_PARTS.items()

@@ -22,7 +22,7 @@ EMPTY = f"# Predicted against published\n\n{BEGIN}\n{END}\n"
 WORK = ["source", "model", "experts", "cluster", "dtype", "sequence"]
 """Columns in which configurations of a group agree."""
 CONFIGURATION = [
-    *("batch_size", *AXES, "context", "expert", "virtual_stages"),
+    *("batch_size", *AXES, "expert", "virtual_stages"),
     *("microbatches", "schedule", "recompute", "sequence_parallel", "machine.stack"),
 ]
 """Columns in which repeated runs agree. The stack is the one that ran: with a compiler or CUDA graphs, or without."""
@@ -30,6 +30,7 @@ LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
 """Of a group, and groups in the table of the largest regrets."""
 LEAST_RANK, MOST_REGRET = 0.9, 0.03
 """Of a group whose configurations are ranked well."""
+LIMITS = {"rank correlation": f"least {LEAST_RANK}", "regret": f"most {MOST_REGRET:.0%}"}
 ROW = {
     **{"source": "source", "model": "layers x embed", "devices": "devices", "mesh": "mesh", "batch_size": "batch"},
     **{"microbatches": "microbatches", "sequence": "tokens", "recompute": "recompute", "dtype": "dtype"},
@@ -94,8 +95,8 @@ def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
 
 def errors_table(rows: pd.DataFrame) -> str:
     """Return the errors of each source and machine file, and the error of rows that the machine's fit did not see."""
-    header = "source", "machine file", "runs", "mean error", "median", "bias", "within 10%", "rank", "left out"
-    table: list[tuple[str, ...]] = [header]
+    shares_of = "mean error", "median", "bias", "within 10%"
+    table: list[tuple[str, ...]] = [("source", "machine file", "runs", *shares_of, "rank correlation", "left out")]
     for (source, name), part in rows.groupby(["source", "machine.name"], sort=False):
         errors = errors_of(part)
         shares = f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.bias:+.1%}", f"{errors.near:.0%}"
@@ -113,11 +114,11 @@ def choices(rows: pd.DataFrame) -> Iterator[str]:
     yield (
         f"A group has at least {LEAST_CONFIGURATIONS} configurations of one model on one cluster, by one source, with "
         "the same dtype and tokens of a sequence. They are compared by seconds for each token. Repeated runs of a "
-        "configuration count once, with their mean. Regret is how much longer the one takes that is predicted to be "
-        "the fastest than the fastest."
+        "configuration count once, with their mean. The rank correlation is Spearman's. Regret is how much longer the "
+        "one takes that is predicted to be the fastest than the fastest."
     )
     table: list[tuple[str, ...]] = [
-        ("batch", "groups", f"rank at least {LEAST_RANK}", f"regret at most {MOST_REGRET:.0%}", "both", "mean regret")
+        ("batch", "groups", *(f"{name} at {limit}" for name, limit in LIMITS.items()), "both", "mean regret")
     ]
     for batch, found in groups.items():
         judged_well = [
@@ -130,7 +131,7 @@ def choices(rows: pd.DataFrame) -> Iterator[str]:
     yield "The groups with the same batch and the largest regrets:"
     worst = groups["the same"][:MOST_GROUPS]
     lines = [(work, str(errors.runs), errors.rank_text, f"{errors.regret:.1%}") for work, errors in worst]
-    yield as_markdown([("work", "configurations", "rank", "regret"), *lines], "<" + ">" * 3)
+    yield as_markdown([("work", "configurations", *LIMITS), *lines], "<" + ">" * 3)
 
 
 def compared(rows: pd.DataFrame, keys: list[str]) -> list[tuple[str, Errors]]:
