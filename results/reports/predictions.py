@@ -30,6 +30,12 @@ LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
 """Of a group, and groups in the table of the largest regrets."""
 LEAST_RANK, MOST_REGRET = 0.9, 0.03
 """Of a group whose configurations are ranked well."""
+AIMS = {"dense models": 0.1, "mixtures of experts": 0.12}
+"""Kinds of models -> the largest mean error of their seconds that is aimed at, for each machine file."""
+LEAST_RUNS = 6
+"""Of a kind of model by a machine file, for which the aim counts."""
+SIMUMAX, SIMUMAX_ERROR, SIMUMAX_MEMORY = "MooreThreads/SimuMax", 0.056, 0.05
+"""A source that prints errors of its own predictions; their mean, which is to be beaten; and the aim for its memory."""
 LIMITS = {"rank correlation": f"least {LEAST_RANK}", "regret": f"most {MOST_REGRET:.0%}"}
 ROW = {
     **{"source": "source", "model": "layers x embed", "devices": "devices", "mesh": "mesh", "batch_size": "batch"},
@@ -82,6 +88,7 @@ def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
     known = judged(rows)
     parts = [
         f"{len(known)} of {len(rows)} rows have a prediction and a published time. [{TABLE}]({TABLE}) has every row.",
+        *aims(known),
         "## Errors",
         errors_table(known),
         f"![Predicted against published seconds of a step, a panel for each source with fitted rows]({PICTURE})",
@@ -91,6 +98,63 @@ def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
         *memory(rows),
     ]
     return "\n\n".join([head + BEGIN, *parts, END + tail])
+
+
+def aims(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield which aims are met, if any is of such rows."""
+    table = [("aim", "reached", "met"), *aims_for_seconds(rows), *aims_for_simumax(rows), *aims_for_choices(rows)]
+    if len(table) == 1:
+        return
+    yield "## Aims"
+    yield (
+        "Aims for seconds are for runs that no fit has seen, by machine file and kind of model, of which there are at "
+        f"least {LEAST_RUNS} runs. If the file was fitted, the larger of two mean errors counts: that of these runs, "
+        "or that of rows that the fit left out, which may be of both kinds."
+    )
+    yield as_markdown(table, "<<<")
+
+
+def aims_for_seconds(rows: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
+    """Yield the aims for errors of machine files."""
+    has_experts = pd.Series(rows.get("experts", ""), rows.index) != ""
+    for kind, part in (("dense models", rows[~has_experts]), ("mixtures of experts", rows[has_experts])):
+        files = {name: own for name, own in part.groupby("machine.name") if len(own) >= LEAST_RUNS}
+        missed = {name: error for name, own in files.items() if (error := larger_error(own)) > AIMS[kind]}
+        names = ", ".join(f"{name} {error:.1%}" for name, error in missed.items())
+        reached = f"{len(files) - len(missed)} of {len(files)} machine files" + (f"; not {names}" if missed else "")
+        if files:
+            yield f"mean error of seconds of {kind} at most {AIMS[kind]:.0%}", reached, met(not missed)
+
+
+def aims_for_simumax(rows: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
+    """Yield the aims for SimuMax's runs, if there are any."""
+    theirs = rows[rows["source"].str.contains(SIMUMAX)]
+    if not theirs.empty:
+        mean, memory = errors_of(theirs).mean, (theirs[MEMORY[1]] / theirs[MEMORY[0]] - 1).abs().max()
+        below = f"mean error of seconds of SimuMax's runs below its own, {SIMUMAX_ERROR:.1%}"
+        yield below, f"{mean:.1%}", met(mean < SIMUMAX_ERROR)
+        largest = f"memory of each of SimuMax's runs at most {SIMUMAX_MEMORY:.0%} off"
+        yield largest, f"{memory:.1%}", met(memory <= SIMUMAX_MEMORY)
+
+
+def aims_for_choices(rows: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
+    """Yield the aims for groups of configurations, if there are any."""
+    found = {batch: within_limits(groups) for batch, groups in groups_of(rows).items() if groups}
+    for place, (name, limit) in enumerate(LIMITS.items() if found else ()):
+        within = {batch: [group[place] for group in groups] for batch, groups in found.items()}
+        reached = ", ".join(f"{sum(of)} of {len(of)} with {batch} batch" for batch, of in within.items())
+        yield f"{name} at {limit} in each group of configurations", reached, met(all(map(all, within.values())))
+
+
+def met(is_met: bool) -> str:
+    """Return the answer in a table."""
+    return "yes" if is_met else "no"
+
+
+def larger_error(rows: pd.DataFrame) -> float:
+    """Return the mean error of rows of a machine file, or that of what its fit left out if it is larger."""
+    left_out = 0.0 if fitted(rows).empty else rows["machine.error"].iloc[0]
+    return max(errors_of(rows).mean, left_out)
 
 
 def errors_table(rows: pd.DataFrame) -> str:
@@ -107,7 +171,7 @@ def errors_table(rows: pd.DataFrame) -> str:
 
 def choices(rows: pd.DataFrame) -> Iterator[str]:
     """Yield how well predictions rank the configurations that one source measured of one model on one cluster."""
-    groups = {"any": compared(rows, WORK), "the same": compared(rows, [*WORK, "batch_size"])}
+    groups = groups_of(rows)
     if not groups["the same"]:
         return
     yield "## Choosing by prediction"
@@ -121,10 +185,7 @@ def choices(rows: pd.DataFrame) -> Iterator[str]:
         ("batch", "groups", *(f"{name} at {limit}" for name, limit in LIMITS.items()), "both", "mean regret")
     ]
     for batch, found in groups.items():
-        judged_well = [
-            ((errors.rank_correlation or 0) >= LEAST_RANK, errors.regret <= MOST_REGRET) for _, errors in found
-        ]
-        counts = *map(sum, zip(*judged_well, strict=True)), sum(map(all, judged_well))
+        counts = *map(sum, zip(*within_limits(found), strict=True)), sum(map(all, within_limits(found)))
         mean = sum(errors.regret for _, errors in found) / len(found)
         table.append((batch, str(len(found)), *map(str, counts), f"{mean:.1%}"))
     yield as_markdown(table, "<" + ">" * 5)
@@ -132,6 +193,16 @@ def choices(rows: pd.DataFrame) -> Iterator[str]:
     worst = groups["the same"][:MOST_GROUPS]
     lines = [(work, str(errors.runs), errors.rank_text, f"{errors.regret:.1%}") for work, errors in worst]
     yield as_markdown([("work", "configurations", *LIMITS), *lines], "<" + ">" * 3)
+
+
+def groups_of(rows: pd.DataFrame) -> dict[str, list[tuple[str, Errors]]]:
+    """Return the groups of configurations that are compared, of any batch and of the same."""
+    return {"any": compared(rows, WORK), "the same": compared(rows, [*WORK, "batch_size"])}
+
+
+def within_limits(found: list[tuple[str, Errors]]) -> list[tuple[bool, bool]]:
+    """Return of each group whether its rank correlation and its regret are within `LIMITS`."""
+    return [((errors.rank_correlation or 0) >= LEAST_RANK, errors.regret <= MOST_REGRET) for _, errors in found]
 
 
 def compared(rows: pd.DataFrame, keys: list[str]) -> list[tuple[str, Errors]]:

@@ -137,8 +137,7 @@ class Share:
     def computed_keys(self) -> int:
         """Keys that are computed for each query. Dense attention of XLA has scores for all.
 
-        Splash attention around a ring of n devices computes 2n - 1 pairs of chunks and two with a causal mask, for the
-        queries of two chunks.
+        In a ring of n splash attention computes 2n - 1 pairs of chunks and two causal ones, for two chunks of queries.
         """
         tokens = self.config.sequence
         if self.splash and self.ring > 1:
@@ -282,8 +281,7 @@ class Part(nnx.Module):
     def waiting_elements(share: Share) -> int:
         """Elements that zb-h1 holds besides residuals, between the two halves of the backward pass.
 
-        They are inputs and gradients of outputs of matmuls, but not those that reuse memory of residuals which the
-        first half has consumed.
+        They are inputs and gradients of outputs of matmuls, but those that reuse memory of consumed residuals.
         """
         return 0
 
