@@ -30,6 +30,8 @@ class Backend:
         gathers_outermost_only: whether the transport joins gathered parts along the outermost dim only.
         gathers_in_loops: whether the compiler moves a gather of weights into a loop that reads parts of them.
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
+        fuses_elementwise: whether the compiler fuses elementwise operations, so that what matmuls read and write has
+            the compute dtype and nothing else is in memory. It then initialises gradients of layers after the head's.
         sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
         waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul takes
             longer then than the matmul (docs/experiments/2026-11-26-first-gpu.md).
@@ -49,6 +51,7 @@ class Backend:
     gathers_outermost_only: bool = False
     gathers_in_loops: bool = False
     sums_in_place: bool = False
+    fuses_elementwise: bool = False
     sends_ragged: bool = False
     waits_at_conditionals: bool = False
     grouped_kernel: bool = False
@@ -70,6 +73,7 @@ GPU = Backend(
     halves=True,
     gathers_outermost_only=True,
     sums_in_place=True,
+    fuses_elementwise=True,
     sends_ragged=True,
     waits_at_conditionals=True,
 )

@@ -46,9 +46,11 @@ def arguments(plan: Plan) -> Mapping[str, int]:
 def temporaries(plan: Plan) -> Mapping[str, int]:
     """Bytes of a step's temporaries on one device, at the peak: in the backward pass of a layer or the head, or later.
 
-    This is how XLA's CPU backend plans them, in float32. Other backends order the work differently and fuse attention;
-    they must hold `weights`, `gradients` and `activations`. Temporaries of compression are not modelled. Nor is what
-    `halves` changes: as compiled, from 12% less to 8% more (docs/experiments/2026-11-25-defaults-of-backends.md).
+    This is how XLA's CPU backend plans them, in float32, and its GPU backend, in bfloat16, which fuses elementwise
+    operations: no gradients are there at the peak of the head, and working arrays have the compute dtype
+    (docs/experiments/2026-11-26-first-gpu.md). TPUs order the work differently; they must hold `weights`, `gradients`
+    and `activations`. Temporaries of compression are not modelled. Nor is what `halves` changes: as compiled, from 12%
+    less to 8% more (docs/experiments/2026-11-25-defaults-of-backends.md).
 
     weights: gathered weights, where they are kept for the backward pass
     gradients: of all weights; with accumulation also those of one microbatch
@@ -65,7 +67,8 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
         "activations": sum(map(activation_bytes, (plan,) if plan.staged else plan.stacks)),
         "stages": stage_bytes(plan) if plan.staged else 0,
     }
-    most = max(layer_work_bytes(plan), head_work_bytes(plan), reduction_bytes(plan) - sum(held.values()))
+    early = microbatch_gradient_bytes(plan) if fuses_gradients(plan) else 0
+    most = max(layer_work_bytes(plan), head_work_bytes(plan) - early, reduction_bytes(plan) - sum(held.values()))
     if plan.lead and plan.staged:  # which run forward and backward beside what the stages keep
         lead = plan.lead
         gradients = 4 * lead.layers * whole_layer(lead)
@@ -96,17 +99,37 @@ def reduction_bytes(plan: Plan) -> int:
 
 
 def gradient_bytes(plan: Plan) -> int:
-    """Bytes of gradients. They have the dtype of the parameters; sums over microbatches and devices are float32."""
-    train = plan.train
-    gradients = sum(plan.held_bytes(weight) * plan.gathered_of(weight) for weight in plan.weights)
-    if train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
-        gradients -= sum(plan.held_bytes(weight) for weight in plan.weights if weight.spec.is_stacked)
-        gradients += 4 * sum(weight.updated for weight in plan.weights if weight.spec.is_stacked)
+    """Bytes of gradients of one microbatch; with accumulation also those of the float32 sums over microbatches."""
+    train, gradients = plan.train, microbatch_gradient_bytes(plan)
     if train.microbatches > 1 and not plan.staged:
         scattered = plan.placement.reduce_scatter_per_microbatch
         counts = [each.updated if scattered else each.elements * plan.gathered_of(each) for each in plan.weights]
         gradients += 4 * sum(counts)
     return gradients
+
+
+def microbatch_gradient_bytes(plan: Plan) -> int:
+    """Bytes of gradients of one microbatch. They have the dtype of the parameters; sums over devices are float32.
+
+    Where elementwise operations are fused, weights outside of layers have gradients in the compute dtype, which AdamW
+    casts as it reads them. That of the embedding comes last, and takes memory that the layers have left by then; it is
+    counted for the gaps between what a compiler places.
+    """
+
+    def held(weight: Weight) -> int:
+        fused = fuses_gradients(plan) and not weight.spec.is_stacked
+        return BYTES[plan.dtype(weight)] * weight.elements if fused else plan.held_bytes(weight)
+
+    gradients = sum(held(weight) * plan.gathered_of(weight) for weight in plan.weights)
+    if plan.train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
+        gradients -= sum(held(weight) for weight in plan.weights if weight.spec.is_stacked)
+        gradients += 4 * sum(weight.updated for weight in plan.weights if weight.spec.is_stacked)
+    return gradients
+
+
+def fuses_gradients(plan: Plan) -> bool:
+    """Whether gradients are in memory only when they are computed. Stages accumulate them from the first microbatch."""
+    return plan.backend.fuses_elementwise and not plan.staged
 
 
 def stage_bytes(plan: Plan) -> int:
@@ -122,16 +145,28 @@ def stage_bytes(plan: Plan) -> int:
 
 
 def layer_work_bytes(plan: Plan) -> int:
-    """Bytes to run the backward pass of one layer, in float32: its weights in full, and its working arrays.
+    """Bytes to run the backward pass of one layer: its weights in full, and its working arrays.
 
-    With prefetch there are also the weights of the layer before it, and the gradients of the following layer. Sums that
-    run one layer late (`Plan.delays_sums`) have the latter alone, in the compute dtype. With `unroll` there are also
-    the other layers of the iteration (`further_layer_bytes`).
+    With prefetch there are also the weights of the layer before it, and the gradients of the following layer; where
+    elementwise operations are fused both layers' gradients, in the float32 in which they are summed. Sums that run one
+    layer late (`Plan.delays_sums`) have the following layer's alone, in the compute dtype. With `unroll` there are also
+    the other layers of the iteration (`further_layer_bytes`). A tensor axis that gathers tokens along the outermost dim
+    transposes them: three arrays more, as compiled for GPUs.
     """
-    weights = 0 if reads_in_place(plan) else whole_layer(plan)
-    wholes = 3 if plan.train.prefetch == "on" else 1
+    share, backend = plan.share, plan.backend
+    size, whole = working_itemsize(plan), 0 if reads_in_place(plan) else whole_layer(plan)
+    held = size * whole
+    if plan.train.prefetch == "on":
+        held += (size + (2 * 4 if backend.fuses_elementwise else 4)) * whole
+    transposes = share.sequence_parallel and backend.gathers_outermost_only
+    elements = working.layer_elements(share) + 3 * transposes * share.tokens * plan.config.embed
     others = more * further_layer_bytes(plan) if (more := layers_together(plan) - 1) else 0
-    return 4 * (wholes * weights + working.layer_elements(plan.share)) + late_gradient_bytes(plan) + others
+    return held + size * elements + late_gradient_bytes(plan) + others
+
+
+def working_itemsize(plan: Plan) -> int:
+    """Bytes of an element of working arrays: float32, unless elementwise operations are fused."""
+    return plan.share.itemsize if plan.backend.fuses_elementwise else 4
 
 
 def layers_together(plan: Plan) -> int:
@@ -146,7 +181,7 @@ def layers_together(plan: Plan) -> int:
 
 
 def further_layer_bytes(plan: Plan) -> int:
-    """Bytes of each further layer in an iteration of the loop over layers (`unroll`), in float32.
+    """Bytes of each further layer in an iteration of the loop over layers (`unroll`).
 
     It has its gathered weights, with prefetch its whole gradients too, and its own part of the weights; where weights
     are read in place, its gradients alone. A compiler recomputes all layers of an iteration at once, or reads what they
@@ -158,7 +193,7 @@ def further_layer_bytes(plan: Plan) -> int:
     wholes = 2 if plan.train.prefetch == "on" else 1
     own = 0 if reads_in_place(plan) else block_elements(plan) // plan.layers
     shared = 7 * working.layer_elements(plan.share) // 10
-    return 4 * (wholes * whole_layer(plan) + own + shared) + late_gradient_bytes(plan)
+    return working_itemsize(plan) * (wholes * whole_layer(plan) + own + shared) + late_gradient_bytes(plan)
 
 
 def reads_in_place(plan: Plan) -> bool:
@@ -176,18 +211,24 @@ def late_gradient_bytes(plan: Plan) -> int:
 
 
 def head_work_bytes(plan: Plan) -> int:
-    """Bytes to run the backward pass of the head, in float32: its working arrays; a gathered table and its gradient.
+    """Bytes to run the backward pass of the head: its working arrays; a gathered table and its gradient.
 
     With prefetch there are also the weights of the last layer. Unless their gather has to wait, those of the
-    layer before it are gathered beside the head, too.
+    layer before it are gathered beside the head, too. Working arrays are logits, their exponentials and gradients, for
+    the tokens whose logits exist at once and the rows of the table on this device; and three arrays of tokens x D.
+
+    Where elementwise operations are fused, they are logits, their gradients, and the table in the compute dtype. With
+    `logits_bytes` the table and its gradient are in float32, each twice, and the table twice in the compute dtype.
     """
-    tokens = plan.tokens // plan.train.microbatches
+    tokens, embed = plan.tokens // plan.train.microbatches, plan.config.embed
     local_vocab = plan.padded_vocab // plan.size(*plan.vocab_axes)
     gathered = plan.shards > 1 and plan.train.gather == "layer"
-    table = 2 * plan.padded_vocab * plan.config.embed if gathered else 0
+    logits, vocab = plan.logits_tokens * local_vocab, plan.padded_vocab if gathered else local_vocab
     layers = (1 if is_ordered(plan.train, plan.layers) else 2) if plan.train.prefetch == "on" else 0
-    arrays = working.head_elements(plan.config, tokens, plan.logits_tokens, local_vocab)
-    return 4 * (layers * whole_layer(plan) + table + arrays)
+    arrays, tables = 3 * (logits + tokens * embed), 2 * gathered
+    if plan.backend.fuses_elementwise:
+        arrays, tables = 2 * logits, 10 if plan.logits_again else 1 + gathered
+    return working_itemsize(plan) * (layers * whole_layer(plan) + tables * vocab * embed + arrays)
 
 
 def whole_layer(plan: Plan) -> int:

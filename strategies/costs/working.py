@@ -1,13 +1,11 @@
-"""Working arrays of a layer and of the head, at the peak of the backward pass, as XLA's CPU backend plans them.
+"""Working arrays of a layer, at the peak of the backward pass, as XLA's CPU backend plans them.
 
-Other backends order the work differently and fuse attention. A part of the model without an entry in `PARTS`, for
-its class or one that it is derived from, counts as none.
+A part of the model without an entry in `PARTS`, for its class or one that it is derived from, counts as none.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from strategies.gpt_config import GPTConfig
 from strategies.model.attention.splash import LANES
 from strategies.model.block import block_of, part_and_layer
 from strategies.model.expert_rows import arrived, rows_of
@@ -197,12 +195,3 @@ def layer_elements(share: Share) -> int:
     most += max(working.own_pass_elements(own) for working, own, _ in parts)
     alone = max(working.standalone_peak_elements(own) for working, own, _ in parts)
     return share.tokens * share.config.embed + max(most, alone)
-
-
-def head_elements(config: GPTConfig, tokens: int, logits_tokens: int, rows: int) -> int:
-    """Elements held at the peak of the backward pass of the head.
-
-    Logits, their exponentials and their gradients, for the tokens whose logits exist at once and the rows of the table
-    on this device; and three arrays of tokens x D.
-    """
-    return 3 * logits_tokens * rows + 3 * tokens * config.embed

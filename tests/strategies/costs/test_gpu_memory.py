@@ -1,0 +1,40 @@
+"""Memory of steps that are compiled for GPUs, which are absent, is what formulas say."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks.devices.topology import Topology
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.costs.predict import predict
+from tests.benchmarks.search.test_compile import TAKES_CUDA
+from tests.strategies.sampling import nightly
+
+GPT2 = dataclasses.replace(PRESETS["gpt2"], layers=4)
+LLAMA = dataclasses.replace(PRESETS["llama3-8b"], layers=4)
+OLMOE = dataclasses.replace(PRESETS["olmoe-1b-7b"], layers=4)
+CASES = [
+    ("single", "data=1", LLAMA, {"batch_size": 1, "remat": "full"}),  # the most is held in the backward pass of layers
+    ("fsdp", "fsdp=8", GPT2, {"batch_size": 64, "microbatches": 2}),  # the most is held in that of the head
+    *nightly(
+        ("single", "data=1", OLMOE, {"batch_size": 4}),
+        ("single", "data=1", GPT2, {"batch_size": 16, "remat": "none"}),
+        ("single", "data=1", GPT2, {"batch_size": 16, "logits_bytes": 2**26}),
+        ("data", "data=8", LLAMA, {"batch_size": 16}),
+        ("fsdp", "fsdp=8", OLMOE, {"batch_size": 16}),
+        ("tensor", "tensor=8", LLAMA, {"batch_size": 4}),
+        ("three_d", "fsdp=2,pipeline=2,tensor=2", LLAMA, {"batch_size": 16, "microbatches": 8}),
+    ),
+]
+
+
+@TAKES_CUDA
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
+def test_temporaries_of_gpus_are_within_15_percent(name, mesh, config, train):
+    """In bfloat16, with attention by cuDNN, for models of published widths. Arguments are exact."""
+    spec, train = MeshSpec.parse(mesh), TrainConfig(dtype="bfloat16", **train)
+    step = STRATEGIES[name].build(config, spec, train, Topology.parse(f"h100:1x{spec.size}").devices())
+    memory = step.lower().compile(step.xla_options_with({})).memory_analysis()
+    predicted = predict(name, config, spec, train, "cuda")
+    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
+    assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
