@@ -147,17 +147,17 @@ def stage_bytes(plan: Plan) -> int:
 def layer_work_bytes(plan: Plan) -> int:
     """Bytes to run the backward pass of one layer: its weights in full, and its working arrays.
 
-    With prefetch there are also the weights of the layer before it, and the gradients of the following layer; where
-    elementwise operations are fused both layers' gradients, in the float32 in which they are summed. Sums that run one
-    layer late (`Plan.delays_sums`) have the following layer's alone, in the compute dtype. With `unroll` there are also
-    the other layers of the iteration (`further_layer_bytes`). A tensor axis that gathers tokens along the outermost dim
+    With prefetch there are also the weights of the layer before it, and gradients of the following layer, in float32
+    to be summed; where elementwise operations are fused, its own gradients besides. Sums that run one layer late
+    (`Plan.delays_sums`) have those of the following layer alone, in the compute dtype. With `unroll` there are also the
+    other layers of the iteration (`further_layer_bytes`). A tensor axis that gathers tokens along the outermost dim
     transposes them: three arrays more, as compiled for GPUs.
     """
     share, backend = plan.share, plan.backend
     size, whole = working_itemsize(plan), 0 if reads_in_place(plan) else whole_layer(plan)
     held = size * whole
     if plan.train.prefetch == "on":
-        held += (size + (2 * 4 if backend.fuses_elementwise else 4)) * whole
+        held += (size + 4 + size * backend.fuses_elementwise) * whole
     transposes = share.sequence_parallel and backend.gathers_outermost_only
     elements = working.layer_elements(share) + 3 * transposes * share.tokens * plan.config.embed
     others = more * further_layer_bytes(plan) if (more := layers_together(plan) - 1) else 0
