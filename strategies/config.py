@@ -61,8 +61,8 @@ class TrainConfig:
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/layers.py). "auto" is "on"
             where possible on GPUs and most TPUs (backends/backend.py).
-        halves: whether a layer that a tensor axis splits runs on halves of the batch (model/halves.py). "auto" is "on"
-            where possible on GPUs and most TPUs (backends/backend.py).
+        halves: whether a layer that a tensor or an expert axis splits runs on halves of the batch (model/halves.py).
+            "auto" is "on" where possible on GPUs and most TPUs (backends/backend.py).
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
             layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit

@@ -25,6 +25,8 @@ dispatcher):
     dW[D,F] -all_reduce(data x expert)-> dW[D,F], each other weight, once a step, in `reduce_dtype`
     for the load-balancing loss -all_reduce(data x expert)-> the choices of each expert: E numbers a layer, forward
 
+With `halves="on"` (model/halves.py) each exchange becomes two, of half the sequences.
+
 G are the groups of tokens, and C is the capacity of an expert for a group, so a device with T tokens has buffers of R =
 E C T / g rows for groups of g tokens: R = k T x `capacity_factor`, rounded up, for k experts a token. Without a
 capacity factor a plain exchange sends R = n T min(k, E/n) rows: as many to each device as its tokens may choose there.
@@ -56,7 +58,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from strategies import data
+from strategies import data, tensor
 from strategies.core.collectives import all_gather, all_to_all, exchange_parts, parts_of, reduce_scatter
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
@@ -169,7 +171,8 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
         sizes = [size for size in divisors(experts) if experts // size <= most]
         problem = f"{numbers} {held} of {experts} experts on a device; {one_of(sizes, 'expert')}"
         raise Infeasible(f"dispatch=all_to_all {problem}")
-    return {**resolve_reduce(plan), "dispatch": chosen}
+    halves = tensor.resolve_halves(plan) if plan.config.experts else {}
+    return {**resolve_reduce(plan), **halves, "dispatch": chosen}
 
 
 def implement(plan: Plan, before: Implementation) -> Implementation:
@@ -219,6 +222,7 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
             yield from term(what, "all_to_all", elements=plan.layers * elements)
         if plan.blocks_rows and plan.backend.sends_ragged:
             counts = plan.train.microbatches * plan.layers * (dispatches(plan) - plan.block.mixtures())
+            counts *= plan.share.batch_parts
             sizes = 2 * plan.size("expert") * counts
             yield from traffic(plan, "counts", "all_to_all", axes=plan.axes_of("experts"), elements=sizes)
         return
@@ -235,7 +239,7 @@ AXIS = replace(
     data.REPLICAS,
     name="expert",
     dims=("experts",),
-    options=(*data.REPLICAS.options, "dispatch"),
+    options=(*data.REPLICAS.options, "dispatch", "halves"),
     resolve=resolve,
     require=require,
     implement=implement,

@@ -74,21 +74,20 @@ def require(plan: Plan) -> None:
         raise Infeasible(f"{problem}; {legal(tokens, 'tensor')}, or any with sequence_parallel=False")
 
 
-def resolve(plan: Plan) -> Mapping[str, Any]:
+def resolve_halves(plan: Plan) -> Mapping[str, Any]:
     """Resolve `halves="auto"`: "on" where it is possible, on devices that overlap the collectives of both halves.
 
     Raises:
         Infeasible: `halves="on"`, and a context axis or the number of sequences does not allow it.
     """
-    return {"halves": plan.choose("halves", _halves_problem(plan), plan.backend.halves)}
+    default = plan.backend.halves_blocks if plan.blocks_rows else plan.backend.halves
+    return {"halves": plan.choose("halves", _halves_problem(plan), default)}
 
 
 def _halves_problem(plan: Plan) -> str:
     """Why layers cannot run on two halves of the batch; empty if they can."""
     if plan.placement.tokens:
         return "does not go with a context axis: its halves would send around two rings in any order; use halves=off"
-    if plan.config.experts:
-        return "does not go with experts, whose tokens would be counted by half; use halves=off"
     parts, batch_size = plan.size(*plan.placement.batch) * plan.train.microbatches, plan.train.batch_size
     if batch_size % (2 * parts):
         each = f"batch_size={batch_size} / {parts} = {batch_size / parts:g}"
@@ -246,7 +245,7 @@ AXIS = Axis(
     "tensor",
     dims=DIMS,
     options=("sequence_parallel", "halves", "reduce_dtype"),
-    resolve=resolve,
+    resolve=resolve_halves,
     require=require,
     implement=implement,
     traffic=(layers, vocabulary),

@@ -18,18 +18,18 @@ from strategies.registry import distinct_meshes
 VARIED = {"schedule": get_args(PipelineSchedule), "gather": get_args(Gather)}
 """Options that are varied by default."""
 
-AXIS = {
-    "schedule": "pipeline",
-    "chunks": "pipeline",
-    "gather": "fsdp",
-    "regather": "fsdp",
-    "prefetch": "fsdp",
-    "sequence_parallel": "tensor",
-    "halves": "tensor",
-    "context_attention": "context",
-    "dispatch": "expert",
+AXES = {
+    "schedule": {"pipeline"},
+    "chunks": {"pipeline"},
+    "gather": {"fsdp"},
+    "regather": {"fsdp"},
+    "prefetch": {"fsdp"},
+    "sequence_parallel": {"tensor"},
+    "halves": {"tensor", "expert"},
+    "context_attention": {"context"},
+    "dispatch": {"expert"},
 }
-"""The mesh axis that an option requires to have an effect."""
+"""The mesh axes of which an option requires one to have an effect."""
 
 MEMORY_FRACTION = 1 - ASSUMED_MEMORY_ERROR
 """Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory.
@@ -85,7 +85,7 @@ class SearchSpace:
         values_by_option = {
             option: values
             for option, values in (VARIED | dict(self.options)).items()
-            if option in options_of(name) and (option not in AXIS or AXIS[option] in mesh.sizes)
+            if option in options_of(name) and (option not in AXES or AXES[option] & {*mesh.sizes})
         }
         variations = [
             tuple(zip(values_by_option, values, strict=True)) for values in product(*values_by_option.values())

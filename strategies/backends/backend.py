@@ -23,7 +23,8 @@ class Backend:
         sums_by_layer: whether summing gradients in the backward loop hides enough to be the default.
         prefetches: whether gathering weights one layer ahead is faster, and so the default.
         prefetches_replicated: the same where an axis of the batch replicates the weights.
-        halves: whether layers that a tensor axis splits run on halves of the batch by default.
+        halves: whether layers that a tensor or an expert axis splits run on halves of the batch by default.
+        halves_blocks: the same where rows of experts are sorted into blocks (model/experts.py).
         layers_per_gather: layers in one iteration of a loop that gathers weights and sums gradients in bfloat16, by
             default.
         attends_by_token: whether fsdp lets the projection write queries, keys and values token by token.
@@ -46,6 +47,7 @@ class Backend:
     prefetches: bool = False
     prefetches_replicated: bool = False
     halves: bool = False
+    halves_blocks: bool = False
     layers_per_gather: int = 1
     attends_by_token: bool = False
     gathers_outermost_only: bool = False
@@ -77,7 +79,9 @@ GPU = Backend(
     sends_ragged=True,
     waits_at_conditionals=True,
 )
-"""GPUs of any vendor run several collectives beside compute, so all that hides communication is on.
+"""GPUs of any vendor run several collectives beside compute, so all that hides communication is on, except
+halves of the batch where rows are sorted into blocks: loops over the blocks of both halves take longer than what is
+hidden (docs/experiments/2026-11-26-expert-overlap.md).
 
 NCCL and RCCL join gathered parts along the outermost dim only; XLA transposes a gathered matrix of all layers in a
 second copy (docs/experiments/2026-11-24-zero-overlap.md)."""
@@ -100,7 +104,7 @@ Gathers in loops were seen on v5e (docs/experiments/2026-11-26-grouped-matmul.md
 for on v5e they add more memory traffic than they hide (docs/experiments/2026-11-24-data-overlap.md).
 """
 
-V5P = replace(TPU, halves=True)
+V5P = replace(TPU, halves=True, halves_blocks=True)
 """v5p hides gathers that start one layer ahead, and sums of one half of the batch behind matmuls of the other."""
 
 V6E = replace(V5P, prefetches_replicated=False, two_dim_torus=True)

@@ -84,6 +84,13 @@ DEFAULTS: tuple[Default, ...] = (
         frozenset({"fsdp", "hsdp", "three_d"}),
     ),
     Default(
+        "tpu",
+        {"xla_tpu_enable_async_all_to_all": "true", "xla_tpu_enable_async_ragged_all_to_all": "true"},
+        "Exchange the tokens of experts while the chip computes. Without these options libtpu waits for every "
+        "all-to-all (docs/experiments/2026-11-26-expert-overlap.md).",
+        training={"dispatch": "all_to_all"},
+    ),
+    Default(
         "gpu",
         {"xla_disable_hlo_passes": "rematerialization"},
         "Recompute what `remat` says, and no more. This pass recomputes matmuls of a step whose memory it takes to be "

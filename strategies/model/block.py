@@ -20,8 +20,9 @@ from strategies.infeasible import Infeasible
 from strategies.model.attention import Reach
 from strategies.model.clamped_experts import ClampedExperts
 from strategies.model.experts import Experts
+from strategies.model.hooks import Hooks
 from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_passes import Extras, Result, added
+from strategies.model.layer_passes import Extras, Sums, added
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
 from strategies.model.part import Matmul, Part, Share
@@ -63,21 +64,27 @@ class Block(nnx.Module):
         for name, part in self.parts.items():
             setattr(self, name, part(config, rngs))
 
-    def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> Result:
-        """Add all branches to the residual stream.
+    def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> tuple[Array, dict[str, Sums]]:
+        """The residual stream with all branches added, and the sums of each branch, by its name."""
+        sums, names = {}, [*self.parts]
+        for norm, name in zip(names[::2], names[1::2], strict=True):
+            normed_BTD = info.hooks.all_tokens(getattr(self, norm)(x_BTD))
+            x_BTD, sums[name] = getattr(self, name)(x_BTD, normed_BTD, info)
+        return x_BTD, sums
+
+    def extras_of(self, sums: Mapping[str, Sums], hooks: Hooks) -> Extras:
+        """What its branches add to the loss, from the sums of each.
 
         Raises:
-            ValueError: its parts add to the loss what they do not state, or do not add what they state.
+            ValueError: they add what they do not state, or do not add what they state.
         """
         extras: Extras = {}
-        parts = [getattr(self, name) for name in self.parts]
-        for norm, branch in zip(parts[::2], parts[1::2], strict=True):
-            x_BTD, more = branch(x_BTD, info.hooks.all_tokens(norm(x_BTD)), info)
-            extras = added(extras, more)
+        for name, found in sums.items():
+            extras = added(extras, getattr(self, name).extras_of(found, hooks))
         if (named := set(self.extras())) != set(extras) or named & RESERVED:
             problem = f"it adds {sorted(extras)} to the loss, and its parts state extras {sorted(named)}"
             raise ValueError(f"{type(self).__name__}: {problem}; they must be the same, and not {sorted(RESERVED)}")
-        return x_BTD, extras
+        return extras
 
     @classmethod
     def norm(cls) -> type[Part]:

@@ -78,10 +78,19 @@ def filled_blocks(choices: int, experts: int, blocks: int, size: int) -> int:
 
 
 def blocks_here(share: Share) -> tuple[int, int]:
-    """`blocks_of` a device, for a microbatch."""
+    """`blocks_of` a device, for a microbatch. Each half of it has blocks of its own (halves.py)."""
+    blocks, size = _blocks_at_once(share)
+    return share.batch_parts * blocks, size
+
+
+def _choices_at_once(share: Share) -> int:
+    return share.tokens * share.config.experts_per_token // share.batch_parts
+
+
+def _blocks_at_once(share: Share) -> tuple[int, int]:
     tokens, chosen = arrived(share)
-    most = tokens * min(chosen, share.held_experts)
-    return blocks_of(most, share.tokens * share.config.experts_per_token, share.held_experts)
+    most = tokens // share.batch_parts * min(chosen, share.held_experts)
+    return blocks_of(most, _choices_at_once(share), share.held_experts)
 
 
 def rows_of(share: Share) -> int:
@@ -93,7 +102,7 @@ def computed_blocks(share: Share) -> int:
     """Blocks that a device multiplies, for a microbatch: with balanced routing, if it skips those that are empty."""
     if not share.skips_blocks:
         return blocks_here(share)[0]
-    return filled_blocks(share.tokens * share.config.experts_per_token, share.held_experts, *blocks_here(share))
+    return share.batch_parts * filled_blocks(_choices_at_once(share), share.held_experts, *_blocks_at_once(share))
 
 
 def index_elements(share: Share) -> int:
@@ -109,7 +118,7 @@ def index_elements(share: Share) -> int:
     if share.sends_rows:
         elements += sent_rows(share.config, share.tokens, share.experts, ragged=share.sends_ragged)
         elements += share.tokens * share.config.experts_per_token
-        elements += 4 * share.experts if share.sends_ragged else 0
+        elements += share.batch_parts * 4 * share.experts if share.sends_ragged else 0
     return elements
 
 

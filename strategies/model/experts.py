@@ -43,9 +43,8 @@ from strategies.model.expert_rows import (
 from strategies.model.grouped_matmul import Rows, from_rows
 from strategies.model.hooks import Hooks
 from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_passes import Extras, Result
+from strategies.model.layer_passes import Result, Sums
 from strategies.model.matmul import matmul
-from strategies.model.order import after
 from strategies.model.part import Matmul, Part, Share, add_branch
 from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import (
@@ -133,10 +132,9 @@ class Experts(Part):
         kept = counts + 4 * index_elements(share)
         if share.train.remat == "dots":
             return kept + size * (tokens * experts + 2 * (rows * share.expert_mlp + shared) + received_elements(share))
-        again = tokens * embed if shared and config.balance_loss else 0  # the tokens, once more
         hidden = 7 * rows * share.expert_mlp + 6 * shared
         kept += 0 if config.router_bias_rate is None else 4 * experts
-        return kept + kept_bytes(config, tokens) + size * (rows * (embed + 1) + hidden + again)
+        return kept + kept_bytes(config, tokens) + size * (rows * (embed + 1) + hidden)
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
@@ -179,18 +177,33 @@ class Experts(Part):
 
         routes = self.routes(x_ND, info)
         count_E = choices_of(routes.experts_Nk, experts)
-        extras, x_ND = _losses(routes, count_E, x_ND, config, info)
-        extras["balance_loss"] += 0 if self.router_bias_E is None else load_term(self.router_bias_E[...], count_E)
+        sums = {"count_E": count_E, "probs_E": routes.probs_NE.sum(0), "squares": jnp.square(routes.log_z_N).sum()}
         routed = Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts)
         routed, give_back = hooks.exchange(routed)
         if hooks.blocks_rows:
             sums_ND = self._sums_of_blocks(routed, routes.experts_Nk.size, hooks)
         else:
-            sums = self._sums_by_part if hooks.compiler_shards[0] > 1 else self._sums
-            sums_ND = sums(routed, len(routed.x_ND) // group, capacity, hooks)
+            of_buffers = self._sums_by_part if hooks.compiler_shards[0] > 1 else self._sums
+            sums_ND = of_buffers(routed, len(routed.x_ND) // group, capacity, hooks)
         y_ND = give_back(sums_ND)
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
-        return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), extras
+        return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), sums
+
+    def extras_of(self, sums: Sums, hooks: Hooks) -> Sums:
+        """The load-balancing loss and the z-loss, as sums over the tokens of this device.
+
+        The loss is E sum_e f_e P_e, with f_e the share of all choices that are of expert e, and P_e its mean
+        probability (Fedus et al. 2021, "Switch Transformer", equations 4 to 6), over the whole batch or microbatch. Its
+        gradient flows through P_e alone. So with f_e summed over devices it is a sum over tokens. The z-loss is the
+        mean of (log Z)^2 (Zoph et al. 2022, "ST-MoE", equation 5).
+        """
+        config, count_E = self.config, sums["count_E"]
+        load = 0 if self.router_bias_E is None else load_term(self.router_bias_E[...], count_E)
+        if config.balance_loss:
+            count_E = checkpoint_name(hooks.batch_sum(count_E), TOTALS)
+        balance = len(count_E) * (count_E / count_E.sum() * sums["probs_E"]).sum()
+        losses = {"balance_loss": config.balance_loss * balance + load}
+        return {**losses, "router_z_loss": config.router_z_loss * sums["squares"]}
 
     def routes(self, x_ND: Array, info: LayerInfo) -> Routes:
         """What the router decides for tokens."""
@@ -263,22 +276,3 @@ def require_groups(config: GPTConfig, tokens: int, why: str) -> None:
     if config.experts and config.capacity_factor is not None and tokens % config.group_tokens:
         problem = f"groups of {config.group_tokens} tokens do not divide the {tokens} {why}"
         raise Infeasible(f"{problem}; {legal(tokens, 'expert_group')}, or leave out capacity_factor")
-
-
-def _losses(
-    routes: Routes, count_E: Array, x_ND: Array, config: GPTConfig, info: LayerInfo
-) -> tuple[Extras, Float[Array, "N D"]]:
-    """The load-balancing loss and the z-loss, as sums over the tokens of this device; and the tokens.
-
-    The loss is E sum_e f_e P_e, with f_e the share of all choices that are of expert e, and P_e its mean probability
-    (Fedus et al. 2021, "Switch Transformer", equations 4 to 6), over the whole batch or microbatch. Its gradient flows
-    through P_e alone. So with f_e summed over devices it is a sum over tokens. The z-loss is the mean of (log Z)^2
-    (Zoph et al. 2022, "ST-MoE", equation 5).
-    """
-    if config.balance_loss:
-        count_E = checkpoint_name(info.hooks.batch_sum(count_E), TOTALS)
-        x_ND = after(count_E, x_ND)  # an exchange of tokens at the same time could deadlock
-    share_E = count_E / count_E.sum()
-    balance = len(share_E) * (share_E * routes.probs_NE.sum(0)).sum()
-    extras = {"balance_loss": config.balance_loss * balance}
-    return {**extras, "router_z_loss": config.router_z_loss * jnp.square(routes.log_z_N).sum()}, x_ND

@@ -108,8 +108,10 @@ class GPT(nnx.Module):
             return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]
 
         def run(weights: nnx.State, x_BTD: Array) -> Result:
-            block = partial(nnx.merge(graph, weights), info=self.layer_info)
-            return by_halves(block, x_BTD) if train.halves == "on" else block(x_BTD)
+            block, info = nnx.merge(graph, weights), self.layer_info
+            layer = partial(block, info=info)
+            y_BTD, sums = by_halves(layer, x_BTD) if train.halves == "on" else layer(x_BTD)
+            return y_BTD, block.extras_of(sums, info.hooks)
 
         return Layers(
             gather,

@@ -15,6 +15,8 @@ from jaxtyping import Array
 
 Leaves = list[Array]
 """Weights of one layer or of stacked layers, as `jax.tree.leaves` lists them."""
+Sums = dict[str, Array]
+"""What a branch returns beside the residual stream, by name: sums over the tokens that it takes."""
 Extras = dict[str, Array]
 """What layers add to the sum of the tokens' losses, such as a router's loss, by name. Each is a float32 [], a sum over
 the tokens that a branch takes: all of this device's sequences. GPT-2 has none."""

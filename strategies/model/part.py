@@ -19,6 +19,8 @@ from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention import Reach
 from strategies.model.attention.splash import computed_keys
+from strategies.model.hooks import Hooks
+from strategies.model.layer_passes import Extras, Sums
 from strategies.model.remat import KEPT
 from strategies.model.weights import WeightSpec, create
 
@@ -86,6 +88,11 @@ class Share:
         With `remat="none"` it does, unless sequence parallelism gathers it: then it is larger than these.
         """
         return self.train.remat == "none" and not self.sequence_parallel
+
+    @property
+    def batch_parts(self) -> int:
+        """Parts of the batch on which a layer runs one after another (halves.py)."""
+        return 2 if self.train.halves == "on" else 1
 
     @property
     def gathered_tokens(self) -> int:
@@ -234,6 +241,10 @@ class Part(nnx.Module):
         self.config = config
         for name, param in create(self.weights(config), config, rngs).items():
             setattr(self, name, param)
+
+    def extras_of(self, sums: Sums, hooks: Hooks) -> Extras:
+        """What it adds to the loss (`extras`), from the sums that it returned for the tokens of this device."""
+        return sums
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:

@@ -36,9 +36,12 @@ def assert_chosen_by_all(config, mesh):
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "options"),
     [
-        ("expert", "data=2,expert=2", SHALLOW, {"dispatch": "all_to_all"}),
+        ("expert", "data=2,expert=2", SHALLOW, {"dispatch": "all_to_all", "halves": "on"}),
         ("expert", "expert=2", SHALLOW, {"dispatch": "all_gather", "remat": "full"}),
         *nightly(
+            ("expert", "data=2,expert=2", SHALLOW, {"dispatch": "all_to_all"}),
+            ("expert", "expert=4", ALL_KEPT, {"dispatch": "all_gather", "remat": "full", "halves": "on"}),
+            ("three_d", "expert=2,tensor=2", ALL_KEPT, {"remat": "full", "halves": "on"}),
             ("expert", "expert=2", ALL_KEPT, {"dispatch": "all_to_all", "remat": "full"}),
             ("expert", "expert=8", ALL_KEPT, {"dispatch": "all_to_all", "remat": "none"}),
             ("expert", "expert=8", ALL_KEPT, {}),
@@ -87,6 +90,7 @@ def ragged_by_gathers(rows, received, starts, sizes, offsets, arriving, *, axis_
         ("expert", "data=2,expert=2", SHALLOW, {}),
         *nightly(
             ("expert", "expert=4", ALL_KEPT, {"remat": "full"}),
+            ("expert", "expert=4", ALL_KEPT, {"halves": "on"}),
             ("expert", "expert=8", ALL_KEPT, {"remat": "none", "microbatches": 2}),
             ("three_d", "fsdp=2,expert=2,tensor=2", ALL_KEPT, SPLIT),
             ("three_d", "pipeline=2,expert=2", ALL_KEPT, STAGES),

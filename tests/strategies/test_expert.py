@@ -72,8 +72,12 @@ def assert_as_one_device(name, mesh, config, options):
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "options"),
     [
-        ("expert", "data=2,expert=4", BIASED, {}),
+        ("expert", "data=2,expert=4", BIASED, {"halves": "on"}),
         *nightly(
+            ("expert", "data=2,expert=2", DROPPING, {"halves": "on", "dispatch": "all_gather", "remat": "full"}),
+            ("tensor", "tensor=4", ALL_KEPT, {"halves": "on"}),
+            ("three_d", "fsdp=2,expert=2,tensor=2", DROPPING, {"halves": "on", "remat": "none", "prefetch": "on"}),
+            ("three_d", "pipeline=2,expert=2", DROPPING, {"halves": "on", "microbatches": 4, "schedule": "zb-h1"}),
             ("expert", "data=2,expert=4", FORCED, {"remat": "full"}),
             ("fsdp", "fsdp=4", ALL_KEPT, {"remat": "full", "prefetch": "on"}),
             ("tensor", "tensor=4", ALL_KEPT, {"remat": "full"}),
@@ -109,7 +113,6 @@ def assert_as_one_device(name, mesh, config, options):
             ("three_d", "data=2,expert=2,tensor=2", LLAMA, {}),
             ("fsdp", "fsdp=4", LLAMA, {"remat": "none"}),
             ("data", "data=4", DROPPING, {}),
-            ("expert", "data=2,expert=4", DROPPING, {"remat": "full"}),
             ("context", "context=2", FORCED, {}),
             ("three_d", "fsdp=2,expert=2,tensor=2", FORCED, {"microbatches": 2}),
             ("three_d", "data=2,pipeline=2,expert=2", FORCED, {"microbatches": 4}),
@@ -276,7 +279,6 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
         ("tensor", "tensor=16", {"heads": 16}, "tensor=16 does not divide expert_mlp=24"),
         ("tensor", "tensor=8", {"dense_layers": 1, "mlp": 36}, "tensor=8 does not divide mlp=36"),
         ("pipeline", "pipeline=4", {"layers": 4, "dense_layers": 2}, "2 blocks are too few for 4 parts of a pipeline"),
-        ("tensor", "tensor=2", {}, "halves=on does not go with experts"),
         (
             "expert",
             "expert=2",
@@ -293,8 +295,6 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
 )
 def test_what_does_not_fit_is_refused(name, mesh, changes, message):
     """With the numbers and the way out."""
-    train = dataclasses.replace(TRAIN, halves="on" if "halves" in message else "auto")
-    if "dispatch" in message:
-        train = dataclasses.replace(train, dtype="bfloat16", dispatch=message[9:19])
+    options: dict[str, Any] = {"dtype": "bfloat16", "dispatch": message[9:19]} if "dispatch" in message else {}
     with pytest.raises(Infeasible, match=message):
-        predict(name, dataclasses.replace(DROPPING, **changes), mesh, train)
+        predict(name, dataclasses.replace(DROPPING, **changes), mesh, dataclasses.replace(TRAIN, **options))

@@ -132,13 +132,16 @@ def test_the_table_names_strategies_and_reasons() -> None:
         ("tpu", "hsdp", {"prefetch": "on"}, {"xla_enable_async_all_gather": "true"}),
         ("tpu", "data", {"prefetch": "off"}, {"xla_enable_async_all_reduce": "true"}),
         ("tpu", "tensor", {"prefetch": "off"}, {}),
+        ("tpu", "expert", {"dispatch": "all_to_all"}, {"xla_tpu_enable_async_all_to_all": "true"}),
+        ("tpu", "expert", {"dispatch": "all_gather"}, {}),
     ],
 )
 def test_what_overlaps_has_options_that_hide_it(
     monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     """Of the committed table, GPUs have options for steps with prefetch, for three_d with halves, and for ZeRO by
-    layer; TPUs for strategies that gather. All steps of a platform are compiled without one of XLA's passes.
+    layer; TPUs for strategies that gather, and for all-to-alls of experts. All steps of a platform are compiled without
+    one of XLA's passes.
     """
     monkeypatch.setattr(module, "has_option", lambda *_: True)
     passes = {"gpu": "rematerialization", "tpu": "while-loop-all-reduce-code-motion"}

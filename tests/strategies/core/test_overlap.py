@@ -122,6 +122,26 @@ def test_an_even_number_of_sequences_is_halved(mesh, options, default):
 
 
 @pytest.mark.parametrize(
+    ("mesh", "changes", "kinds"),
+    [
+        ("data=2,expert=2", {"capacity_factor": 1.0}, {"cuda", "TPU v5"}),
+        ("data=2,expert=2", {}, {"TPU v5"}),
+        ("tensor=2", {}, {"TPU v5"}),
+        ("expert=2", {"experts": None}, set()),
+        ("data=2", {"capacity_factor": 1.0}, set()),
+    ],
+)
+def test_exchanges_of_experts_are_halved_where_that_hides_them(mesh, changes, kinds):
+    """By default GPUs and TPUs run layers on two halves of the batch where an axis splits experts, too. GPUs do not
+    where rows are sorted into blocks. Without experts an expert axis has nothing to hide.
+    """
+    config = replace(SMALL, **{"experts": 4, **changes})
+    for platform, kind in (("cuda", ""), ("tpu", "TPU v5"), ("cpu", "")):
+        found = resolved("three_d", mesh, TRAIN, backend_for(platform, kind), config).halves
+        assert found == ("on" if {platform, kind} & kinds else "off")
+
+
+@pytest.mark.parametrize(
     ("name", "mesh", "options", "message"),
     [
         ("data", "data=2", {"reduce": "layer", "microbatches": 4}, "would send gradients for each of microbatches=4"),

@@ -45,7 +45,12 @@ def run(experts, x_BTD):
     kept = experts.config.capacity_factor is None
     hooks = dataclasses.replace(ONE_DEVICE, blocks_rows=kept, skips_blocks=kept)
     info = LayerInfo(hooks, "xla", None, x_BTD.shape[1])
-    return jax.jit(lambda x_BTD: experts(jnp.zeros_like(x_BTD), x_BTD, info))(x_BTD)
+
+    def outputs_and_losses(x_BTD):
+        y_BTD, sums = experts(jnp.zeros_like(x_BTD), x_BTD, info)
+        return y_BTD, experts.extras_of(sums, hooks)
+
+    return jax.jit(outputs_and_losses)(x_BTD)
 
 
 def silu(x):

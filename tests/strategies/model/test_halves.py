@@ -1,16 +1,22 @@
 """Layers on two halves of the batch: the same results and bytes, in twice as many collectives that are independent."""
 
-import collections
+import dataclasses
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Literal
 
+from benchmarks.devices.topology import Topology
+from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.model.halves import by_halves
+from tests.strategies.backends.test_xla_options import TAKES_LIBTPU
 from tests.strategies.costs.steps import SMALL
 from tests.strategies.costs.test_communication import COLLECTIVES, inner
+from tests.strategies.costs.test_kept import loops
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly
 
@@ -57,7 +63,7 @@ def test_halves_equal_one_device(name, mesh, options):
 
 def collectives(program, looped=False):
     """(primitive, elements) of each collective over `tensor` inside loops, with how often it is written there."""
-    found = collections.Counter()
+    found = Counter()
     for equation in program.eqns:
         axes = equation.params.get("axes", equation.params.get("axis_name", ()))
         name = equation.primitive.name.removesuffix("_invariant")
@@ -78,3 +84,59 @@ def test_a_layer_has_twice_as_many_collectives_of_half_the_size():
     )
     assert whole
     assert halves == {(name, elements // 2): 2 * count for (name, elements), count in whole.items()}
+
+
+def independent_matmuls(body, features):
+    """For each all-to-all, how many matmuls with so many features neither depend on it, nor it on them."""
+    before, matmuls, exchanges = {}, [], []
+    for index, equation in enumerate(body.eqns):
+        inputs = (before.get(var, set()) for var in equation.invars if not isinstance(var, Literal))
+        dependencies = {index}.union(*inputs)
+        before |= dict.fromkeys(equation.outvars, dependencies)
+        shapes = [var.aval.shape for var in (*equation.invars, *equation.outvars)]
+        if equation.primitive.name == "dot_general" and any(features in shape for shape in shapes):
+            matmuls.append((index, dependencies))
+        if equation.primitive.name == "all_to_all":
+            exchanges.append((index, dependencies))
+    return [
+        sum(exchange not in of_matmul and matmul not in of_exchange for matmul, of_matmul in matmuls)
+        for exchange, of_exchange in exchanges
+    ]
+
+
+@pytest.mark.parametrize(("halves", "parts"), [("off", 1), ("on", 2)])
+def test_an_exchange_of_tokens_waits_for_no_matmul_that_may_hide_it(halves, parts):
+    """Forward and backward no exchange and no matmul of the shared expert depend on each other. So a compiler may run
+    the matmuls from the start of the exchange to its end; on two halves also those of the experts for the other half.
+    """
+    config = dataclasses.replace(SMALL, experts=4, expert_mlp=24, shared_mlp=40, capacity_factor=1.0, layers=3)
+    train = TrainConfig(16, halves=halves, dispatch="all_to_all", remat="full")
+    step = STRATEGIES["expert"].build(config, "expert=2", train)
+    program = jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr
+    forward, backward = (loop.params["jaxpr"].jaxpr for loop in loops(program) if loop.params["length"] == 3)
+    (backward,) = (each.params["jaxpr"] for each in backward.eqns if each.primitive.name == "remat2")
+    # Gate, up and down. Backward, gate and up again, and two gradients of each matmul.
+    assert independent_matmuls(forward, config.shared_mlp) == [3 * parts] * 2 * parts
+    assert independent_matmuls(backward, config.shared_mlp) == [8 * parts] * 3 * parts
+    assert independent_matmuls(forward, config.expert_mlp) == [3 * (parts - 1)] * 2 * parts
+    assert min(independent_matmuls(backward, config.expert_mlp)) > 8 * (parts - 1)
+
+
+@TAKES_LIBTPU
+@pytest.mark.factorisations
+def test_tpus_exchange_more_tokens_beside_matmuls_on_halves():
+    """Compiled for v5e, all-to-alls have matmuls between their start and end: those of the shared expert without
+    halves, and with them most.
+    """
+    config = dataclasses.replace(SMALL, block="llama", embed=512, sequence=512, experts=8, expert_mlp=512)
+    config, shares = dataclasses.replace(config, shared_mlp=512, capacity_factor=1.0), []
+    for halves in ("off", "on"):
+        train = TrainConfig(16, halves=halves, dispatch="all_to_all", dtype="bfloat16", remat="full")
+        step = STRATEGIES["expert"].build(config, "expert=8", train, Topology.parse("v5e:2x4").devices())
+        program = read_program(step.lower().compile().as_text() or "", step.mesh.shape)
+        found: Counter[bool] = Counter()
+        for each in program.collectives:
+            if each.kind == "all_to_all":
+                found[bool(each.overlapped and each.overlapped.flops)] += each.times * int(each.sent_bytes)
+        shares.append(found[True] / found.total())
+    assert 0.5 < shares[0] < shares[1]
