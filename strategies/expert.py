@@ -64,7 +64,7 @@ from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible, divisors, one_of, require_divides
-from strategies.model.expert_rows import buffer_rows, kept_slots, sent_rows
+from strategies.model.expert_rows import batch_parts, buffer_rows, kept_slots, sent_rows
 from strategies.model.grouped_matmul import from_rows, to_rows
 from strategies.model.hooks import Exchanged
 from strategies.model.remat import KEPT
@@ -222,7 +222,7 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
             yield from term(what, "all_to_all", elements=plan.layers * elements)
         if plan.blocks_rows and plan.backend.sends_ragged:
             counts = plan.train.microbatches * plan.layers * (dispatches(plan) - plan.block.mixtures())
-            counts *= plan.share.batch_parts
+            counts *= batch_parts(plan.share)
             sizes = 2 * plan.size("expert") * counts
             yield from traffic(plan, "counts", "all_to_all", axes=plan.axes_of("experts"), elements=sizes)
         return

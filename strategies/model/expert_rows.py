@@ -77,19 +77,24 @@ def filled_blocks(choices: int, experts: int, blocks: int, size: int) -> int:
     return min(blocks, experts * math.ceil(choices / experts / size))
 
 
+def batch_parts(share: Share) -> int:
+    """Parts of a microbatch on which a layer runs one after another (halves.py)."""
+    return 2 if share.train.halves == "on" else 1
+
+
 def blocks_here(share: Share) -> tuple[int, int]:
     """`blocks_of` a device, for a microbatch. Each half of it has blocks of its own (halves.py)."""
     blocks, size = _blocks_at_once(share)
-    return share.batch_parts * blocks, size
+    return batch_parts(share) * blocks, size
 
 
 def _choices_at_once(share: Share) -> int:
-    return share.tokens * share.config.experts_per_token // share.batch_parts
+    return share.tokens * share.config.experts_per_token // batch_parts(share)
 
 
 def _blocks_at_once(share: Share) -> tuple[int, int]:
     tokens, chosen = arrived(share)
-    most = tokens // share.batch_parts * min(chosen, share.held_experts)
+    most = tokens // batch_parts(share) * min(chosen, share.held_experts)
     return blocks_of(most, _choices_at_once(share), share.held_experts)
 
 
@@ -102,7 +107,7 @@ def computed_blocks(share: Share) -> int:
     """Blocks that a device multiplies, for a microbatch: with balanced routing, if it skips those that are empty."""
     if not share.skips_blocks:
         return blocks_here(share)[0]
-    return share.batch_parts * filled_blocks(_choices_at_once(share), share.held_experts, *_blocks_at_once(share))
+    return batch_parts(share) * filled_blocks(_choices_at_once(share), share.held_experts, *_blocks_at_once(share))
 
 
 def index_elements(share: Share) -> int:
@@ -118,7 +123,7 @@ def index_elements(share: Share) -> int:
     if share.sends_rows:
         elements += sent_rows(share.config, share.tokens, share.experts, ragged=share.sends_ragged)
         elements += share.tokens * share.config.experts_per_token
-        elements += share.batch_parts * 4 * share.experts if share.sends_ragged else 0
+        elements += batch_parts(share) * 4 * share.experts if share.sends_ragged else 0
     return elements
 
 
