@@ -80,8 +80,8 @@ GPU = Backend(
     waits_at_conditionals=True,
 )
 """GPUs of any vendor run several collectives beside compute, so all that hides communication is on, except
-halves of the batch where rows are sorted into blocks: loops over the blocks of both halves take longer than what is
-hidden (docs/experiments/2026-11-26-expert-overlap.md).
+halves of the batch where rows are sorted into blocks: there they add more memory traffic than they hide
+(docs/experiments/2026-11-26-expert-overlap.md).
 
 NCCL and RCCL join gathered parts along the outermost dim only; XLA transposes a gathered matrix of all layers in a
 second copy (docs/experiments/2026-11-24-zero-overlap.md)."""

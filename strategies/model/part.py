@@ -83,16 +83,8 @@ class Share:
 
     @property
     def reuses_residual_buffers(self) -> bool:
-        """Whether all that waits for the gradients of weights reuses memory of residuals (pipelining/slot_reuse.py).
-
-        With `remat="none"` it does, unless sequence parallelism gathers it: then it is larger than these.
-        """
+        """Whether what waits for gradients of weights reuses memory of residuals (slot_reuse.py): unless gathered."""
         return self.train.remat == "none" and not self.sequence_parallel
-
-    @property
-    def batch_parts(self) -> int:
-        """Parts of the batch on which a layer runs one after another (halves.py)."""
-        return 2 if self.train.halves == "on" else 1
 
     @property
     def gathered_tokens(self) -> int:
@@ -298,10 +290,7 @@ class Part(nnx.Module):
 
 
 def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
-    """Add a branch and its bias, if it has one, to the residual stream.
-
-    The branch is kept for the backward pass. It was summed over devices: to compute it again would communicate again.
-    """
+    """Add a branch and its bias to the residual stream. It is kept: to sum it over devices again would communicate."""
     y_BTD = x_BTD + checkpoint_name(branch_BTD, KEPT)
     return y_BTD if bias_D is None else add_bias(y_BTD, bias_D)
 
