@@ -33,6 +33,7 @@ class Backend:
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
         fuses_elementwise: whether the compiler fuses elementwise operations, so that what matmuls read and write has
             the compute dtype and nothing else is in memory. It then initialises gradients of layers after the head's.
+        copies_into_stacks: whether a loop copies what it stacks, and fills the stack with zeros before.
         sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
         waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul takes
             longer then than the matmul (docs/experiments/2026-11-26-first-gpu.md).
@@ -54,6 +55,7 @@ class Backend:
     gathers_in_loops: bool = False
     sums_in_place: bool = False
     fuses_elementwise: bool = False
+    copies_into_stacks: bool = False
     sends_ragged: bool = False
     waits_at_conditionals: bool = False
     grouped_kernel: bool = False
@@ -76,6 +78,7 @@ GPU = Backend(
     gathers_outermost_only=True,
     sums_in_place=True,
     fuses_elementwise=True,
+    copies_into_stacks=True,
     sends_ragged=True,
     waits_at_conditionals=True,
 )

@@ -120,6 +120,15 @@ class Plan(Sizes):
         has_kernel = self.backend.grouped_kernel and self.train.dtype != "float32"
         return self.blocks_rows and not sorts and has_kernel
 
+    @property
+    def loops_layers(self) -> bool:
+        """Whether layers are a loop in the program even if one iteration has all of them.
+
+        They need not be where a loop copies what it stacks, if nothing in a layer communicates (model/layer_loop.py).
+        """
+        within = any(axis.dims for axis in self.active) or self.size(*self.placement.tokens) > 1 or self.shards > 1
+        return within or self.train.reduce == "layer" or not self.backend.copies_into_stacks
+
     def kernel(self, *, partitioned: bool = False) -> str:
         """The kind of attention kernel; `partitioned` if the compiler partitions the step.
 

@@ -52,7 +52,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     and `activations`. Temporaries of compression are not modelled. Nor is what `halves` changes: as compiled, from 12%
     less to 8% more (docs/experiments/2026-11-25-defaults-of-backends.md).
 
-    weights: gathered weights, where they are kept for the backward pass
+    weights: gathered weights, where they are kept for the backward pass; cast ones of layers without a loop
     gradients: of all weights; with accumulation also those of one microbatch
     activations: residuals of all layers, for all microbatches in flight
     stages: buffers of a pipeline stage (`stage_bytes`)
@@ -61,8 +61,9 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     train, shards = plan.train, plan.shards
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
     gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights)
+    cast_bytes = plan.share.itemsize * block_elements(plan) if without_loop(plan) else 0
     held = {
-        "weights": gathered_bytes if keeps_gathered else 0,
+        "weights": gathered_bytes if keeps_gathered else cast_bytes,
         "gradients": gradient_bytes(plan),
         "activations": sum(map(activation_bytes, (plan,) if plan.staged else plan.stacks)),
         "stages": stage_bytes(plan) if plan.staged else 0,
@@ -173,11 +174,16 @@ def layers_together(plan: Plan) -> int:
     """Layers in one iteration of the backward loop, beside which layers.py runs some."""
     if plan.layer_slots > plan.config.blocks:  # stages with empty slots do not unroll (layer_backward.py)
         return 1
-    unroll = layers_at_once(plan.layers, plan.train.layers_in_loop)
+    unroll = 1 if without_loop(plan) else layers_at_once(plan.layers, plan.train.layers_in_loop)
     if plan.train.prefetch == "on":
         return max(1, layers_in_iteration(plan.layers - 2, unroll))
     late = plan.delays_sums
     return layers_in_iteration(plan.layers - 1, unroll) if late else unroll
+
+
+def without_loop(plan: Plan) -> bool:
+    """Whether the layers are no loop in the program (`Plan.loops_layers`). Then XLA casts all weights beforehand."""
+    return not plan.loops_layers and layers_at_once(plan.layers, plan.train.layers_in_loop) == plan.layers > 1
 
 
 def further_layer_bytes(plan: Plan) -> int:

@@ -121,6 +121,7 @@ class GPT(nnx.Module):
             gathers_ahead=train.prefetch == "on",
             sums_late=self.hooks.delays_sums,
             ordered=is_ordered(train, count),
+            loops=self.hooks.loops_layers,
         ), stacked
 
     def block(self, stored: nnx.State) -> Block:

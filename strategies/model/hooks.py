@@ -52,6 +52,7 @@ class Hooks:
         blocks_rows: whether rows of experts are sorted into blocks (expert_rows.py).
         skips_blocks: whether empty blocks are skipped.
         fuses_blocks: whether kernels multiply the blocks (grouped_kernel.py).
+        loops_layers: whether layers are a loop in the program even if one iteration has all of them.
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
@@ -80,6 +81,7 @@ class Hooks:
     blocks_rows: bool = False
     skips_blocks: bool = False
     fuses_blocks: bool = False
+    loops_layers: bool = True
     batch_sum: Callable[[Array], Array] = lambda x: x
     embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0

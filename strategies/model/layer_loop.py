@@ -2,7 +2,8 @@
 
 XLA replaces a loop of one iteration by its body. Then it merges what the forward and the backward pass have in common,
 such as gathers, hops around a ring and recomputed matmuls, and keeps the results in between. The step would hold more
-and send less than its strategy says, and the order of its collectives could deadlock on virtual CPU devices.
+and send less than its strategy says, and the order of its collectives could deadlock on virtual CPU devices. Layers
+without collectives need no loop (`Plan.loops_layers`): XLA's GPU backend would copy what they keep into stacks.
 """
 
 from collections.abc import Callable

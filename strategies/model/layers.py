@@ -56,6 +56,7 @@ class Layers:
         gathers_ahead: needs two layers.
         sums_late: needs three layers.
         ordered: with `gathers_ahead`, as `is_ordered` says.
+        loops: whether an iteration that has all layers is still a loop.
     """
 
     gather: Callable[[Tree], Tree]
@@ -65,6 +66,7 @@ class Layers:
     gathers_ahead: bool = False
     sums_late: bool = False
     ordered: bool = False
+    loops: bool = True
 
     def __call__(self, stored: Tree, x_BTD: Array) -> Result:
         """The residual stream after the last layer, and the extras of all layers."""
@@ -81,7 +83,14 @@ class Layers:
             return self.run(self.gather(stored), x_BTD)
 
         # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier (`prevent_cse`).
-        layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop)
+        without_loop = not (in_loop or self.loops) and self.unroll == _count(stored) > 1
+        layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop or without_loop)
+        if without_loop:
+            each: list[Any] = []
+            for number in range(self.unroll):
+                x_BTD, extras = layer(x_BTD, jax.tree.map(lambda stack, number=number: stack[number], stored))
+                each.append(extras)
+            return x_BTD, jax.tree.map(lambda *terms: sum(terms), *each)
         y_BTD, extras = (lax.scan if in_loop else scan_layers)(layer, x_BTD, stored, unroll=self.unroll)
         return y_BTD, _summed(extras)
 

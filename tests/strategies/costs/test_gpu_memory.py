@@ -21,6 +21,7 @@ CASES = [
         ("single", "data=1", OLMOE, {"batch_size": 4}),
         ("single", "data=1", GPT2, {"batch_size": 16, "remat": "none"}),
         ("single", "data=1", GPT2, {"batch_size": 16, "logits_bytes": 2**26}),
+        ("single", "data=1", GPT2, {"batch_size": 16, "unroll": 4}),
         ("data", "data=8", LLAMA, {"batch_size": 16}),
         ("fsdp", "fsdp=8", OLMOE, {"batch_size": 16}),
         ("tensor", "tensor=8", LLAMA, {"batch_size": 4}),

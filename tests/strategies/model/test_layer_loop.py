@@ -1,5 +1,6 @@
 """Loops over layers have as many layers in an iteration as was asked for, and no more."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -8,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from strategies import MeshSpec, strategy
+from strategies.backends.backend import CPU
 from strategies.model.layer_loop import scan_layers
+from tests.strategies import test_expert as experts
+from tests.strategies.costs.test_kept import loops
+from tests.strategies.equality import ROUNDING, assert_equal, initial, trained
 
 
 def iterations(jaxpr: Any) -> list[tuple[int, int]]:
@@ -49,3 +55,15 @@ def test_no_iteration_has_more_layers_than_unroll(layers: int, unroll: int, loop
     assert iterations(jax.make_jaxpr(run)(weights).jaxpr) == [loop]
     for found, expected in zip(run(weights), jax.lax.scan(step, jnp.float32(1), weights, reverse=reverse), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "mesh", "looped"), [("single", "data=1", False), ("fsdp", "fsdp=2", True)])
+def test_layers_of_one_iteration_are_no_loop_where_loops_copy(name: str, mesh: str, looped: bool, monkeypatch):
+    """Without a loop the step computes the same, with losses of a router. Layers that gather weights remain a loop."""
+    monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, copies_into_stacks=True))
+    config = dataclasses.replace(experts.DROPPING, layers=2)
+    step = experts.build(name, MeshSpec.parse(mesh), config, remat="full", unroll=2)
+    found = loops(jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr)
+    assert any(loop.params["length"] == 2 for loop in found) == looped
+    if not looped:
+        assert_equal(trained(step, initial(step), range(3))[0], experts.single(config, 1), ROUNDING["float32"])
