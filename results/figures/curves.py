@@ -90,14 +90,10 @@ def scaling(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def several_batches(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows of `scaling` whose strategy ran with several global batches on as many devices.
-
-    Without another strategy than `single` there are none: nothing is compared.
-    """
+    """Keep the rows of `scaling` whose strategy ran with several global batches on as many devices."""
     points = scaling(rows)
     batches = points.groupby(["strategy", "devices"])["global_batch_sequences"].transform("nunique")
-    points = points[batches > 1]
-    return points if points["strategy"].ne("single").any() else points.iloc[:0]
+    return points[batches > 1]
 
 
 def frontier(rows: pd.DataFrame) -> pd.DataFrame:

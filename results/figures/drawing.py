@@ -233,9 +233,11 @@ def figures_of(rows: pd.DataFrame, at_batch: pd.DataFrame) -> list[str]:
     On virtual devices parallel efficiency is throughput against devices in another unit, because more devices cannot be
     faster. Where time goes is known only of runs that were asked for it. Utilization is drawn of pipelines with several
     numbers of microbatches, throughput against the batch if a strategy ran with several, and step time against tokens
-    on a device if `expert` and `fsdp` did.
+    on a device if `expert` and `fsdp` did. Where only `single` ran there are no devices and no strategies to compare.
     """
     pointless = set()
+    if rows["strategy"].eq("single").all():
+        pointless |= {"throughput_vs_devices", "parallel_efficiency", "throughput_vs_memory"}
     if rows["virtual_devices"].eq(True).all():
         pointless.add("parallel_efficiency")
     if attributed(at_batch).empty:

@@ -48,7 +48,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 
     This is how XLA's CPU backend plans them, in float32, and its GPU backend, in bfloat16, which fuses elementwise
     operations: no gradients are there at the peak of the head, and working arrays have the compute dtype
-    (docs/experiments/2026-11-26-first-gpu.md). TPUs order the work differently; they must hold `weights`, `gradients`
+    (docs/experiments/2026-11-26-gpu-memory.md). TPUs order the work differently; they must hold `weights`, `gradients`
     and `activations`. Temporaries of compression are not modelled. Nor is what `halves` changes: as compiled, from 12%
     less to 8% more (docs/experiments/2026-11-25-defaults-of-backends.md).
 

@@ -1,6 +1,7 @@
 """Command lines that cannot work are refused before the first case, in one line."""
 
 import argparse
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,7 @@ def test_xdist_workers_refuse_benchmarks_among_other_tests() -> None:
     ("options", "message"),
     [
         ({"numprocesses": 2}, "cases are timed one at a time, because they would slow each other down; leave out -n"),
+        ({"benchmark_json": BytesIO()}, "meshmark needs pytest-benchmark 5.3 or later: pip install --upgrade"),
         ({"resume": True}, "--resume continues a run that was stopped; give the --benchmark-json of that run"),
         ({"resume": True, "benchmark_json": Path("/never/run.json")}, "--resume continues a run that was stopped"),
     ],

@@ -159,7 +159,14 @@ def test_throughput_against_batch_is_of_strategies_with_several(run: Path, rows:
     expected = points.query("best and devices in (1, 2)")[["tokens_per_second_low", "tokens_per_second_high"]]
     assert drawn == pytest.approx(np.array(sorted(expected.to_numpy().tolist())))
     assert "throughput_vs_batch" not in figures_of(rows, rows)
-    assert several_batches(every[every["strategy"] == "single"]).empty, "one device alone is compared with nothing"
+
+
+def test_one_device_alone_is_not_compared(run: Path) -> None:
+    """Of a run of `single` the figures are its memory, where time goes, and throughput if it has several batches."""
+    single = load([run]).query("strategy == 'single'")
+    at_batch = single[single["global_batch_sequences"] == 16]
+    assert figures_of(single, at_batch) == ["memory_per_device", "throughput_vs_batch", "where_time_goes"]
+    assert figures_of(at_batch, at_batch) == ["memory_per_device", "where_time_goes"]
 
 
 def test_strategies_stand_side_by_side(rows: pd.DataFrame) -> None:
@@ -251,9 +258,7 @@ def test_parts_of_the_time_are_drawn_where_they_are_known(tmp_path: Path, rows: 
     assert parts == pytest.approx([SHARES[part.replace(" ", "_")] * milliseconds for part in TIMES])
     unknown = {f"attribution.{part}_seconds": None for part in SHARES}
     main([str(write_run(tmp_path / "run.json", [edited(row(), unknown)])), "--out", str(tmp_path)])
-    assert {path.stem for path in tmp_path.glob("*.png")} == {*OF_ONE_BATCH} & {*ON_VIRTUAL_DEVICES} - {
-        "where_time_goes"
-    }
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"memory_per_device"}
 
 
 def test_the_measured_time_has_its_interval(rows: pd.DataFrame) -> None:
