@@ -5,8 +5,8 @@ of a block on the device, multiplies with the matrix of that expert, and skips t
 2022, "MegaBlocks", section 5.1). The gradient of the matrices is one kernel, too: each program sums over the blocks of
 one expert, in float32.
 
-Tiles are the fastest of nine that were timed (docs/experiments/2026-11-26-first-gpu.md). They are taken in an order in which
-programs that run at the same time share rows and matrices, which then come from the cache.
+Tiles are the fastest of nine that were timed (docs/experiments/2026-11-26-first-gpu.md). They are taken in an order in
+which programs that run at the same time share rows and matrices, which then come from the cache.
 
 Dims: S blocks, R rows of a block, E experts, D and F features; M = S x R.
 """
