@@ -133,7 +133,7 @@ def collective(
         return None
     operands = computation.operands(instruction)
     # An all-reduce of a TPU may take bfloat16 and return float32: its partial sums, which are sent, are float32.
-    shapes = [instruction.shape] if kind == "all_reduce" else [operand.shape for operand in operands]
+    shapes = [instruction.result] if kind == "all_reduce" else [operand.shape for operand in operands]
     if instruction.opcode.startswith("ragged"):
         # Of the rows before and after it, the fewer are those that there are; the others have room for any routing.
         shapes = [min(shapes[:2], key=bytes_of)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from benchmarks.program.collectives import KINDS, SEVERAL, as_reduce_scatter, collective, kind_of
 from benchmarks.program.deadlock import concurrent_collectives
 from benchmarks.program.flops import flops
-from benchmarks.program.hbm import MemoryTraffic
+from benchmarks.program.hbm import FUSIONS, MemoryTraffic
 from benchmarks.program.hlo import Computation, HLOError, Instruction, Module, integers, parse
 from benchmarks.program.known import unknown
 from benchmarks.program.schedule import Event, Part, scheduled
@@ -199,7 +199,7 @@ class _Reader:
         calls = "to_apply" if instruction.opcode.removesuffix("-start") == "call" else "calls"
         names = self._called(instruction, calls, "called_computations")
         called = sum((self.works[name] for name in names), start=Work())
-        if instruction.opcode == "fusion":  # intermediate values of a fusion do not go to memory
+        if instruction.opcode in FUSIONS:  # intermediate values of a fusion do not go to memory
             inside = self.module.computations[instruction.computation("calls")]
             collectives = tuple(as_reduce_scatter(instruction, inside, each) for each in called.collectives)
             called = replace(called, collectives=collectives, memory_bytes=0)

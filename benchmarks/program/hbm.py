@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from benchmarks.program.hlo import Computation, Instruction, Module, bytes_of
 
+FUSIONS = ("fusion", "fusion-start")
+"""Opcodes of fusions: GPU programs may start one and wait for it later."""
 _FREE = (
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
     *("partition-id", "replica-id", "while", "conditional", "call", "call-start", "async-start"),
@@ -35,7 +37,7 @@ class MemoryTraffic:
         opcode, target = instruction.opcode, instruction.target
         if opcode in _FREE or opcode.endswith(("-done", "-update")) or target in _FREE_CALLS:
             return 0
-        if opcode == "fusion":
+        if opcode in FUSIONS:
             return self._fusion(instruction, computation)
         if opcode == "dynamic-update-slice":
             return 2 * self._bytes(computation.operand(instruction, 1).shape, like=instruction.shape)
@@ -44,12 +46,12 @@ class MemoryTraffic:
             parts = _parts(instruction.shape)
             result, source = (parts[0], parts[1]) if opcode == "copy-start" else (parts[1], parts[0])
             return self._bytes(result) + self._bytes(result, like=source)
-        written = self._bytes(instruction.shape)
+        written = self._bytes(instruction.result)
         if opcode in _SLICES:
             return written + self._bytes(instruction.shape, like=computation.operand(instruction, 0).shape)
         read = sum(self._bytes(operand.shape) for operand in computation.operands(instruction))
-        if opcode.endswith("-start") and opcode != "all-reduce-start":
-            written -= read  # the result tuple repeats the operands
+        if opcode.endswith("-start") and opcode != "all-reduce-start" and instruction.result == instruction.shape:
+            written -= read  # the tuple `(operand, result)` repeats the operands
         if target.startswith("__cu"):  # results of library calls include a workspace of bytes
             written = sum(self._bytes(part) for part in _parts(instruction.shape) if not re.match("[su]8", part))
         return read + written
@@ -72,7 +74,7 @@ class MemoryTraffic:
         for index, operand in enumerate(computation.operands(fusion)):
             if whole := self._bytes(operand.shape):
                 read += min(whole, self._read(inside, index, whole))
-        return read + self._written(inside, inside.root, fusion.shape)
+        return read + self._written(inside, inside.root, fusion.result)
 
     def _read(self, inside: Computation, index: int, whole: int) -> int:
         """Bytes that a computation reads of parameter `index`, which has `whole` bytes."""

@@ -47,6 +47,12 @@ class Instruction:
         return re.findall(r"%([^\s,{}]+)", self.attributes.get(attribute, ""))
 
     @property
+    def result(self) -> str:
+        """Shape of the result: of `((operands), result, context)`, as of a start instruction, that part alone."""
+        is_start = self.opcode.endswith("-start") and self.shape.startswith("((")
+        return _items(self.shape, 1)[0][1] if is_start else self.shape
+
+    @property
     def target(self) -> str:
         """What a custom call calls; "" for other instructions."""
         return self.attributes.get("custom_call_target", "").strip('"')

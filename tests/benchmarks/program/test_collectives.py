@@ -137,6 +137,20 @@ def test_sums_are_of_the_type_of_the_result() -> None:
     assert (found.operand_bytes, found.sent_bytes, found.arrays) == (32, 48, ("f32[8]",))
 
 
+@pytest.mark.parametrize("shape", ["RESULT", "((f32[8], f32[2,3]), RESULT)", "((f32[8], f32[2,3]), RESULT, u32[])"])
+def test_started_sums_are_those_of_the_result(shape: str) -> None:
+    """An `all-reduce-start` sends its arrays once, whether or not its shape repeats the operands."""
+    result = "(f32[8], f32[2,3])"
+    start = f"{shape.replace('RESULT', result)} all-reduce-start(%p, %q)"
+    text = "HloModule m\nENTRY %main (p: f32[8], q: f32[2,3]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
+    text += f"  %q = f32[2,3] parameter(1)\n  %s = {start}, {GROUPS}, to_apply=%region_0.0\n"
+    text += f"  ROOT %r = {result} all-reduce-done(%s)\n}}"
+    program = read_program(text, MESH)
+    (found,) = program.collectives
+    assert (found.operand_bytes, found.sent_bytes, found.arrays) == (56, 84, ("f32[8]", "f32[2,3]"))
+    assert program.memory_bytes == 2 * 56
+
+
 RAGGED = f"""HloModule m, is_scheduled=true
 
 ENTRY %main (p: bf16[64,16], there: bf16[96,16], n: s32[4]) -> bf16[96,16] {{

@@ -34,6 +34,7 @@ def bytes_moved(*lines: str, before: str = "") -> int:
         (f"%r = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) all-gather-start(%p), replica_groups={{{{0}}}}", 512 + 2048),
         (f"%r = (({HBM}), {HBM}) all-to-all-start(%p), replica_groups={{{{0}}}}", 2 * 512),
         (f"%r = {HBM} all-reduce-start(%p), replica_groups={{{{0}}}}, to_apply=%sum", 2 * 512),
+        (f"%r = (({HBM}), {HBM}) all-reduce-start(%p), replica_groups={{{{0}}}}, to_apply=%sum", 2 * 512),
         (f'%r = {HBM} custom-call(), custom_call_target="AllocateBuffer"', 0),
         (f"%r = {HBM} all-reduce(%p), replica_groups={{{{0}}}}, to_apply=%sum", 2 * 512),
     ],
@@ -70,6 +71,14 @@ INDEX = "%i = s32[]{:T(128)S(6)} parameter(2)"
 def test_a_fusion_touches_what_it_slices_and_updates() -> None:
     """A fusion counts the slices it reads and the parts it updates, and nothing inside."""
     assert bytes_moved(INDEX, FUSED, before=FUSION) == 3 * 128
+
+
+def test_a_fusion_that_is_started_and_awaited_counts_once() -> None:
+    """`fusion-start` counts as the fusion that it calls, although its shape repeats the operands; its end is free."""
+    result = FUSED.removeprefix("%r = ").partition(" fusion")[0]
+    start = FUSED.replace(result, f"(({HBM}, {HBM}, s32[]), {result}, u32[])").replace("fusion(", "fusion-start(")
+    done = f"%done = {result} fusion-done(%r)"
+    assert bytes_moved(INDEX, start, done, before=FUSION) == bytes_moved(INDEX, FUSED, before=FUSION)
 
 
 def test_a_fusion_in_a_fusion_is_looked_into() -> None:
