@@ -44,6 +44,7 @@ from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
 from strategies.infeasible import Infeasible, divisors, legal, one_of, require_divides
+from strategies.model.expert_rows import batch_parts
 from strategies.model.gpt import map_weights, weight_specs
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights, WeightSpec
@@ -199,12 +200,16 @@ def layers(plan: Plan) -> Iterator[Traffic]:
 
 
 def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
-    """All-reduces of the gradients of the router and of the experts' biases, in each layer and microbatch."""
+    """All-reduces of the gradients of the router and of the experts' biases, in each layer and microbatch.
+
+    There is one for each half of a microbatch, except for biases that are changed by loads, which are sums of both.
+    """
     term = partial(traffic, plan, "router's gradients", "all_reduce", tuple(tensors), array="gradients")
     for weight in plan.weights:
         if {"routes", "experts"} & {*weight.spec.dims} and not {*DIMS} & {*weight.spec.dims}:
             gathered = plan.size(*{*plan.placement.shards} & {*weight.axes})
-            elements = plan.train.microbatches * weight.elements * gathered
+            times = plan.train.microbatches * (batch_parts(plan.share) if weight.spec.trained else 1)
+            elements = times * weight.elements * gathered
             yield from term(elements, dtype=plan.dtype(weight), when="backward")
 
 

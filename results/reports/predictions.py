@@ -107,9 +107,9 @@ def aims(rows: pd.DataFrame) -> Iterator[str]:
         return
     yield "## Aims"
     yield (
-        "Aims for seconds are for runs that no fit has seen, by machine file and kind of model, of which there are at "
-        f"least {LEAST_RUNS} runs. If the file was fitted, the larger of two mean errors counts: that of these runs, "
-        "or that of rows that the fit left out, which may be of both kinds."
+        "Aims for seconds are by machine file and kind of model, of which there are at "
+        f"least {LEAST_RUNS} runs. If the file was fitted, the larger of two mean errors counts: that of all these "
+        "runs, or that of rows that the fit left out, which may be of both kinds."
     )
     yield as_markdown(table, "<<<")
 

@@ -84,7 +84,7 @@ GPU = Backend(
 )
 """GPUs of any vendor run several collectives beside compute, so all that hides communication is on, except
 halves of the batch where rows are sorted into blocks: there they add more memory traffic than they hide
-(docs/experiments/2026-11-26-expert-overlap.md).
+(docs/experiments/2026-11-26-expert-overlap.md). Fusions and copies were seen on NVIDIA's alone.
 
 NCCL and RCCL join gathered parts along the outermost dim only; XLA transposes a gathered matrix of all layers in a
 second copy (docs/experiments/2026-11-24-zero-overlap.md)."""

@@ -17,7 +17,9 @@ from strategies.core.sizes import Sizes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
 from strategies.mesh import MeshSpec
+from strategies.model import grouped_kernel
 from strategies.model.attention import kernel_for
+from strategies.model.expert_rows import fit_kernel
 from strategies.model.part import Share
 
 
@@ -85,6 +87,12 @@ class Plan(Sizes):
     @cached_property
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
+        loops = self.blocks_rows and not self.fuses_blocks
+        return replace(self._share, skips_blocks=self.skips_blocks, loops_over_blocks=loops)
+
+    @cached_property
+    def _share(self) -> Share:
+        """The same before it is known how blocks are multiplied, which depends on their size."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
         return Share(
             self.held_config,
@@ -96,8 +104,6 @@ class Plan(Sizes):
             kernel=self.kernel(),
             experts=self.size(*self.axes_of("experts")),
             blocks_rows=self.blocks_rows,
-            skips_blocks=self.skips_blocks,
-            loops_over_blocks=self.blocks_rows and not self.fuses_blocks,
             sends_ragged=self.backend.sends_ragged,
         )
 
@@ -109,22 +115,27 @@ class Plan(Sizes):
 
     @property
     def skips_blocks(self) -> bool:
-        """Whether empty blocks are skipped. A conditional hides matmuls from a schedule that sorts them."""
-        sorts = self.staged and self.schedule.splits_backward
-        return self.fuses_blocks or (self.blocks_rows and not sorts and not self.backend.waits_at_conditionals)
+        """Whether empty blocks are skipped: by kernels, or by conditionals."""
+        skips = self._hides_matmuls and not self.backend.waits_at_conditionals
+        return self.blocks_rows and (self.fuses_blocks or skips)
+
+    @cached_property
+    def fuses_blocks(self) -> bool:
+        """Whether kernels multiply the blocks: they exist for these devices and this dtype, and fit the blocks."""
+        exists = self.backend.grouped_kernel and self.train.dtype != "float32" and grouped_kernel.available()
+        return self.blocks_rows and exists and self._hides_matmuls and fit_kernel(self._share)
 
     @property
-    def fuses_blocks(self) -> bool:
-        """Whether kernels multiply the blocks. They, too, hide matmuls from a schedule that sorts them."""
-        sorts = self.staged and self.schedule.splits_backward
-        has_kernel = self.backend.grouped_kernel and self.train.dtype != "float32"
-        return self.blocks_rows and not sorts and has_kernel
+    def _hides_matmuls(self) -> bool:
+        """Whether kernels and conditionals may hide matmuls: not from a schedule that sorts them."""
+        return not (self.staged and self.schedule.splits_backward)
 
     @property
     def loops_layers(self) -> bool:
         """Whether layers are a loop in the program even if one iteration has all of them.
 
-        They need not be where a loop copies what it stacks, if nothing in a layer communicates (model/layer_loop.py).
+        They need not be where a loop copies what it stacks, if layers send no more than their counts of choices
+        (model/layer_loop.py).
         """
         within = any(axis.dims for axis in self.active) or self.size(*self.placement.tokens) > 1 or self.shards > 1
         return within or self.train.reduce == "layer" or not self.backend.copies_into_stacks

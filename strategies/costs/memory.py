@@ -49,8 +49,8 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     This is how XLA's CPU backend plans them, in float32, and its GPU backend, in bfloat16, which fuses elementwise
     operations: no gradients are there at the peak of the head, and working arrays have the compute dtype
     (docs/experiments/2026-11-26-gpu-memory.md). TPUs order the work differently; they must hold `weights`, `gradients`
-    and `activations`. Temporaries of compression are not modelled. Nor is what `halves` changes: as compiled, from 12%
-    less to 8% more (docs/experiments/2026-11-25-defaults-of-backends.md).
+    and `activations`. Temporaries of compression are not modelled. Nor is what `halves` changes: as compiled, from 13%
+    less to 16% more (docs/experiments/2026-11-26-expert-overlap.md).
 
     weights: gathered weights, where they are kept for the backward pass; cast ones of layers without a loop
     gradients: of all weights; with accumulation also those of one microbatch

@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.gpt_config import GPTConfig
+from strategies.model import grouped_kernel
 from strategies.model.grouped_matmul import to_rows
 from strategies.model.part import Share
 from strategies.model.remat import KEPT
@@ -78,7 +79,7 @@ def filled_blocks(choices: int, experts: int, blocks: int, size: int) -> int:
 
 
 def batch_parts(share: Share) -> int:
-    """Parts of a microbatch on which a layer runs one after another (halves.py)."""
+    """Parts of a microbatch on which a layer runs by itself (halves.py)."""
     return 2 if share.train.halves == "on" else 1
 
 
@@ -96,6 +97,11 @@ def _blocks_at_once(share: Share) -> tuple[int, int]:
     tokens, chosen = arrived(share)
     most = tokens // batch_parts(share) * min(chosen, share.held_experts)
     return blocks_of(most, _choices_at_once(share), share.held_experts)
+
+
+def fit_kernel(share: Share) -> bool:
+    """Whether the kernels of grouped matmuls fit the blocks and matrices of a device."""
+    return grouped_kernel.fits(blocks_here(share)[1], share.config.embed, share.expert_mlp)
 
 
 def rows_of(share: Share) -> int:

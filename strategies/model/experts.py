@@ -43,7 +43,7 @@ from strategies.model.expert_rows import (
 from strategies.model.grouped_matmul import Rows, from_rows
 from strategies.model.hooks import Hooks
 from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_passes import Result, Sums
+from strategies.model.layer_passes import Extras, Result, Sums
 from strategies.model.matmul import matmul
 from strategies.model.part import Matmul, Part, Share, add_branch
 from strategies.model.remat import KEPT, TOTALS
@@ -189,7 +189,7 @@ class Experts(Part):
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
         return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), sums
 
-    def extras_of(self, sums: Sums, hooks: Hooks) -> Sums:
+    def extras_of(self, sums: Sums, hooks: Hooks) -> Extras:
         """The load-balancing loss and the z-loss, as sums over the tokens of this device.
 
         The loss is E sum_e f_e P_e, with f_e the share of all choices that are of expert e, and P_e its mean

@@ -5,13 +5,17 @@ of a block on the device, multiplies with the matrix of that expert, and skips t
 2022, "MegaBlocks", section 5.1). The gradient of the matrices is one kernel, too: each program sums over the blocks of
 one expert, in float32.
 
-Tiles are the fastest of nine that were timed (docs/experiments/2026-11-26-first-gpu.md). They are taken in an order in
-which programs that run at the same time share rows and matrices, which then come from the cache.
+Tiles are among the fastest that were timed (docs/experiments/2026-11-26-first-gpu.md). They are taken in an order in
+which programs that run at the same time share rows and matrices, which then come from the cache. JAX 0.11 warns that a
+later version has no Triton below Pallas; without it there are loops (`available`).
 
 Dims: S blocks, R rows of a block, E experts, D and F features; M = S x R.
 """
 
 import math
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +30,14 @@ SMALLEST = 16
 """Rows and columns of the smallest tile that Triton multiplies."""
 TOGETHER = 8
 """Tiles of rows that run beside each other, for all columns, before the next ones."""
+
+
+@cache
+def available() -> bool:
+    """Whether this version of JAX has Triton below Pallas, found without importing it."""
+    pallas = find_spec("jax.experimental.pallas")
+    folders = (pallas and pallas.submodule_search_locations) or ()
+    return any((Path(folder) / "triton.py").exists() for folder in folders)
 
 
 def fits(rows: int, *features: int) -> bool:

@@ -69,9 +69,9 @@ def grouped_matmul(
         expert_S: the expert of each block, in increasing order. Blocks of expert E are empty.
         filled: number of blocks that are not empty with balanced routing, to skip empty ones: readers of the program
             count as many. None to multiply all blocks.
-        fused: whether this is a kernel for NVIDIA GPUs, where it fits the shapes; it needs `filled`.
+        fused: whether this is a kernel for NVIDIA GPUs, which must fit the shapes; it needs `filled`.
     """
-    if fused and filled is not None and grouped_kernel.fits(*x_SRD.shape[1:], w_EDF.shape[2]):
+    if fused and filled is not None:
         return cast(Array, _fused_matmul(x_SRD, w_EDF, expert_S, filled))
     return cast(Array, _grouped_matmul(x_SRD, w_EDF, expert_S, filled))
 

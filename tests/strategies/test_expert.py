@@ -72,7 +72,7 @@ def assert_as_one_device(name, mesh, config, options):
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "options"),
     [
-        ("expert", "data=2,expert=4", BIASED, {"halves": "on"}),
+        ("three_d", "expert=2,tensor=2", BIASED, {"halves": "on", "sequence_parallel": False}),
         *nightly(
             ("expert", "data=2,expert=2", DROPPING, {"halves": "on", "dispatch": "all_gather", "remat": "full"}),
             ("tensor", "tensor=4", ALL_KEPT, {"halves": "on"}),

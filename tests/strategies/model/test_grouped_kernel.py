@@ -17,23 +17,23 @@ from strategies.model.grouped_matmul import grouped_matmul
 DROPLESS = replace(PRESETS["nano-moe"], capacity_factor=None, layers=4)
 
 
-def problem(expert_S, rows, embed, features):
+def problem(expert_S, rows, embed, features, dtype="bfloat16"):
     """Rows, matrices and the gradient of the result. Blocks of the number after the last expert's have zeros."""
     experts = max(expert_S)
     keys, kept_S11 = jax.random.split(jax.random.key(0), 3), (jnp.array(expert_S) < experts)[:, None, None]
-    normal = partial(jax.random.normal, dtype=jnp.bfloat16)
+    normal = partial(jax.random.normal, dtype=dtype)
     x_SRD = normal(keys[0], (len(expert_S), rows, embed)) * kept_S11
     return x_SRD, normal(keys[1], (experts, embed, features)), normal(keys[2], (*x_SRD.shape[:2], features)) * kept_S11
 
 
 @pytest.mark.parametrize(
-    ("expert_S", "rows", "embed", "features"),
-    [([0, 0, 0, 2, 2, 3, 3, 4, 4], 16, 48, 32), ([1] * 4 + [2], 256, 16, 288)],
+    ("expert_S", "rows", "embed", "features", "dtype"),
+    [([0, 0, 0, 2, 2, 3, 3, 4, 4], 16, 48, 32, "bfloat16"), ([1] * 4 + [2], 256, 16, 288, "float16")],
     ids=str,
 )
-def test_kernels_compute_what_the_loop_computes(expert_S, rows, embed, features):
+def test_kernels_compute_what_the_loop_computes(expert_S, rows, embed, features, dtype):
     """The result and both gradients: of experts without rows, of empty blocks, and of several tiles."""
-    x_SRD, w_EDF, dy_SRF = problem(expert_S, rows, embed, features)
+    x_SRD, w_EDF, dy_SRF = problem(expert_S, rows, embed, features, dtype)
     experts, numbers_S = len(w_EDF), jnp.array(expert_S, jnp.int32)
     y_SRF, pull_back = jax.vjp(lambda x, w: grouped_matmul(x, w, numbers_S), x_SRD, w_EDF)
     run = partial(partial, interpret=True, filled=len(expert_S))
@@ -48,16 +48,16 @@ def test_kernels_compute_what_the_loop_computes(expert_S, rows, embed, features)
 
 
 def test_kernels_run_where_they_fit():
-    """Blocks of 8 rows are too small for a tile: a loop multiplies them."""
-    expert_S = jnp.array([0, 1, 2], jnp.int32)
-    for rows, is_kernel in ((16, True), (8, False)):
-        multiply = partial(grouped_matmul, expert_S=expert_S, filled=2, fused=True)
-        jaxpr = str(
-            jax.make_jaxpr(jax.grad(lambda x, w, f=multiply: f(x, w).sum().astype("float32"), (0, 1)))(
-                *problem([0, 1, 2], rows, 16, 32)[:2]
-            )
-        )
-        assert ("pallas_call" in jaxpr) == is_kernel
+    """Blocks of 8 rows, and 24 hidden features, are too small for a tile: a loop computes all blocks."""
+    for batch_size, hidden, fits in ((16, 32, True), (1, 32, False), (16, 24, False)):
+        config, mesh = replace(DROPLESS, expert_mlp=hidden), MeshSpec.parse("data=1")
+        train = TrainConfig(batch_size, dtype="bfloat16")
+        plan = Plan.of(STRATEGIES["single"].axes, config, mesh, train, backend_for("cuda"))
+        assert plan.fuses_blocks == plan.skips_blocks == plan.share.skips_blocks == fits
+        assert plan.share.loops_over_blocks == (not fits)
+    x_SRD, w_EDF, _ = problem([0, 1, 2], 16, 16, 32)
+    fused = partial(grouped_matmul, expert_S=jnp.array([0, 1, 2], jnp.int32), filled=2, fused=True)
+    assert "pallas_call" in str(jax.make_jaxpr(fused)(x_SRD, w_EDF))
 
 
 @pytest.mark.parametrize(
