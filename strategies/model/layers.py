@@ -27,7 +27,7 @@ from jaxtyping import Array
 
 from strategies.config import TrainConfig
 from strategies.model.layer_loop import scan_layers
-from strategies.model.layer_passes import Result, Run, backward, forward, read_slot, write_slot
+from strategies.model.layer_passes import Extras, Result, Run, added, backward, forward, read_slot, write_slot
 from strategies.model.order import after
 
 Tree = Any
@@ -86,11 +86,11 @@ class Layers:
         without_loop = not (in_loop or self.loops) and self.unroll == _count(stored) > 1
         layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop or without_loop)
         if without_loop:
-            each: list[Any] = []
+            extras: Extras = {}
             for number in range(self.unroll):
-                x_BTD, extras = layer(x_BTD, jax.tree.map(lambda stack, number=number: stack[number], stored))
-                each.append(extras)
-            return x_BTD, jax.tree.map(lambda *terms: sum(terms), *each)
+                x_BTD, more = layer(x_BTD, jax.tree.map(lambda stack, number=number: stack[number], stored))
+                extras = added(extras, more)
+            return x_BTD, extras
         y_BTD, extras = (lax.scan if in_loop else scan_layers)(layer, x_BTD, stored, unroll=self.unroll)
         return y_BTD, _summed(extras)
 

@@ -284,7 +284,7 @@ class Part(nnx.Module):
     def waiting_elements(share: Share) -> int:
         """Elements that zb-h1 holds besides residuals, between the two halves of the backward pass.
 
-        They are inputs and gradients of outputs of matmuls, but those that reuse memory of consumed residuals.
+        They are inputs and gradients of outputs of matmuls, except those that reuse memory of consumed residuals.
         """
         return 0
 
