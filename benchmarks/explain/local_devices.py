@@ -51,7 +51,10 @@ def predicting_machine(name: str, topology: Topology | None) -> Machine:
     Raises:
         ValueError: the machine is not known, or not one of these devices, or they are virtual.
     """
-    found, platform = machine(name), topology.platform if topology else platform_of(jax.devices()[0])
+    here = jax.devices()[0]
+    kind, platform = (topology.kind, topology.platform) if topology else (here.device_kind, platform_of(here))
+    known = KINDS.get(kind, kind)
+    found = machine(name, known if known in CHIPS else None)
     if topology.is_virtual if topology else are_virtual(jax.local_devices()):
         raise ValueError(f"--machine {name}: {MEASURED_ONLY}; leave --machine out")
     if found.chip.platform != platform:

@@ -183,12 +183,14 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     """The machine of a file.
 
     Raises:
-        UnknownMachine: its chip or stack is not known.
+        UnknownMachine: its chip or stack is not known, or one of the kinds has a torus of links and the other none.
     """
     chosen, whole = (kind if kind and not file.chip else file.kind), file.calibrated
     for what, value, known in (("chip", chosen, CHIPS), ("stack", file.stack, STACKS)):
         if value not in known and not (whole and what == "chip"):
             raise UnknownMachine(f"machine {name}: {what} {value!r} is not known; known are {', '.join(known)}")
+    if not whole and bool(CHIPS[chosen].torus_dims) != bool(CHIPS.get(file.kind, CHIPS[chosen]).torus_dims):
+        raise UnknownMachine(f"machine {name} is one of {CHIPS[file.kind].platform} devices, and {chosen} is not")
     chip = Chip(**file.specifications) if whole else dataclasses.replace(CHIPS[chosen], **file.specifications)
     if chip.torus_dims and not chip.ring_multiple:
         raise UnknownMachine(f"machine {name}: ring_multiple is 0; it must be at least 1 where there is a torus")

@@ -67,8 +67,19 @@ def test_a_run_is_predicted_by_a_machine_of_its_devices():
         None: "--machine meshmark_tpus: virtual CPU devices share the cores of a host, .* leave --machine out",
         "cpu:2x4": "virtual CPU devices share the cores",
         "cpu:2x1": "machine meshmark_tpus is one of tpu devices, and these are cpu",
+        "h100:1x8": "machine meshmark_tpus is one of tpu devices, and h100 is not",
     }
     for topology, problem in refused.items():
         with pytest.raises(ValueError, match=problem):
             predicting_machine("meshmark_tpus", topology and Topology.parse(topology))
     assert predicting_machine("meshmark_tpus", Topology.parse("v5e:4x4")).name == "meshmark_tpus"
+
+
+@pytest.mark.parametrize("kind", ["h100", "h200"])
+def test_a_machine_of_several_kinds_has_the_specifications_of_these_devices(kind, monkeypatch):
+    """Whether they are here or of a topology."""
+    assert predicting_machine("meshmark_gpus", Topology.parse(f"{kind}:1x8")).chip == CHIPS[kind]
+    here = SimpleNamespace(device_kind=GPUS[kind]["name"], platform="gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [here])
+    monkeypatch.setattr(jax, "local_devices", lambda: [here])
+    assert predicting_machine("meshmark_gpus", None).chip == CHIPS[kind]

@@ -16,6 +16,7 @@ MOST = {
     "megatron_a100_clusters.csv": 0.08,
     "megatron_a100_node.csv": 0.08,
     "mpt_fsdp_a100_80gb.csv": 0.08,
+    "mpt_fsdp_h100.csv": 0.06,
     "megatron_korthikanti_2022.csv": 0.04,
     "simumax_b200.csv": 0.03,
     "dgxc_benchmarking.csv": 0.06,
@@ -44,6 +45,7 @@ WHOLE = (
     "megatron_a100_clusters.csv",
     "megatron_a100_node.csv",
     "mpt_fsdp_a100_80gb.csv",
+    "mpt_fsdp_h100.csv",
     "megatron_korthikanti_2022.csv",
     "megatron_deepspeed_bigscience_2022.csv",
 )
