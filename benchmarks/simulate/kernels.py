@@ -12,6 +12,7 @@ from typing import Literal
 
 from benchmarks.simulate.folding import experts_have_biases, further_of
 from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.memory_traffic import traffic_bytes
 from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
@@ -168,8 +169,8 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     }
     again = [kernel for part in further_of(config).recomputed for kernel in parts[part]]
     again += {"full": full, "dots": some, "none": []}[plan.train.remat]
-    # Recomputation does not repeat the copies of the forward pass: `copied_bytes` counts those of each pass.
-    out, into = ([Kernel("memory", 0, copied)] * (copied > 0) for copied in copied_bytes(plan, stack, precision))
+    # Recomputation does not repeat these of the forward pass: `traffic_bytes` counts those of each pass.
+    out, into = ([Kernel("memory", 0, moved)] * (moved > 0) for moved in traffic_bytes(plan, stack, precision))
     return Layer((*out, *forward), (*again, *into, *backward), tuple(weights))
 
 
@@ -188,27 +189,6 @@ def cast_bytes(plan: Plan, precision: Precision, *, fused: bool) -> ForwardBackw
         precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied} - out),
         precision.cast_bytes * sum(m * n * batch for m, n, _, batch in gradients_cast),
     )
-
-
-def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
-    """Bytes that a layer reads and writes to copy what collectives gather or scatter (`KernelCosts`).
-
-    Tensorwise fp8 gathers weights in one byte. Full recomputation repeats all collectives of the sequence but the last.
-    """
-    costs, dtype, branches = stack.kernels, BYTES[plan.train.dtype], len(plan.block.branches())
-    weights = gathered_elements(plan) if costs.copies_shards else 0
-    out = 2 * weights * (1 if precision and precision.name == "fp8" else dtype)
-    into = weights * (dtype + BYTES[plan.train.reduce_dtype])
-    stream = 2 * dtype * plan.share.tokens * plan.config.embed * (costs.copies_sequence and plan.sequence_parallel)
-    again = {"full": 2 * branches - 1, "dots": branches, "none": 0}[plan.train.remat]
-    return ForwardBackward(out + 2 * branches * stream, out + into + (2 * branches + again) * stream)
-
-
-def gathered_elements(plan: Plan) -> float:
-    """Elements of a layer's weights that a device gathers; 0 if they are not sharded."""
-    if plan.shards == 1:
-        return 0
-    return plan.shards * sum(one.elements for one in plan.weights if one.spec.is_stacked) / plan.layers
 
 
 def up_projections(plan: Plan, itemsize: float) -> list[Kernel]:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS
 from benchmarks.simulate.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
-from benchmarks.simulate.stacks import STACKS
+from benchmarks.simulate.stacks import STACKS, stack_on
 from strategies.files import read_json
 from strategies.schema import Count, Positive, checked
 
@@ -201,7 +201,7 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     constants = Constants(**file.constants)
     rates = NARROW.get(GPU_KINDS.get(chosen, chosen), {})
     facts = file.error, file.source, file.fitted_to
-    return Machine(name, chip, achieved, cores, STACKS[file.stack], constants, *facts, share, rates)
+    return Machine(name, chip, achieved, cores, stack_on(file.stack, chip.platform), constants, *facts, share, rates)
 
 
 def achieved_rate(kind: str, chip: Chip) -> float:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from benchmarks.simulate.folding import further_of
-from benchmarks.simulate.kernels import gathered_elements
+from benchmarks.simulate.memory_traffic import gathered_elements
 from benchmarks.simulate.published import PublishedRun
 from benchmarks.simulate.stack import Memory, Precision, Stack
 from benchmarks.simulate.stacks import MEGATRON

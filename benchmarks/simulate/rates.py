@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 from benchmarks.devices.chips import Chip
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
 from benchmarks.simulate.machines import CARRIED_ERROR
-from benchmarks.simulate.stacks import MESHMARK
+from benchmarks.simulate.stacks import MESHMARK, stack_on
 
 AGAIN = "calibrate again while the machine does nothing else"
 
@@ -118,4 +118,5 @@ def machine_of(
     constants = replace(START, **whole, matmul_dim=matmul_dim, kernel_seconds=launch.seconds / launch.work)
     constants = replace(constants, link_seconds=latency, network_seconds=0.0, step_seconds=dispatch.seconds)
     source = f"{NOT_FITTED} to steps: rates are measured, the error is assumed; {source}"
-    return Machine(name, chip, flops, 0, MESHMARK, constants, CARRIED_ERROR, source, (), float32_flops / flops), missing
+    stack, share = stack_on(MESHMARK.name, platform), float32_flops / flops
+    return Machine(name, chip, flops, 0, stack, constants, CARRIED_ERROR, source, (), share), missing

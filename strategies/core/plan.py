@@ -22,6 +22,9 @@ from strategies.model.attention import kernel_for
 from strategies.model.expert_rows import fit_kernel
 from strategies.model.part import Share
 
+MOST_WITHOUT_LOOP = 48
+"""Layers that are no loop by default."""
+
 
 @dataclass(frozen=True)
 class Plan(Sizes):
@@ -53,6 +56,8 @@ class Plan(Sizes):
         for axis in asked.active:
             options |= axis.resolve(asked)
         plan = replace(asked, train=replace(train, **options))
+        if train.unroll == "auto" and plan.runs_without_loop:
+            plan = replace(plan, train=replace(plan.train, unroll=plan.layers))
         if checked:
             plan.require_fit()
         return plan
@@ -139,6 +144,14 @@ class Plan(Sizes):
         """
         within = any(axis.dims for axis in self.active) or self.size(*self.placement.tokens) > 1 or self.shards > 1
         return within or self.train.reduce == "layer" or not self.backend.copies_into_stacks
+
+    @property
+    def runs_without_loop(self) -> bool:
+        """Whether layers are no loop by default: where they need none, and keep more than their inputs.
+
+        The more layers, the longer a compiler takes.
+        """
+        return not self.loops_layers and self.train.remat != "full" and self.layers <= MOST_WITHOUT_LOOP
 
     def kernel(self, *, partitioned: bool = False) -> str:
         """The kind of attention kernel; `partitioned` if the compiler partitions the step.

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate.kernels import copied_bytes, layer
+from benchmarks.simulate.kernels import layer
 from benchmarks.simulate.layer import LayerEvents
 from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machines import machine
+from benchmarks.simulate.memory_traffic import copied_bytes
 from benchmarks.simulate.published import run_of
 from benchmarks.simulate.queues import Event, Wait
 from benchmarks.simulate.stack import PRECISIONS

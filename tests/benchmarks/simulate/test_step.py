@@ -197,7 +197,7 @@ def test_a_leading_dense_layer_costs_what_a_layer_of_a_dense_model_costs(strateg
     h100 = machine("meshmark_gpus", "h100")
 
     def costs(layers, **mixture):
-        cost = step(strategy, model=replace(MODEL, block="llama", layers=layers, **mixture), halves="off")
+        cost = step(strategy, model=replace(MODEL, block="llama", layers=layers, **mixture), halves="off", unroll=1)
         return predict_seconds(cost, h100, topology_of(cost)).step_seconds
 
     def of_last_layer(**mixture):
