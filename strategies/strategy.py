@@ -41,8 +41,7 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
     def batch_sum(x: Array) -> Array:
         return mark_varying(lax.psum(x, split), split)
 
-    flags = {name: getattr(plan, name) for name in ("blocks_rows", "skips_blocks", "fuses_blocks", "loops_layers")}
-    hooks = replace(ONE_DEVICE, **flags)
+    hooks = replace(ONE_DEVICE, grouped_matmuls=plan.grouped_matmuls, loops_layers=plan.loops_layers)
     implementation = Implementation(hooks=replace(hooks, batch_sum=batch_sum) if split else hooks)
     for axis in plan.active:
         implementation = axis.implement(plan, implementation)

@@ -20,6 +20,7 @@ from strategies.mesh import MeshSpec
 from strategies.model import grouped_kernel
 from strategies.model.attention import kernel_for
 from strategies.model.expert_rows import fit_kernel
+from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.part import Share
 
 MOST_WITHOUT_LOOP = 48
@@ -92,12 +93,9 @@ class Plan(Sizes):
     @cached_property
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
-        loops = self.blocks_rows and not self.fuses_blocks
-        return replace(self._share, skips_blocks=self.skips_blocks, loops_over_blocks=loops)
+        return self._share(self.grouped_matmuls)
 
-    @cached_property
-    def _share(self) -> Share:
-        """The same before it is known how blocks are multiplied, which depends on their size."""
+    def _share(self, grouped_matmuls: GroupedMatmuls | None) -> Share:
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
         return Share(
             self.held_config,
@@ -108,32 +106,34 @@ class Plan(Sizes):
             ulysses=self.ulysses,
             kernel=self.kernel(),
             experts=self.size(*self.axes_of("experts")),
-            blocks_rows=self.blocks_rows,
+            grouped_matmuls=grouped_matmuls,
             sends_ragged=self.backend.sends_ragged,
         )
 
     @property
     def blocks_rows(self) -> bool:
-        """Whether rows of experts are sorted into blocks: where nothing is dropped, and loops gather no weights."""
+        """Whether rows of experts are sorted into blocks: where nothing is dropped, and loops gather no weights.
+
+        It holds before options are resolved, too; `grouped_matmuls` needs their values.
+        """
         drops, gathers = self.config.capacity_factor is not None, self.backend.gathers_in_loops and self.shards > 1
         return self.config.experts is not None and not drops and not gathers
 
-    @property
-    def skips_blocks(self) -> bool:
-        """Whether empty blocks are skipped: by kernels, or by conditionals."""
-        skips = self._hides_matmuls and not self.backend.waits_at_conditionals
-        return self.blocks_rows and (self.fuses_blocks or skips)
-
     @cached_property
-    def fuses_blocks(self) -> bool:
-        """Whether kernels multiply the blocks: they exist for these devices and this dtype, and fit the blocks."""
-        exists = self.backend.grouped_kernel and self.train.dtype != "float32" and grouped_kernel.available()
-        return self.blocks_rows and exists and self._hides_matmuls and fit_kernel(self._share)
+    def grouped_matmuls(self) -> GroupedMatmuls | None:
+        """How blocks of rows are multiplied; None without blocks.
 
-    @property
-    def _hides_matmuls(self) -> bool:
-        """Whether kernels and conditionals may hide matmuls: not from a schedule that sorts them."""
-        return not (self.staged and self.schedule.splits_backward)
+        Kernels need to exist for the devices and the dtype, and to fit the blocks. A schedule that sorts matmuls does
+        not see those in kernels and conditionals.
+        """
+        if not self.blocks_rows:
+            return None
+        if self.staged and self.schedule.splits_backward:
+            return "loop"
+        exists = self.backend.grouped_kernel and self.train.dtype != "float32" and grouped_kernel.available()
+        if exists and fit_kernel(self._share("kernel")):
+            return "kernel"
+        return "loop" if self.backend.waits_at_conditionals else "skipping_loop"
 
     @property
     def loops_layers(self) -> bool:

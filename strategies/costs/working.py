@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from strategies.model.attention.splash import LANES
 from strategies.model.block import block_of, part_and_layer
-from strategies.model.expert_rows import arrived, rows_of
+from strategies.model.expert_rows import arrived, loops_over_blocks, rows_of
 from strategies.model.experts import Experts
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
@@ -41,7 +41,7 @@ def experts(share: Share) -> int:
     config, full = share.config, share.train.remat == "full"
     rows, tokens = rows_of(share), share.tokens * config.embed
     routes = 3 * share.tokens * config.dim_sizes["experts"]
-    if full and share.blocks_rows:
+    if full and share.grouped_matmuls:
         received = arrived(share)[0] * config.embed if share.experts > 1 else 0
         hidden = 5 * rows * share.expert_mlp + 2 * share.tokens * share.shared_mlp
         return 4 * rows * config.embed + hidden + tokens + routes + received
@@ -53,14 +53,14 @@ def experts(share: Share) -> int:
     return (10 * rows * config.embed + 12 * hidden + 6 * tokens) // 4 + routes + exchanged
 
 
-def loops_over_blocks(share: Share) -> int:
+def experts_in_own_pass(share: Share) -> int:
     """What the loops of grouped matmuls read and write besides, rows and matrices; fitted to compiled programs.
 
     A loop takes arrays that are in memory: what would be part of a matmul exists by itself. With prefetch matrices are
     copied for loops that recompute. Where a tensor axis splits the matrices there is one array of rows less, unless an
     expert axis splits them, too.
     """
-    if not share.loops_over_blocks:
+    if not loops_over_blocks(share):
         return 0
     remat, embed = share.train.remat, share.config.embed
     matrix = share.held_experts * embed * share.expert_mlp
@@ -78,7 +78,7 @@ def experts_of_another_layer(share: Share) -> int:
     if share.train.remat == "full":
         return experts(share)
     rows, embed = rows_of(share), share.config.embed
-    return rows * (3 * embed + share.expert_mlp) if share.loops_over_blocks else rows * embed
+    return rows * (3 * embed + share.expert_mlp) if loops_over_blocks(share) else rows * embed
 
 
 def attention(share: Share) -> int:
@@ -166,7 +166,7 @@ PARTS: dict[type[Part], Working] = {
     Attention: Working(attention, standalone_peak_elements=standalone_attention),
     MLP: Working(mlp),
     GatedMLP: Working(gated_mlp),
-    Experts: Working(experts, loops_over_blocks, of_another_layer=experts_of_another_layer),
+    Experts: Working(experts, experts_in_own_pass, of_another_layer=experts_of_another_layer),
 }
 """The working arrays of parts of a block, and of those derived from them (`working_of`)."""
 

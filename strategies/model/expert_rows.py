@@ -106,14 +106,19 @@ def fit_kernel(share: Share) -> bool:
 
 def rows_of(share: Share) -> int:
     """Rows of the experts' buffers or blocks on a device, for a microbatch."""
-    return math.prod(blocks_here(share)) if share.blocks_rows else buffer_rows(share.config, share.tokens)
+    return math.prod(blocks_here(share)) if share.grouped_matmuls else buffer_rows(share.config, share.tokens)
 
 
 def computed_blocks(share: Share) -> int:
     """Blocks that a device multiplies, for a microbatch: with balanced routing, if it skips those that are empty."""
-    if not share.skips_blocks:
+    if share.grouped_matmuls == "loop":
         return blocks_here(share)[0]
     return batch_parts(share) * filled_blocks(_choices_at_once(share), share.held_experts, *_blocks_at_once(share))
+
+
+def loops_over_blocks(share: Share) -> bool:
+    """Whether loops multiply the blocks of a device, one after the other."""
+    return share.grouped_matmuls in ("loop", "skipping_loop")
 
 
 def index_elements(share: Share) -> int:
@@ -124,7 +129,7 @@ def index_elements(share: Share) -> int:
     """
     tokens, chosen = arrived(share)
     elements = rows_of(share) + tokens * chosen
-    if share.blocks_rows:
+    if share.grouped_matmuls:
         elements += blocks_here(share)[0]
     if share.sends_rows:
         elements += sent_rows(share.config, share.tokens, share.experts, ragged=share.sends_ragged)

@@ -37,6 +37,7 @@ from strategies.model.expert_rows import (
     fill_rows,
     filled_blocks,
     index_elements,
+    loops_over_blocks,
     received_elements,
     rows_of,
 )
@@ -107,7 +108,7 @@ class Experts(Part):
         """Blocks are side by side; or the experts of a device, each with the rows of its buffers."""
         if "expert_mlp" not in matmul.weight.dims:
             return share.tokens, 1
-        if share.blocks_rows:
+        if share.grouped_matmuls:
             return blocks_here(share)[1], computed_blocks(share)
         return rows_of(share) // share.held_experts, share.held_experts
 
@@ -144,7 +145,7 @@ class Experts(Part):
         """
         rows, hidden, remat = rows_of(share), Experts.activated_elements(share), share.train.remat
         quarters = {"none": 10, "dots": 6, "full": 1}[remat]
-        looped = (2 * rows * share.config.embed + quarters * hidden) // 4 if share.loops_over_blocks else 0
+        looped = (2 * rows * share.config.embed + quarters * hidden) // 4 if loops_over_blocks(share) else 0
         if share.reuses_residual_buffers:
             return looped
         copies = 1 if share.experts > 1 and remat != "full" else 2
@@ -153,7 +154,7 @@ class Experts(Part):
     @staticmethod
     def padding_flops(share: Share) -> tuple[int, int]:
         """Those of the rows beyond k for each token; below zero if the capacity has fewer."""
-        computed = blocks_here(share)[1] * computed_blocks(share) if share.blocks_rows else rows_of(share)
+        computed = blocks_here(share)[1] * computed_blocks(share) if share.grouped_matmuls else rows_of(share)
         rows = computed - share.config.experts_per_token * share.tokens
         sizes = share.config.dim_sizes
         down = 2 * rows * sizes["embed"] * sizes["expert_mlp"]
@@ -180,7 +181,7 @@ class Experts(Part):
         sums = {"count_E": count_E, "probs_E": routes.probs_NE.sum(0), "squares": jnp.square(routes.log_z_N).sum()}
         routed = Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts)
         routed, give_back = hooks.exchange(routed)
-        if hooks.blocks_rows:
+        if hooks.grouped_matmuls:
             sums_ND = self._sums_of_blocks(routed, routes.experts_Nk.size, hooks)
         else:
             of_buffers = self._sums_by_part if hooks.compiler_shards[0] > 1 else self._sums
@@ -228,8 +229,9 @@ class Experts(Part):
         (tokens, chosen), experts = routed.experts_Nk.shape, routed.experts
         blocks = blocks_of(tokens * min(chosen, experts), choices, experts)
         found, expert_S = block_slots(routed.experts_Nk, experts, *blocks)
-        filled = filled_blocks(choices, experts, *blocks) if hooks.skips_blocks else None
-        rows = Rows.of_blocks(checkpoint_name(expert_S, KEPT), filled, fused=hooks.fuses_blocks)
+        filled = filled_blocks(choices, experts, *blocks)
+        assert hooks.grouped_matmuls
+        rows = Rows.of_blocks(checkpoint_name(expert_S, KEPT), filled, hooks.grouped_matmuls)
         found, x_SRD, weights_SR1 = fill_rows(routed.x_ND, routed.weights_Nk, found, (*blocks, -1))
         outputs_SRD = self.outputs(x_SRD, weights_SR1, rows, hooks)
         return from_rows(outputs_SRD.reshape(-1, self.config.embed), found, chosen)

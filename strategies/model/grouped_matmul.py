@@ -12,7 +12,7 @@ Dims: S blocks, R rows of a block, E experts, G groups, C capacity, D and F feat
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from jaxtyping import Array, Float, Int
 from strategies.model import grouped_kernel
 from strategies.model.attention.splash import untyped
 from strategies.model.router import Slots
+
+GroupedMatmuls = Literal["loop", "skipping_loop", "kernel"]
+"""A loop over all blocks, a loop whose conditionals skip empty blocks, or a kernel that skips them."""
 
 
 class Rows(NamedTuple):
@@ -36,10 +39,9 @@ class Rows(NamedTuple):
     spread: Callable[[Array], Array]
 
     @classmethod
-    def of_blocks(cls, expert_S: Int[Array, " S"], filled: int | None, *, fused: bool) -> "Rows":
-        """Rows of blocks, of these experts; `filled` and `fused` as for `grouped_matmul`."""
-        multiply = partial(grouped_matmul, filled=filled, fused=fused)
-        return cls(lambda x, w: multiply(x, w, expert_S), partial(_biases, expert_S=expert_S))
+    def of_blocks(cls, expert_S: Int[Array, " S"], filled: int, how: GroupedMatmuls) -> "Rows":
+        """Rows of blocks, of these experts; `filled` and `how` as for `grouped_matmul`."""
+        return cls(lambda x, w: grouped_matmul(x, w, expert_S, filled, how), partial(_biases, expert_S=expert_S))
 
     @classmethod
     def of_buffers(cls) -> "Rows":
@@ -57,9 +59,8 @@ def grouped_matmul(
     x_SRD: Float[Array, "S R D"],
     w_EDF: Float[Array, "E D F"],
     expert_S: Int[Array, " S"],
-    filled: int | None = None,
-    *,
-    fused: bool = False,
+    filled: int,
+    how: GroupedMatmuls,
 ) -> Float[Array, "S R F"]:
     """Each block times the matrix of its expert. The gradient of the matrices is summed over blocks in float32.
 
@@ -67,35 +68,35 @@ def grouped_matmul(
         x_SRD: rows. Those of empty blocks are zero.
         w_EDF: the matrices.
         expert_S: the expert of each block, in increasing order. Blocks of expert E are empty.
-        filled: number of blocks that are not empty with balanced routing, to skip empty ones: readers of the program
-            count as many. None to multiply all blocks.
-        fused: whether this is a kernel for NVIDIA GPUs, which must fit the shapes; it needs `filled`.
+        filled: number of blocks that are not empty with balanced routing. Where empty blocks are skipped, readers of
+            the program count as many.
+        how: how it runs. A kernel is for NVIDIA GPUs, and must fit the shapes.
     """
-    if fused and filled is not None:
-        return cast(Array, _fused_matmul(x_SRD, w_EDF, expert_S, filled))
-    return cast(Array, _grouped_matmul(x_SRD, w_EDF, expert_S, filled))
+    if how == "kernel":
+        return cast(Array, _by_kernel(x_SRD, w_EDF, expert_S, filled))
+    return cast(Array, _by_loop(x_SRD, w_EDF, expert_S, filled if how == "skipping_loop" else None))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _fused_matmul(x_SRD: Array, w_EDF: Array, expert_S: Array, filled: int) -> Array:
+def _by_kernel(x_SRD: Array, w_EDF: Array, expert_S: Array, filled: int) -> Array:
     return untyped(partial(grouped_kernel.multiply, filled=filled), x_SRD, w_EDF, expert_S)
 
 
-def _fused_backward(filled: int, kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, Array, None]:
+def _kernel_backward(filled: int, kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, Array, None]:
     x_SRD, w_EDF, expert_S = kept
     dx_SRD = untyped(partial(grouped_kernel.rows_gradient, filled=filled), dy_SRF, w_EDF, expert_S)
     matrices_gradient = partial(grouped_kernel.matrices_gradient, experts=len(w_EDF), filled=filled)
     return dx_SRD, untyped(matrices_gradient, x_SRD, dy_SRF, expert_S), None
 
 
-_fused_matmul.defvjp(
-    lambda x_SRD, w_EDF, expert_S, filled: (_fused_matmul(x_SRD, w_EDF, expert_S, filled), (x_SRD, w_EDF, expert_S)),
-    _fused_backward,
+_by_kernel.defvjp(
+    lambda x_SRD, w_EDF, expert_S, filled: (_by_kernel(x_SRD, w_EDF, expert_S, filled), (x_SRD, w_EDF, expert_S)),
+    _kernel_backward,
 )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _grouped_matmul(x_SRD: Array, w_EDF: Array, expert_S: Array, filled: int | None) -> Array:
+def _by_loop(x_SRD: Array, w_EDF: Array, expert_S: Array, filled: int | None) -> Array:
     def multiply(_: None, block: tuple[Array, Array]) -> tuple[None, Array]:
         x_RD, expert = block
         return None, unless_empty(expert, lambda: x_RD @ w_EDF[expert])
@@ -104,7 +105,7 @@ def _grouped_matmul(x_SRD: Array, w_EDF: Array, expert_S: Array, filled: int | N
     return lax.scan(multiply, None, (x_SRD, expert_S))[1]
 
 
-def _backward(filled: int | None, kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, Array, None]:
+def _loop_backward(filled: int | None, kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, Array, None]:
     x_SRD, w_EDF, expert_S = kept
     unless_empty = _unless_empty(w_EDF, expert_S, filled)
 
@@ -122,9 +123,9 @@ def _backward(filled: int | None, kept: tuple[Array, Array, Array], dy_SRF: Arra
     return dx_SRD, dw_EDF.astype(w_EDF.dtype), None
 
 
-_grouped_matmul.defvjp(
-    lambda x_SRD, w_EDF, expert_S, filled: (_grouped_matmul(x_SRD, w_EDF, expert_S, filled), (x_SRD, w_EDF, expert_S)),
-    _backward,
+_by_loop.defvjp(
+    lambda x_SRD, w_EDF, expert_S, filled: (_by_loop(x_SRD, w_EDF, expert_S, filled), (x_SRD, w_EDF, expert_S)),
+    _loop_backward,
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from jaxtyping import Array, Int
 
 from strategies.model.attention import QKV, Reach, causal_attention
+from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.matmul import project
 from strategies.model.router import Routed
 from strategies.model.weights import WeightSpec
@@ -49,9 +50,7 @@ class Hooks:
         exchange: this device's tokens and their choices (router.py) -> tokens of all devices that split the experts,
             with their choices of this device's experts; and what gives sums [M,D] of the outputs for them back: they
             become the sums [N,D] of all experts for its own tokens.
-        blocks_rows: whether rows of experts are sorted into blocks (expert_rows.py).
-        skips_blocks: whether empty blocks are skipped.
-        fuses_blocks: whether kernels multiply the blocks (grouped_kernel.py).
+        grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
         loops_layers: whether layers are a loop in the program even if one iteration has all of them.
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
@@ -78,9 +77,7 @@ class Hooks:
     dispatch: Callable[[Array, Array], tuple[Array, Array]] = lambda x, weights: (x, weights)
     combine: Callable[[Array], Array] = lambda x: x
     exchange: Callable[[Routed], Exchanged] = lambda routed: (routed, lambda x: x)
-    blocks_rows: bool = False
-    skips_blocks: bool = False
-    fuses_blocks: bool = False
+    grouped_matmuls: GroupedMatmuls | None = None
     loops_layers: bool = True
     batch_sum: Callable[[Array], Array] = lambda x: x
     embed_sum: Callable[[Array], Array] = lambda x: x

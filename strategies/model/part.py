@@ -19,6 +19,7 @@ from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention import Reach
 from strategies.model.attention.splash import computed_keys
+from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.hooks import Hooks
 from strategies.model.layer_passes import Extras, Sums
 from strategies.model.remat import KEPT
@@ -36,9 +37,7 @@ class Share:
         ulysses: attention takes all tokens of some heads, which come from other devices.
         kernel: the kind of attention kernel, as `causal_attention` takes it.
         experts: devices that split the experts.
-        blocks_rows: the rows of experts are sorted into blocks (expert_rows.py).
-        skips_blocks: empty ones are skipped.
-        loops_over_blocks: they are multiplied one after the other, not in a kernel.
+        grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
         sends_ragged: devices that split the experts send only the routed rows, not whole sections.
         dense: attention takes all tokens before a token, whatever the window or the stride of the model.
     """
@@ -51,9 +50,7 @@ class Share:
     ulysses: bool = False
     kernel: str = "xla"
     experts: int = 1
-    blocks_rows: bool = False
-    skips_blocks: bool = False
-    loops_over_blocks: bool = False
+    grouped_matmuls: GroupedMatmuls | None = None
     sends_ragged: bool = False
     dense: bool = False
 
@@ -94,7 +91,7 @@ class Share:
     @property
     def sends_rows(self) -> bool:
         """Whether devices that split the experts send each other rows, which are sorted into blocks on arrival."""
-        return self.experts > 1 and self.train.dispatch == "all_to_all" and self.blocks_rows
+        return self.experts > 1 and self.train.dispatch == "all_to_all" and self.grouped_matmuls is not None
 
     @property
     def skipping(self) -> Reach | None:

@@ -43,7 +43,7 @@ def part(config, deviation=1.0):
 def run(experts, x_BTD):
     """The output of the experts, and their losses."""
     kept = experts.config.capacity_factor is None
-    hooks = dataclasses.replace(ONE_DEVICE, blocks_rows=kept, skips_blocks=kept)
+    hooks = dataclasses.replace(ONE_DEVICE, grouped_matmuls="skipping_loop" if kept else None)
     info = LayerInfo(hooks, "xla", None, x_BTD.shape[1])
 
     def outputs_and_losses(x_BTD):

@@ -35,7 +35,7 @@ def test_kernels_compute_what_the_loop_computes(expert_S, rows, embed, features,
     """The result and both gradients: of experts without rows, of empty blocks, and of several tiles."""
     x_SRD, w_EDF, dy_SRF = problem(expert_S, rows, embed, features, dtype)
     experts, numbers_S = len(w_EDF), jnp.array(expert_S, jnp.int32)
-    y_SRF, pull_back = jax.vjp(lambda x, w: grouped_matmul(x, w, numbers_S), x_SRD, w_EDF)
+    y_SRF, pull_back = jax.vjp(lambda x, w: grouped_matmul(x, w, numbers_S, len(expert_S), "loop"), x_SRD, w_EDF)
     run = partial(partial, interpret=True, filled=len(expert_S))
     found = (
         run(grouped_kernel.multiply)(x_SRD, w_EDF, numbers_S),
@@ -53,15 +53,14 @@ def test_kernels_run_where_they_fit():
         config, mesh = replace(DROPLESS, expert_mlp=hidden), MeshSpec.parse("data=1")
         train = TrainConfig(batch_size, dtype="bfloat16")
         plan = Plan.of(STRATEGIES["single"].axes, config, mesh, train, backend_for("cuda"))
-        assert plan.fuses_blocks == plan.skips_blocks == plan.share.skips_blocks == fits
-        assert plan.share.loops_over_blocks == (not fits)
+        assert plan.grouped_matmuls == plan.share.grouped_matmuls == ("kernel" if fits else "loop")
     x_SRD, w_EDF, _ = problem([0, 1, 2], 16, 16, 32)
-    fused = partial(grouped_matmul, expert_S=jnp.array([0, 1, 2], jnp.int32), filled=2, fused=True)
-    assert "pallas_call" in str(jax.make_jaxpr(fused)(x_SRD, w_EDF))
+    kernel = partial(grouped_matmul, expert_S=jnp.array([0, 1, 2], jnp.int32), filled=2, how="kernel")
+    assert "pallas_call" in str(jax.make_jaxpr(kernel)(x_SRD, w_EDF))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mesh", "options", "fuses"),
+    ("dtype", "mesh", "options", "kernels"),
     [
         ("bfloat16", "expert=2", {}, True),
         ("float16", "expert=2", {}, True),
@@ -70,11 +69,10 @@ def test_kernels_run_where_they_fit():
         ("bfloat16", "pipeline=2,expert=2", {"schedule": "zb-h1"}, False),
     ],
 )
-def test_nvidia_gpus_skip_empty_blocks_in_kernels(dtype, mesh, options, fuses):
+def test_nvidia_gpus_skip_empty_blocks_in_kernels(dtype, mesh, options, kernels):
     """Kernels of 16-bit matmuls skip empty blocks, and loops compute them. A split backward pass has loops."""
     train = TrainConfig(batch_size=16, microbatches=4, dtype=dtype, **options)
     for platform in ("cuda", "gpu", "cpu"):
         plan = Plan.of(STRATEGIES["three_d"].axes, DROPLESS, MeshSpec.parse(mesh), train, backend_for(platform))
-        assert plan.fuses_blocks == (fuses and platform == "cuda")
-        sorts = "schedule" in options
-        assert plan.skips_blocks == (plan.fuses_blocks or (platform == "cpu" and not sorts))
+        by_platform = {"cuda": "kernel" if kernels else "loop", "gpu": "loop", "cpu": "skipping_loop"}
+        assert plan.grouped_matmuls == ("loop" if "schedule" in options else by_platform[platform])

@@ -75,13 +75,14 @@ def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens, here):
 def test_blocks_that_are_computed_are_those_that_balanced_routing_fills(devices, dispatch, blocks, computed):
     """Five sequences of 24 tokens on a device, 2 of 6 experts a token: by hand, and counted in a device's blocks."""
     config = dataclasses.replace(MOE, routing="balanced")
-    share = Share(config, TrainConfig(5, dispatch=dispatch), 120, experts=devices, blocks_rows=True, skips_blocks=True)
+    train = TrainConfig(5, dispatch=dispatch)
+    share = Share(config, train, 120, experts=devices, grouped_matmuls="skipping_loop")
     assert blocks_here(share) == blocks
     experts_Nk = jnp.tile(forced(config, jnp.arange(24)), (5 * devices, 1))
     held = 6 // devices
     _, expert_S = block_slots(jnp.minimum(experts_Nk, held), held, *blocks)
     assert computed_blocks(share) == computed == (expert_S < held).sum()
-    assert computed_blocks(dataclasses.replace(share, skips_blocks=False)) == blocks[0]
+    assert computed_blocks(dataclasses.replace(share, grouped_matmuls="loop")) == blocks[0]
 
 
 def test_a_softmax_over_the_chosen_logits_is_a_renormalised_one():
