@@ -1,0 +1,92 @@
+"""Bytes of passes over memory by formula are those of steps that are compiled for GPUs, which are absent."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from benchmarks.devices.topology import Topology
+from benchmarks.program.compiled import read_program
+from benchmarks.program.schedule import Event
+from benchmarks.simulate.kernels import head, layer
+from benchmarks.simulate.machines import machine
+from benchmarks.simulate.memory_traffic import kept_bytes
+from benchmarks.simulate.stacks import MESHMARK_ON_GPUS, MPT, STACKS, stack_on
+from benchmarks.simulate.step import Step
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.core.plan import Plan
+from strategies.costs.memory import activation_bytes, block_elements
+from strategies.costs.predict import predict
+from tests.benchmarks.search.test_compile import TAKES_CUDA
+from tests.strategies.sampling import nightly
+
+GPT2 = dataclasses.replace(PRESETS["gpt2"], layers=4)
+LLAMA = dataclasses.replace(PRESETS["llama3.2-1b"], layers=4)
+QWEN3 = dataclasses.replace(PRESETS["qwen3-0.6b"], layers=4, sequence=1024)
+NO_LOOP, LOOP = {"batch_size": 16}, {"batch_size": 16, "unroll": 1}
+
+
+def plan(**options: object) -> Plan:
+    """The plan of a step on one GPU."""
+    options = {**LOOP, "dtype": "bfloat16", **options}
+    return predict("single", GPT2, "data=1", TrainConfig(**options), "cuda").plan  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("remat", ["none", "dots"])
+def test_a_loop_copies_what_layers_keep(remat: str) -> None:
+    """It moves two bytes more for each that is kept, and 27 for each weight; without it 1.2 and 8 are moved."""
+    looped, straight = plan(remat=remat), plan(remat=remat, unroll=4)
+    kept, weights = activation_bytes(looped), block_elements(looped)
+    with_loop, without = (4 * sum(kept_bytes(each, MESHMARK_ON_GPUS)) for each in (looped, straight))
+    assert without == pytest.approx(1.2 * kept + 8 * weights)
+    assert with_loop - without == pytest.approx(2 * kept + 27 * weights)
+    assert not any(kept_bytes(looped, MPT))
+
+
+def test_only_gpus_run_the_stack_of_gpus() -> None:
+    """Of meshmark; other stacks are the same everywhere."""
+    assert stack_on("meshmark", "tpu") == stack_on("meshmark", "cpu") == STACKS["meshmark"]
+    assert stack_on("meshmark", "gpu") == machine("meshmark_gpus", "h200").stack == MESHMARK_ON_GPUS
+    assert stack_on("MaxText", "cuda") == STACKS["MaxText"]
+
+
+def passes(events: Sequence[Event], times: float = 1, trips: int = 0) -> Iterator[float]:
+    """Yield the bytes of what neither multiplies, attends nor sends."""
+    for event in events:
+        for part in event.parts:
+            yield from passes(part.events, times * part.mean_times(trips), part.times if part.taken is None else 0)
+        if not (event.parts or event.work.flops or event.work.collectives or "attention" in event.name):
+            yield times * event.work.memory_bytes
+
+
+@TAKES_CUDA
+@pytest.mark.parametrize(
+    ("name", "mesh", "config", "train"),
+    [
+        ("single", "data=1", GPT2, LOOP),
+        *nightly(
+            ("single", "data=1", GPT2, NO_LOOP),
+            ("single", "data=1", GPT2, {**LOOP, "remat": "none"}),
+            ("single", "data=1", LLAMA, {"batch_size": 2}),
+            ("single", "data=1", LLAMA, {"batch_size": 2, "remat": "full"}),
+            ("single", "data=1", QWEN3, LOOP),
+            ("fsdp", "fsdp=8", GPT2, {"batch_size": 64}),
+            ("data", "data=8", GPT2, {"batch_size": 64}),
+            ("tensor", "tensor=8", LLAMA, {"batch_size": 16}),
+        ),
+    ],
+    ids=str,
+)
+def test_passes_over_memory_are_within_15_percent(name, mesh, config, train) -> None:
+    """In bfloat16, of layers, head and optimizer together."""
+    spec, train = MeshSpec.parse(mesh), TrainConfig(dtype="bfloat16", **train)
+    topology, its = Topology.parse(f"h100:1x{spec.size}"), machine("meshmark_gpus", "h100")
+    step = STRATEGIES[name].build(config, spec, train, topology.devices())
+    compiled = read_program(step.lower().compile(step.xla_options_with({})).as_text(), spec.sizes)
+    cost = predict(name, config, spec, train, "cuda")
+    kernels, ends = layer(cost.plan, its.stack), head(cost.plan, its.stack, cost.plan.size(*cost.plan.vocab_axes))
+    moved = [(cost.plan.layers, each) for each in (*kernels.forward, *kernels.backward)]
+    moved += [(1, each) for way in ends for each in way]
+    optimizer = Step(cost, its, topology).afterwards["optimizer"] * its.effective_chip.memory_bytes_per_second
+    predicted = sum(times * each.moved_bytes for times, each in moved if each.kind == "memory") + optimizer
+    assert predicted == pytest.approx(sum(passes(compiled.events)), rel=0.15)
