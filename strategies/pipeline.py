@@ -41,7 +41,7 @@ from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.layer_passes import Leaves, Result
-from strategies.model.weights import Weights
+from strategies.model.weights import Weights, WeightSpec
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.forward import run_forward
 from strategies.step import Differentiate, Divisor, Implementation, Losses, LossTerms, Tokens
@@ -77,7 +77,7 @@ def scheduled(plan: Plan) -> Differentiate:
     def differentiate(
         build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
     ) -> tuple[LossTerms, Weights]:
-        blocks, structure = jax.tree.flatten(weights["blocks"])
+        blocks, structure = jax.tree.flatten(_cast_ahead(weights["blocks"], plan))
         ends = {name: part for name, part in weights.items() if name != "blocks"}
         # The last norm is replicated. Its gradient is summed over stages once a step, not once a microbatch.
         ends |= _replicated_of_head(partial(mark_varying, axes="pipeline"), ends, plan)
@@ -107,6 +107,17 @@ def scheduled(plan: Plan) -> Differentiate:
         return loss, {**dends, **cast(sums, "float32"), "blocks": jax.tree.unflatten(structure, dblocks)}
 
     return differentiate
+
+
+def _cast_ahead(blocks: Weights, plan: Plan) -> Weights:
+    """The weights of layers in the dtypes in which they are used, if `Plan.casts_ahead`."""
+    if not plan.casts_ahead:
+        return blocks
+
+    def cast_one(weight: Array, spec: WeightSpec) -> Array:
+        return weight.astype(spec.used_dtype(plan.train.dtype))
+
+    return map_weights(cast_one, plan.config, {"blocks": blocks})["blocks"]
 
 
 def _replicated_of_head(function: Callable[[Any], Any], ends: Weights, plan: Plan) -> Weights:

@@ -5,6 +5,10 @@ from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs.memory import block_elements, without_loop
 
+CAST_BYTES = 12
+"""Less for each weight and microbatch where stages cast weights before their loop (`Plan.casts_ahead`): twice a slice
+of two bytes is read and written, instead of 20 bytes for slices of four and their casts."""
+
 
 def traffic_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
     """Bytes of `copied_bytes` and of `kept_bytes`."""
@@ -19,7 +23,8 @@ def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
     kept, weights = plan.block.kept_bytes(plan.share), block_elements(plan) / plan.layers
     stacks = plan.backend.copies_into_stacks and not without_loop(plan)
     rates = (stack.kernels.kept, *([stack.kernels.stacked] if stacks else []))
-    half = sum(each.of_kept * kept + each.of_weights * weights for each in rates) / 2
+    less = CAST_BYTES * weights if plan.casts_ahead and stack.kernels.stacked.of_weights else 0
+    half = (sum(each.of_kept * kept + each.of_weights * weights for each in rates) - less) / 2
     return ForwardBackward(half, half)
 
 

@@ -33,7 +33,8 @@ class Backend:
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
         fuses_elementwise: whether the compiler fuses elementwise operations, so that what matmuls read and write has
             the compute dtype and nothing else is in memory. It then initialises gradients of layers after the head's.
-        copies_into_stacks: whether a loop copies what it stacks, and fills the stack with zeros before.
+        copies_into_stacks: whether a loop copies what it stacks, and fills the stack with zeros before; and copies what
+            it reads of a stack, before it casts that.
         sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
         waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul takes
             longer then than the matmul (docs/experiments/2026-11-26-first-gpu.md).

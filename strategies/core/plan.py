@@ -153,6 +153,15 @@ class Plan(Sizes):
         """
         return not self.loops_layers and self.train.remat != "full" and self.layers <= MOST_WITHOUT_LOOP
 
+    @property
+    def casts_ahead(self) -> bool:
+        """Whether pipeline stages cast their weights once a step, instead of a copy of each for each microbatch.
+
+        Not where weights are gathered layer by layer, whose gradients are summed before they are rounded.
+        """
+        narrow = self.train.dtype != "float32"
+        return self.staged and narrow and self.backend.copies_into_stacks and self.shards == 1
+
     def kernel(self, *, partitioned: bool = False) -> str:
         """The kind of attention kernel; `partitioned` if the compiler partitions the step.
 

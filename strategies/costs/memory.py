@@ -52,7 +52,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     and `activations`. Temporaries of compression are not modelled. Nor is what `halves` changes: as compiled, from 13%
     less to 16% more (docs/experiments/2026-11-26-expert-overlap.md).
 
-    weights: gathered weights, where they are kept for the backward pass; cast ones of layers without a loop
+    weights: gathered weights, where they are kept for the backward pass; cast ones of stages, or without a loop
     gradients: of all weights; with accumulation also those of one microbatch
     activations: residuals of all layers, for all microbatches in flight
     stages: buffers of a pipeline stage (`stage_bytes`)
@@ -61,7 +61,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     train, shards = plan.train, plan.shards
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
     gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights)
-    cast_bytes = plan.share.itemsize * block_elements(plan) if without_loop(plan) else 0
+    cast_bytes = plan.share.itemsize * block_elements(plan) if without_loop(plan) or plan.casts_ahead else 0
     held = {
         "weights": gathered_bytes if keeps_gathered else cast_bytes,
         "gradients": gradient_bytes(plan),

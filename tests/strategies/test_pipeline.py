@@ -12,11 +12,14 @@ import jax
 import pytest
 
 from benchmarks.program.compiled import read_program
-from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig, strategy
+from strategies.backends.backend import CPU
 from strategies.costs.predict import predict
 from strategies.infeasible import Infeasible
 from strategies.pipelining.schedules import SCHEDULES
-from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from strategies.step import Step
+from tests.strategies.costs.test_kept import loops
+from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, train, trained
 from tests.strategies.quick import compiled as quickly
 from tests.strategies.sampling import nightly
 
@@ -51,6 +54,28 @@ def test_equals_one_device_in_every_order(name, mesh, options):
     mine = train(name, MeshSpec.parse(mesh), **{"microbatches": 8, **options})
     reference = single(**{key: options[key] for key in options if key in ("batch_size", "dtype")})
     assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", *nightly("zb-h1", "interleaved")])
+def test_stages_cast_weights_once_where_loops_copy(schedule, monkeypatch):
+    """Then the loop over ticks reads no matrix of a layer in float32, and the step computes the same."""
+    options = {"schedule": schedule, "microbatches": 4, "dtype": "bfloat16"}
+
+    def step(*, copies: bool) -> Step:
+        monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, copies_into_stacks=copies))
+        return build("pipeline", MeshSpec.parse("pipeline=2"), **options)
+
+    def float32_matrices(its: Step) -> int:
+        """Those of layers [L,D,...], among the constants of the loop that has the most inputs. Biases have fewer."""
+        found = loops(jax.make_jaxpr(its.gradients)(its.state, its.batch).jaxpr)
+        longest = max(found, key=lambda loop: len(loop.invars))
+        read = [each.aval for each in longest.invars[: longest.params["num_consts"]]]
+        return sum(each.ndim > 2 and each.dtype == "float32" and each.size > 2**12 for each in read)
+
+    ahead, inside = step(copies=True), step(copies=False)
+    assert float32_matrices(ahead) == 0 < float32_matrices(inside)
+    found, expected = (trained(each, initial(each), range(2))[0] for each in (ahead, inside))
+    assert_equal(found, expected, ROUNDING["bfloat16"])
 
 
 @functools.cache
