@@ -12,7 +12,7 @@ from typing import Literal
 
 from benchmarks.simulate.folding import experts_have_biases, further_of
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory_traffic import traffic_bytes
+from benchmarks.simulate.memory_traffic import table_bytes, traffic_bytes
 from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
@@ -273,6 +273,7 @@ def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tupl
     tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
     dims = (tokens, rows, plan.config.embed)
     moved = stack.kernels.logit_bytes * tokens * (plan.padded_vocab if stack.gathers_logits else rows) / 2
+    moved += table_bytes(plan, stack, rows) / 2
     again = (matmul(*dims, itemsize),) if plan.logits_again else ()
     forward = (matmul(*dims, itemsize), Kernel("memory", 0, moved))
     return forward, (*again, *gradients_of(*dims, itemsize), Kernel("memory", 0, moved))

@@ -28,6 +28,12 @@ def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
     return ForwardBackward(half, half)
 
 
+def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:
+    """Bytes read and written to cast so many rows of the head's table, and to sum its gradients over microbatches."""
+    costs, several = stack.kernels, plan.train.microbatches > 1
+    return (costs.kept.of_weights + several * costs.stacked.of_weights) * rows * plan.config.embed
+
+
 def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
     """Bytes that a layer reads and writes to copy what collectives gather or scatter (`KernelCosts`).
 

@@ -90,6 +90,7 @@ MESHMARK_ON_GPUS = replace(
         head_bytes=ForwardBackward(2, 20 + 7),
         head_norm_bytes=ForwardBackward(28, 23),
         logit_bytes=8,  # written by a matmul; read for the maximum and the sum; read and written as gradients
+        copies_sequence=True,  # `Backend.gathers_outermost_only`
         kept=Kept(1.2, 8),
         stacked=Kept(2, 27),
     ),

@@ -73,6 +73,7 @@ def passes(events: Sequence[Event], times: float = 1, trips: int = 0) -> Iterato
             ("fsdp", "fsdp=8", GPT2, {"batch_size": 64}),
             ("data", "data=8", GPT2, {"batch_size": 64}),
             ("tensor", "tensor=8", LLAMA, {"batch_size": 16}),
+            ("pipeline", "pipeline=4", dataclasses.replace(LLAMA, layers=8), {"batch_size": 8, "microbatches": 8}),
         ),
     ],
     ids=str,
@@ -87,6 +88,6 @@ def test_passes_over_memory_are_within_15_percent(name, mesh, config, train) -> 
     kernels, ends = layer(cost.plan, its.stack), head(cost.plan, its.stack, cost.plan.size(*cost.plan.vocab_axes))
     moved = [(cost.plan.layers, each) for each in (*kernels.forward, *kernels.backward)]
     moved += [(1, each) for way in ends for each in way]
-    optimizer = Step(cost, its, topology).afterwards["optimizer"] * its.effective_chip.memory_bytes_per_second
-    predicted = sum(times * each.moved_bytes for times, each in moved if each.kind == "memory") + optimizer
+    predicted = train.microbatches * sum(times * each.moved_bytes for times, each in moved if each.kind == "memory")
+    predicted += Step(cost, its, topology).afterwards["optimizer"] * its.effective_chip.memory_bytes_per_second
     assert predicted == pytest.approx(sum(passes(compiled.events)), rel=0.15)
