@@ -41,7 +41,7 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
     def batch_sum(x: Array) -> Array:
         return mark_varying(lax.psum(x, split), split)
 
-    hooks = replace(ONE_DEVICE, grouped_matmuls=plan.grouped_matmuls, loops_layers=plan.loops_layers)
+    hooks = replace(ONE_DEVICE, grouped_matmuls=plan.grouped_matmuls, needs_loop=plan.needs_loop)
     implementation = Implementation(hooks=replace(hooks, batch_sum=batch_sum) if split else hooks)
     for axis in plan.active:
         implementation = axis.implement(plan, implementation)

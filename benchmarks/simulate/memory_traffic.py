@@ -3,7 +3,7 @@
 from benchmarks.simulate.stack import ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
-from strategies.costs.memory import block_elements, without_loop
+from strategies.costs.memory import block_elements
 
 CAST_BYTES = 12
 """Less for each weight and microbatch where stages cast weights before their loop (`Plan.casts_ahead`): twice a slice
@@ -21,7 +21,7 @@ def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
     Half are of the forward pass.
     """
     kept, weights = plan.block.kept_bytes(plan.share), block_elements(plan) / plan.layers
-    stacks = plan.backend.copies_into_stacks and not without_loop(plan)
+    stacks = plan.backend.copies_into_stacks and plan.loops_layers
     rates = (stack.kernels.kept, *([stack.kernels.stacked] if stacks else []))
     less = CAST_BYTES * weights if plan.casts_ahead and stack.kernels.stacked.of_weights else 0
     half = (sum(each.of_kept * kept + each.of_weights * weights for each in rates) - less) / 2

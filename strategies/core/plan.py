@@ -21,6 +21,7 @@ from strategies.model import grouped_kernel
 from strategies.model.attention import kernel_for
 from strategies.model.expert_rows import fit_kernel
 from strategies.model.grouped_matmul import GroupedMatmuls
+from strategies.model.layer_loop import is_loop
 from strategies.model.part import Share
 
 MOST_WITHOUT_LOOP = 48
@@ -57,7 +58,7 @@ class Plan(Sizes):
         for axis in asked.active:
             options |= axis.resolve(asked)
         plan = replace(asked, train=replace(train, **options))
-        if train.unroll == "auto" and plan.runs_without_loop:
+        if train.unroll == "auto" and plan.unrolls_all_layers:
             plan = replace(plan, train=replace(plan.train, unroll=plan.layers))
         if checked:
             plan.require_fit()
@@ -137,7 +138,12 @@ class Plan(Sizes):
 
     @property
     def loops_layers(self) -> bool:
-        """Whether layers are a loop in the program even if one iteration has all of them.
+        """Whether the layers are a loop in the program."""
+        return is_loop(self.layers, self.train.layers_in_loop, needed=self.needs_loop)
+
+    @property
+    def needs_loop(self) -> bool:
+        """Whether the layers are a loop even if one iteration has all of them.
 
         They need not be where a loop copies what it stacks, if layers send no more than their counts of choices
         (model/layer_loop.py).
@@ -146,12 +152,12 @@ class Plan(Sizes):
         return within or self.train.reduce == "layer" or not self.backend.copies_into_stacks
 
     @property
-    def runs_without_loop(self) -> bool:
-        """Whether layers are no loop by default: where they need none, and keep more than their inputs.
+    def unrolls_all_layers(self) -> bool:
+        """Whether `unroll="auto"` is all layers: where they need no loop, and keep more than their inputs.
 
         The more layers, the longer a compiler takes.
         """
-        return not self.loops_layers and self.train.remat != "full" and self.layers <= MOST_WITHOUT_LOOP
+        return not self.needs_loop and self.train.remat != "full" and self.layers <= MOST_WITHOUT_LOOP
 
     @property
     def casts_ahead(self) -> bool:

@@ -61,7 +61,9 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     train, shards = plan.train, plan.shards
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
     gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights)
-    cast_bytes = plan.share.itemsize * block_elements(plan) if without_loop(plan) or plan.casts_ahead else 0
+    # Without a loop XLA casts the weights of all layers beforehand.
+    casts = plan.casts_ahead or not plan.loops_layers
+    cast_bytes = plan.share.itemsize * block_elements(plan) if casts else 0
     held = {
         "weights": gathered_bytes if keeps_gathered else cast_bytes,
         "gradients": gradient_bytes(plan),
@@ -174,16 +176,11 @@ def layers_together(plan: Plan) -> int:
     """Layers in one iteration of the backward loop, beside which layers.py runs some."""
     if plan.layer_slots > plan.config.blocks:  # stages with empty slots do not unroll (layer_backward.py)
         return 1
-    unroll = 1 if without_loop(plan) else layers_at_once(plan.layers, plan.train.layers_in_loop)
+    unroll = layers_at_once(plan.layers, plan.train.layers_in_loop) if plan.loops_layers else 1
     if plan.train.prefetch == "on":
         return max(1, layers_in_iteration(plan.layers - 2, unroll))
     late = plan.delays_sums
     return layers_in_iteration(plan.layers - 1, unroll) if late else unroll
-
-
-def without_loop(plan: Plan) -> bool:
-    """Whether the layers are no loop in the program (`Plan.loops_layers`). Then XLA casts all weights beforehand."""
-    return not plan.loops_layers and layers_at_once(plan.layers, plan.train.layers_in_loop) == plan.layers > 1
 
 
 def further_layer_bytes(plan: Plan) -> int:

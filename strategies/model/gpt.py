@@ -27,7 +27,7 @@ from strategies.model.halves import by_halves
 from strategies.model.head import Head
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_loop import layers_at_once
+from strategies.model.layer_loop import is_loop, layers_at_once
 from strategies.model.layer_passes import Result
 from strategies.model.layers import Layers, is_ordered
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
@@ -121,7 +121,7 @@ class GPT(nnx.Module):
             gathers_ahead=train.prefetch == "on",
             sums_late=self.hooks.delays_sums,
             ordered=is_ordered(train, count),
-            loops=self.hooks.loops_layers,
+            loops=is_loop(count, train.layers_in_loop, needed=self.hooks.needs_loop),
         ), stacked
 
     def block(self, stored: nnx.State) -> Block:

@@ -51,7 +51,7 @@ class Hooks:
             with their choices of this device's experts; and what gives sums [M,D] of the outputs for them back: they
             become the sums [N,D] of all experts for its own tokens.
         grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
-        loops_layers: whether layers are a loop in the program even if one iteration has all of them.
+        needs_loop: whether the layers are a loop even if one iteration has all of them (layer_loop.py).
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
@@ -78,7 +78,7 @@ class Hooks:
     combine: Callable[[Array], Array] = lambda x: x
     exchange: Callable[[Routed], Exchanged] = lambda routed: (routed, lambda x: x)
     grouped_matmuls: GroupedMatmuls | None = None
-    loops_layers: bool = True
+    needs_loop: bool = True
     batch_sum: Callable[[Array], Array] = lambda x: x
     embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0

@@ -3,7 +3,7 @@
 XLA replaces a loop of one iteration by its body. Then it merges what the forward and the backward pass have in common,
 such as gathers, hops around a ring and recomputed matmuls, and keeps the results in between. The step would hold more
 and send less than its strategy says, and the order of its collectives could deadlock on virtual CPU devices. Layers
-without collectives need no loop (`Plan.loops_layers`): XLA's GPU backend would copy what they keep into stacks.
+without collectives need no loop (`Plan.needs_loop`): XLA's GPU backend would copy what they keep into stacks.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,15 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 """(carry, x) -> (carry, y), as `lax.scan` takes it."""
 KEEPS_LOOP = "skip-simplify-while-loops_trip-count-one"
 """The attribute of a loop that stops XLA's WhileLoopSimplifier from replacing it by its only iteration."""
+
+
+def is_loop(layers: int, unroll: int, *, needed: bool) -> bool:
+    """Whether the layers are a loop in the program: unless none is needed, and one iteration has all of several layers.
+
+    >>> is_loop(4, 4, needed=False), is_loop(4, 2, needed=False), is_loop(1, 1, needed=False)
+    (False, True, True)
+    """
+    return needed or not 1 < layers <= unroll
 
 
 def layers_at_once(layers: int, unroll: int) -> int:

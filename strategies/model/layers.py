@@ -56,7 +56,7 @@ class Layers:
         gathers_ahead: needs two layers.
         sums_late: needs three layers.
         ordered: with `gathers_ahead`, as `is_ordered` says.
-        loops: whether an iteration that has all layers is still a loop.
+        loops: whether the layers are a loop, as `is_loop` says.
     """
 
     gather: Callable[[Tree], Tree]
@@ -83,9 +83,8 @@ class Layers:
             return self.run(self.gather(stored), x_BTD)
 
         # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier (`prevent_cse`).
-        without_loop = not (in_loop or self.loops) and self.unroll == _count(stored) > 1
-        layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop or without_loop)
-        if without_loop:
+        layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop or not self.loops)
+        if not self.loops:
             extras: Extras = {}
             for number in range(self.unroll):
                 x_BTD, more = layer(x_BTD, jax.tree.map(lambda stack, number=number: stack[number], stored))
