@@ -68,8 +68,8 @@ from strategies.model.attention import (
 from strategies.model.attention.ring import AXIS as RING
 from strategies.model.experts import require_groups
 from strategies.model.order import after
-from strategies.model.part import Share
 from strategies.model.remat import KEPT
+from strategies.model.share import Share
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 

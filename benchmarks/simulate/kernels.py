@@ -17,7 +17,8 @@ from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.expert_rows import rows_of
-from strategies.model.part import Part, Share
+from strategies.model.part import Part
+from strategies.model.share import Share
 
 Kind = Literal["matmul", "attention", "memory"]
 

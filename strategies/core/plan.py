@@ -22,7 +22,7 @@ from strategies.model.attention import kernel_for
 from strategies.model.expert_rows import fit_kernel
 from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.layer_loop import is_loop
-from strategies.model.part import Share
+from strategies.model.share import Share
 
 MOST_WITHOUT_LOOP = 48
 """Layers that are no loop by default."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from strategies.core.plan import Plan
 from strategies.model.attention.splash import BACKWARD_MATMULS
-from strategies.model.part import Share
+from strategies.model.share import Share
 
 
 class Scores(NamedTuple):

@@ -12,8 +12,9 @@ from strategies.model.expert_rows import arrived, loops_over_blocks, rows_of
 from strategies.model.experts import Experts
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
-from strategies.model.part import Part, Share
+from strategies.model.part import Part
 from strategies.model.self_attention import Attention
+from strategies.model.share import Share
 
 
 def norm(share: Share) -> int:
@@ -182,7 +183,7 @@ def layer_elements(share: Share) -> int:
     Layers that alternate run backward one after another (gpt-oss has two of experts).
     """
     named = block_of(share.config).parts.items()
-    parts = [(working_of(part), share.of(part), part_and_layer(name)[1]) for name, part in named]
+    parts = [(working_of(part), part.share_of(share), part_and_layer(name)[1]) for name, part in named]
 
     def together(running: int) -> int:
         """Elements while one layer of the block runs backward."""

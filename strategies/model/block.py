@@ -25,7 +25,7 @@ from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Sums, added
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
-from strategies.model.part import Matmul, Part, Share
+from strategies.model.part import Matmul, Part
 from strategies.model.self_attention import (
     Attention,
     BiasedRotaryAttention,
@@ -34,6 +34,7 @@ from strategies.model.self_attention import (
     SinkAttention,
     WidthNormAttention,
 )
+from strategies.model.share import Share
 from strategies.model.weights import WeightSpec
 
 RESERVED = {"loss", "grad_norm", "loss_scale"}
@@ -119,7 +120,7 @@ class Block(nnx.Module):
     @cache
     def attention_shares(cls, share: Share) -> tuple[Share, ...]:
         """What a device computes of each of its parts that are attention."""
-        return tuple(share.of(part) for part in cls.parts.values() if part.attends)
+        return tuple(part.share_of(share) for part in cls.parts.values() if part.attends)
 
     @classmethod
     def weights(cls, config: GPTConfig) -> Mapping[str, WeightSpec]:
@@ -189,12 +190,12 @@ class Block(nnx.Module):
             biased = any(spec.dims == ("embed",) for spec in branch.weights(share.config).values())
             stream += 4 if biased and share.train.remat == "none" else share.itemsize
         streams = stream * share.residual_tokens * share.config.embed
-        return streams + sum(part.kept_bytes(share.of(part)) for part in cls.parts.values())
+        return streams + sum(part.kept_bytes(part.share_of(share)) for part in cls.parts.values())
 
     @classmethod
     def waiting_elements(cls, share: Share) -> int:
         """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
-        return sum(part.waiting_elements(share.of(part)) for part in cls.parts.values())
+        return sum(part.waiting_elements(part.share_of(share)) for part in cls.parts.values())
 
 
 class LlamaBlock(Block):

@@ -17,8 +17,9 @@ from strategies.model.expert_rows import rows_of
 from strategies.model.experts import Experts
 from strategies.model.grouped_matmul import Rows
 from strategies.model.hooks import Hooks
-from strategies.model.part import Share, add_bias
+from strategies.model.part import add_bias
 from strategies.model.remat import KEPT
+from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, vector
 
 LIMIT = 7.0

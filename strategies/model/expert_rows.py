@@ -15,9 +15,9 @@ from jaxtyping import Array
 from strategies.gpt_config import GPTConfig
 from strategies.model import grouped_kernel
 from strategies.model.grouped_matmul import to_rows
-from strategies.model.part import Share
 from strategies.model.remat import KEPT
 from strategies.model.router import Slots
+from strategies.model.share import Share
 
 
 def kept_slots(found: Slots) -> Slots:

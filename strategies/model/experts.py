@@ -46,7 +46,7 @@ from strategies.model.hooks import Hooks
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result, Sums
 from strategies.model.matmul import matmul
-from strategies.model.part import Matmul, Part, Share, add_branch
+from strategies.model.part import Matmul, Part, add_branch
 from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import (
     Routed,
@@ -60,6 +60,7 @@ from strategies.model.router import (
     load_term,
     slots,
 )
+from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, matrix, vector
 
 

@@ -12,7 +12,8 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Result
 from strategies.model.matmul import matmul
-from strategies.model.part import Part, Share, add_bias, add_branch
+from strategies.model.part import Part, add_bias, add_branch
+from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, matrix, vector
 
 

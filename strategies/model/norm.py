@@ -11,8 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from strategies.gpt_config import GPTConfig
-from strategies.model.part import Part, Share
+from strategies.model.part import Part
 from strategies.model.remat import KEPT
+from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, vector
 
 

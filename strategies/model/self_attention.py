@@ -16,9 +16,10 @@ from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Result
 from strategies.model.matmul import matmul
 from strategies.model.norm import rms_scaled
-from strategies.model.part import Part, Share, add_bias, add_branch
+from strategies.model.part import Part, add_bias, add_branch
 from strategies.model.remat import KEPT
 from strategies.model.rotary import Rotary, Yarn, rotated
+from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, matrix, vector
 
 

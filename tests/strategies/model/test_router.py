@@ -9,8 +9,8 @@ import pytest
 
 from strategies import TrainConfig
 from strategies.model.expert_rows import blocks_here, blocks_of, computed_blocks, filled_blocks
-from strategies.model.part import Share
 from strategies.model.router import block_slots, choose, forced, zipf_shares
+from strategies.model.share import Share
 from tests.strategies.model.test_experts import MOE
 
 

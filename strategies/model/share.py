@@ -1,0 +1,183 @@
+"""Share: what one device computes of a layer, for the formulas of parts of the model (part.py) and in costs/.
+
+Parts state FLOPs, memory and rows of matmuls as functions of it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
+from strategies.model.attention import Reach
+from strategies.model.attention.splash import computed_keys
+from strategies.model.grouped_matmul import GroupedMatmuls
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one device computes of a layer, for one microbatch.
+
+    Attributes:
+        tokens: that attention and the MLP work on.
+        tensors: devices that split the heads and the hidden features of the MLP.
+        contexts: devices that split the tokens of a sequence.
+        ulysses: attention takes all tokens of some heads, which come from other devices.
+        kernel: the kind of attention kernel, as `causal_attention` takes it.
+        experts: devices that split the experts.
+        grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
+        sends_ragged: devices that split the experts send only the routed rows, not whole sections.
+        dense: attention takes all tokens before a token, whatever the window or the stride of the model.
+    """
+
+    config: GPTConfig
+    train: TrainConfig
+    tokens: int
+    tensors: int = 1
+    contexts: int = 1
+    ulysses: bool = False
+    kernel: str = "xla"
+    experts: int = 1
+    grouped_matmuls: GroupedMatmuls | None = None
+    sends_ragged: bool = False
+    dense: bool = False
+
+    @property
+    def reach(self) -> Reach | None:
+        """The tokens to which a token attends; None for all before it."""
+        return None if self.dense else Reach.of(self.config)
+
+    @property
+    def held_experts(self) -> int:
+        """Experts on this device."""
+        return self.config.dim_sizes["experts"] // self.experts
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the devices that split heads also split the residual stream over its tokens."""
+        return self.train.sequence_parallel and self.tensors > 1
+
+    @property
+    def residual_tokens(self) -> int:
+        """Tokens whose residual stream this device holds."""
+        return self.tokens // self.tensors if self.sequence_parallel else self.tokens
+
+    @property
+    def reuses_residual_buffers(self) -> bool:
+        """Whether all that waits for the gradients of weights reuses memory of residuals (pipelining/slot_reuse.py).
+
+        With `remat="none"` it does, unless sequence parallelism gathers it: then it is larger than these.
+        """
+        return self.train.remat == "none" and not self.sequence_parallel
+
+    @property
+    def gathered_tokens(self) -> int:
+        """Tokens of all devices that split the experts, where all have them all (`dispatch="all_gather"`); else 0."""
+        return self.tokens * self.experts if self.experts > 1 and self.train.dispatch == "all_gather" else 0
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether devices that split the experts send each other rows, which are sorted into blocks on arrival."""
+        return self.experts > 1 and self.train.dispatch == "all_to_all" and self.grouped_matmuls is not None
+
+    @property
+    def skipping(self) -> Reach | None:
+        """The reach of attention whose blocks are skipped; None if it is computed like dense attention."""
+        reach = None if self.splash else self.reach
+        return reach if reach and (self.ring > 1 or reach.skips(self.config.sequence)) else None
+
+    @property
+    def splash(self) -> bool:
+        """Whether attention is splash.py's. It has no scores in memory."""
+        return self.kernel == "splash"
+
+    @property
+    def ring(self) -> int:
+        """Devices that attend to tokens of each other around a ring; 1 without a ring."""
+        return 1 if self.ulysses else self.contexts
+
+    @property
+    def zigzag(self) -> bool:
+        """Whether a device of the ring has an early and a late chunk of each sequence: some layers have no window."""
+        return self.ring > 1 and (self.config.full_attention_every is not None or Reach.of(self.config) is None)
+
+    @property
+    def loops_ring(self) -> bool:
+        """Whether a ring without a window has a loop as compiled: of n-2 hops, and a loop of one hop is inlined."""
+        return self.ring > 3
+
+    @property
+    def pieces(self) -> int:
+        """Into how many ranges of consecutive tokens the devices of a ring split a sequence."""
+        return 2 * self.ring if self.zigzag else self.ring
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of each of the two chunks of a sequence that a device of a ring has."""
+        return self.config.sequence // (2 * self.ring)
+
+    @property
+    def computed_keys(self) -> int:
+        """Keys that are computed for each query. Dense attention of XLA has scores for all.
+
+        Splash attention around a ring of n devices computes 2n - 1 pairs of chunks and two with a causal mask, for the
+        queries of two chunks.
+        """
+        tokens = self.config.sequence
+        if self.splash and self.ring > 1:
+            return (2 * self.ring - 1) * self.chunk // 2 + computed_keys(self.chunk, None)
+        if self.splash:
+            return computed_keys(tokens, self.reach)
+        return self.skipping.computed_keys(tokens, self.pieces) if self.skipping else tokens
+
+    @property
+    def earlier_tokens(self) -> int:
+        """Tokens of other devices whose keys and values a ring with a window brings."""
+        if self.ring == 1 or self.skipping is None:
+            return 0
+        pieces = self.tokens * self.pieces // self.config.sequence  # on this device
+        return pieces * self.skipping.earlier(self.config.sequence, self.pieces)
+
+    @property
+    def head_features(self) -> int:
+        """Features of the heads on this device."""
+        return self.config.head_features // self.tensors
+
+    @property
+    def key_features(self) -> int:
+        """Features of the heads of keys on this device."""
+        return self.config.key_features // self.tensors
+
+    @property
+    def attended_key_features(self) -> int:
+        """Features of the heads of keys that attention takes, with copies for Ulysses (`QKV.for_devices`)."""
+        if not self.ulysses:
+            return self.key_features
+        head_dim = self.config.head_dim
+        return math.lcm(self.key_features // head_dim, self.contexts) * head_dim
+
+    @property
+    def attended_features(self) -> int:
+        """Features of queries, keys, values and the output of attention together."""
+        return 2 * (self.head_features + self.attended_key_features)
+
+    @property
+    def mlp(self) -> int:
+        """Hidden features of the MLP on this device."""
+        return self.config.mlp_dim // self.tensors
+
+    @property
+    def expert_mlp(self) -> int:
+        """Hidden features of an expert on this device."""
+        return self.config.dim_sizes["expert_mlp"] // self.tensors
+
+    @property
+    def shared_mlp(self) -> int:
+        """Hidden features of the shared expert on this device."""
+        return self.config.dim_sizes["shared_mlp"] // self.tensors
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in the compute dtype."""
+        return jnp.dtype(self.train.dtype).itemsize
