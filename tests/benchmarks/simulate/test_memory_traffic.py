@@ -83,7 +83,9 @@ def test_passes_over_memory_are_within_15_percent(name, mesh, config, train) -> 
     spec, train = MeshSpec.parse(mesh), TrainConfig(dtype="bfloat16", **train)
     topology, its = Topology.parse(f"h100:1x{spec.size}"), machine("meshmark_gpus", "h100")
     step = STRATEGIES[name].build(config, spec, train, topology.devices())
-    compiled = read_program(step.lower().compile(step.xla_options_with({})).as_text(), spec.sizes)
+    text = step.lower().compile(step.xla_options_with({})).as_text()
+    assert text
+    compiled = read_program(text, spec.sizes)
     cost = predict(name, config, spec, train, "cuda")
     kernels, ends = layer(cost.plan, its.stack), head(cost.plan, its.stack, cost.plan.size(*cost.plan.vocab_axes))
     moved = [(cost.plan.layers, each) for each in (*kernels.forward, *kernels.backward)]
