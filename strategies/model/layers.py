@@ -44,6 +44,23 @@ def is_ordered(train: TrainConfig, layers: int) -> bool:
     return train.microbatches > 1 or layers <= train.layers_in_loop + 2
 
 
+@jax.custom_vjp
+def unstacked(stack: Array) -> tuple[Array, ...]:
+    """The arrays of a stack. Their gradients are stacked; autodiff would add up as many padded arrays as there are."""
+    return tuple(stack)
+
+
+def _unstacked_forward(stack: Array) -> tuple[tuple[Array, ...], None]:
+    return tuple(stack), None
+
+
+def _unstacked_backward(_: None, grads: tuple[Array, ...]) -> tuple[Array]:
+    return (jnp.stack(grads),)
+
+
+unstacked.defvjp(_unstacked_forward, _unstacked_backward)
+
+
 @dataclass(frozen=True)
 class Layers:
     """Runs all layers in order: (weights of all layers, stacked [L,...]; input of the first) -> result of the last.
@@ -86,8 +103,9 @@ class Layers:
         layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop or not self.loops)
         if not self.loops:
             extras: Extras = {}
-            for number in range(self.unroll):
-                x_BTD, more = layer(x_BTD, jax.tree.map(lambda stack, number=number: stack[number], stored))
+            stacks, structure = jax.tree.flatten(stored)
+            for leaves in zip(*map(unstacked, stacks), strict=True):
+                x_BTD, more = layer(x_BTD, jax.tree.unflatten(structure, leaves))
                 extras = added(extras, more)
             return x_BTD, extras
         y_BTD, extras = (lax.scan if in_loop else scan_layers)(layer, x_BTD, stored, unroll=self.unroll)

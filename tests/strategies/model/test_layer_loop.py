@@ -12,6 +12,7 @@ import pytest
 from strategies import MeshSpec, strategy
 from strategies.backends.backend import CPU
 from strategies.model.layer_loop import scan_layers
+from strategies.model.layers import unstacked
 from tests.strategies import test_expert as experts
 from tests.strategies.costs.test_kept import loops
 from tests.strategies.equality import ROUNDING, assert_equal, initial, trained
@@ -67,3 +68,16 @@ def test_layers_of_one_iteration_are_no_loop_where_loops_copy(name: str, mesh: s
     assert any(loop.params["length"] == 2 for loop in found) == looped
     if not looped:
         assert_equal(trained(step, initial(step), range(3))[0], experts.single(config, 1), ROUNDING["float32"])
+
+
+def test_gradients_of_unstacked_layers_are_stacked():
+    """Autodiff of slices would pad the gradient of each layer and add it to those of all others."""
+    stack, factors = jnp.ones((3, 2)), jnp.arange(3.0)
+
+    def loss(stack: jax.Array) -> jax.Array:
+        return jnp.stack([each * factor for each, factor in zip(unstacked(stack), factors, strict=True)]).sum()
+
+    np.testing.assert_array_equal(jax.grad(loss)(stack), np.repeat(factors[:, None], 2, 1))
+    program = str(jax.make_jaxpr(jax.grad(loss))(stack))
+    assert "pad[" not in program
+    assert "add_any" not in program
