@@ -131,7 +131,8 @@ class Engine:
         """Split a comparison group into groups whose states fit into memory together."""
         budget, timing_group = processes.broadcast_first(states_budget_bytes), list[Record]()
         for record in group:
-            if timing_group and budget is not None and sum(map(state_bytes, [*timing_group, record])) > budget:
+            together = sum(each.held_bytes("argument") for each in [*timing_group, record])
+            if timing_group and budget is not None and together > budget:
                 yield timing_group
                 timing_group = []
             timing_group.append(record)
@@ -144,9 +145,3 @@ class Engine:
             rate = partial(matmul_rate if remote else matmul_flops_per_second, dtype)
             self.matmul_rates[dtype] = processes.broadcast_first(rate) if remote else rate()
         return self.matmul_rates[dtype]
-
-
-def state_bytes(record: Record) -> int:
-    """Memory of a case's training state: on one device, or on the host for all virtual devices together."""
-    devices = record.case.mesh.size if record.virtual_devices else 1
-    return devices * int(record.columns.get("memory.argument_bytes") or 0)

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 
@@ -120,6 +120,11 @@ class Record:
     def param_count(self) -> int:
         """Parameters of the model, without padding."""
         return param_count(self.case.config)
+
+    def held_bytes(self, part: Literal["argument", "temp"]) -> int:
+        """Memory of its arguments or temporaries: on one device, or on the host for all virtual devices together."""
+        devices = self.case.mesh.size if self.virtual_devices else 1
+        return devices * int(self.columns.get(f"memory.{part}_bytes") or 0)
 
     @property
     def step_seconds(self) -> Interval | None:

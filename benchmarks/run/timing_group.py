@@ -11,7 +11,7 @@ from typing import TypeVar
 from benchmarks.cases.failures import reason_of
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
-from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes
+from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes, states_budget_bytes
 from benchmarks.run.attribution import attribute
 from benchmarks.run.ledger import Ledger
 from benchmarks.run.measure import WIDE, BlockTimes, Interval, Training, steps_per_block, time_interleaved, trace
@@ -50,17 +50,15 @@ class TimingGroup:
 
     def run(self) -> None:
         """Time the cases, and end them."""
-        # The canary is last, because it can be dropped if memory is short.
         participants = {str(self.baseline.case): self.baseline} | {str(record.case): record for record in self.records}
-        participants |= {CANARY: self.baseline}
         for name, record in participants.items():
-            self.ledger.begin(record.case)
-            try:
-                training = processes.run_in_all(partial(self._start, record))
-                self.times[name], self.trainings[name] = BlockTimes(steps_per_block(training)), training
-            except Exception as error:
-                if name != CANARY:
-                    self._drop(record, error)
+            self._join(name, record)
+        # The canary is last, because it can be dropped if memory is short.
+        participants |= {CANARY: self.baseline}
+        if processes.broadcast_first(self._has_room_for_canary):
+            self._join(CANARY, self.baseline)
+        else:
+            self.say("no memory is left for a second state of a step, which would show the noise")
         self.say(f"timing {len(self.records)} comparable steps, interleaved")
         try:
             with self.preparation.clock.phase("timed"):
@@ -100,6 +98,22 @@ class TimingGroup:
     def baseline(self) -> Record:
         """The case that all others are compared with, and that the canary duplicates: `single`, or else the first."""
         return self.records[0] if isinstance(self.reference, str) else self.reference
+
+    def _join(self, name: str, record: Record) -> None:
+        """Start a training run, and time it with the others under a name. If it fails, the canary is left out."""
+        self.ledger.begin(record.case)
+        try:
+            training = processes.run_in_all(partial(self._start, record))
+            self.times[name], self.trainings[name] = BlockTimes(steps_per_block(training)), training
+        except Exception as error:
+            if name != CANARY:
+                self._drop(record, error)
+
+    def _has_room_for_canary(self) -> bool:
+        """Whether its state, and the temporaries of the step that needs the most, fit beside the states of others."""
+        half = states_budget_bytes()
+        temporaries = max(record.held_bytes("temp") for record in (self.baseline, *self.records))
+        return half is None or self.baseline.held_bytes("argument") + temporaries <= 2 * half
 
     def _start(self, record: Record) -> Training | RemoteTraining:
         """Start a training run; that of `single` in the single-device process, if there is one.

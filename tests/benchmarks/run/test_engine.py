@@ -205,6 +205,18 @@ def test_comparable_cases_are_measured_together(begin: Begin) -> None:
 
 
 @pytest.mark.usefixtures("toys")
+def test_a_step_that_fits_once_is_timed_without_a_canary(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a second state of the baseline would not fit, nothing is said of the noise, and the step is timed."""
+    monkeypatch.setattr("benchmarks.run.timing_group.states_budget_bytes", lambda: 1)
+    said, engine = list[str](), begin()
+    engine.say = said.append
+    (row,) = measure(engine, DATA)
+    assert "no memory is left for a second state" in said[0]
+    assert (row["status"], row["canary_ratio"], row["noisy"]) == ("ok", None, None)
+    assert row["relative_to_single"] is not None
+
+
+@pytest.mark.usefixtures("toys")
 def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that exceeds the memory budget is timed in heats, each with its own `single` and canary."""
     monkeypatch.setattr("benchmarks.run.engine.states_budget_bytes", lambda: 1)
