@@ -36,8 +36,8 @@ FORBIDDEN = {
 CONFIGS = "strategies.config", "strategies.gpt_config"
 MODEL = (*CONFIGS, "strategies.infeasible", "strategies.backends.backend", "strategies.model")
 """All that the model may know of the strategies: sizes, which kernel the devices have, and its own parts."""
-KERNELS = (*CONFIGS, "strategies.infeasible", "strategies.backends.backend", "strategies.model.attention")
-"""All that the kernels of attention may know."""
+KERNELS = (*MODEL[:-1], "strategies.model.attention", "strategies.model.pallas")
+"""All that the kernels of attention and of Pallas may know."""
 
 
 def imported(path):
@@ -105,8 +105,8 @@ def test_what_commands_share_needs_no_jax(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "strategies" / "model").rglob("*.py")), ids=lambda path: path.stem)
 def test_the_model_knows_no_strategy(path):
-    """One GPT for all: it imports no strategy, no mesh and no step. Kernels of attention import nothing of the GPT."""
-    may = KERNELS if path.parent.name == "attention" else MODEL
+    """One GPT for all: it imports no strategy, no mesh and no step. Kernels import nothing of the GPT."""
+    may = KERNELS if path.parent.name in ("attention", "pallas") else MODEL
     ours = [name for name in imported(path) if name in NAMES]
     assert [name for name in ours if not name.startswith(may)] == []
 

@@ -83,7 +83,7 @@ def _of_splash(kernel: Instruction, computation: Computation) -> int:
 
 
 def _of_triton(kernel: Instruction, computation: Computation) -> int:
-    """FLOPs of a grouped matmul (model/grouped_kernel.py), whose name says how many rows it multiplies.
+    """FLOPs of a grouped matmul (model/pallas/grouped_kernel.py), whose name says how many rows it multiplies.
 
     Of its arrays one has three dims: the matrices of the experts, or their gradient.
 

@@ -38,7 +38,7 @@ class Backend:
         sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
         waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul takes
             longer then than the matmul (docs/experiments/2026-11-26-first-gpu.md).
-        grouped_kernel: whether grouped matmuls in bfloat16 and float16 are kernels (model/grouped_kernel.py).
+        grouped_kernel: whether grouped matmuls in bfloat16 and float16 are kernels (model/pallas/grouped_kernel.py).
         two_dim_torus: whether the chips form a torus of two dims (torus.py).
     """
 

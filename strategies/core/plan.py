@@ -17,11 +17,11 @@ from strategies.core.sizes import Sizes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, legal
 from strategies.mesh import MeshSpec
-from strategies.model import grouped_kernel
 from strategies.model.attention import kernel_for
 from strategies.model.expert_rows import fit_kernel
 from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.layer_loop import is_loop
+from strategies.model.pallas import grouped_kernel
 from strategies.model.share import Share
 
 MOST_WITHOUT_LOOP = 48

@@ -13,8 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.gpt_config import GPTConfig
-from strategies.model import grouped_kernel
 from strategies.model.grouped_matmul import to_rows
+from strategies.model.pallas import grouped_kernel
 from strategies.model.remat import KEPT
 from strategies.model.router import Slots
 from strategies.model.share import Share

@@ -1,8 +1,8 @@
 """Rows of experts: from tokens and back, and their matmuls, of buffers side by side, or of blocks, a grouped matmul.
 
-In a grouped matmul each block has the matrix of its expert. It is a kernel on NVIDIA GPUs (grouped_kernel.py), and a
-loop over blocks elsewhere. It multiplies no more rows than the blocks have, on every backend. Empty blocks are skipped
-by kernels, and by loops where a conditional costs little (`Backend.waits_at_conditionals`).
+In a grouped matmul each block has the matrix of its expert. It is a kernel on NVIDIA GPUs (pallas/grouped_kernel.py),
+and a loop over blocks elsewhere. It multiplies no more rows than the blocks have, on every backend. Empty blocks are
+skipped by kernels, and by loops where a conditional costs little (`Backend.waits_at_conditionals`).
 
 `jax.lax.ragged_dot` multiplies all rows with the matrices of all experts where XLA has no kernel for it, and none was
 found for the gradient of the matrices (docs/experiments/2026-11-26-grouped-matmul.md).
@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from strategies.model import grouped_kernel
-from strategies.model.attention.splash import untyped
+from strategies.model.pallas import grouped_kernel
+from strategies.model.pallas.vma import call_without_vma
 from strategies.model.router import Slots
 
 GroupedMatmuls = Literal["loop", "skipping_loop", "kernel"]
@@ -79,14 +79,14 @@ def grouped_matmul(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _by_kernel(x_SRD: Array, w_EDF: Array, expert_S: Array, filled: int) -> Array:
-    return untyped(partial(grouped_kernel.multiply, filled=filled), x_SRD, w_EDF, expert_S)
+    return call_without_vma(partial(grouped_kernel.multiply, filled=filled), x_SRD, w_EDF, expert_S)
 
 
 def _kernel_backward(filled: int, kept: tuple[Array, Array, Array], dy_SRF: Array) -> tuple[Array, Array, None]:
     x_SRD, w_EDF, expert_S = kept
-    dx_SRD = untyped(partial(grouped_kernel.rows_gradient, filled=filled), dy_SRF, w_EDF, expert_S)
+    dx_SRD = call_without_vma(partial(grouped_kernel.rows_gradient, filled=filled), dy_SRF, w_EDF, expert_S)
     matrices_gradient = partial(grouped_kernel.matrices_gradient, experts=len(w_EDF), filled=filled)
-    return dx_SRD, untyped(matrices_gradient, x_SRD, dy_SRF, expert_S), None
+    return dx_SRD, call_without_vma(matrices_gradient, x_SRD, dy_SRF, expert_S), None
 
 
 _by_kernel.defvjp(

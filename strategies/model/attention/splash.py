@@ -12,16 +12,14 @@ Dims: B batch, T tokens, H heads of queries, J heads of keys and values, K head 
 """
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.model.attention.reach import Reach
+from strategies.model.pallas.vma import call_without_vma
 
 LANES = 128
 """Lanes of a vector. The log-sum-exp of a query's scores fills as many."""
@@ -69,7 +67,7 @@ def attended(
         return mixed_HTK, log_total_HT
 
     with _counted(q_BHTK, reach, causal):
-        return untyped(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK)
+        return call_without_vma(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK)
 
 
 def gradients(
@@ -98,7 +96,7 @@ def gradients(
         return _scaled(dq_HTK), dk_JTK, dv_JTK
 
     with _counted(q_BHTK, reach, causal):
-        return untyped(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK, mixed_BHTK, log_total_BHT, dmixed_BHTK)
+        return call_without_vma(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK, mixed_BHTK, log_total_BHT, dmixed_BHTK)
 
 
 def _counted(q_BHTK: Array, reach: Reach | None, causal: bool) -> AbstractContextManager[Any]:
@@ -132,25 +130,3 @@ def _kernel(q_HTK: Array, reach: Reach | None, causal: bool = True) -> Any:
         block_sizes=splash_attention.BlockSizes(**sizes),
         save_residuals=True,
     )
-
-
-def untyped(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function without types that say over which mesh axes its arrays vary. The results vary as the arguments.
-
-    `jax.shard_map` wants such types of the outputs of a Pallas kernel, and our kernels give none. Autodiff must
-    not see the types change, because it would sum gradients over the axes: both parts of a custom derivative call this.
-    """
-    if jax.sharding.get_abstract_mesh().empty:
-        return function(*arguments)
-    axes = frozenset().union(*map(_varying, jax.tree.leaves(arguments)))
-
-    def run(*arguments: Any) -> Any:
-        # Reshaped arrays have no type there, and XLA removes these reshapes.
-        return function(*jax.tree.map(lambda x: jnp.squeeze(x[None], 0), arguments))
-
-    results = jax.shard_map(run, in_specs=P(), out_specs=P(), check_vma=False)(*arguments)
-    return jax.tree.map(lambda x: jax.lax.pcast(x, tuple(axes - _varying(x)), to="varying"), results)
-
-
-def _varying(x: Array) -> frozenset[str]:
-    return jax.typeof(x).manual_axis_type.varying

@@ -11,8 +11,8 @@ import pytest
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for
 from strategies.core.plan import Plan
-from strategies.model import grouped_kernel
 from strategies.model.grouped_matmul import grouped_matmul
+from strategies.model.pallas import grouped_kernel
 
 DROPLESS = replace(PRESETS["nano-moe"], capacity_factor=None, layers=4)
 
