@@ -94,8 +94,12 @@ class RMSNorm(Part):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep the inverse in float32; with `remat="none"` also what LayerNorm keeps besides its mean."""
-        return 0 if share.train.remat == "full" else LayerNorm.kept_bytes(share) - 4 * share.residual_tokens
+        """Keep the inverse in float32; with `remat="none"` also x after scaling, as LayerNorm does."""
+        if share.train.remat == "full":
+            return 0
+        mean_bytes = 4 * share.residual_tokens
+        normed_bytes = 4 * (share.residual_tokens + 1) * share.config.embed if share.train.remat == "none" else 0
+        return LayerNorm.kept_bytes(share) - mean_bytes - normed_bytes
 
 
 def here(mean: Array) -> Array:
@@ -103,38 +107,42 @@ def here(mean: Array) -> Array:
     return mean
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def rms_scaled(
     x: Float[Array, "*batch D"], scale: Array, epsilon: float, mean: Callable[[Array], Array] = here
 ) -> Float[Array, "*batch D"]:
-    """Divide x by its root mean square over the last dim, and multiply it by a scale, which broadcasts.
+    """Divide x by its root mean square over the last dim, in float32, and multiply it by a scale.
 
-    `mean` is that of `divided_by_rms`.
+    Differentiated by hand, as `_normalise`: the backward pass reads x as it is, and neither quotient.
+
+    Args:
+        x: features.
+        scale: of the last dims of x.
+        epsilon: is added to the mean of squares.
+        mean: averages a mean of this device over all devices that split the features.
     """
-    normed: Array = divided_by_rms(x.astype(jnp.float32), epsilon, mean)
-    return (normed.astype(x.dtype) * scale).astype(x.dtype)
+    return _rms_forward(x, scale, epsilon, mean)[0]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def divided_by_rms(x: Array, epsilon: float, mean: Callable[[Array], Array]) -> Array:
-    """Divide float32 x by its root mean square over the last dim. Differentiated by hand, as `_normalise`.
-
-    `mean` averages a mean of this device over all devices that split the features.
-    """
-    return _divided_forward(x, epsilon, mean)[0]
-
-
-def _divided_forward(x: Array, epsilon: float, mean: Callable[[Array], Array]) -> tuple[Array, tuple[Array, Array]]:
-    inverse = checkpoint_name(lax.rsqrt(mean(jnp.square(x).mean(-1, keepdims=True)) + epsilon), KEPT)
-    return x * inverse, (x, inverse)
+def _rms_forward(
+    x: Array, scale: Array, epsilon: float, mean: Callable[[Array], Array]
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    x_float = x.astype(jnp.float32)
+    inverse = checkpoint_name(lax.rsqrt(mean(jnp.square(x_float).mean(-1, keepdims=True)) + epsilon), KEPT)
+    return ((x_float * inverse).astype(x.dtype) * scale).astype(x.dtype), (x, scale, inverse)
 
 
-def _divided_backward(
-    epsilon: float, mean: Callable[[Array], Array], kept: tuple[Array, Array], dy: Array
-) -> tuple[Array]:
-    """Subtract from dy what would change the root mean square."""
-    x, inverse = kept
-    y = x * inverse
-    return (inverse * (dy - y * mean((dy * y).mean(-1, keepdims=True))),)
+def _rms_backward(
+    epsilon: float, mean: Callable[[Array], Array], kept: tuple[Array, Array, Array], dscaled: Array
+) -> tuple[Array, Array]:
+    """Subtract from the gradient what would change the root mean square."""
+    x, scale, inverse = kept
+    y = x.astype(jnp.float32) * inverse
+    dscaled = dscaled.astype(jnp.promote_types(x.dtype, scale.dtype))
+    dy = (dscaled * scale).astype(x.dtype).astype(jnp.float32)
+    dx = inverse * (dy - y * mean((dy * y).mean(-1, keepdims=True)))
+    dscale = (dscaled * y.astype(x.dtype)).sum(range(x.ndim - scale.ndim))
+    return dx.astype(x.dtype), dscale.astype(scale.dtype)
 
 
-divided_by_rms.defvjp(_divided_forward, _divided_backward)
+rms_scaled.defvjp(_rms_forward, _rms_backward)

@@ -89,27 +89,26 @@ class Yarn(Rotary):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def rotated(qkv_BTCE: Float[Array, "B T C E"], rotary: Rotary, info: LayerInfo) -> Float[Array, "B T C E"]:
-    """Rotate queries and keys by the positions of their tokens, in float32; values stay as they are.
+def rotated(qk_BTCE: Float[Array, "B T C E"], rotary: Rotary, info: LayerInfo) -> Float[Array, "B T C E"]:
+    """Rotate queries and keys by the positions of their tokens, in float32.
 
     The backward pass rotates the gradient back, and keeps nothing for that.
     """
-    return _rotated(qkv_BTCE, rotary, info, 1)
+    return _rotated(qk_BTCE, rotary, info, 1)
 
 
-def _rotated(qkv_BTCE: Array, rotary: Rotary, info: LayerInfo, direction: int) -> Array:
-    angle_TK = info.positions_T[:, None] * rotary.angle_K
-    cos_T11K, sin_T11K = jnp.cos(angle_TK)[:, None, None], direction * jnp.sin(angle_TK)[:, None, None]
+def _rotated(qk_BTCE: Array, rotary: Rotary, info: LayerInfo, direction: int) -> Array:
+    angle_T1K = info.positions_T[:, None, None] * rotary.angle_K
+    sin_T1K = direction * jnp.sin(angle_T1K)
+    cos_T1K, sin_T2K = jnp.cos(angle_T1K), jnp.concatenate([-sin_T1K, sin_T1K], 1)
     if rotary.scale != 1:
-        cos_T11K, sin_T11K = rotary.scale * cos_T11K, rotary.scale * sin_T11K
-    qkv_BTCJK = qkv_BTCE.reshape(*qkv_BTCE.shape[:3], -1, rotary.head_dim)
-    first, second = jnp.split(qkv_BTCJK[:, :, :-1].astype(jnp.float32), 2, axis=-1)
-    turned = first * cos_T11K - second * sin_T11K, second * cos_T11K + first * sin_T11K
-    qk_BTCJK = jnp.concatenate(turned, -1).astype(qkv_BTCE.dtype)
-    return jnp.concatenate([qk_BTCJK, qkv_BTCJK[:, :, -1:]], 2).reshape(qkv_BTCE.shape)
+        cos_T1K, sin_T2K = rotary.scale * cos_T1K, rotary.scale * sin_T2K
+    x_BTCJ2K = qk_BTCE.reshape(*qk_BTCE.shape[:3], -1, 2, rotary.head_dim // 2).astype(jnp.float32)
+    turned = x_BTCJ2K * cos_T1K[:, None, None] + jnp.flip(x_BTCJ2K, -2) * sin_T2K[:, None, None]
+    return turned.astype(qk_BTCE.dtype).reshape(qk_BTCE.shape)
 
 
 rotated.defvjp(
-    lambda qkv_BTCE, rotary, info: (_rotated(qkv_BTCE, rotary, info, 1), None),
-    lambda rotary, info, _, dqkv_BTCE: (_rotated(dqkv_BTCE, rotary, info, -1),),
+    lambda qk_BTCE, rotary, info: (_rotated(qk_BTCE, rotary, info, 1), None),
+    lambda rotary, info, _, dqk_BTCE: (_rotated(dqk_BTCE, rotary, info, -1),),
 )

@@ -111,7 +111,8 @@ class RotaryAttention(Attention):
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
         """Rotate queries and keys."""
-        return checkpoint_name(rotated(qkv_BTCA, self.rotary, info), KEPT)
+        qk_BTCA = rotated(qkv_BTCA[:, :, :-1], self.rotary, info)
+        return checkpoint_name(jnp.concatenate([qk_BTCA, qkv_BTCA[:, :, -1:]], 2), KEPT)
 
 
 class BiasedRotaryAttention(RotaryAttention):
@@ -155,7 +156,7 @@ class NormAttention(RotaryAttention):
         """Normalise and rotate queries and keys. What they are before that is kept, too: the norm's backward pass."""
         qkv_BTCA = checkpoint_name(qkv_BTCA, KEPT)
         qk_BTCA = self.normed(qkv_BTCA[:, :, :-1], info)
-        return rotated(jnp.concatenate([qk_BTCA, qkv_BTCA[:, :, -1:]], 2), self.rotary, info)
+        return jnp.concatenate([rotated(qk_BTCA, self.rotary, info), qkv_BTCA[:, :, -1:]], 2)
 
     def normed(self, qk_BTCA: Array, info: LayerInfo) -> Array:
         """Normalise queries and keys."""
@@ -175,17 +176,22 @@ class HeadNormAttention(NormAttention):
         return {**RotaryAttention.weights(config), "q_norm_K": scale, "k_norm_K": scale}
 
     def normed(self, qk_BTCA: Array, info: LayerInfo) -> Array:
-        """Normalise each head."""
+        """Normalise each head.
+
+        Each has a scale of its own, so that the backward pass sums gradients of scales over tokens first. If XLA's GPU
+        backend sums over tokens and heads at once, it transposes all that it computes beside the sum.
+        """
         qk_BTCJK = qk_BTCA.reshape(*qk_BTCA.shape[:3], -1, self.config.head_dim)
-        q_norm_K, k_norm_K = self.q_norm_K[...], self.k_norm_K[...]
-        scale_C1K = jnp.stack([*[q_norm_K] * (qk_BTCA.shape[2] - 1), k_norm_K])[:, None]
-        return rms_scaled(qk_BTCJK, scale_C1K, self.config.norm_epsilon).reshape(qk_BTCA.shape)
+        q_norm_JK, k_norm_JK = (
+            jnp.broadcast_to(scale_K[...], qk_BTCJK.shape[-2:]) for scale_K in (self.q_norm_K, self.k_norm_K)
+        )
+        scale_CJK = jnp.stack([*[q_norm_JK] * (qk_BTCA.shape[2] - 1), k_norm_JK])
+        return rms_scaled(qk_BTCJK, scale_CJK, self.config.norm_epsilon).reshape(qk_BTCA.shape)
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Of norms: one for each head of queries and of keys. Of scales: one for each of these that share values."""
-        norms = (share.head_features + share.key_features) // share.config.head_dim
-        return _kept_bytes(share, norms, share.config.dim_sizes["qk"] * share.config.head_dim)
+        """Of norms: one for each head of queries and of keys."""
+        return _kept_bytes(share, (share.head_features + share.key_features) // share.config.head_dim)
 
 
 class WidthNormAttention(NormAttention):
@@ -218,20 +224,20 @@ class WidthNormAttention(NormAttention):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Of norms: one for queries and one for keys. Of scales: one for each feature."""
-        return _kept_bytes(share, 2, share.head_features + share.key_features)
+        """Of norms: one for queries and one for keys."""
+        return _kept_bytes(share, 2)
 
 
-def _kept_bytes(share: Share, norms: int, scales: int) -> int:
+def _kept_bytes(share: Share, norms: int) -> int:
     """Keep what `Attention` keeps, and a number in float32 for each norm of a token.
 
-    With `remat="none"` also queries and keys before the norm, and in float32 after it, and the scales. Otherwise
-    Ulysses keeps them twice: before the norm, and as they came from other devices.
+    With `remat="none"` also queries and keys before the norm, and a scale for each feature. Otherwise Ulysses keeps them
+    twice: before the norm, and as they came from other devices.
     """
     kept, features = Attention.kept_bytes(share), share.head_features + share.key_features
     if share.train.remat == "full":
         return kept
     kept += 4 * share.tokens * norms
     if share.train.remat == "none":
-        return kept + (4 + share.itemsize) * share.tokens * features + 4 * scales
+        return kept + (share.itemsize * share.tokens + 4) * features
     return kept + (share.itemsize * share.tokens * (features + share.key_features) if share.ulysses else 0)
