@@ -98,14 +98,19 @@ def rotated(qk_BTCE: Float[Array, "B T C E"], rotary: Rotary, info: LayerInfo) -
 
 
 def _rotated(qk_BTCE: Array, rotary: Rotary, info: LayerInfo, direction: int) -> Array:
-    angle_T1K = info.positions_T[:, None, None] * rotary.angle_K
-    sin_T1K = direction * jnp.sin(angle_T1K)
-    cos_T1K, sin_T2K = jnp.cos(angle_T1K), jnp.concatenate([-sin_T1K, sin_T1K], 1)
+    """Each feature times its cosine, and the other one of its pair times the sine, whose sign is that of a rotation.
+
+    To swap the halves of a head by `flip` is a map of indices. With slices and a concatenation XLA's GPU backend writes
+    the halves in float32.
+    """
+    angle_T111K = info.positions_T.reshape(-1, 1, 1, 1, 1) * rotary.angle_K
+    cos_T111K, sin_T111K = jnp.cos(angle_T111K), direction * jnp.sin(angle_T111K)
     if rotary.scale != 1:
-        cos_T1K, sin_T2K = rotary.scale * cos_T1K, rotary.scale * sin_T2K
+        cos_T111K, sin_T111K = rotary.scale * cos_T111K, rotary.scale * sin_T111K
     x_BTCJ2K = qk_BTCE.reshape(*qk_BTCE.shape[:3], -1, 2, rotary.head_dim // 2).astype(jnp.float32)
-    turned = x_BTCJ2K * cos_T1K[:, None, None] + jnp.flip(x_BTCJ2K, -2) * sin_T2K[:, None, None]
-    return turned.astype(qk_BTCE.dtype).reshape(qk_BTCE.shape)
+    other_BTCJ2K = jnp.flip(x_BTCJ2K, -2) * jnp.array([[-1.0], [1.0]])
+    turned_BTCJ2K = x_BTCJ2K * cos_T111K + other_BTCJ2K * sin_T111K
+    return turned_BTCJ2K.astype(qk_BTCE.dtype).reshape(qk_BTCE.shape)
 
 
 rotated.defvjp(
