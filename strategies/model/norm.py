@@ -94,12 +94,11 @@ class RMSNorm(Part):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep the inverse in float32; with `remat="none"` also x after scaling, as LayerNorm does."""
+        """Keep the inverse in float32; with `remat="none"` also x after scaling and the scale, as LayerNorm does."""
         if share.train.remat == "full":
             return 0
-        mean_bytes = 4 * share.residual_tokens
-        normed_bytes = 4 * (share.residual_tokens + 1) * share.config.embed if share.train.remat == "none" else 0
-        return LayerNorm.kept_bytes(share) - mean_bytes - normed_bytes
+        normed = share.config.embed if share.train.remat == "none" else 0
+        return LayerNorm.kept_bytes(share) - 4 * share.residual_tokens * (1 + normed)
 
 
 def here(mean: Array) -> Array:
@@ -107,13 +106,10 @@ def here(mean: Array) -> Array:
     return mean
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def rms_scaled(
     x: Float[Array, "*batch D"], scale: Array, epsilon: float, mean: Callable[[Array], Array] = here
 ) -> Float[Array, "*batch D"]:
     """Divide x by its root mean square over the last dim, in float32, and multiply it by a scale.
-
-    Differentiated by hand, as `_normalise`: the backward pass reads x as it is, and neither quotient.
 
     Args:
         x: features.
@@ -121,6 +117,13 @@ def rms_scaled(
         epsilon: is added to the mean of squares.
         mean: averages a mean of this device over all devices that split the features.
     """
+    # `remat="none"` keeps an array with further dims. It keeps no gathered weight, which would be gathered again.
+    return _rms_scaled(x, jnp.expand_dims(scale, range(x.ndim - scale.ndim)), epsilon, mean)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _rms_scaled(x: Array, scale: Array, epsilon: float, mean: Callable[[Array], Array]) -> Array:
+    """Differentiated by hand, as `_normalise`: the backward pass reads x as it is, and neither quotient."""
     return _rms_forward(x, scale, epsilon, mean)[0]
 
 
@@ -141,8 +144,9 @@ def _rms_backward(
     dscaled = dscaled.astype(jnp.promote_types(x.dtype, scale.dtype))
     dy = (dscaled * scale).astype(x.dtype).astype(jnp.float32)
     dx = inverse * (dy - y * mean((dy * y).mean(-1, keepdims=True)))
-    dscale = (dscaled * y.astype(x.dtype)).sum(range(x.ndim - scale.ndim))
+    shared = [dim for dim, size in enumerate(scale.shape) if size == 1]
+    dscale = (dscaled * y.astype(x.dtype)).sum(shared, keepdims=True)
     return dx.astype(x.dtype), dscale.astype(scale.dtype)
 
 
-rms_scaled.defvjp(_rms_forward, _rms_backward)
+_rms_scaled.defvjp(_rms_forward, _rms_backward)
