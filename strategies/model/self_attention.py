@@ -231,8 +231,8 @@ class WidthNormAttention(NormAttention):
 def _kept_bytes(share: Share, norms: int) -> int:
     """Keep what `Attention` keeps, and a number in float32 for each norm of a token.
 
-    With `remat="none"` also queries and keys before the norm, and a scale for each feature. Otherwise Ulysses keeps them
-    twice: before the norm, and as they came from other devices.
+    With `remat="none"` also queries and keys before the norm, and a scale for each feature. Otherwise Ulysses keeps
+    them twice: before the norm, and as they came from other devices.
     """
     kept, features = Attention.kept_bytes(share), share.head_features + share.key_features
     if share.train.remat == "full":
