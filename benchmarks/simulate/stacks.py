@@ -81,8 +81,8 @@ MESHMARK_ON_GPUS = replace(
     # As XLA compiles 19 steps of `single` for H100 with JAX 0.11.2: blocks of GPT-2, Llama and Qwen3 of several widths,
     # with each `remat`, and with and without a loop. The bytes of fusions and copies by these constants are at most 8%
     # from those of the programs (docs/experiments/2026-11-26-gpu-seconds.md). cuDNN's attention adds 7 bytes to the
-    # backward pass of an element of queries and keys: it casts their gradients, and multiplies outputs by theirs. A norm
-    # of queries and keys reads them once more forward and twice backward (docs/experiments/2026-11-26-qk-norm.md; 9%).
+    # backward pass of an element of queries and keys: it casts their gradients, and multiplies outputs by theirs. Norms
+    # of both read them once more forward, and twice backward (docs/experiments/2026-11-26-qk-norm.md; 9%).
     MESHMARK,
     kernels=replace(
         MESHMARK.kernels,
