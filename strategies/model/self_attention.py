@@ -111,7 +111,7 @@ class RotaryAttention(Attention):
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
         """Rotate queries and keys."""
-        qk_BTCA = rotated(qkv_BTCA[:, :, :-1], self.rotary, info)
+        qk_BTCA: Array = rotated(qkv_BTCA[:, :, :-1], self.rotary, info)
         return checkpoint_name(jnp.concatenate([qk_BTCA, qkv_BTCA[:, :, -1:]], 2), KEPT)
 
 

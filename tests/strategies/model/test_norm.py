@@ -30,7 +30,7 @@ def test_derivative_is_that_of_autodiff(dtype, unit, shape):
     x, dy = (jax.random.normal(key, (TOKENS, *shape)).astype(dtype) for key in keys[:2])
     scale = 1 + 0.1 * jax.random.normal(keys[2], shape)
     (value, backward), (other, plain_backward) = (
-        jax.vjp(function, x, scale) for function in (lambda *xs: rms_scaled(*xs, EPSILON), plain)
+        jax.vjp(function, x, scale) for function in (lambda x, scale: rms_scaled(x, scale, EPSILON), plain)
     )
     np.testing.assert_array_equal(value, other)
     for found, expected in zip(backward(dy), plain_backward(dy), strict=True):
