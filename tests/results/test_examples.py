@@ -1,7 +1,6 @@
 """The committed records are ones that the current code would write and can read."""
 
 import json
-import re
 from argparse import Namespace
 from collections.abc import Callable, Sized
 from pathlib import Path
@@ -87,23 +86,3 @@ def test_every_folder_of_examples_is_explained() -> None:
     for name in ("baselines", "measured", "published"):
         text = (ROOT / "results" / name / "README.md").read_text()
         assert all(path.name in text for path in RECORDS if path.parent.name == name)
-
-
-def test_the_table_of_measured_steps_is_of_their_records() -> None:
-    """results/measured/README.md has the times, the predictions, their mean error and the memory of the records."""
-    page = (ROOT / "results" / "measured" / "README.md").read_text()
-    shown = [[cell.strip() for cell in line.split("|")[2:-1]] for line in page.splitlines() if line.count("|") == 9][2:]
-    errors, expected = [], []
-    for file in re.findall(r"`(h200_\S+\.json)` \|", page):
-        for row in rows_of(read_run(ROOT / "results" / "measured" / file)):
-            info = row["extra_info"]
-            if predicted := info["predicted.step_seconds"]:
-                seconds = info["step_seconds_median"]
-                errors.append(abs(predicted / seconds - 1))
-                memory = info["memory.total_bytes"], info["predicted.argument_bytes"] + info["predicted.temp_bytes"]
-                times = f"{1e3 * seconds:.1f}", f"{info['tokens_per_second']:,.0f}", f"{1e3 * predicted:.1f}"
-                gib = [f"{size / 2**30:.2f}" for size in memory]
-                expected.append([str(info["global_batch_sequences"]), *times, f"{predicted / seconds:.2f}", *gib])
-    assert shown == expected
-    assert f"seven steps is {100 * sum(errors) / len(errors):.1f}%" in " ".join(page.split())
-    assert len(errors) == 7
