@@ -129,7 +129,7 @@ def implement(plan: Plan, mesh: Mesh) -> Implementation:
     """The sharding constraints of the axes, by what they split."""
     used = replace(plan.placement, shards=()).spec(plan.config, plan.mesh.sizes)
     return Implementation(
-        hooks=hooks(mesh, used, plan.train.sequence_parallel),
+        hooks=replace(hooks(mesh, used, plan.train.sequence_parallel), needs_loop=plan.needs_loop),
         reduce=lambda loss, grads: (loss, sum_whole_copies(grads, plan)),
         compiler_partitioned=True,
     )

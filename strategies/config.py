@@ -53,7 +53,8 @@ class TrainConfig:
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
         unroll: most layers in one iteration of the loop over layers; all have as many, one if their number is prime.
-            "auto" is one, or more on chips that hide gathers of weights so (backends/backend.py).
+            "auto" is all where GPUs need no loop (`Plan.unrolls_all_layers`), several on chips that hide gathers of
+            weights so (backends/backend.py), and otherwise one.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.
@@ -135,7 +136,7 @@ class TrainConfig:
 
     @property
     def layers_in_loop(self) -> int:
-        """`unroll` as a number; 1 for "auto" (fsdp.py resolves it for devices)."""
+        """`unroll` as a number; 1 for "auto", which a plan resolves for devices."""
         return 1 if self.unroll == "auto" else self.unroll
 
 

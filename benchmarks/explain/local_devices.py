@@ -49,14 +49,17 @@ def predicting_machine(name: str, topology: Topology | None) -> Machine:
         topology: of the devices that steps are compiled for; None for those of this process.
 
     Raises:
-        ValueError: the machine is not known, or not one of these devices, or they are virtual.
+        ValueError: the machine is not known, or not one of these devices, whose specifications may not be known, or
+            they are virtual.
     """
-    here = jax.devices()[0]
-    kind, platform = (topology.kind, topology.platform) if topology else (here.device_kind, platform_of(here))
-    known = KINDS.get(kind, kind)
-    found = machine(name, known if known in CHIPS else None)
     if topology.is_virtual if topology else are_virtual(jax.local_devices()):
         raise ValueError(f"--machine {name}: {MEASURED_ONLY}; leave --machine out")
+    if topology:
+        kind, platform = topology.kind, topology.platform
+    else:
+        here = jax.devices()[0]
+        kind, platform = here.device_kind, platform_of(here)
+    found = machine(name) if platform == CPU else machine(name, KINDS.get(kind, kind))
     if found.chip.platform != platform:
         raise ValueError(f"machine {found.name} is one of {found.chip.platform} devices, and these are {platform}")
     return found

@@ -100,7 +100,7 @@ class TimingGroup:
         return self.records[0] if isinstance(self.reference, str) else self.reference
 
     def _join(self, name: str, record: Record) -> None:
-        """Start a training run, and time it with the others under a name. If it fails, the canary is left out."""
+        """Start a training run, and time it with the others under a name. A canary that fails is left out."""
         self.ledger.begin(record.case)
         try:
             training = processes.run_in_all(partial(self._start, record))

@@ -75,14 +75,14 @@ class ForwardBackward(NamedTuple):
     backward: float
 
 
-class Kept(NamedTuple):
+class KeptTraffic(NamedTuple):
     """Bytes read and written for each byte that a layer keeps for its backward pass, and for each of its weights."""
 
     of_kept: float
     of_weights: float
 
 
-NOTHING_KEPT = Kept(0, 0)
+NOTHING_KEPT = KeptTraffic(0, 0)
 NONE = ForwardBackward(0, 0)
 SORTED = ForwardBackward(2 * 4, 2 * 4)
 """Bytes of tokens that are sorted by expert and back: each time read and written in two bytes."""
@@ -116,8 +116,9 @@ class KernelCosts:
         fused_experts: whether matmuls of experts also activate, and cast to a `Precision`, what they compute.
         copies_shards: whether gathered weights are copied out of one buffer, and their gradients into one.
         copies_sequence: whether gathers and scatters along the sequence copy, because it is not the first dim.
-        kept: to keep what the backward pass reads, and to cast weights, where no other constant has that.
-        stacked: the same in addition, where a loop copies into stacks what layers keep and gradients of their weights.
+        kept: to write and read what layers keep, and to cast their weights.
+        stacked: in addition, where a loop copies into stacks what layers keep, and slices weights and gradients.
+        cast_ahead_bytes: of those of `stacked` for a weight, which pipeline stages save that cast weights once a step.
     """
 
     score_bytes: ForwardBackward | None
@@ -141,8 +142,9 @@ class KernelCosts:
     fused_experts: bool = False
     copies_shards: bool = False
     copies_sequence: bool = False
-    kept: Kept = NOTHING_KEPT
-    stacked: Kept = NOTHING_KEPT
+    kept: KeptTraffic = NOTHING_KEPT
+    stacked: KeptTraffic = NOTHING_KEPT
+    cast_ahead_bytes: float = 0
 
 
 class Recipe(NamedTuple):

@@ -13,7 +13,7 @@ from benchmarks.simulate.stack import (
     NONE,
     SORTED,
     ForwardBackward,
-    Kept,
+    KeptTraffic,
     KernelCosts,
     Memory,
     Recipe,
@@ -92,8 +92,9 @@ MESHMARK_ON_GPUS = replace(
         head_norm_bytes=ForwardBackward(2, 4),
         logit_bytes=8,  # written by a matmul; read for the maximum and the sum; read and written as gradients
         copies_sequence=True,  # `Backend.gathers_outermost_only`
-        kept=Kept(1.2, 8),
-        stacked=Kept(2, 27),
+        kept=KeptTraffic(1.2, 8),
+        stacked=KeptTraffic(2, 27),
+        cast_ahead_bytes=12,  # twice a slice of two bytes is copied, instead of 20 for slices of four and their casts
     ),
 )
 MEGATRON_CORE = Stack(

@@ -105,7 +105,8 @@ def combine_launches(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if record["status"] != "ok" or len(launches) == 1:
             return {**record, **number}
     record = {key: agreed([launch.get(key) for launch in launches]) for key in launches[0]} | number
-    record["noisy"] = any(launch.get("noisy") for launch in launches)
+    known = [launch["noisy"] for launch in launches if launch.get("noisy") is not None]
+    record["noisy"] = any(known) if known else None
     for column, name in INTERVALS.items():
         record |= interval(column, name, [launch.get(column) for launch in launches])
     medians = [launch.get("step_seconds_median") for launch in launches]

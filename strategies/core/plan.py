@@ -25,7 +25,7 @@ from strategies.model.pallas import grouped_kernel
 from strategies.model.share import Share
 
 MOST_WITHOUT_LOOP = 48
-"""Layers that are no loop by default."""
+"""Blocks of layers that run without a loop by default, at most."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,11 @@ class Plan(Sizes):
     def unrolls_all_layers(self) -> bool:
         """Whether `unroll="auto"` is all layers: where they need no loop, and keep more than their inputs.
 
-        The more layers, the longer a compiler takes.
+        The more layers, the longer a compiler takes. With experts no gain was measured, and the formulas have too much
+        memory (docs/experiments/2026-11-26-gpu-seconds.md).
         """
-        return not self.needs_loop and self.train.remat != "full" and self.layers <= MOST_WITHOUT_LOOP
+        plain = self.config.experts is None and self.train.remat != "full"
+        return plain and not self.needs_loop and self.layers <= MOST_WITHOUT_LOOP
 
     @property
     def casts_ahead(self) -> bool:

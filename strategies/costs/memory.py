@@ -61,9 +61,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     train, shards = plan.train, plan.shards
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
     gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights)
-    # Without a loop XLA casts the weights of all layers beforehand.
-    casts = plan.casts_ahead or not plan.loops_layers
-    cast_bytes = plan.share.itemsize * block_elements(plan) if casts else 0
+    cast_bytes = ahead_bytes(plan) if plan.casts_ahead or not plan.loops_layers else 0
     held = {
         "weights": gathered_bytes if keeps_gathered else cast_bytes,
         "gradients": gradient_bytes(plan),
@@ -79,6 +77,12 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     elif plan.lead:  # which run backward when nothing is left of the other layers
         most = max(most, layer_work_bytes(plan.lead) - activation_bytes(plan))
     return {**held, "working": most}
+
+
+def ahead_bytes(plan: Plan) -> int:
+    """Bytes of the weights of all layers that are cast before any layer runs, as XLA does without a loop."""
+    used = [(each, BYTES[plan.dtype(each)] * each.elements) for each in plan.weights if each.spec.is_stacked]
+    return sum(size for each, size in used if size != plan.held_bytes(each))
 
 
 def activation_bytes(plan: Plan) -> int:

@@ -113,7 +113,7 @@ def rms_scaled(
 
     Args:
         x: features.
-        scale: of the last dims of x.
+        scale: of the last dims of x. In `shard_map` it varies over the mesh axes over which x varies.
         epsilon: is added to the mean of squares.
         mean: averages a mean of this device over all devices that split the features.
     """

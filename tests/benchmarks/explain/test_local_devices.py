@@ -83,3 +83,6 @@ def test_a_machine_of_several_kinds_has_the_specifications_of_these_devices(kind
     monkeypatch.setattr(jax, "devices", lambda: [here])
     monkeypatch.setattr(jax, "local_devices", lambda: [here])
     assert predicting_machine("meshmark_gpus", None).chip == CHIPS[kind]
+    here.device_kind = "NVIDIA A10G"
+    with pytest.raises(ValueError, match="chip 'NVIDIA A10G' is not known; known are v4"):
+        predicting_machine("meshmark_gpus", None)

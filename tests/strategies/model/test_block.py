@@ -65,6 +65,7 @@ def ran(name: str, mesh: str, block: str = "llama", key_heads: int = 4, **option
     ("name", "mesh", "options"),
     [
         *((name, *MESHES[name]) for name in DAILY),
+        ("three_d", "pipeline=2,tensor=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"}),
         *nightly(("tensor", "tensor=8", {"block": "olmoe"})),
         *nightly(*((name, *MESHES[name]) for name in STRATEGIES if name not in ("single", *DAILY))),
         *nightly(
@@ -84,7 +85,7 @@ def ran(name: str, mesh: str, block: str = "llama", key_heads: int = 4, **option
             ("three_d", "data=2,context=2,tensor=2", {"block": "qwen3", "context_attention": "ulysses"}),
             ("context", "context=8", {"block": "olmoe", "context_attention": "ulysses"}),
             ("tensor", "tensor=2", {"block": "qwen3", "sequence_parallel": False}),
-            ("pipeline", "pipeline=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"}),
+            ("pipeline", "pipeline=2", {"remat": "full", "microbatches": 4, "schedule": "zb-h1"}),
             ("auto", "fsdp=2,tensor=2", {"block": "qwen3"}),
             ("auto", "fsdp=2,tensor=2", {"block": "olmoe"}),
             (

@@ -58,7 +58,9 @@ def test_no_iteration_has_more_layers_than_unroll(layers: int, unroll: int, loop
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "mesh", "looped"), [("single", "data=1", False), ("fsdp", "fsdp=2", True)])
+@pytest.mark.parametrize(
+    ("name", "mesh", "looped"), [("single", "data=1", False), ("auto", "data=2", False), ("fsdp", "fsdp=2", True)]
+)
 def test_layers_of_one_iteration_are_no_loop_where_loops_copy(name: str, mesh: str, looped: bool, monkeypatch):
     """Without a loop the step computes the same, with losses of a router. Layers that gather weights remain a loop."""
     monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, copies_into_stacks=True))
