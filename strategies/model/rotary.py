@@ -108,8 +108,7 @@ def _rotated(qk_BTCE: Array, rotary: Rotary, info: LayerInfo, direction: int) ->
     if rotary.scale != 1:
         cos_T111K, sin_T111K = rotary.scale * cos_T111K, rotary.scale * sin_T111K
     x_BTCJ2K = qk_BTCE.reshape(*qk_BTCE.shape[:3], -1, 2, rotary.head_dim // 2).astype(jnp.float32)
-    sign_21 = 2.0 * jnp.arange(2)[:, None] - 1  # a constant array would be captured by what sorts a backward pass
-    other_BTCJ2K = jnp.flip(x_BTCJ2K, -2) * sign_21
+    other_BTCJ2K = jnp.flip(x_BTCJ2K, -2) * jnp.array([[-1.0], [1.0]])
     turned_BTCJ2K = x_BTCJ2K * cos_T111K + other_BTCJ2K * sin_T111K
     return turned_BTCJ2K.astype(qk_BTCE.dtype).reshape(qk_BTCE.shape)
 
