@@ -91,3 +91,9 @@ def mark_varying(tree: Any, axes: str | tuple[str, ...]) -> Any:
     stay separate, one for each device, until a strategy sums them.
     """
     return jax.tree.map(lambda array: lax.pcast(array, axes, to="varying"), tree)
+
+
+def mark_missing(array: Any, axes: Sequence[str]) -> Any:
+    """An array, marked by `mark_varying` over those of the axes over which it does not vary yet."""
+    missing = tuple(axis for axis in axes if axis not in jax.typeof(array).manual_axis_type.varying)
+    return mark_varying(array, missing) if missing else array

@@ -50,6 +50,4 @@ def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> Forwa
 
 def gathered_elements(plan: Plan) -> float:
     """Elements of a layer's weights that a device gathers; 0 if they are not sharded."""
-    if plan.shards == 1:
-        return 0
-    return plan.shards * sum(one.elements for one in plan.weights if one.spec.is_stacked) / plan.layers
+    return 0 if plan.shards == 1 else plan.shards * block_elements(plan) / plan.layers

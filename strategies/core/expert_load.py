@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from strategies.core.plan import Plan
-from strategies.device_mesh import mark_varying
+from strategies.device_mesh import mark_missing
 from strategies.model.experts import Experts
 from strategies.model.gpt import GPT
 from strategies.model.layer_info import LayerInfo
@@ -66,5 +66,4 @@ def _summed(load_LX: Float[Array, "L X"], plan: Plan) -> Float[Array, "L X"]:
     """The sums over devices that split the tokens. All others have counted the same tokens."""
     axes = tuple(axis for axis, _ in plan.mesh.axes)
     copies = plan.mesh.size // plan.size(*plan.placement.batch, *plan.placement.tokens)
-    missing = tuple(axis for axis in axes if axis not in jax.typeof(load_LX).manual_axis_type.varying)
-    return lax.psum(mark_varying(load_LX, missing), axes) / copies
+    return lax.psum(mark_missing(load_LX, axes), axes) / copies

@@ -50,15 +50,7 @@ def unstacked(stack: Array) -> tuple[Array, ...]:
     return tuple(stack)
 
 
-def _unstacked_forward(stack: Array) -> tuple[tuple[Array, ...], None]:
-    return tuple(stack), None
-
-
-def _unstacked_backward(_: None, grads: tuple[Array, ...]) -> tuple[Array]:
-    return (jnp.stack(grads),)
-
-
-unstacked.defvjp(_unstacked_forward, _unstacked_backward)
+unstacked.defvjp(lambda stack: (tuple(stack), None), lambda _, grads: (jnp.stack(grads),))
 
 
 @dataclass(frozen=True)

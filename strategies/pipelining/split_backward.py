@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from strategies.device_mesh import mark_varying
+from strategies.device_mesh import mark_missing
 from strategies.pipelining.jaxpr import Loop, Values, bind, evaluate, run
 
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "split", "squeeze", "transpose"}
@@ -126,7 +126,7 @@ def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
     if equation.primitive.name == "optimization_barrier":  # against merging with the forward pass, which is elsewhere
         return inputs
     if equation.primitive.name == "pvary":  # of a constant, which varies already where it was captured and is inlined
-        return [_varying(each, params["axes"]) for each in inputs]
+        return [mark_missing(each, params["axes"]) for each in inputs]
     if equation.primitive.name == "scan":
         return _unrolled(equation, inputs) if params["length"] else bind(equation, inputs)
     called = params.get("call_jaxpr", params.get("jaxpr"))
@@ -134,12 +134,6 @@ def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
         return bind(equation, inputs)
     # A jaxpr is closed, with its constants, or has none.
     return run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs, _outputs)
-
-
-def _varying(array: Any, axes: Sequence[str]) -> Any:
-    """The array, marked as varying over those of the axes over which it does not vary yet."""
-    missing = tuple(axis for axis in axes if axis not in jax.typeof(array).manual_axis_type.varying)
-    return mark_varying(array, missing) if missing else array
 
 
 def _bytes(var: core.Var) -> int:
