@@ -19,7 +19,12 @@ from tests.processes import ROOT
 FOLDER = ROOT / "results" / "measured"
 PAGE = (FOLDER / "README.md").read_text()
 SECTIONS = {title: body for title, _, body in (part.partition("\n") for part in PAGE.split("\n## ")[1:])}
-MOST = {"One H100, whose traces gave the constants": 0.05, "One H100, later": 0.1, "One H200": 0.06}
+MOST = {
+    "One H100, whose traces gave the constants": 0.05,
+    "One H100, later": 0.1,
+    "One H200": 0.06,
+    "One H200, later": 0.12,
+}
 """Section -> the mean error that predictions of its steps stay below."""
 PREDICTED = 4
 """The column of predicted milliseconds. Versions of JAX keep more or less of a layer, which takes time to write."""
