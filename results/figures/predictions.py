@@ -10,7 +10,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from results.figures.canvas import caption
 from results.figures.palette import GREY, PURE_BLACK, SPENT_COLOURS, STRATEGY_COLOURS, WHITE
@@ -52,7 +52,7 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
             below.axhline(100 * error, **style)
         above.set(yscale="log", ylim=limits)
         seconds_axis(above.yaxis)
-        above.set_title("\n".join(textwrap.wrap(f"{short(source)}, {len(part)} runs", 40)), size="x-small")
+        above.set_title("\n".join(textwrap.wrap(f"{short(source)}, {len(part)} runs", 40)), size="x-small", y=1)
         panel(below, part.assign(percent=100 * part["error"]), "percent")
         below.set(ylim=(-limit, limit), xlabel="published seconds of a step")
         if place % columns == 0:
@@ -82,11 +82,14 @@ def panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
 
 
 def seconds_axis(axis: Axis) -> None:
-    """Write seconds on a logarithmic axis as plain numbers: 1, 3, 10 and so on; of less than a decade a few others."""
+    """Write seconds on a logarithmic axis as plain numbers: 1, 3, 10 and so on; of less than a decade a few others.
+
+    The theme hides minor ticks, but laying them out takes as long as all else in the figure.
+    """
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 3)) if high > 10 * low else MaxNLocator(4))
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def spread_of(row: pd.Series) -> str:
@@ -112,7 +115,7 @@ def parts_figure(rows: pd.DataFrame) -> Figure:
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         name = textwrap.shorten(short(part["source"].iloc[0]), 100, placeholder=" ...")
-        axes.set_title(name, size="small", loc="left")
+        axes.set_title(name, size="small", loc="left", y=1)
     grid[-1].set_xlabel("predicted over published time of a step")
     handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
     handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))

@@ -222,6 +222,8 @@ def compared(rows: pd.DataFrame, keys: list[str]) -> list[tuple[str, Errors]]:
     rates = rows.assign(**{name: rows[name] / tokens for name in SECONDS})
     found = []
     for _, part in rates.groupby([key for key in keys if key in rows], sort=False):
+        if len(part) < LEAST_CONFIGURATIONS:
+            continue  # the means of hundreds of small groups would take most of the time of the page
         means = part.groupby([name for name in CONFIGURATION if name in rows], dropna=False)[[*SECONDS]].mean()
         if len(means) >= LEAST_CONFIGURATIONS:
             found.append((part["work"].iloc[0], errors_of(means)))

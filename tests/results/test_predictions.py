@@ -31,10 +31,16 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def rows(predicted: Path) -> pd.DataFrame:
+@pytest.fixture(scope="module")
+def every_row(predicted: Path) -> pd.DataFrame:
+    """Its rows, which no test changes."""
+    return read(predicted)
+
+
+@pytest.fixture(scope="module")
+def rows(every_row: pd.DataFrame) -> pd.DataFrame:
     """Its rows with published seconds."""
-    return judged(read(predicted))
+    return judged(every_row)
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +75,16 @@ def test_a_page_written_twice_is_the_same(predicted: Path, folder: Path, tmp_pat
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
-def test_text_by_hand_is_kept(predicted: Path) -> None:
+def test_text_by_hand_is_kept(every_row: pd.DataFrame) -> None:
     """Only what stands between the two lines is replaced; a page without them is refused, and not overwritten."""
-    rows = read(predicted)
     before = f"above\n\n{page.BEGIN}\nold\n{page.END}\n\nbelow\n"
-    text = page.page(rows, before)
+    text = page.page(every_row, before)
     assert text.startswith(f"above\n\n{page.BEGIN}\n\n")
     assert text.endswith(f"\n\n{page.END}\n\nbelow\n")
     assert "old" not in text
     for wrong in ("", page.BEGIN, f"{page.END}{page.BEGIN}"):
         with pytest.raises(RecordError, match="has no lines"):
-            page.page(rows, wrong)
+            page.page(every_row, wrong)
 
 
 def test_a_page_that_is_not_utf8_is_refused(
@@ -97,16 +102,15 @@ def test_a_page_that_is_not_utf8_is_refused(
     assert path.read_bytes() == before
 
 
-def test_every_row_is_in_the_table_worst_first(predicted: Path, tmp_path: Path) -> None:
+def test_every_row_is_in_the_table_worst_first(every_row: pd.DataFrame, tmp_path: Path) -> None:
     """A line for each row, those of a source together, the largest error first and rows without one last."""
-    rows = read(predicted)
     path = tmp_path / "rows.csv"
-    path.write_text(page.every_row(rows))
+    path.write_text(page.every_row(every_row))
     table = pd.read_csv(path)
     assert list(table.columns) == list(page.ROW.values())
-    assert list(table["source"].unique()) == list(rows["source"].unique())
+    assert list(table["source"].unique()) == list(every_row["source"].unique())
     for source, part in table.groupby("source"):
-        own = rows[rows["source"] == source]
+        own = every_row[every_row["source"] == source]
         assert len(part) == len(own)
         sizes = part["error"].abs().dropna()
         assert sizes.is_monotonic_decreasing
@@ -190,17 +194,16 @@ def test_a_machine_file_names_the_sources_of_its_fit(name: str, rows: pd.DataFra
         assert (left_out == "not fitted") == (source not in its.fitted_to)
 
 
-def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:
+def test_memory_is_compared_where_it_was_published(every_row: pd.DataFrame) -> None:
     """A row of the page for each source that published memory, with the errors of the formulas; no section without."""
-    rows = read(predicted)
-    measured = rows[rows[["peak_memory_gib", "predicted_memory_gib"]].notna().all(axis=1)]
-    lines = [line for part in page.memory(rows) for line in part.splitlines()]
+    measured = every_row[every_row[["peak_memory_gib", "predicted_memory_gib"]].notna().all(axis=1)]
+    lines = [line for part in page.memory(every_row) for line in part.splitlines()]
     for source, part in measured.groupby("source"):
         errors = part["predicted_memory_gib"] / part["peak_memory_gib"] - 1
         found = [line.split(" | ") for line in lines if str(source) in line]
         assert sum(int(cells[2]) for cells in found) == len(part)
         assert f"{max(errors, key=abs):+.1%} |" in {cells[-1] for cells in found}
-    assert not list(page.memory(rows.assign(peak_memory_gib=np.nan)))
+    assert not list(page.memory(every_row.assign(peak_memory_gib=np.nan)))
 
 
 def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
@@ -236,19 +239,21 @@ def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:
     assert drawn.axes[0].get_yticklabels()[0].get_text().startswith(first["model"])
 
 
-def test_rows_without_a_prediction_are_listed_with_the_reason(predicted: Path, tmp_path: Path) -> None:
+def test_rows_without_a_prediction_are_listed_with_the_reason(
+    predicted: Path, rows: pd.DataFrame, tmp_path: Path
+) -> None:
     """They do not count in the errors."""
     table = pd.read_csv(predicted, dtype=str, keep_default_na=False)
-    first, second = judged(read(predicted)).index[:2]
+    first, second = rows.index[:2]
     table.loc[first, ["predicted_seconds", "problem"]] = "", "no such, device"
     table.loc[second, "measured_seconds"] = ""
     table.to_csv(tmp_path / "some.csv", index=False)
     some = read(tmp_path / "some.csv")
-    assert len(judged(some)) == len(judged(read(predicted))) - 2
+    assert len(judged(some)) == len(rows) - 2
     (tmp_path / "rows.csv").write_text(page.every_row(some))
-    rows = pd.read_csv(tmp_path / "rows.csv")
-    assert rows.loc[rows["predicted_seconds"].isna(), "problem"].tolist().count("no such, device") == 1
-    assert rows.loc[rows["published_seconds"].isna(), "error"].isna().all()
+    found = pd.read_csv(tmp_path / "rows.csv")
+    assert found.loc[found["predicted_seconds"].isna(), "problem"].tolist().count("no such, device") == 1
+    assert found.loc[found["published_seconds"].isna(), "error"].isna().all()
 
 
 def test_what_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
