@@ -12,12 +12,12 @@ from typing import Literal
 
 from benchmarks.simulate.folding import experts_have_biases, further_of
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory_traffic import table_bytes, traffic_bytes
+from benchmarks.simulate.memory_traffic import cast_bytes, table_bytes, traffic_bytes
+from benchmarks.simulate.projections import projections
 from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.expert_rows import rows_of
-from strategies.model.part import Part
 from strategies.model.share import Share
 
 Kind = Literal["matmul", "attention", "memory"]
@@ -131,9 +131,9 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     scale = BYTES[plan.train.dtype] / 2  # stacks state the bytes of two-byte dtypes
     branches = plan.block.branches()
-    multiplied = [dims for branch in branches for dims in projections(plan, branch)]
-    forward = [matmul(m, n, k, itemsize, batch) for m, n, k, batch in multiplied]
-    gradients = (gradients_of(m, n, k, itemsize, batch) for m, n, k, batch in multiplied)
+    multiplied = [*projections(plan)]
+    forward = [matmul(each.m, each.n, each.k, itemsize, each.batch) for each in multiplied]
+    gradients = (gradients_of(each.m, each.n, each.k, itemsize, each.batch) for each in multiplied)
     backward, weights = map(list, zip(*gradients, strict=True))
     attentions = [attention(plan, stack, each) for each in plan.block.attention_shares(share)]
     ahead, back = ([kernel for kernels in way for kernel in kernels] for way in zip(*attentions, strict=True))
@@ -175,44 +175,18 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     return Layer((*out, *forward), (*again, *into, *backward), tuple(weights))
 
 
-def cast_bytes(plan: Plan, precision: Precision, *, fused: bool) -> ForwardBackward:
-    """Bytes that a layer reads and writes to cast operands, and gradients, to a precision.
-
-    Matmuls of experts that are `fused` cast hidden features themselves, and on the way back their gradients.
-    """
-    branches = plan.block.branches()
-    multiplied = [dims for branch in branches for dims in projections(plan, branch)]
-    own = [*projections(plan, branches[-1])] if fused else []
-    of_experts = zip(branches[-1].matmuls(plan.config), own, strict=True) if fused else ()
-    out = {dims for one, dims in of_experts if one.weight.dims[-1] == "embed"}
-    gradients_cast = [dims for dims in multiplied if dims not in own or dims in out]
-    return ForwardBackward(
-        precision.cast_bytes * sum(m * k * batch for m, _, k, batch in {*multiplied} - out),
-        precision.cast_bytes * sum(m * n * batch for m, n, _, batch in gradients_cast),
-    )
-
-
 def up_projections(plan: Plan, itemsize: float) -> list[Kernel]:
     """The matmuls of latent attention from compressed queries, and from compressed keys and values, to heads."""
     sizes, tokens, tensors = further_of(plan.config).latent, plan.share.tokens, plan.share.tensors
     return [matmul(tokens, columns / tensors, rows, itemsize) for rows, columns in sizes]
 
 
-def projections(plan: Plan, branch: type[Part]) -> Iterator[tuple[int, int, int, int]]:
-    """m, n, k of each matmul of a branch with weights, and how many there are side by side."""
-    for one in branch.matmuls(plan.config):
-        rows, side_by_side = branch.rows(plan.share, one)
-        dims = one.weight.dims  # as the device works with the matrix
-        k, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in dims)
-        yield rows, math.prod(columns), k, side_by_side
-
-
 def first_weight_gradients(plan: Plan, precision: Precision | None = None) -> Iterator[Kernel]:
     """The matmuls of the gradient of each branch's first weight. Gradients of its inputs can be reduced meanwhile."""
     itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     for branch in plan.block.branches():
-        _, n, k, _ = next(projections(plan, branch))
-        yield matmul(k, n, plan.share.tokens, itemsize)
+        first = next(projections(plan, branch))
+        yield matmul(first.k, first.n, plan.share.tokens, itemsize)
 
 
 def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], list[Kernel]]:

@@ -11,6 +11,7 @@ from typing import Literal
 from benchmarks.simulate.folding import experts_have_biases
 from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
 from benchmarks.simulate.links import Network, distinct
+from benchmarks.simulate.projections import PARTS
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
 from strategies.core.placement import Axes
@@ -39,8 +40,6 @@ GATHERED: dict[Way, tuple[str, ...]] = {
     "weights": ("gradients",),
 }
 """What is gathered and scattered in each pass, where weights are sharded, as strategies name it."""
-PROJECTIONS = {"qkv": 3, "qk": 2}
-"""Dims of a matrix of several projections that other stacks multiply one by one."""
 HOST = "launches"
 """The queue of the host that launches kernels, and the part of a step in which the device waits for it."""
 
@@ -249,6 +248,8 @@ class LayerEvents:
         layers = self.plan.layers if term.what in TOKENS else self.layers + again
         sent = term.sent_bytes * share / self.plan.train.microbatches / layers
         calls *= self._repeats(term, way)
+        if gathers and term.what == "layers" and (precision := self.network.machine.precision):
+            sent *= precision.gathered_bytes / BYTES[self.plan.train.dtype]
         if term.what in TOKENS and term.kind == "all_to_all" and self.stack.deduplicates:
             where, config = self.network.group(term.axes), self.plan.config
             places = where.hosts if where.hosts > 1 else where.devices
@@ -264,7 +265,7 @@ class LayerEvents:
             return 1.0
         branches, full = self.plan.block.branches(), self.plan.train.remat == "full"
         dims = [one.weight.dims for part in branches for one in part.matmuls(self.plan.config)]
-        more = sum(PROJECTIONS.get(to, 1) for of, to, *_ in dims if of == "embed") / len(branches)
+        more = sum(PARTS.get(to, 1) for of, to, *_ in dims if of == "embed") / len(branches)
         gathers = term.kind == "all_gather"
         if way == "forward":
             return more if gathers else 1.0

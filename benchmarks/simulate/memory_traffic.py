@@ -1,14 +1,16 @@
 """Bytes that a layer reads and writes besides what its kernels do: copies for collectives, and what it keeps."""
 
 from benchmarks.simulate.stack import ForwardBackward, Precision, Stack
+from benchmarks.simulate.projections import projections
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs.memory import block_elements
 
 
 def traffic_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
-    """Bytes of `copied_bytes` and of `kept_bytes`."""
-    return ForwardBackward(*map(sum, zip(copied_bytes(plan, stack, precision), kept_bytes(plan, stack), strict=True)))
+    """Bytes of `copied_bytes`, `kept_bytes` and `summed_bytes`."""
+    of = copied_bytes(plan, stack, precision), kept_bytes(plan, stack), (0, summed_bytes(plan, stack))
+    return ForwardBackward(*map(sum, zip(*of, strict=True)))
 
 
 def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
@@ -37,17 +39,49 @@ def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:
 def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
     """Bytes that a layer reads and writes to copy what collectives gather or scatter (`KernelCosts`).
 
-    Tensorwise fp8 gathers weights in one byte. Full recomputation repeats all collectives of the sequence but the last.
+    Full recomputation repeats all collectives of the sequence but the last; that of some results repeats gathers.
     """
     costs, dtype, branches = stack.kernels, BYTES[plan.train.dtype], len(plan.block.branches())
+    gathered = precision.gathered_bytes if precision else dtype
     weights = gathered_elements(plan) if costs.copies_shards else 0
-    out = 2 * weights * (1 if precision and precision.name == "fp8" else dtype)
-    into = weights * (dtype + BYTES[plan.train.reduce_dtype])
-    stream = 2 * dtype * plan.share.tokens * plan.config.embed * (costs.copies_sequence and plan.sequence_parallel)
-    again = {"full": 2 * branches - 1, "dots": branches, "none": 0}[plan.train.remat]
-    return ForwardBackward(out + 2 * branches * stream, out + into + (2 * branches + again) * stream)
+    out, into = 2 * weights * gathered, weights * (dtype + BYTES[plan.train.reduce_dtype])
+    stream = plan.share.tokens * plan.config.embed * plan.sequence_parallel
+    gather, scatter = costs.sequence_bytes.gathered / 2 * gathered * stream, costs.sequence_bytes.scattered / 2 * dtype * stream
+    gathers, scatters = {"full": (branches, branches - 1), "dots": (branches, 0), "none": (0, 0)}[plan.train.remat]
+    both = branches * (gather + scatter)
+    return ForwardBackward(out + both, out + into + both + gathers * gather + scatters * scatter)
 
 
 def gathered_elements(plan: Plan) -> float:
     """Elements of a layer's weights that a device gathers; 0 if they are not sharded."""
     return 0 if plan.shards == 1 else plan.shards * block_elements(plan) / plan.layers
+
+
+def summed_bytes(plan: Plan, stack: Stack) -> float:
+    """Bytes that the backward pass of a layer reads and writes to add the gradients of inputs that projections share."""
+    sums = 0
+    for branch in plan.block.branches():
+        sharing = [each for each in projections(plan, branch) if each.takes_stream]
+        sums += (sum(each.parts for each in sharing) - 1) * sharing[0].taken
+    return stack.kernels.sum_bytes * sums
+
+
+def cast_bytes(plan: Plan, precision: Precision, *, fused: bool) -> ForwardBackward:
+    """Bytes that a layer reads and writes to cast operands, and gradients, to a precision, and to scale results.
+
+    Matmuls of experts that are `fused` cast hidden features themselves, and on the way back their gradients. What the
+    tensor axis gathers is cast before, if it is gathered so, and then copied as columns.
+    """
+    multiplied, own = [*projections(plan)], [*projections(plan, plan.block.branches()[-1])] if fused else []
+    out = {each for each in own if each.gives_stream}
+    gathers = plan.sequence_parallel and precision.gathered_bytes < 2
+    of_stream = precision.cast_bytes / plan.tensors + 2 * precision.itemsize if gathers else precision.cast_bytes
+
+    def cast(elements: int, *, gathered: bool) -> float:
+        return elements * (of_stream if gathered else precision.cast_bytes)
+
+    forward = sum(cast(each.taken, gathered=each.takes_stream) for each in {*multiplied} - out)
+    cast_back = [each for each in multiplied if each not in own or each in out]
+    backward = sum(cast(each.given, gathered=each.gives_stream) for each in cast_back)
+    scaled = sum(each.parts * each.taken + each.weights for each in multiplied)
+    return ForwardBackward(forward, backward + precision.rescaled_bytes * scaled)

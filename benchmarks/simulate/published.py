@@ -42,7 +42,7 @@ REMAT: Mapping[str, Remat] = {
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 """Spellings of dtypes of two bytes."""
 GPT_OSS = PRESETS["gpt-oss-20b"]
-NARROW = {"fp8-mx": "mxfp8", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}
+NARROW = {"fp8-mx": "mxfp8", **{name: name for name in ("mxfp8", "fp8", "float8 rowwise", "float8", "nvfp4")}}
 """How what tables say of narrower dtypes begins -> a name in `PRECISIONS`; the first that fits. The rest of such a step
 is in bfloat16."""
 

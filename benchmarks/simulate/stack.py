@@ -49,17 +49,27 @@ class Precision(NamedTuple):
         rate: of a device's rates in `machines.NARROW`, the one that multiplies it.
         cast_bytes: read and written to cast an element of an operand or of a gradient: it is read in two bytes, and
             written twice, as rows and as columns.
+        gathered_bytes: of an element of weights, or of an input along the sequence, that devices gather.
+        rescaled_bytes: read and written to scale an element of a gradient after its matmul.
     """
 
     name: str
     itemsize: float
     rate: Literal["fp8", "fp4"]
     cast_bytes: float
+    gathered_bytes: float = 2
+    rescaled_bytes: float = 0
 
 
 PRECISIONS: Mapping[str, Precision] = {
-    # A scale for a tensor or a row is known only after a pass that looks for the largest value.
+    # A scale for a tensor is known only after a pass that looks for the largest value.
     "fp8": Precision("fp8", 1, "fp8", 2 + 2 + 1 + 1),
+    # torchao, a scale for a tensor: torchao/float8/fsdp_utils.py and float8_tensor_parallel.py cast before they gather.
+    "float8": Precision("float8", 1, "fp8", 2 + 2 + 1 + 1, gathered_bytes=1),
+    # torchao, a scale for each row, and for gradients of weights one for each column: a pass each for the largest values,
+    # and one each to cast. Matmuls of gradients have no scales: their results are multiplied by them (float8_ops.py,
+    # addmm_float8_unwrapped).
+    "float8 rowwise": Precision("float8 rowwise", 1, "fp8", 2 * (2 + 2 + 1), rescaled_bytes=2 + 2),
     # A scale of one byte for 32 elements (OCP Microscaling Formats 1.0, section 5); of NVFP4 for 16.
     "mxfp8": Precision("mxfp8", 33 / 32, "fp8", 2 + 2 * 33 / 32),
     # A pass for the largest value, one for rows, and one for columns, which a Hadamard transform mixes first.
@@ -82,6 +92,14 @@ class KeptTraffic(NamedTuple):
     of_weights: float
 
 
+class GatherScatter(NamedTuple):
+    """A number for what is gathered, and one for what is reduced and scattered."""
+
+    gathered: float
+    scattered: float
+
+
+NOT_COPIED = GatherScatter(0, 0)
 NOTHING_KEPT = KeptTraffic(0, 0)
 NONE = ForwardBackward(0, 0)
 SORTED = ForwardBackward(2 * 4, 2 * 4)
@@ -115,7 +133,9 @@ class KernelCosts:
         head_multiple: the fused attention of a TPU pads heads to a multiple of so many features.
         fused_experts: whether matmuls of experts also activate, and cast to a `Precision`, what they compute.
         copies_shards: whether gathered weights are copied out of one buffer, and their gradients into one.
-        copies_sequence: whether gathers and scatters along the sequence copy, because it is not the first dim.
+        sequence_bytes: to copy an element that is gathered, and one that is scattered, along the sequence, because that
+            is not the first dim.
+        sum_bytes: to add the gradients of two projections for an element of the input that they share.
         kept: to write and read what layers keep, and to cast their weights.
         stacked: in addition, where a loop copies into stacks what layers keep, and slices weights and gradients.
         cast_ahead_bytes: of those of `stacked` for a weight, which pipeline stages save that cast weights once a step.
@@ -141,7 +161,8 @@ class KernelCosts:
     head_multiple: int = 1
     fused_experts: bool = False
     copies_shards: bool = False
-    copies_sequence: bool = False
+    sequence_bytes: GatherScatter = NOT_COPIED
+    sum_bytes: float = 0
     kept: KeptTraffic = NOTHING_KEPT
     stacked: KeptTraffic = NOTHING_KEPT
     cast_ahead_bytes: float = 0
