@@ -14,7 +14,7 @@ from benchmarks.simulate.folding import experts_have_biases, further_of
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.memory_traffic import cast_bytes, table_bytes, traffic_bytes
 from benchmarks.simulate.projections import projections
-from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
+from benchmarks.simulate.stack import NONE, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.expert_rows import rows_of

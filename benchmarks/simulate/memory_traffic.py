@@ -1,7 +1,7 @@
 """Bytes that a layer reads and writes besides what its kernels do: copies for collectives, and what it keeps."""
 
-from benchmarks.simulate.stack import ForwardBackward, Precision, Stack
 from benchmarks.simulate.projections import projections
+from benchmarks.simulate.stack import ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs.memory import block_elements
@@ -45,8 +45,9 @@ def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> Forwa
     gathered = precision.gathered_bytes if precision else dtype
     weights = gathered_elements(plan) if costs.copies_shards else 0
     out, into = 2 * weights * gathered, weights * (dtype + BYTES[plan.train.reduce_dtype])
-    stream = plan.share.tokens * plan.config.embed * plan.sequence_parallel
-    gather, scatter = costs.sequence_bytes.gathered / 2 * gathered * stream, costs.sequence_bytes.scattered / 2 * dtype * stream
+    stream = plan.share.tokens * plan.config.embed * plan.sequence_parallel / 2
+    gather = costs.sequence_bytes.gathered * gathered * stream
+    scatter = costs.sequence_bytes.scattered * dtype * stream
     gathers, scatters = {"full": (branches, branches - 1), "dots": (branches, 0), "none": (0, 0)}[plan.train.remat]
     both = branches * (gather + scatter)
     return ForwardBackward(out + both, out + into + both + gathers * gather + scatters * scatter)
@@ -58,7 +59,7 @@ def gathered_elements(plan: Plan) -> float:
 
 
 def summed_bytes(plan: Plan, stack: Stack) -> float:
-    """Bytes that the backward pass of a layer reads and writes to add the gradients of inputs that projections share."""
+    """Bytes that a layer's backward pass reads and writes to add the gradients of inputs that projections share."""
     sums = 0
     for branch in plan.block.branches():
         sharing = [each for each in projections(plan, branch) if each.takes_stream]

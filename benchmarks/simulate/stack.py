@@ -66,9 +66,9 @@ PRECISIONS: Mapping[str, Precision] = {
     "fp8": Precision("fp8", 1, "fp8", 2 + 2 + 1 + 1),
     # torchao, a scale for a tensor: torchao/float8/fsdp_utils.py and float8_tensor_parallel.py cast before they gather.
     "float8": Precision("float8", 1, "fp8", 2 + 2 + 1 + 1, gathered_bytes=1),
-    # torchao, a scale for each row, and for gradients of weights one for each column: a pass each for the largest values,
-    # and one each to cast. Matmuls of gradients have no scales: their results are multiplied by them (float8_ops.py,
-    # addmm_float8_unwrapped).
+    # torchao, a scale for each row, and for gradients of weights one for each column: a pass each for the largest
+    # values, and one each to cast. Results of the matmuls of gradients are multiplied by the scales afterwards
+    # (float8_ops.py, addmm_float8_unwrapped).
     "float8 rowwise": Precision("float8 rowwise", 1, "fp8", 2 * (2 + 2 + 1), rescaled_bytes=2 + 2),
     # A scale of one byte for 32 elements (OCP Microscaling Formats 1.0, section 5); of NVFP4 for 16.
     "mxfp8": Precision("mxfp8", 33 / 32, "fp8", 2 + 2 * 33 / 32),

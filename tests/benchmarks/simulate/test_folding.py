@@ -9,11 +9,10 @@ from benchmarks.simulate.kernels import layer
 from benchmarks.simulate.layer import LayerEvents
 from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.memory_traffic import copied_bytes
 from benchmarks.simulate.published import run_of
 from benchmarks.simulate.queues import Event, Wait
 from benchmarks.simulate.stack import PRECISIONS
-from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, TORCHTITAN, TORCHTITAN_EAGER
+from benchmarks.simulate.stacks import KEMPNERFORGE, MAXTEXT, TORCHTITAN
 from benchmarks.simulate.step import predict_seconds
 from strategies.infeasible import Infeasible
 
@@ -110,29 +109,6 @@ def test_stacks_differ_as_their_code_says():
     assert seconds["eager"]["memory"] > 2 * seconds["as it is"]["memory"]
     assert seconds["each"]["layer collectives"] > 1.5 * seconds["as it is"]["layer collectives"]
     assert KEMPNERFORGE.fitted_as == "KempnerForge"
-
-
-@pytest.mark.parametrize(("recompute", "calls"), [("none", 4), ("selective (op)", 6), ("full", 7)])
-@pytest.mark.parametrize(("dtype", "itemsize"), [("bf16", 2), ("fp8", 1)])
-def test_fsdp_and_eager_gathers_copy(recompute, calls, dtype, itemsize):
-    """FSDP2 copies gathered weights once in each pass, and gradients into float32; fp8 gathers weights in one byte.
-
-    Without a compiler each of four collectives of the sequence forward, and of those backward with their repetitions,
-    reads and writes all tokens of the tensor axis in two bytes.
-    """
-    weights = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) // 4 + 2 * 4096
-    run = run_of({**DENSE, "dtype": dtype, "recompute": recompute})
-    out, into, stream = 2 * itemsize * weights, (2 + 4) * weights, 2 * 2 * 4096 * 4096
-
-    def moved(stack):
-        kernels = layer(run.cost.plan, stack, run.precision)
-        return [sum(kernel.moved_bytes for kernel in way) for way in (kernels.forward, kernels.backward)]
-
-    for stack, shift in ((TORCHTITAN, 0), (TORCHTITAN_EAGER, stream)):
-        plain = replace(stack, kernels=replace(stack.kernels, copies_shards=False, copies_sequence=False))
-        copied = [with_copies - without for with_copies, without in zip(moved(stack), moved(plain), strict=True)]
-        assert copied == pytest.approx([out + 4 * shift, out + into + calls * shift])
-    assert copied_bytes(run.cost.plan, MAXTEXT, run.precision) == (0, 0)
 
 
 TOKENS = 2048
