@@ -55,6 +55,7 @@ def test_torchao_casts_by_tensor_or_by_row(dtype, of_stream, of_others, scaled):
     With one scale a device casts its own tokens and gathers them, and copies what it gathered as columns.
     """
     run = run_of({**DENSE, "dtype": dtype})
+    assert run.precision
     forward, backward = cast_bytes(run.cost.plan, run.precision, fused=False)
     heads, keys, hidden = (TOKENS * features // TENSORS for features in (HEADS, KEYS, MLP))
     assert forward == pytest.approx(2 * of_stream * STREAM + of_others * (heads + hidden))
