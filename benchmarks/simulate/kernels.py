@@ -12,9 +12,10 @@ from typing import Literal
 
 from benchmarks.simulate.folding import experts_have_biases, further_of
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory_traffic import cast_bytes, table_bytes, traffic_bytes
+from benchmarks.simulate.memory_traffic import cast_bytes, stacks_kept, table_bytes, traffic_bytes
 from benchmarks.simulate.projections import projections
 from benchmarks.simulate.stack import NONE, Precision, Stack
+from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.model.expert_rows import rows_of
@@ -241,6 +242,22 @@ def score_matrices(plan: Plan) -> float:
 def softmax_is_fused(plan: Plan, stack: Stack) -> bool:
     """Whether the fused softmax of a stack without fused attention takes the scores of a device."""
     return score_matrices(plan) % stack.kernels.softmax_multiple == 0
+
+
+def kernels_of(plan: Plan, stack: Stack, over: Axes, *, back: bool) -> float:
+    """How many kernels a layer has, forward or backward; `over` are the axes that split its experts."""
+    costs, full = stack.kernels, plan.train.remat == "full"
+    count = costs.launches[back] + (back and full) * costs.launches.forward
+    if stacks_kept(plan) and not full:
+        count += costs.stacked_launches[back]
+    if plan.config.experts:
+        biases = experts_have_biases(plan) * costs.bias_launches[back]
+        held = plan.config.experts // plan.size(*over)
+        count += costs.router_launches[back] + held * (costs.expert_launches[back] + biases)
+    if not softmax_is_fused(plan, stack):
+        again = back and plan.train.remat != "none"
+        count += costs.unfused_launches[back] + again * costs.unfused_launches.forward
+    return count * plan.config.layers_in_block
 
 
 def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:

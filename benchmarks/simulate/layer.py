@@ -1,6 +1,7 @@
 """Events of a layer, of the embedding and of the head on one device, for one microbatch.
 
-The rules of the stack say when the device waits for each collective. A layer ends after its kernels are launched.
+The rules of the stack say when the device waits for each collective. A layer ends after its kernels are launched; where
+the stack launches graphs, each kernel instead adds its latency.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from benchmarks.simulate.folding import experts_have_biases
-from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, layer, softmax_is_fused
+from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, kernels_of, layer
 from benchmarks.simulate.links import Network, distinct
 from benchmarks.simulate.projections import PARTS
 from benchmarks.simulate.queues import Event, Item, Wait
@@ -41,7 +41,7 @@ GATHERED: dict[Way, tuple[str, ...]] = {
 }
 """What is gathered and scattered in each pass, where weights are sharded, as strategies name it."""
 HOST = "launches"
-"""The queue of the host that launches kernels, and the part of a step in which the device waits for it."""
+"""The queue of the host that launches kernels, and the part of a step in which devices wait for it, or for latency."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,12 @@ class LayerEvents:
         """
         gathers = [*self.gathers(GATHERED[way])]
         beside = [*(gathers if self.prefetches else ()), *gradients, *self._beside(way)]
-        yield Event(HOST, self._launches(way) * self.network.machine.constants.kernel_seconds, (HOST,), (HOST,))
+        beside_kernels = () if self.stack.graphs else (HOST,)
+        seconds = self._launches(way) * self.network.machine.constants.kernel_seconds
+        yield Event(HOST, seconds, beside_kernels, beside_kernels)
         yield from (event._replace(labels=("layer",)) for event in beside)
         yield from self._work(way)
-        yield Wait(HOST)
+        yield from map(Wait, beside_kernels)
         yield from () if self.prefetches else gathers
         yield from [Wait("layer")] if beside else []
 
@@ -220,18 +222,9 @@ class LayerEvents:
         return Event(kernel.kind, kernel.seconds(self.network.machine))
 
     def _launches(self, way: Way) -> float:
-        """Kernels that the host launches for a pass. A part of a backward pass has its share of the seconds."""
-        costs, plan, back = self.stack.kernels, self.plan, way != "forward"
-        launches = costs.launches[back] + (back and plan.train.remat == "full") * costs.launches.forward
-        if plan.config.experts:
-            over = next((term.axes for term in self.traffic if term.what == "dispatch"), ())
-            biases = experts_have_biases(plan) * costs.bias_launches[back]
-            held = plan.config.experts // plan.size(*over)
-            launches += costs.router_launches[back] + held * (costs.expert_launches[back] + biases)
-        if not softmax_is_fused(plan, self.stack):
-            again = back and plan.train.remat != "none"
-            launches += costs.unfused_launches[back] + again * costs.unfused_launches.forward
-        launches *= plan.config.layers_in_block
+        """Kernels that are launched for a pass. A part of a backward pass has its share of the seconds."""
+        over = next((term.axes for term in self.traffic if term.what == "dispatch"), ())
+        launches = kernels_of(self.plan, self.stack, over, back=way != "forward")
         if way in ("forward", "backward"):
             return launches
         parts: tuple[Way, Way] = ("inputs", "weights")

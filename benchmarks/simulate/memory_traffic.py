@@ -19,11 +19,15 @@ def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
     Half are of the forward pass.
     """
     kept, weights = plan.block.kept_bytes(plan.share), block_elements(plan) / plan.layers
-    stacks = plan.backend.copies_into_stacks and plan.loops_layers
-    rates = (stack.kernels.kept, *([stack.kernels.stacked] if stacks else []))
+    rates = (stack.kernels.kept, *([stack.kernels.stacked] if stacks_kept(plan) else []))
     less = plan.casts_ahead * stack.kernels.cast_ahead_bytes * weights
     half = (sum(each.of_kept * kept + each.of_weights * weights for each in rates) - less) / 2
     return ForwardBackward(half, half)
+
+
+def stacks_kept(plan: Plan) -> bool:
+    """Whether a loop copies into stacks what layers keep."""
+    return plan.backend.copies_into_stacks and plan.loops_layers
 
 
 def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:

@@ -121,6 +121,7 @@ class KernelCosts:
         logit_bytes: by the loss, forward and backward, for each logit.
         optimizer_bytes: by the optimizer, gradient clipping and casts, for each parameter.
         launches: kernels launched for a layer; with recomputation of attention alone, where a stack has that.
+        stacked_launches: further kernels of a layer, where a loop copies into stacks what layers keep.
         softmax_multiple: the fused softmax takes only multiples of so many sequences x heads of a device.
         unfused_bytes: like `score_bytes`, where it does not take them.
         unfused_launches: further kernels of a layer, where it does not take them.
@@ -147,6 +148,7 @@ class KernelCosts:
     logit_bytes: float
     optimizer_bytes: float
     launches: ForwardBackward
+    stacked_launches: ForwardBackward = NONE
     head_bytes: ForwardBackward = NONE
     head_norm_bytes: ForwardBackward = NONE
     softmax_multiple: int = 1
@@ -238,6 +240,8 @@ class Stack:
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
         shares_cards: whether groups that have several but not all devices of their hosts use the same network cards.
         reduce_dtype: of gradients while they are reduced over devices.
+        graphs: whether kernels are launched as CUDA graphs. Then devices do not wait for the host, and
+            `Constants.kernel_seconds` is the latency of each kernel on the device, in series with its work.
         recipe: what published runs are taken to do where they do not say.
         selective: what selective recomputation repeats: attention, or all but attention and every second matmul.
         gathers_inputs: whether a tensor axis that splits tokens gathers them for each branch, or for each projection.
@@ -261,6 +265,7 @@ class Stack:
     outermost: tuple[str, ...] = ()
     shares_cards: bool = False
     reduce_dtype: ReduceDtype = "bfloat16"
+    graphs: bool = False
     recipe: Recipe = PLAIN
     selective: Literal["attention", "every second matmul"] = "attention"
     gathers_inputs: Literal["branch", "projection"] = "branch"

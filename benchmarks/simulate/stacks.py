@@ -69,12 +69,16 @@ MESHMARK_ON_GPUS = replace(
     # backward pass of an element of queries and keys: it casts their gradients, and multiplies outputs by theirs. Norms
     # of both read them once more forward, and twice backward (docs/experiments/2026-11-26-qk-norm.md; 9%).
     MESHMARK,
+    graphs=True,  # XLA's command buffers
     kernels=replace(
         MESHMARK.kernels,
         residual_bytes=ForwardBackward(14, 20),
         mlp_bytes=ForwardBackward(6, 9),
         head_bytes=ForwardBackward(2, 20 + 7),
         head_norm_bytes=ForwardBackward(2, 4),
+        # Traced layers have 72 to 83 kernels, and in a loop 86 to 119.
+        launches=ForwardBackward(30, 50),
+        stacked_launches=ForwardBackward(5, 10),
         logit_bytes=8,  # written by a matmul; read for the maximum and the sum; read and written as gradients
         sequence_bytes=GatherScatter(4, 4),  # `Backend.gathers_outermost_only`
         kept=KeptTraffic(1.2, 8),

@@ -34,6 +34,14 @@ def changed(its, **constants):
     return replace(its, constants=replace(its.constants, **constants))
 
 
+@pytest.mark.parametrize(("unroll", "remat", "kernels"), [(1, "none", 95), (1, "full", 110), (8, "none", 80)])
+def test_each_kernel_of_a_graph_adds_its_latency(unroll, remat, kernels):
+    """However long kernels take, a layer also takes the latency of each; those that fill stacks are in loops alone."""
+    cost, here = step("single", "data=1", remat=remat, unroll=unroll, reduce="step"), Topology.parse("h100:1x1")
+    now, late = (predict_seconds(cost, changed(H100, kernel_seconds=wait), here).parts for wait in (0.0, 1e-6))
+    assert late == {**now, "launches": pytest.approx(TIMES * MODEL.layers * kernels * 1e-6)}
+
+
 def test_attention_is_causal_if_it_is_fused():
     """Forward there are two matmuls of T^2 / 2 pairs, and backward five; each has 2 FLOPs for a pair and a feature."""
     pairs = BATCH // TIMES * TOKENS**2 / 2
