@@ -23,7 +23,7 @@ from benchmarks.cli.tables import aligned
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run import measure
 from benchmarks.run.machine import disable_compilation_cache
-from benchmarks.run.probes import Probe, probes
+from benchmarks.run.probes import Probe, gpu_cores, probes
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.rates import Timing, machine_of
 from strategies.backends.backend import platform_of
@@ -66,6 +66,7 @@ def document(machine: Machine, timings: Sequence[Timing], missing: Sequence[str]
         "specifications": dataclasses.asdict(machine.chip),
         "constants": dataclasses.asdict(machine.constants),
         "float32_share": machine.float32_share,
+        "cores": machine.cores,
         "error": machine.error,
         "source": machine.source,
         "not_measured": list(missing),
@@ -92,14 +93,15 @@ def main(args: argparse.Namespace) -> int:
         require_file(args.out)
         available_devices()
     disable_compilation_cache()
+    memory_bytes = 2 * (states_budget_bytes() or 0)  # what JAX lets a process have, before probes take some of it
     begin, all_probes = time.monotonic(), [*probes()]
     print(f"timing {len(all_probes)} probes on {jax.device_count()} devices, interleaved", file=sys.stderr)
     timings = timed(all_probes)
     print("\n".join([*timings_table(timings), ""]), flush=True)
     source = f"meshmark calibrate, {datetime.now(UTC):%Y-%m-%d}, on {processor()}, {jax.device_count()} devices"
-    memory_bytes = 2 * (states_budget_bytes() or 0)
+    about = timings, platform_of(jax.devices()[0]), memory_bytes, source, gpu_cores()
     with refusing():
-        machine, missing = machine_of(args.out.stem, timings, platform_of(jax.devices()[0]), memory_bytes, source)
+        machine, missing = machine_of(args.out.stem, *about)
     save_text(args.out, json.dumps(document(machine, timings, missing), indent=1) + "\n")
     lines = [*rates_table(machine), "", *(f"not measured: {fact}" for fact in missing)]
     print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {args.out}"]))

@@ -15,6 +15,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.devices.gpus import GPU_KINDS, GPUS
+from benchmarks.simulate.kernels import tiles_filled
 from benchmarks.simulate.rates import Timing
 
 AXIS = "devices"
@@ -26,8 +28,11 @@ TUNED_MATMULS = MATMULS[0], MATMULS[4]
 STREAMED_BYTES, PASSES = 2**28, 8
 """More than caches hold, and passes over it in one body, so that memory that is new to the process counts little."""
 SENT_BYTES = 2**12, 2**18, 2**24  # operands of collectives
-LAUNCHES, CALLS = 64, 8
-"""Kernels and collectives in one body, so that an iteration of its loop, which GPUs leave to hosts, counts little."""
+CALLS = 8
+"""Collectives in one body, and on accelerators pairs of matmuls, so that an iteration of its loop counts little."""
+LAUNCHES = 64
+"""Kernels in one body. On accelerators one of `CALLS` kernels is compared, to show what an iteration takes: on GPUs the
+host reads its condition. On CPUs XLA runs short bodies in another way, and an iteration takes next to nothing."""
 
 
 class Probe:
@@ -62,17 +67,26 @@ def _random(devices: int, dtype: str, rows: int, *dims: int) -> jax.Array:
     return jax.random.normal(jax.random.key(0), (devices * rows, *dims), dtype) / math.sqrt(rows)
 
 
+def gpu_cores() -> int:
+    """Streaming multiprocessors of the attached GPU; 0 if it is none, or of a kind that is not known."""
+    kind = GPU_KINDS.get(jax.devices()[0].device_kind)
+    return GPUS[kind]["core_count"] if kind else 0
+
+
 def probes() -> Iterator[Probe]:
     """Yield what one device computes, reads and launches, and collectives of groups of 2, 4, 8 ... and all devices."""
-    count = jax.device_count()
-    scale, tuned = (1, MATMULS) if jax.default_backend() == "cpu" else (ACCELERATOR_SCALE, TUNED_MATMULS)
+    count, cores = jax.device_count(), gpu_cores()
+    on_cpus = jax.default_backend() == "cpu"
+    scale, tuned, pairs = (1, MATMULS, 1) if on_cpus else (ACCELERATOR_SCALE, TUNED_MATMULS, CALLS)
     for dtype, matmuls in (("bfloat16", MATMULS), ("float32", tuned)):
         for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in matmuls):
             with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
-                timing = Timing("matmul", 1, 4 * m * n * k, (1 / k + 1 / n) / 2, dtype)
-                yield Probe(timing, lambda x, w, v: ((x @ w) @ v, w, v), (m, k), (k, n), (n, k))
+                filled = 2 / sum(1 / tiles_filled(m, columns, 1, cores) for columns in (n, k)) if cores else 1.0
+                timing = Timing("matmul", 1, pairs * 4 * m * n * k, (1 / k + 1 / n) / 2, dtype, filled=filled)
+                yield Probe(timing, _chain(pairs, lambda x, w, v: ((x @ w) @ v, w, v)), (m, k), (k, n), (n, k))
     yield Probe(Timing("stream", 1, PASSES * 2 * STREAMED_BYTES), _streamed, (STREAMED_BYTES // 4,))
-    yield Probe(Timing("launch", 1, LAUNCHES), _chain(LAUNCHES, lambda x, w: (x @ w, w)), (16, 16), (16, 16))
+    for launches in (LAUNCHES,) if on_cpus else (CALLS, LAUNCHES):
+        yield Probe(Timing("launch", 1, launches), _chain(launches, lambda x, w: (x @ w, w)), (16, 16), (16, 16))
     yield Probe(Timing("dispatch", count, 0), lambda x: (x,), (1,))
     for devices in sorted({2**power for power in range(1, count.bit_length())} | {count} - {1}):
         for size in SENT_BYTES:

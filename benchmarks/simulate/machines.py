@@ -72,6 +72,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         hosts: the fewest and the most hosts of the runs that it predicts.
         specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
         float32_share: rate of float32 matmuls as a fraction of that of bfloat16; by default by the kind.
+        cores: of a GPU, where specifications are measured and their rate of matmuls is that without waves of tiles.
         not_measured, measured: notes of a calibration, for people.
     """
 
@@ -85,6 +86,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: tuple[Count, Count] = ANY_HOSTS
     specifications: dict[str, Any] = {}
     float32_share: Positive | None = None
+    cores: Annotated[int, Meta(ge=0)] = 0
     not_measured: tuple[str, ...] = ()
     measured: tuple[dict[str, Any], ...] = ()
 
@@ -194,8 +196,8 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     chip = Chip(**file.specifications) if whole else dataclasses.replace(CHIPS[chosen], **file.specifications)
     if chip.torus_dims and not chip.ring_multiple:
         raise UnknownMachine(f"machine {name}: ring_multiple is 0; it must be at least 1 where there is a torus")
-    # Whole specifications are measured ones: their rate of matmuls is reached, and waves of tiles are in it.
-    cores = GPUS[chosen]["core_count"] if chosen in GPUS and not whole else 0
+    # Whole specifications are measured ones: their rate of matmuls is reached.
+    cores = GPUS[chosen]["core_count"] if chosen in GPUS and not whole else file.cores
     achieved = chip.flops_per_second if whole else achieved_rate(chosen, chip)
     share = file.float32_share or float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated: JAX's names
     constants = Constants(**file.constants)

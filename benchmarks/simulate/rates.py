@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 
 from benchmarks.devices.chips import Chip
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
-from benchmarks.simulate.machines import CARRIED_ERROR
+from benchmarks.simulate.machines import CARRIED_ERROR, machine
 from benchmarks.simulate.stacks import MESHMARK, stack_on
 
 AGAIN = "calibrate again while the machine does nothing else"
@@ -19,13 +19,15 @@ class Timing(NamedTuple):
     """A probe and its median seconds.
 
     Attributes:
-        kind: "matmul", "stream", "launch", "dispatch", or a kind of collective.
+        kind: "matmul", "stream", "launch", "dispatch", or a kind of collective. All but "dispatch" are an iteration of
+            a loop, which takes its own time.
         devices: that run it together.
         work: FLOPs of a matmul, bytes that a device streams or sends, or launches.
         inverse_dim: of matmuls, the mean of one over the contracted dims.
         dtype: of its arrays.
         calls: collectives in it.
         seconds: it takes so long.
+        filled: of matmuls on a GPU whose cores are known, the share of its peak that tiles allow (`tiles_filled`).
     """
 
     kind: str
@@ -35,6 +37,7 @@ class Timing(NamedTuple):
     dtype: str = "float32"
     calls: int = 0
     seconds: float = 0.0
+    filled: float = 1.0
 
 
 class NotMeasurableError(ValueError):
@@ -47,12 +50,23 @@ def matmul_rate(timings: Sequence[Timing]) -> tuple[float, float]:
     Raises:
         NotMeasurableError: larger matmuls take no longer.
     """
-    per_flop, per_inverse_dim = _shares(
-        timings, [(matmul.work, matmul.work * matmul.inverse_dim) for matmul in timings]
-    )
+    tiles = [(matmul.work / matmul.filled, matmul.inverse_dim) for matmul in timings]
+    per_flop, per_inverse_dim = _shares(timings, [(work, work * inverse_dim) for work, inverse_dim in tiles])
     if not per_flop:
         raise NotMeasurableError(f"the rate of {timings[0].dtype} matmuls is not measurable: {AGAIN}")
     return 1 / per_flop, per_inverse_dim / per_flop
+
+
+def without_iteration(timings: Sequence[Timing]) -> tuple[list[Timing], float]:
+    """Timings without an iteration of their loops, and the seconds of one of the kernels that are launched.
+
+    Two bodies, with few and with many kernels, show both; with one body an iteration takes nothing. A tenth is left of
+    timings that are not much longer than an iteration.
+    """
+    launches = [timing for timing in timings if timing.kind == "launch"]
+    kernel, iteration = _shares(launches, [(timing.work, 1.0) for timing in launches])
+    alone = [max(timing.seconds - iteration * (timing.kind != "dispatch"), timing.seconds / 10) for timing in timings]
+    return [timing._replace(seconds=seconds) for timing, seconds in zip(timings, alone, strict=True)], kernel
 
 
 def link_rate(timings: Sequence[Timing]) -> tuple[float, float]:
@@ -75,7 +89,7 @@ def _shares(timings: Sequence[Timing], parts: Sequence[tuple[float, ...]]) -> Se
 
 
 def machine_of(
-    name: str, timings: Sequence[Timing], platform: str, memory_bytes: int, source: str
+    name: str, timings: Sequence[Timing], platform: str, memory_bytes: int, source: str, cores: int = 0
 ) -> tuple[Machine, list[str]]:
     """The machine that timings show, and what they do not show.
 
@@ -85,20 +99,27 @@ def machine_of(
         platform: of its devices.
         memory_bytes: of a device.
         source: who measured when, and on what.
+        cores: of a GPU, with which `Timing.filled` was computed.
 
     Raises:
         NotMeasurableError: timings do not show a rate.
     """
+    timings, kernel_seconds = without_iteration(timings)
     of = {kind: [timing for timing in timings if timing.kind == kind] for kind in {timing.kind for timing in timings}}
     (flops, matmul_dim), (float32_flops, _) = (
         matmul_rate([timing for timing in of["matmul"] if timing.dtype == dtype]) for dtype in ("bfloat16", "float32")
     )
-    memory, launch, dispatch = (of[kind][0] for kind in ("stream", "launch", "dispatch"))
+    (memory,), (dispatch,) = of["stream"], of["dispatch"]
     streaming, links = memory.work / memory.seconds, [timing for timing in timings if timing.calls]
     missing = [
         f"attention: it is taken to reach {START.attention_efficiency:.0%} of the rate of matmuls",
         "the network between hosts; give `meshmark search` --set inter_host_bandwidth=10Gbit/s",
     ]
+    stack = stack_on(MESHMARK.name, platform)
+    if stack.graphs and kernel_seconds < (traced := machine("meshmark_gpus").constants.kernel_seconds):
+        small = f"small ones take {1e6 * kernel_seconds:.1f}"
+        missing.append(f"the latency of kernels: it is taken to be {1e6 * traced:g} us, as traced on an H100; {small}")
+        kernel_seconds = traced
     if not links:
         missing.append("links: there is one device; they are taken to be as fast as its memory")
     bandwidth, latency = link_rate(links) if links else (streaming, 0.0)
@@ -115,8 +136,8 @@ def machine_of(
         source="meshmark calibrate",
     )
     whole = dict.fromkeys(("matmul_efficiency", "memory_efficiency", "link_efficiency", "network_efficiency"), 1.0)
-    constants = replace(START, **whole, matmul_dim=matmul_dim, kernel_seconds=launch.seconds / launch.work)
+    constants = replace(START, **whole, matmul_dim=matmul_dim, kernel_seconds=kernel_seconds)
     constants = replace(constants, link_seconds=latency, network_seconds=0.0, step_seconds=dispatch.seconds)
     source = f"{NOT_FITTED} to steps: rates are measured, the error is assumed; {source}"
-    stack, share = stack_on(MESHMARK.name, platform), float32_flops / flops
-    return Machine(name, chip, flops, 0, stack, constants, CARRIED_ERROR, source, (), share), missing
+    share = float32_flops / flops
+    return Machine(name, chip, flops, cores, stack, constants, CARRIED_ERROR, source, (), share), missing

@@ -1,5 +1,6 @@
 """Rates are those of the machine that made the timings, and a rate that timings do not show is refused."""
 
+import dataclasses
 import json
 
 import jax
@@ -32,7 +33,7 @@ def collectives():
 def others():
     """Timings of what one device does besides."""
     yield Timing("stream", 1, 1e6, seconds=1e6 / STREAMING)
-    yield Timing("launch", 1, 64, seconds=64 * 2e-6)
+    yield from (Timing("launch", 1, launches, seconds=launches * 2e-6) for launches in (8, 64))
     yield Timing("dispatch", 8, 0, seconds=1e-4)
 
 
@@ -48,6 +49,39 @@ def test_rates_are_recovered():
     assert (constants.kernel_seconds, constants.step_seconds) == pytest.approx((2e-6, 1e-4))
     assert [each.partition(":")[0].partition(";")[0] for each in missing] == ["attention", "the network between hosts"]
     assert "links: there is one device" in machine_of("host", [*matmuls(), *others()], "cpu", 1, "")[1][-1]
+
+
+def test_an_iteration_of_a_loop_is_no_work():
+    """If each iteration of the loops of probes takes longer, the same rates are recovered."""
+    plain = [*matmuls(), *collectives(), *others()]
+    late = [each._replace(seconds=each.seconds + 1e-5 * (each.kind != "dispatch")) for each in plain]
+    (found, _), (wanted, _) = (machine_of("host", some, "cpu", 2**30, "a test") for some in (late, plain))
+    rates = (dataclasses.asdict(each.chip) | dataclasses.asdict(each.constants) for each in (found, wanted))
+    mine, its = ({name: rate for name, rate in some.items() if isinstance(rate, float)} for some in rates)
+    assert mine == pytest.approx(its)
+
+
+def test_waves_of_tiles_are_no_part_of_the_rate(tmp_path):
+    """A GPU whose tiles allow half of its peak has twice the rate, with its cores; other constants stay."""
+    some = [*matmuls(), *others()]
+    half = [each._replace(filled=0.5) if each.kind == "matmul" else each for each in some]
+    whole, _ = machine_of("gpu", some, "cuda", 2**30, "a test")
+    tiled, missing = machine_of("gpu", half, "cuda", 2**30, "a test", cores=132)
+    assert tiled.matmul_flops_per_second == pytest.approx(2 * whole.matmul_flops_per_second)
+    assert (whole.cores, tiled.cores) == (0, 132)
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps(calibrate.document(tiled, half, missing)))
+    assert machine(str(path)).cores == 132
+
+
+def test_the_latency_of_kernels_is_that_of_steps():
+    """Where steps are graphs it is at least that of traced steps, whose kernels are slower than the smallest."""
+    quick = [each._replace(seconds=each.work * 1e-6) if each.kind == "launch" else each for each in others()]
+    found, missing = machine_of("gpu", [*matmuls(), *quick], "cuda", 2**30, "a test")
+    assert found.constants.kernel_seconds == machine("meshmark_gpus").constants.kernel_seconds
+    assert any("as traced on an H100; small ones take 1.0" in each for each in missing)
+    slow = [each._replace(seconds=each.work * 9e-6) if each.kind == "launch" else each for each in others()]
+    assert machine_of("gpu", [*matmuls(), *slow], "cuda", 1, "")[0].constants.kernel_seconds == pytest.approx(9e-6)
 
 
 def test_a_rate_that_timings_do_not_show_is_refused():
