@@ -23,8 +23,8 @@ LEADS = dataclasses.replace(BIASED, block="qwen3", key_heads=4, tied=False, laye
     ("name", "mesh", "config", "options"),
     [
         ("three_d", "pipeline=2,expert=2,tensor=2", SHORT, {"microbatches": 2, "sequence_parallel": False}),
-        ("zero1", "data=2,expert=2", SHORT, {"microbatches": 2}),  # the reference is that of the case above
         *nightly(
+            ("zero1", "data=2,expert=2", SHORT, {"microbatches": 2}),
             ("zero1", "data=2,expert=4", LEADS, {"reduce": "layer"}),
             ("three_d", "expert=2,tensor=2", LEAD, {"sequence_parallel": False}),  # dispatch is "all_gather"
             ("single", "data=1", LEAD, {"remat": "none", "microbatches": 2}),

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,11 +29,20 @@ def build(name, config=CONFIG, **options):
     return STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
 
 
+class Shared(NamedTuple):
+    """A step, and the number of arrays that its lowering has allocated."""
+
+    step: Any
+    allocated: int
+
+
 @functools.cache
 def shared(name):
-    """A step that several tests train, compiled once."""
+    """A step that several tests train, traced and compiled once: lowered first, so that no call has allocated yet."""
     with programs():
-        return build(name)
+        step, before = build(name), len(jax.live_arrays())
+        step.lower()
+    return Shared(step, len(jax.live_arrays()) - before)
 
 
 def tokens(step, seed=0):
@@ -50,7 +60,7 @@ def held(tree):
 )
 def test_it_is_traced_once_and_donates_its_state(name):
     """Repeated steps trace nothing again and delete the old state."""
-    step = shared(name)
+    step = shared(name).step
     state, metrics = step.init(jax.random.key(0)), {}
     for seed in range(3):
         before, (state, metrics) = state, step(state, step.place(tokens(step, seed)))
@@ -63,10 +73,9 @@ def test_it_is_traced_once_and_donates_its_state(name):
 @pytest.mark.parametrize("name", [unless_sampled(name) for name in STRATEGIES])
 def test_lowering_allocates_nothing_and_promises_the_state(name):
     """Lowering allocates nothing, and state and batch have the promised shapes, dtypes and shardings."""
-    step, before = build(name), len(jax.live_arrays())
-    step.lower()
-    assert len(jax.live_arrays()) <= before
-    state = shared(name).init(jax.random.key(0))
+    step, allocated = shared(name)
+    assert allocated <= 0
+    state = step.init(jax.random.key(0))
     for real, promised in zip(jax.tree.leaves(state), jax.tree.leaves(step.state), strict=True):
         assert (real.shape, real.dtype) == (promised.shape, promised.dtype)
         assert real.sharding.is_equivalent_to(promised.sharding, real.ndim)
@@ -96,7 +105,7 @@ def test_no_full_size_array_exists_even_in_init(name):
 )
 def test_weights_and_moments_are_split(name, parts, slack):
     """A device holds its shard of parameters and optimizer state, and in full only what its strategy replicates."""
-    step, whole = build(name), held(build("single").state)
+    step, whole = shared(name).step, held(build("single").state)
     assert held(step.state) == pytest.approx(whole / parts, rel=slack)
     memory = compiled(step.lower()).memory_analysis()
     assert memory is not None
@@ -105,7 +114,7 @@ def test_weights_and_moments_are_split(name, parts, slack):
 
 def test_the_loss_falls():
     """On a few repeated tokens the loss falls far below that of a uniform guess."""
-    step = shared("single")
+    step = shared("single").step
     state, batch = step.init(jax.random.key(0)), step.place(tokens(step))
     losses = []
     for _ in range(20):
