@@ -26,6 +26,10 @@ from strategies.backends.pace import keep_pace
 
 BLOCK_SECONDS = 0.1
 """Least duration of a timed block."""
+EXPOSED_DISPATCH = 0.01
+"""Most of a block in which accelerators wait for the dispatch of its first step; that of the others is hidden."""
+MOST_TO_HIDE = 10
+"""Most steps of a block for that purpose."""
 WIDE = 0.03
 """Half width of an interval, as a fraction of the median, above which a step is timed in further rounds."""
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -99,11 +103,18 @@ class Training:
 
 
 def steps_per_block(training: Timeable) -> int:
-    """Number of steps that last `BLOCK_SECONDS`, so that timer and synchronisation overhead are negligible."""
+    """Number of steps that last `BLOCK_SECONDS`, so that timer and synchronisation overhead are negligible.
+
+    On accelerators also as many as make the dispatch of the first one negligible: a training loop dispatches each step
+    while the devices run the one before. On CPUs both take the same cores.
+    """
     steps = 1
     while (seconds := processes.broadcast_first(partial(training.block, steps))) < BLOCK_SECONDS:
         steps = math.ceil(1.2 * steps * BLOCK_SECONDS / seconds)
-    return steps
+    if jax.default_backend() == "cpu":
+        return steps
+    dispatch = processes.broadcast_first(lambda: training.dispatch_seconds)  # of as many steps as `seconds`
+    return max(steps, min(MOST_TO_HIDE, math.ceil(dispatch / seconds / EXPOSED_DISPATCH)))
 
 
 @dataclass

@@ -25,7 +25,9 @@ MEGATRON = Stack(
         # cast, maximum, difference, exponentials, sum, quotient; gradient, cast back (megatron/mpu/cross_entropy.py)
         logit_bytes=6 + 4 + 8 + 8 + 4 + 8 + 8 + 6,
         optimizer_bytes=62,  # casts, unscaling, norm, clipping and Adam, each a pass over float32 arrays
-        launches=ForwardBackward(25, 45),
+        # About 25 and 45 kernels. Python launches the forward pass, with modules and the states of random numbers, and
+        # C++ the backward pass. The ratio was chosen with a view to runs on one host (docs/experiments).
+        launches=ForwardBackward(60, 24),
     ),
 )
 MEGATRON_CORE = Stack(

@@ -55,6 +55,27 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
     assert steps == 1 or (steps - 1) * seconds < 2 * BLOCK_SECONDS
 
 
+@pytest.mark.parametrize(
+    ("backend", "share", "steps"), [("gpu", 0.045, 5), ("gpu", 0.005, 1), ("gpu", 0.7, 10), ("cpu", 0.045, 1)]
+)
+def test_a_block_hides_dispatch_on_accelerators(
+    monkeypatch: pytest.MonkeyPatch, backend: str, share: float, steps: int
+) -> None:
+    """The dispatch of its first step is at most 1% of a block, where ten steps suffice for that."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+
+    class Dispatched:
+        """Each of its steps of 0.2 seconds spends a share on its dispatch."""
+
+        dispatch_seconds = 0.0
+
+        def block(self, steps: int) -> float:
+            self.dispatch_seconds = share * 0.2 * steps
+            return 0.2 * steps
+
+    assert steps_per_block(Dispatched()) == steps
+
+
 @pytest.fixture
 def wait() -> Callable[[Any], Any]:
     """A compiled function that takes much longer than its dispatch."""

@@ -14,17 +14,17 @@ PUBLISHED = ROOT / "results" / "published"
 TABLES = sorted(PUBLISHED.glob("*.csv"))
 MOST = {
     "megatron_a100_clusters.csv": 0.0555,
-    "megatron_a100_node.csv": 0.0675,
+    "megatron_a100_node.csv": 0.0615,
     "mpt_fsdp_a100_80gb.csv": 0.0335,
     "mpt_fsdp_h100.csv": 0.05,
     "megatron_korthikanti_2022.csv": 0.0105,
     "simumax_b200.csv": 0.03,
     "dgxc_benchmarking.csv": 0.06,
-    "kempnerforge_h200.csv": 0.09,
+    "kempnerforge_h200.csv": 0.085,
     "maxtext_tpu.csv": 0.05,
     "megatron_bridge.csv": 0.08,
     "nemo.csv": 0.05,
-    "torchtitan.csv": 0.15,
+    "torchtitan.csv": 0.115,
 }
 """Table -> mean absolute error that the committed machine files stay below, of dense models."""
 AIM_OF_MIXTURES = 0.12
@@ -39,7 +39,7 @@ MOST_OF_MIXTURES = {
 }
 """Machine file -> mean absolute error of mixtures of experts that it stays below."""
 UNFUSED = "megatron_bridge_gb200, unfused attention"
-MISSED_OF_MIXTURES = {"megatron_bridge_h100": 0.14, UNFUSED: 0.35}
+MISSED_OF_MIXTURES = {"megatron_bridge_h100": 0.135, UNFUSED: 0.35}
 """The same of those that miss the aim."""
 WHOLE = (
     "megatron_a100_clusters.csv",
