@@ -22,12 +22,14 @@ from strategies.costs.predict import predict
 from tests.benchmarks.run.engines import SINGLE
 from tests.benchmarks.running import rows, run
 from tests.strategies import quick
-from tests.strategies.sampling import nightly, unless_sampled
+from tests.strategies.sampling import nightly
 from tests.strategies.test_step import CONFIG, WIDEST
 
 HELD = {"parameters": "parameter", "optimizer": "optimizer", "batch": "batch"}
 MESHES = WIDEST | {"auto": MeshSpec.parse("fsdp=8")}
 """Along one axis `auto` holds what its twin holds. Of two its twin shards a bias along both, and `auto` along one."""
+DAILY = "fsdp", "pipeline", "auto"
+"""Weights that are gathered, stages, and what the compiler splits."""
 
 
 def built(name: str, **train: Any) -> Step:
@@ -47,7 +49,8 @@ def formula(name: str, **train: Any) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("name", "train"),
     [
-        *(unless_sampled(name, {}) for name in STRATEGIES),
+        *((name, {}) for name in DAILY),
+        *nightly(*((name, {}) for name in STRATEGIES if name not in DAILY)),
         *nightly(("data", {"compression": "int8"}), ("three_d", {"microbatches": 4})),
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """A layer with experts on one device: what a loop over tokens and experts computes, and what its formulas say."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -214,8 +215,16 @@ def test_its_formulas_are_those_of_the_compiled_program(config, train):
     assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
 
 
-@pytest.mark.parametrize("config", [MOE, DROPPING, *OTHERS], ids=str)
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+MODELS, REMATS = (MOE, DROPPING, *OTHERS), ("none", "dots", "full")
+KEPT = [(REMATS[i % 3], config) for i, config in enumerate(MODELS)]
+"""Each model with one kind of rematerialisation, for every day."""
+
+
+@pytest.mark.parametrize(
+    ("remat", "config"),
+    [*KEPT, *nightly(*(case for case in itertools.product(REMATS, MODELS) if case not in KEPT))],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [

@@ -16,6 +16,7 @@ from strategies.model.layers import unstacked
 from tests.strategies import test_expert as experts
 from tests.strategies.costs.test_kept import loops
 from tests.strategies.equality import ROUNDING, assert_equal, initial, trained
+from tests.strategies.sampling import nightly
 
 
 def iterations(jaxpr: Any) -> list[tuple[int, int]]:
@@ -59,7 +60,8 @@ def test_no_iteration_has_more_layers_than_unroll(layers: int, unroll: int, loop
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "looped"), [("single", "data=1", False), ("auto", "data=2", False), ("fsdp", "fsdp=2", True)]
+    ("name", "mesh", "looped"),
+    [("single", "data=1", False), ("fsdp", "fsdp=2", True), *nightly(("auto", "data=2", False))],
 )
 def test_layers_of_one_iteration_are_no_loop_where_loops_copy(name: str, mesh: str, looped: bool, monkeypatch):
     """Without a loop the step computes the same, with losses of a router. Layers that gather weights remain a loop."""

@@ -12,6 +12,7 @@ from strategies.model.expert_rows import blocks_here, blocks_of, computed_blocks
 from strategies.model.router import block_slots, choose, forced, zipf_shares
 from strategies.model.share import Share
 from tests.strategies.model.test_experts import MOE
+from tests.strategies.sampling import nightly
 
 
 @pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (6, 4), (8, 8)])
@@ -35,8 +36,9 @@ def test_forced_routings_have_the_shares_that_they_say(experts, chosen):
         assert np.abs(router(jnp.zeros((96, experts)))).max() > 0
 
 
-@pytest.mark.parametrize("tokens", [6, 42, 198])
-@pytest.mark.parametrize("here", [6, 1, 3])
+@pytest.mark.parametrize(
+    ("tokens", "here"), [(6, 6), (42, 1), (198, 3), *nightly((6, 1), (6, 3), (42, 3), (42, 6), (198, 1), (198, 6))]
+)
 def test_blocks_have_a_row_for_every_choice_whatever_the_experts(tokens, here):
     """Each choice of an expert that is here has a row of its own, in a block of its expert; other rows are empty.
 
