@@ -2,8 +2,7 @@
 
 Tests compile many small programs, and half of that time is LLVM's optimisation, on which no law depends. Nor does one
 depend on how many parts LLVM compiles side by side: one part takes a tenth less time than 32, and the processes of the
-tests leave no core idle. Without the lines of Python in its metadata a program is traced, lowered and compiled in a
-sixth less time.
+tests leave no core idle. Without the lines of Python in its metadata a program is compiled in a tenth less time.
 """
 
 import gc
