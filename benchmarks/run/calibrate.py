@@ -99,9 +99,9 @@ def main(args: argparse.Namespace) -> int:
     timings = timed(all_probes)
     print("\n".join([*timings_table(timings), ""]), flush=True)
     source = f"meshmark calibrate, {datetime.now(UTC):%Y-%m-%d}, on {processor()}, {jax.device_count()} devices"
-    about = timings, platform_of(jax.devices()[0]), memory_bytes, source, gpu_cores()
+    of = platform_of(jax.devices()[0])
     with refusing():
-        machine, missing = machine_of(args.out.stem, *about)
+        machine, missing = machine_of(args.out.stem, timings, of, memory_bytes, source, gpu_cores())
     save_text(args.out, json.dumps(document(machine, timings, missing), indent=1) + "\n")
     lines = [*rates_table(machine), "", *(f"not measured: {fact}" for fact in missing)]
     print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {args.out}"]))

@@ -27,9 +27,9 @@ from strategies.backends.pace import keep_pace
 BLOCK_SECONDS = 0.1
 """Least duration of a timed block."""
 EXPOSED_DISPATCH = 0.01
-"""Most of a block in which accelerators wait for the dispatch of its first step; that of the others is hidden."""
-MOST_TO_HIDE = 10
-"""Most steps of a block for that purpose."""
+"""Largest share of a block in which accelerators wait for the dispatch of its first step; that of others is hidden."""
+STEPS_TO_HIDE_DISPATCH = 10
+"""A block has at most so many steps for that purpose."""
 WIDE = 0.03
 """Half width of an interval, as a fraction of the median, above which a step is timed in further rounds."""
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -113,8 +113,10 @@ def steps_per_block(training: Timeable) -> int:
         steps = math.ceil(1.2 * steps * BLOCK_SECONDS / seconds)
     if jax.default_backend() == "cpu":
         return steps
-    dispatch = processes.broadcast_first(lambda: training.dispatch_seconds)  # of as many steps as `seconds`
-    return max(steps, min(MOST_TO_HIDE, math.ceil(dispatch / seconds / EXPOSED_DISPATCH)))
+    share = processes.broadcast_first(lambda: training.dispatch_seconds) / seconds
+    if share > 0.5:  # the call waits for the devices, or they for it, in every step
+        return steps
+    return max(steps, min(STEPS_TO_HIDE_DISPATCH, math.ceil(share / EXPOSED_DISPATCH)))
 
 
 @dataclass

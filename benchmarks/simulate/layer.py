@@ -86,7 +86,7 @@ class LayerEvents:
         """
         gathers = [*self.gathers(GATHERED[way])]
         beside = [*(gathers if self.prefetches else ()), *gradients, *self._beside(way)]
-        beside_kernels = () if self.stack.graphs else (HOST,)
+        beside_kernels = () if self.stack.kernels_have_latency else (HOST,)
         seconds = self._launches(way) * self.network.machine.constants.kernel_seconds
         yield Event(HOST, seconds, beside_kernels, beside_kernels)
         yield from (event._replace(labels=("layer",)) for event in beside)
@@ -108,7 +108,7 @@ class LayerEvents:
         sent: dict[str, float] = {}
         for term in self.traffic:
             if self.is_sharded(term) and term.what in wanted:
-                sent[term.kind] = sent.get(term.kind, 0) + term.sent_bytes
+                sent[term.kind] = sent.get(term.kind, 0) + term.sent_bytes * self._narrowed(term)
         passes = self.layers + self.layers_again * ("weights" in wanted)  # which forward passes gather
         times = times or passes * self.plan.train.microbatches
         for kind, sent_bytes in sent.items():
@@ -241,13 +241,18 @@ class LayerEvents:
         layers = self.plan.layers if term.what in TOKENS else self.layers + again
         sent = term.sent_bytes * share / self.plan.train.microbatches / layers
         calls *= self._repeats(term, way)
-        if gathers and term.what == "layers" and (precision := self.network.machine.precision):
-            sent *= precision.gathered_bytes / BYTES[self.plan.train.dtype]
+        sent *= self._narrowed(term) if term.what == "layers" else 1
         if term.what in TOKENS and term.kind == "all_to_all" and self.stack.deduplicates:
             where, config = self.network.group(term.axes), self.plan.config
             places = where.hosts if where.hosts > 1 else where.devices
             sent *= distinct(config.experts or 1, config.experts_per_token, places)
         return self.network.event("layer collectives", term.kind, term.axes, sent * calls, calls)
+
+    def _narrowed(self, term: Traffic) -> float:
+        """Bytes of what is gathered in the precision of the matmuls, as a share of those in the dtype of the step."""
+        precision = self.network.machine.precision
+        narrow = precision and term.kind == "all_gather"
+        return precision.gathered_bytes / BYTES[self.plan.train.dtype] if precision and narrow else 1.0
 
     def _repeats(self, term: Traffic, way: Way) -> float:
         """How often each collective of a layer is done, where each projection gathers its input alone.

@@ -1,4 +1,4 @@
-"""The stacks of Megatron-LM and what is built on it. They are read from code, not fitted."""
+"""The stacks of Megatron-LM and what is built on it. They are read from code, but for the launches of `MEGATRON`."""
 
 from dataclasses import replace
 
@@ -25,8 +25,9 @@ MEGATRON = Stack(
         # cast, maximum, difference, exponentials, sum, quotient; gradient, cast back (megatron/mpu/cross_entropy.py)
         logit_bytes=6 + 4 + 8 + 8 + 4 + 8 + 8 + 6,
         optimizer_bytes=62,  # casts, unscaling, norm, clipping and Adam, each a pass over float32 arrays
-        # About 25 and 45 kernels. Python launches the forward pass, with modules and the states of random numbers, and
-        # C++ the backward pass. The ratio was chosen with a view to runs on one host (docs/experiments).
+        # About 25 and 45 kernels. Python launches those of the forward pass, with modules and the states of random
+        # numbers, and C++ those of the backward pass. What the host needs for both was chosen with a view to 360 runs
+        # on one host (docs/experiments/2026-11-26-published-recipes.md). Of other stacks only mixtures wait for it.
         launches=ForwardBackward(60, 24),
     ),
 )

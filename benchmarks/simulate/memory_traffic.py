@@ -5,6 +5,7 @@ from benchmarks.simulate.stack import ForwardBackward, Precision, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs.memory import block_elements
+from strategies.model.part import Part
 
 
 def traffic_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
@@ -43,18 +44,24 @@ def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:
 def copied_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
     """Bytes that a layer reads and writes to copy what collectives gather or scatter (`KernelCosts`).
 
-    Full recomputation repeats all collectives of the sequence but the last; that of some results repeats gathers.
+    A branch gathers its input, or each of its projections does, and scatters its result; on the way back it gathers the
+    gradient of the result, and scatters those of the inputs. Full recomputation repeats all but the last scatter; that
+    of some results repeats gathers.
     """
-    costs, dtype, branches = stack.kernels, BYTES[plan.train.dtype], len(plan.block.branches())
+    costs, dtype, branches = stack.kernels, BYTES[plan.train.dtype], plan.block.branches()
+    each = stack.gathers_inputs == "projection"
+    inputs, results = sum(count_sharing(plan, branch) if each else 1 for branch in branches), len(branches)
     gathered = precision.gathered_bytes if precision else dtype
     weights = gathered_elements(plan) if costs.copies_shards else 0
     out, into = 2 * weights * gathered, weights * (dtype + BYTES[plan.train.reduce_dtype])
     stream = plan.share.tokens * plan.config.embed * plan.sequence_parallel / 2
     gather = costs.sequence_bytes.gathered * gathered * stream
     scatter = costs.sequence_bytes.scattered * dtype * stream
-    gathers, scatters = {"full": (branches, branches - 1), "dots": (branches, 0), "none": (0, 0)}[plan.train.remat]
-    both = branches * (gather + scatter)
-    return ForwardBackward(out + both, out + into + both + gathers * gather + scatters * scatter)
+    again = {"full": (inputs, results - 1), "dots": (inputs, 0), "none": (0, 0)}[plan.train.remat]
+    gathers, scatters = results + again[0], inputs + again[1]
+    return ForwardBackward(
+        out + inputs * gather + results * scatter, out + into + gathers * gather + scatters * scatter
+    )
 
 
 def gathered_elements(plan: Plan) -> float:
@@ -64,11 +71,14 @@ def gathered_elements(plan: Plan) -> float:
 
 def summed_bytes(plan: Plan, stack: Stack) -> float:
     """Bytes that a layer's backward pass reads and writes to add the gradients of inputs that projections share."""
-    sums = 0
-    for branch in plan.block.branches():
-        sharing = [each for each in projections(plan, branch) if each.takes_stream]
-        sums += (sum(each.parts for each in sharing) - 1) * sharing[0].taken
-    return stack.kernels.sum_bytes * sums
+    stream = plan.share.tokens * plan.config.embed
+    sharing = [count_sharing(plan, branch) for branch in plan.block.branches()]
+    return stack.kernels.sum_bytes * stream * sum(max(0, count - 1) for count in sharing)
+
+
+def count_sharing(plan: Plan, branch: type[Part]) -> int:
+    """Matrices of a branch that multiply the residual stream."""
+    return sum(each.parts for each in projections(plan, branch) if each.takes_stream)
 
 
 def cast_bytes(plan: Plan, precision: Precision, *, fused: bool) -> ForwardBackward:
@@ -78,7 +88,7 @@ def cast_bytes(plan: Plan, precision: Precision, *, fused: bool) -> ForwardBackw
     tensor axis gathers is cast before, if it is gathered so, and then copied as columns.
     """
     multiplied, own = [*projections(plan)], [*projections(plan, plan.block.branches()[-1])] if fused else []
-    out = {each for each in own if each.gives_stream}
+    out = {each for each in own if each.to_dim == "embed"}
     gathers = plan.sequence_parallel and precision.gathered_bytes < 2
     of_stream = precision.cast_bytes / plan.tensors + 2 * precision.itemsize if gathers else precision.cast_bytes
 

@@ -42,7 +42,7 @@ REMAT: Mapping[str, Remat] = {
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 """Spellings of dtypes of two bytes."""
 GPT_OSS = PRESETS["gpt-oss-20b"]
-NARROW = {"fp8-mx": "mxfp8", **{name: name for name in ("mxfp8", "fp8", "float8 rowwise", "float8", "nvfp4")}}
+NARROW = {"fp8-mx": "mxfp8", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}
 """How what tables say of narrower dtypes begins -> a name in `PRECISIONS`; the first that fits. The rest of such a step
 is in bfloat16."""
 
@@ -103,14 +103,20 @@ def run_under(published: Published, stack: Stack) -> PublishedRun:
     sizes = sizes_of(published)
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))
     require_batch(published)
-    seconds, precision = published.measured_seconds, precision_of(published)
+    seconds, precision = published.measured_seconds, precision_of(published, stack)
     memory = {"says_recomputation": bool(said), "offloads": "offload" in said}
     return PublishedRun(published.kind, cost, topology_of(published), stack, seconds, precision, **memory)
 
 
-def precision_of(row: Published) -> Precision | None:
-    """The precision of a row's matmuls; None if it is a dtype of two bytes."""
-    return next((PRECISIONS[name] for begins, name in NARROW.items() if row.dtype.startswith(begins)), None)
+def precision_of(row: Published, stack: Stack) -> Precision | None:
+    """The precision of a row's matmuls; None if it is a dtype of two bytes.
+
+    torchao has scales for tensors, or for rows where the dtype has a word that begins with "row".
+    """
+    name = next((name for begins, name in NARROW.items() if row.dtype.startswith(begins)), None)
+    if name == "fp8" and stack.uses_torchao:
+        name = "float8 rowwise" if re.search(r"[\W_]row", row.dtype) else "float8"
+    return PRECISIONS[name] if name else None
 
 
 def stack_of(row: Published) -> Stack:
@@ -269,7 +275,7 @@ def training_of(row: Published, stack: Stack) -> TrainConfig:
     Raises:
         Infeasible: the dtype or the recomputation is not known.
     """
-    dtype = "bfloat16" if precision_of(row) else row.dtype
+    dtype = "bfloat16" if precision_of(row, stack) else row.dtype
     row = msgspec.structs.replace(row, recompute="none") if recomputed_parts(row) else row
     for name, value, known in (("dtype", dtype, DTYPES), ("recompute", row.recompute, REMAT)):
         if value not in known:

@@ -60,13 +60,21 @@ def matmul_rate(timings: Sequence[Timing]) -> tuple[float, float]:
 def without_iteration(timings: Sequence[Timing]) -> tuple[list[Timing], float]:
     """Timings without an iteration of their loops, and the seconds of one of the kernels that are launched.
 
-    Two bodies, with few and with many kernels, show both; with one body an iteration takes nothing. A tenth is left of
-    timings that are not much longer than an iteration.
+    Two bodies, with few and with many kernels, show both. With one body, as on CPUs, an iteration takes nothing.
+
+    Raises:
+        NotMeasurableError: an iteration takes nearly all of a probe's time.
     """
     launches = [timing for timing in timings if timing.kind == "launch"]
+    if len(launches) == 1:
+        return [*timings], launches[0].seconds / launches[0].work
     kernel, iteration = _shares(launches, [(timing.work, 1.0) for timing in launches])
-    alone = [max(timing.seconds - iteration * (timing.kind != "dispatch"), timing.seconds / 10) for timing in timings]
-    return [timing._replace(seconds=seconds) for timing, seconds in zip(timings, alone, strict=True)], kernel
+    alone = [timing._replace(seconds=timing.seconds - iteration * (timing.kind != "dispatch")) for timing in timings]
+    for before, after in zip(timings, alone, strict=True):
+        if before.kind != "launch" and after.seconds < before.seconds / 10:
+            took = f"an iteration of its loop takes {1e6 * iteration:.0f} of its {1e6 * before.seconds:.0f} us"
+            raise NotMeasurableError(f"the time of a {before.kind} is not measurable: {took}: {AGAIN}")
+    return alone, kernel
 
 
 def link_rate(timings: Sequence[Timing]) -> tuple[float, float]:
@@ -116,7 +124,7 @@ def machine_of(
         "the network between hosts; give `meshmark search` --set inter_host_bandwidth=10Gbit/s",
     ]
     stack = stack_on(MESHMARK.name, platform)
-    if stack.graphs and kernel_seconds < (traced := machine("meshmark_gpus").constants.kernel_seconds):
+    if stack.kernels_have_latency and kernel_seconds < (traced := machine("meshmark_gpus").constants.kernel_seconds):
         small = f"small ones take {1e6 * kernel_seconds:.1f}"
         missing.append(f"the latency of kernels: it is taken to be {1e6 * traced:g} us, as traced on an H100; {small}")
         kernel_seconds = traced

@@ -75,7 +75,7 @@ PRECISIONS: Mapping[str, Precision] = {
     # A pass for the largest value, one for rows, and one for columns, which a Hadamard transform mixes first.
     "nvfp4": Precision("nvfp4", 9 / 16, "fp4", 2 + 2 + 2 + 2 * 9 / 16),
 }
-"""Beginnings of what tables say of dtypes -> the precision."""
+"""By name (`precision_of`)."""
 
 
 class ForwardBackward(NamedTuple):
@@ -120,7 +120,8 @@ class KernelCosts:
         mlp_bytes: by the activation function, for each hidden element of the MLP.
         logit_bytes: by the loss, forward and backward, for each logit.
         optimizer_bytes: by the optimizer, gradient clipping and casts, for each parameter.
-        launches: kernels launched for a layer; with recomputation of attention alone, where a stack has that.
+        launches: kernels launched for a layer, in units of `Constants.kernel_seconds`; with recomputation of attention
+            alone, where a stack has that.
         stacked_launches: further kernels of a layer, where a loop copies into stacks what layers keep.
         softmax_multiple: the fused softmax takes only multiples of so many sequences x heads of a device.
         unfused_bytes: like `score_bytes`, where it does not take them.
@@ -135,7 +136,7 @@ class KernelCosts:
         fused_experts: whether matmuls of experts also activate, and cast to a `Precision`, what they compute.
         copies_shards: whether gathered weights are copied out of one buffer, and their gradients into one.
         sequence_bytes: to copy an element that is gathered, and one that is scattered, along the sequence, because that
-            is not the first dim.
+            is not the first dim; of a slow copy, as many as take that time at the rate of others.
         sum_bytes: to add the gradients of two projections for an element of the input that they share.
         kept: to write and read what layers keep, and to cast their weights.
         stacked: in addition, where a loop copies into stacks what layers keep, and slices weights and gradients.
@@ -240,8 +241,9 @@ class Stack:
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
         shares_cards: whether groups that have several but not all devices of their hosts use the same network cards.
         reduce_dtype: of gradients while they are reduced over devices.
-        graphs: whether kernels are launched as CUDA graphs. Then devices do not wait for the host, and
-            `Constants.kernel_seconds` is the latency of each kernel on the device, in series with its work.
+        kernels_have_latency: whether `Constants.kernel_seconds` is the latency of each kernel on the device, in series
+            with its work, because the host launches ahead; otherwise it is the host's time, beside the device's.
+        uses_torchao: whether float8 is that of torchao; otherwise it is that of TransformerEngine or XLA.
         recipe: what published runs are taken to do where they do not say.
         selective: what selective recomputation repeats: attention, or all but attention and every second matmul.
         gathers_inputs: whether a tensor axis that splits tokens gathers them for each branch, or for each projection.
@@ -265,7 +267,8 @@ class Stack:
     outermost: tuple[str, ...] = ()
     shares_cards: bool = False
     reduce_dtype: ReduceDtype = "bfloat16"
-    graphs: bool = False
+    kernels_have_latency: bool = False
+    uses_torchao: bool = False
     recipe: Recipe = PLAIN
     selective: Literal["attention", "every second matmul"] = "attention"
     gathers_inputs: Literal["branch", "projection"] = "branch"

@@ -69,7 +69,7 @@ MESHMARK_ON_GPUS = replace(
     # backward pass of an element of queries and keys: it casts their gradients, and multiplies outputs by theirs. Norms
     # of both read them once more forward, and twice backward (docs/experiments/2026-11-26-qk-norm.md; 9%).
     MESHMARK,
-    graphs=True,  # XLA's command buffers
+    kernels_have_latency=True,  # XLA launches its command buffers, CUDA graphs, ahead
     kernels=replace(
         MESHMARK.kernels,
         residual_bytes=ForwardBackward(14, 20),
@@ -91,6 +91,7 @@ TORCHTITAN = Stack(
     name="torchtitan",
     waits={"gathers": "layer", "gradients": "layer", "keys and values": "layer"},
     reduce_dtype="float32",  # MixedPrecisionPolicy(reduce_dtype=float32)
+    uses_torchao=True,
     recipe=Recipe("zero3", sequence_parallel=True, recompute="selective"),  # parallelize.py; the default of its recipes
     selective="every second matmul",  # activation_checkpoint.py, _get_custom_policy
     first_tables=1,  # the embedding is a module of its own
@@ -135,7 +136,7 @@ TORCHTITAN_EAGER = replace(
         head_norm_bytes=ForwardBackward(36, 70),
         mlp_bytes=ForwardBackward(4 + 6, 6 + 6 + 6),
         logit_bytes=6 + 4 + 8 + 4 + 12,
-        sequence_bytes=GatherScatter(4, 3 * 4),  # `cat` of parts of the sequence has a third of the rate
+        sequence_bytes=GatherScatter(4, 3 * 4),  # the copy before a scatter has a third of the rate of others
         sum_bytes=2 + 2 + 2,
         launches=ForwardBackward(60, 120),
     ),

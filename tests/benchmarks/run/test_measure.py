@@ -56,12 +56,16 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "share", "steps"), [("gpu", 0.045, 5), ("gpu", 0.005, 1), ("gpu", 0.7, 10), ("cpu", 0.045, 1)]
+    ("backend", "share", "steps"),
+    [("gpu", 0.045, 5), ("gpu", 0.005, 1), ("gpu", 0.3, 10), ("gpu", 0.7, 1), ("cpu", 0.045, 1)],
 )
 def test_a_block_hides_dispatch_on_accelerators(
     monkeypatch: pytest.MonkeyPatch, backend: str, share: float, steps: int
 ) -> None:
-    """The dispatch of its first step is at most 1% of a block, where ten steps suffice for that."""
+    """The dispatch of its first step is at most 1% of a block, where ten steps suffice for that.
+
+    Where most of a step is dispatch, no number of steps hides it.
+    """
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
 
     class Dispatched:

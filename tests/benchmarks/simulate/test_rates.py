@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from benchmarks.run import calibrate
-from benchmarks.run.probes import Probe, probes
+from benchmarks.run.probes import ACCELERATOR_SCALE, MATMULS, Probe, probes
+from benchmarks.simulate.kernels import tiles_filled
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.rates import NotMeasurableError, Timing, link_rate, machine_of, matmul_rate
 from tests.commands import command
@@ -127,6 +128,22 @@ def test_probes_have_the_groups_of_all_devices(monkeypatch):
         _ = [*probes()]
         assert {each.devices for each in built if each.calls} == groups
         assert {each.devices for each in built if each.kind in ("matmul", "stream", "launch")} == {1}
+
+
+def test_probes_of_a_gpu_have_several_matmuls_and_two_bodies_of_launches(monkeypatch):
+    """Eight pairs of matmuls in a body, whose tiles fill a share of its cores, and 8 and 64 small kernels."""
+    built = []
+    monkeypatch.setattr(Probe, "__init__", lambda self, timing, *_: built.append(timing))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr("benchmarks.run.probes.gpu_cores", lambda: 132)
+    _ = [*probes()]
+    timings = {kind: [each for each in built if each.kind == kind] for kind in ("matmul", "launch")}
+    m, n, k = (ACCELERATOR_SCALE * size for size in MATMULS[0])
+    first = timings["matmul"][0]
+    assert first.work == 8 * 2 * 2 * m * n * k
+    shares = tiles_filled(m, n, 1, 132), tiles_filled(m, k, 1, 132)
+    assert first.filled == pytest.approx(2 / (1 / shares[0] + 1 / shares[1]))
+    assert [each.work for each in timings["launch"]] == [8, 64]
 
 
 @pytest.mark.usefixtures("_short_blocks")
