@@ -1,7 +1,7 @@
 """Events of a layer, of the embedding and of the head on one device, for one microbatch.
 
 The rules of the stack say when the device waits for each collective. A layer ends after its kernels are launched; where
-the stack launches graphs, each kernel instead adds its latency.
+kernels have a latency, each instead adds that.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Literal
 
 from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, kernels_of, layer
 from benchmarks.simulate.links import Network, distinct
-from benchmarks.simulate.projections import PARTS
+from benchmarks.simulate.memory_traffic import count_sharing
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
 from strategies.core.placement import Axes
@@ -262,8 +262,7 @@ class LayerEvents:
         if term.what != "layers" or not self.plan.sequence_parallel or self.stack.gathers_inputs == "branch":
             return 1.0
         branches, full = self.plan.block.branches(), self.plan.train.remat == "full"
-        dims = [one.weight.dims for part in branches for one in part.matmuls(self.plan.config)]
-        more = sum(PARTS.get(to, 1) for of, to, *_ in dims if of == "embed") / len(branches)
+        more = sum(count_sharing(self.plan, branch) for branch in branches) / len(branches)
         gathers = term.kind == "all_gather"
         if way == "forward":
             return more if gathers else 1.0

@@ -52,8 +52,8 @@ class Constants:
             ends with memory accesses that no multiplication hides.
         attention_efficiency: share of the device's best matmul rate, in a fused attention kernel.
         memory_efficiency: share of the memory bandwidth, in kernels that stream through memory.
-        kernel_seconds: time that the host needs to launch a kernel. Devices wait if their kernels are shorter. Of a
-            stack that launches graphs, the latency of a kernel, which adds to its work.
+        kernel_seconds: time that the host needs to launch a kernel. Devices wait if their kernels are shorter. Where a
+            stack's kernels have a latency, it is that, and adds to their work.
         link_efficiency: share of the bandwidth of links inside a host, or of a torus.
         link_seconds: latency of each step of a collective inside a host or a torus.
         network_efficiency: share of the network bandwidth between hosts.
