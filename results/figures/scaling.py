@@ -106,4 +106,5 @@ def batches(part: pd.DataFrame) -> str:
 def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, drawn: int) -> str:
     """Say whose predictions these are, how far they are off, and where nothing fits."""
     colour = "The bottleneck is the resource that would save most of the step if it were infinitely fast."
-    return f"{how_certain(facts)} {colour} Nothing fits at {len(rows) - drawn} of {len(rows)} points."
+    missing = f" Nothing fits at {len(rows) - drawn} of {len(rows)} points." if drawn < len(rows) else ""
+    return f"{how_certain(facts)} {colour}{missing}"

@@ -89,6 +89,7 @@ def test_the_example_can_be_drawn() -> None:
     facts, rows = read(EXAMPLE)
     assert facts["preset"] == "gpt3-6.7b"
     assert {*rows["scaling"]} == {"strong", "weak"}
+    assert "Nothing fits" not in figure_of(facts, rows).get_supxlabel()  # something does everywhere
     assert EXAMPLE.with_suffix(".png").exists()
 
 
