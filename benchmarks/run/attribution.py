@@ -27,7 +27,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cluster import processes
 from benchmarks.program.deadlock import concurrent_collectives, require_no_deadlock
 from benchmarks.program.hlo import parse
-from benchmarks.run.measure import Training, timed
+from benchmarks.run.measure import BlockTimes, Training, hides_dispatch, timed
 from benchmarks.run.variants import WithoutCommunication
 from strategies import State, Step
 
@@ -90,13 +90,22 @@ def attribute(
         )
     runs = {name: Variant(training, program) for name, program in programs.items()}
     times = timed(runs, rounds, lambda name: begin())
-    # Ratios within a round: a temporary slowdown of the machine affects both blocks.
-    whole = times["step"].seconds
+    return attributed({name: ratio * step_seconds for name, ratio in relative(times).items()})
+
+
+def relative(times: Mapping[str, BlockTimes]) -> dict[str, float]:
+    """The time of each variant as a fraction of the step's.
+
+    It is the median of ratios within a round: a temporary slowdown of the machine affects both blocks. What an empty
+    program takes is its dispatch. Where the devices run a step while the next is dispatched, no part waits for that.
+    """
+    step = times["step"]
     ratios = {
-        name: statistics.median(part / whole_step for part, whole_step in zip(block_times.seconds, whole, strict=True))
-        for name, block_times in times.items()
+        name: statistics.median(part / whole for part, whole in zip(variant.seconds, step.seconds, strict=True))
+        for name, variant in times.items()
     }
-    return attributed({name: ratio * step_seconds for name, ratio in ratios.items()})
+    hidden = hides_dispatch(sum(step.dispatch_seconds), sum(step.seconds))
+    return ratios | {"empty": 0.0} if hidden else ratios
 
 
 def require_safe(mesh: Mesh, program: jax.stages.Compiled) -> jax.stages.Compiled:

@@ -13,7 +13,7 @@ from benchmarks.cases import case as cases
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
 from benchmarks.cluster import processes
-from benchmarks.run.measure import compilations
+from benchmarks.run.recompilation import compilations
 from strategies import State, Step
 from strategies.registry import BUILT_IN
 

@@ -9,8 +9,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import jax
 
-from benchmarks.cases.failures import Recompiled
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.run.equality import Trajectory
+from benchmarks.run.recompilation import no_compilation
 from strategies.backends.pace import keep_pace
 
 BLOCK_SECONDS = 0.1
@@ -32,7 +32,6 @@ STEPS_TO_HIDE_DISPATCH = 10
 """A block has at most so many steps for that purpose."""
 WIDE = 0.03
 """Half width of an interval, as a fraction of the median, above which a step is timed in further rounds."""
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class Timeable(Protocol):
@@ -102,21 +101,30 @@ class Training:
         return self.metrics
 
 
+def hides_dispatch(dispatch_seconds: float, seconds: float) -> bool:
+    """Whether steps are dispatched while the devices run the one before.
+
+    On CPUs both take the same cores. Where dispatch is most of a step, the devices wait for it, or the call for them.
+
+    Args:
+        dispatch_seconds: until so many steps were dispatched.
+        seconds: until they ended.
+    """
+    return jax.default_backend() != "cpu" and dispatch_seconds <= seconds / 2
+
+
 def steps_per_block(training: Timeable) -> int:
     """Number of steps that last `BLOCK_SECONDS`, so that timer and synchronisation overhead are negligible.
 
-    On accelerators also as many as make the dispatch of the first one negligible: a training loop dispatches each step
-    while the devices run the one before. On CPUs both take the same cores.
+    Where dispatch is hidden, also as many as make that of the first step negligible, as it is in a training loop.
     """
     steps = 1
     while (seconds := processes.broadcast_first(partial(training.block, steps))) < BLOCK_SECONDS:
         steps = math.ceil(1.2 * steps * BLOCK_SECONDS / seconds)
-    if jax.default_backend() == "cpu":
+    dispatch_seconds = processes.broadcast_first(lambda: training.dispatch_seconds)
+    if not hides_dispatch(dispatch_seconds, seconds):
         return steps
-    share = processes.broadcast_first(lambda: training.dispatch_seconds) / seconds
-    if share > 0.5:  # the call waits for the devices, or they for it, in every step
-        return steps
-    return max(steps, min(STEPS_TO_HIDE_DISPATCH, math.ceil(share / EXPOSED_DISPATCH)))
+    return max(steps, min(STEPS_TO_HIDE_DISPATCH, math.ceil(dispatch_seconds / seconds / EXPOSED_DISPATCH)))
 
 
 @dataclass
@@ -264,32 +272,3 @@ def trace(folder: Path, block: Callable[[], float]) -> None:
         processes.run_in_all(open_trace)
         processes.run_in_all(block)
         processes.run_in_all(traced.close)
-
-
-@contextmanager
-def compilations() -> Iterator[list[str]]:
-    """Collect the names of functions that are compiled in the body."""
-    compiled: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == COMPILE_EVENT:
-            compiled.append(str(kwargs.get("fun_name", "a function")))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield compiled
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
-@contextmanager
-def no_compilation() -> Iterator[None]:
-    """Check that nothing is compiled in the body.
-
-    Raises:
-        Recompiled: names the functions that were compiled.
-    """
-    with compilations() as compiled:
-        yield
-    if compiled:
-        raise Recompiled(f"compiled while it was timed: {', '.join(compiled)}; a step must be compiled once")

@@ -40,8 +40,9 @@ from benchmarks.run.attribution import attribute
 from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.corpus import Corpus, map_file, read_corpus
 from benchmarks.run.machine import PACKAGES, disable_compilation_cache, matmul_flops_per_second, use_virtual_devices
-from benchmarks.run.measure import Training, no_compilation, steps_per_block, trace
+from benchmarks.run.measure import Training, steps_per_block, trace
 from benchmarks.run.prepare import begin_training, first_steps
+from benchmarks.run.recompilation import no_compilation
 from benchmarks.run.record import Record
 from strategies import Step
 

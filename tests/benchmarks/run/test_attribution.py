@@ -12,10 +12,10 @@ import pytest
 from benchmarks.cases.case import Case, Options
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.program.compiled import read_program
-from benchmarks.run.attribution import attribute, attributed, variants
+from benchmarks.run.attribution import attribute, attributed, relative, variants
 from benchmarks.run.compilation import compile_step
 from benchmarks.run.corpus import read_corpus
-from benchmarks.run.measure import Training
+from benchmarks.run.measure import BlockTimes, Training
 from benchmarks.run.prepare import begin_training
 from strategies import GPTConfig, MeshSpec, Step
 from tests.strategies import quick
@@ -62,6 +62,20 @@ def test_keeping_that_is_slower_leaves_nothing_to_gain() -> None:
     """If recomputing is faster than keeping activations, recomputation takes no time and all of it is compute."""
     parts = attributed({"step": 100, "gradients": 90, "no remat": 95, "optimizer": 11, "empty": 1})
     assert (parts["attribution.compute_seconds"], parts["attribution.recomputation_seconds"]) == (89, 0)
+
+
+@pytest.mark.parametrize(("backend", "dispatched", "empty"), [("gpu", 0.3, 0), ("gpu", 1.5, 0.25), ("cpu", 0.3, 0.25)])
+def test_hidden_dispatch_takes_no_time(
+    monkeypatch: pytest.MonkeyPatch, backend: str, dispatched: float, empty: float
+) -> None:
+    """Accelerators run a step while the next is dispatched, unless that takes most of a step. CPUs do both."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    times = {
+        "step": BlockTimes(1, seconds=[2.0, 4.0, 2.0], dispatch_seconds=[dispatched] * 3),
+        "gradients": BlockTimes(1, seconds=[1.0, 2.0, 1.0]),
+        "empty": BlockTimes(1, seconds=[0.5, 1.0, 0.5]),
+    }
+    assert relative(times) == {"step": 1, "gradients": 0.5, "empty": empty}
 
 
 @pytest.mark.parametrize(("strategy", "options"), [("zero1", ()), ("data", (("compression", "onebit"),))])

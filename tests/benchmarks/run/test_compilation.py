@@ -14,7 +14,7 @@ import pytest
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
 from benchmarks.run.compilation import Clock, InitialStates, compile_step
-from benchmarks.run.measure import compilations
+from benchmarks.run.recompilation import compilations
 from strategies import PRESETS, MeshSpec, Step
 from tests.benchmarks.run.engines import CONFIG, SINGLE
 from tests.strategies.sampling import nightly

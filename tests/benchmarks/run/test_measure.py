@@ -1,4 +1,4 @@
-"""Compiling a step, and timing blocks of its steps."""
+"""Timing blocks of steps."""
 
 import time
 from collections.abc import Callable
@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.cases.failures import Recompiled
-from benchmarks.run.measure import BLOCK_SECONDS, Training, no_compilation, steps_per_block
+from benchmarks.run.measure import BLOCK_SECONDS, Training, steps_per_block
 from benchmarks.run.program import forget_effects
 
 
@@ -99,22 +98,6 @@ def test_block_waits_for_its_last_step(wait: Callable[[Any], Any]) -> None:
     run = Training(lambda state, _: (wait(state), {}), jnp.ones((500, 500)), [None])
     run.block(2)
     assert run.state.is_ready()
-
-
-def test_compilation_is_caught() -> None:
-    """A compilation while timing raises Recompiled with the function's name."""
-    message = r"compiled while it was timed: .*<lambda>.*; a step must be compiled once"
-    with pytest.raises(Recompiled, match=message), no_compilation():
-        jax.jit(lambda x: x + 1)(jnp.zeros(3))
-
-
-def test_compiled_program_is_not_caught() -> None:
-    """A call of a compiled program, or a compilation outside of timing, raises nothing."""
-    x = jnp.zeros(7)
-    program = jax.jit(lambda x: x * 3).lower(x).compile()
-    with no_compilation():
-        assert program(x).shape == (7,)
-    assert jax.jit(lambda x: x * 5)(x).shape == (7,)
 
 
 def test_what_a_failed_callback_leaves_is_forgotten() -> None:

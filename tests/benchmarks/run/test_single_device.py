@@ -20,7 +20,8 @@ from benchmarks.run.engine import Engine
 from benchmarks.run.equality import Trajectory
 from benchmarks.run.journal import Journal
 from benchmarks.run.ledger import RunSettings
-from benchmarks.run.measure import Training, compilations
+from benchmarks.run.measure import Training
+from benchmarks.run.recompilation import compilations
 from benchmarks.run.server import TimingServer
 from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
 from strategies import GPTConfig, MeshSpec
