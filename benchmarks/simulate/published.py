@@ -97,8 +97,9 @@ def run_under(published: Published, stack: Stack) -> PublishedRun:
         Infeasible: the formulas do not know such a step.
     """
     said = published.recompute or ""
-    if stack.pads_experts and published.experts:
-        raise Infeasible(f"{stack.name} pads all experts to the busiest, and the row does not say how busy that is")
+    if stack.pads_experts and published.experts and not published.capacity_factor:
+        problem = f"{stack.name} pads all experts to the busiest, and the row does not say how busy that is"
+        raise Infeasible(f"{problem}; capacity_factor would, as a multiple of an equal share")
     published = completed(published, stack)
     sizes = sizes_of(published)
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))
@@ -181,7 +182,7 @@ def config_of(row: Published) -> PublishedConfig:
             "experts_per_token": row.experts_per_token or 1,
             "expert_mlp": row.expert_mlp,
             "shared_mlp": (row.shared_experts or 0) * row.expert_mlp or None,
-            "capacity_factor": row.capacity_factor,
+            "capacity_factor": row.capacity_factor or 1.0,
             "expert_group": expert_group(row),
         }
     heads = latent_heads(row) if row.is_latent else {"head_size": row.head_dim, "key_heads": row.kv_heads}

@@ -41,8 +41,9 @@ class Published(msgspec.Struct, frozen=True):
         shared_experts: experts of the same size that take all tokens.
         dense_layers: layers without experts.
         mtp_layers: further layers, each of which predicts one more token, with a loss of its own.
-        capacity_factor: rows that an expert computes, as a multiple of an equal share of the tokens. By default routing
-            is balanced, and experts have no padding.
+        capacity_factor: rows that the experts of a device compute, as a multiple of an equal share: their capacity,
+            if tokens are dropped or experts are padded; otherwise those of the busiest device, for which all others
+            wait. By default routing is balanced, and experts have no padding.
         expert: devices that split the experts. They are counted along other axes, too, unless the product of the others
             lacks them.
         expert_tensor: devices of the tensor axis that split each expert. By default experts are whole, and the axis
@@ -86,7 +87,7 @@ class Published(msgspec.Struct, frozen=True):
     shared_experts: Whole | None = None
     dense_layers: Whole | None = None
     mtp_layers: Whole = 0
-    capacity_factor: Positive = 1.0
+    capacity_factor: Positive | None = None
     expert: Count | None = None
     expert_tensor: Count = 1
     tied: bool | None = None
