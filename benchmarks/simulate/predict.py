@@ -97,7 +97,8 @@ def _predicted(row: TableRow, machine: Machine | None) -> PredictedRow:
 
 def as_csv(predictions: Sequence[PredictedRow]) -> str:
     """The rows with measured, predicted and least seconds, the parts of a step, memory, machine, and problems."""
-    columns = dict.fromkeys(name for prediction in predictions for name in prediction.row if name not in ADDED)
+    given = dict.fromkeys(name for prediction in predictions for name in prediction.row if name not in ADDED)
+    columns = given | {"microbatches": None}  # a table may leave out what follows from the batch
     stream = io.StringIO()
     writer = csv.DictWriter(stream, [*columns, *ADDED], lineterminator="\n")
     writer.writeheader()
@@ -120,7 +121,6 @@ def _added(one: PredictedRow) -> dict[str, object]:
     known["machine.stack"] = one.run.stack.name
     if not one.row.get("contradicts"):
         known["fits"] = held.fit(one.machine.chip.memory_bytes, says_recomputation=one.run.says_recomputation)
-    # A row may leave out how many follow from its batch.
     return {**known, "microbatches": one.run.cost.plan.train.microbatches}
 
 

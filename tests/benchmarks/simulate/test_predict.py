@@ -138,6 +138,10 @@ def test_what_a_row_does_not_say_follows(rows, write, tmp_path):
     assert (followed["step_seconds"], unscored["measured_seconds"]) == ("", "")
     assert (followed["fits"], unscored["fits"]) == ("yes", "")  # what contradicts itself is not judged
     assert followed["microbatches"] == said["microbatches"] == row["microbatches"]
+    without = {name: cell for name, cell in rated.items() if name not in silent}  # as a table without these columns
+    (lacking,) = predicted(tmp_path, write([without], "lacking.csv"))
+    assert lacking["predicted_seconds"] == said["predicted_seconds"]
+    assert lacking["microbatches"] == row["microbatches"]
     sharded = {**row, "data": "1", "fsdp": "64"}
     implied, zero3 = predicted(
         tmp_path, write([{**sharded, "optimizer_sharded": name} for name in ("", "zero3")], "fsdp.csv")
