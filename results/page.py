@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cli.outputs import require_apart, require_file, save_text
+from benchmarks.cli.outputs import require_apart, require_file, save_text, short
 from results.figures.curves import workloads
 from results.figures.palette import in_order
 from results.records.documents import read_search
@@ -60,4 +60,4 @@ def main(options: argparse.Namespace) -> None:
     require_apart({"--out" if options.out else "the page": out}, options.files)
     require_file(out)
     save_text(out, page_of(options.files))
-    print(out)
+    print(short(out))

@@ -18,7 +18,7 @@ import jax
 
 from benchmarks.cases.selection import available_devices
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_file, save_text
+from benchmarks.cli.outputs import require_file, save_text, short
 from benchmarks.cli.tables import aligned
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run import measure
@@ -104,5 +104,5 @@ def main(args: argparse.Namespace) -> int:
         machine, missing = machine_of(args.out.stem, timings, of, memory_bytes, source, gpu_cores())
     save_text(args.out, json.dumps(document(machine, timings, missing), indent=1) + "\n")
     lines = [*rates_table(machine), "", *(f"not measured: {fact}" for fact in missing)]
-    print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {args.out}"]))
+    print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {short(args.out)}"]))
     return 0

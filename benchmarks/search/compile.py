@@ -14,7 +14,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.row import Row
 from benchmarks.cases.selection import selected
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_file, save_text
+from benchmarks.cli.outputs import require_file, save_text, short
 from benchmarks.cli.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.overlap import OVERLAP_KINDS
@@ -166,4 +166,4 @@ def write_trace(path: Path, record: Record) -> None:
     case = str(record.case)
     processes = {f"{case} on {where}, simulated": list(replayed.all_spans())}
     save_text(path, json.dumps(trace("replay", case, where, processes)))
-    print(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark plot {path}")
+    print(f"{short(path)}: open it at ui.perfetto.dev, or draw it: meshmark plot {short(path)}")

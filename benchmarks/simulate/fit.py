@@ -13,7 +13,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_apart, require_file, save_text
+from benchmarks.cli.outputs import require_apart, require_file, save_text, short
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import IN_SAMPLE, RANGES, START, Constants, Machine
 from benchmarks.simulate.machines import as_file, machine_path, made, read_file
@@ -148,7 +148,7 @@ def main(args: argparse.Namespace) -> None:
         source += "" if held_out else f"; {IN_SAMPLE}"
         error = [fitted, *held_out.values()][-1].mean
         save_text(args.out, as_file(content, found.constants, error, source, [row.get("source", "") for row in rows]))
-        print(f"\nwrote {args.out}")
+        print(f"\nwrote {short(args.out)}")
 
 
 def expressed(

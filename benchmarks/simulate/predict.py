@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_apart, require_file, save_text
+from benchmarks.cli.outputs import require_apart, require_file, save_text, short
 from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.simulate.machine import Machine
@@ -207,5 +207,5 @@ def main(args: argparse.Namespace) -> None:
     predictions = predicted_rows(rows, chosen)
     if args.out:
         save_text(args.out, as_csv(predictions))
-        print(f"wrote {args.out}")
+        print(f"wrote {short(args.out)}")
     print("\n".join(error_report(predictions)))

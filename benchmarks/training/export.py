@@ -28,4 +28,4 @@ def main(option: argparse.Namespace) -> None:
         raise Unwritable(str(error)) from error
     except OSError as error:
         raise Unwritable(f"{short(folder)} cannot be written: {cause(error)}; name another folder") from error
-    print(f"the weights are in {folder}, in {option.dtype}")
+    print(f"the weights are in {short(folder)}, in {option.dtype}")

@@ -262,7 +262,7 @@ def test_a_tpu_pads_heads(features, padded):
 def test_mixtures_that_pad_to_the_busiest_expert_have_to_say_how_busy_it_is():
     """KempnerForge pads, and no source says so."""
     row = {**MIXTURE, "stack": "KempnerForge"}
-    with pytest.raises(Infeasible, match="pads all experts to the busiest.*; capacity_factor would"):
+    with pytest.raises(Infeasible, match=r"pads all experts to the busiest.*; capacity_factor would"):
         run_of(row)
     assert run_of({**row, "capacity_factor": 3}).stack is KEMPNERFORGE
 
