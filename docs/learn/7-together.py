@@ -29,12 +29,13 @@ folder = Path(tempfile.mkdtemp())
 # `meshmark search` tries strategies, meshes and options. It drops [candidates](../reference/glossary.md#candidate)
 # that do not fit, by the formulas of the chapters before, and keeps 15% of the memory free. It ranks the rest by
 # predicted seconds, here for eight H100s. Seconds of a model as small as `nano` mean little on them: what counts here
-# is which meshes fit. The cell runs the package as a module, in case the command is not on the `PATH`.
+# is which meshes fit. Of all strategies only combinations of axes are tried here. The cell runs the package as a
+# module, in case the command is not on the `PATH`.
 
 # %%
-command = "-m benchmarks search --topology h100:1x8 --preset nano --batch-size 8 --dtype float32 --set hbm=6MiB --json"
-subprocess.run([sys.executable, *command.split(), folder / "found.json"], check=True, capture_output=True)
-found = json.loads((folder / "found.json").read_text())
+run = "search --topology h100:1x8 --strategy three_d --preset nano --batch-size 8 --dtype float32 --set hbm=6MiB --json"
+subprocess.run([sys.executable, "-m", "benchmarks", *run.split(), folder / "found"], check=True, capture_output=True)
+found = json.loads((folder / "found").read_text())
 best = found["candidates"][0]
 print("candidates that fit:", sum(candidate["status"] == "fits" for candidate in found["candidates"]))
 print(best["strategy"], best["mesh"], f"needs {best['needed_bytes']:,} of {found['usable_bytes']:,} bytes")
