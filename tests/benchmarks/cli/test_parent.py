@@ -49,7 +49,10 @@ def began(journal: Path) -> int:
 
 @pytest.mark.parametrize("command", [(*LAUNCH, *LONG), *nightly(((*COMMAND, *LONG),))], ids=["launch", "run"])
 def test_nothing_outlives_a_command_that_is_killed(command: tuple[str, ...], tmp_path: Path) -> None:
-    """After SIGKILL of the process that was started, all others are gone within two seconds, wherever they are."""
+    """After SIGKILL of the process that was started, all others are gone within two seconds, wherever they are.
+
+    One that still loads Python notices when it has: on a busy machine that takes longer.
+    """
     env = environment(JAX_NUM_CPU_DEVICES=2, SINGLE="")
     journal = tmp_path / "run.journal.jsonl"
     for begun in (0, 8):  # while libraries are loaded, and when steps are timed
@@ -64,7 +67,9 @@ def test_nothing_outlives_a_command_that_is_killed(command: tuple[str, ...], tmp
         left = children(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        time.sleep(SOON_SECONDS)
+        deadline = time.monotonic() + (SOON_SECONDS if begun else LIMIT_SECONDS)
+        while any(map(running, left)) and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert [each for each in left if running(each)] == []
 
 
