@@ -97,15 +97,20 @@ def relative(times: Mapping[str, BlockTimes]) -> dict[str, float]:
     """The time of each variant as a fraction of the step's.
 
     It is the median of ratios within a round: a temporary slowdown of the machine affects both blocks. What an empty
-    program takes is its dispatch. Where the devices run a step while the next is dispatched, no part waits for that.
+    program takes is its dispatch. Where the devices run a step while the next is dispatched, no part of it waits for
+    that. An optimizer alone may be too short to hide its own dispatch: then it is what the gradients leave of the step.
     """
     step = times["step"]
     ratios = {
         name: statistics.median(part / whole for part, whole in zip(variant.seconds, step.seconds, strict=True))
         for name, variant in times.items()
     }
-    hidden = hides_dispatch(sum(step.dispatch_seconds), sum(step.seconds))
-    return ratios | {"empty": 0.0} if hidden else ratios
+    hidden = {name for name, each in times.items() if hides_dispatch(sum(each.dispatch_seconds), sum(each.seconds))}
+    if "step" in hidden:
+        ratios["empty"] = 0.0
+        if "optimizer" not in hidden:
+            ratios["optimizer"] = ratios.get("isolated", 1.0) - ratios["gradients"]
+    return ratios
 
 
 def require_safe(mesh: Mesh, program: jax.stages.Compiled) -> jax.stages.Compiled:

@@ -99,7 +99,7 @@ def run_under(published: Published, stack: Stack) -> PublishedRun:
     said = published.recompute or ""
     if stack.pads_experts and published.experts and not published.capacity_factor:
         problem = f"{stack.name} pads all experts to the busiest, and the row does not say how busy that is"
-        raise Infeasible(f"{problem}; capacity_factor would, as a multiple of an equal share")
+        raise Infeasible(f"{problem}; set capacity_factor to its rows as a multiple of an equal share")
     published = completed(published, stack)
     sizes = sizes_of(published)
     cost = cost_of(published, sizes, config_of(published), training_of(published, stack))

@@ -248,7 +248,7 @@ class Stack:
         selective: what selective recomputation repeats: attention, or all but attention and every second matmul.
         gathers_inputs: whether a tensor axis that splits tokens gathers them for each branch, or for each projection.
         gathers_logits: whether all devices of the tensor axis compute the loss of all logits.
-        pads_experts: whether each expert computes as many rows as the busiest one.
+        pads_experts: whether each expert computes as many rows as the busiest one. They count as sent, too.
         first_tables: of the tables of the embedding and the head, those whose gather and whose last reduce-scatter
             nothing hides; with none it is those of a layer.
         deduplicates: whether a host, or inside a host a device, that has several experts of a token receives it once.
