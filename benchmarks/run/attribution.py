@@ -27,7 +27,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cluster import processes
 from benchmarks.program.deadlock import concurrent_collectives, require_no_deadlock
 from benchmarks.program.hlo import parse
-from benchmarks.run.measure import BlockTimes, Training, hides_dispatch, timed
+from benchmarks.run.measure import BlockTimes, Training, timed
 from benchmarks.run.variants import WithoutCommunication
 from strategies import State, Step
 
@@ -105,10 +105,9 @@ def relative(times: Mapping[str, BlockTimes]) -> dict[str, float]:
         name: statistics.median(part / whole for part, whole in zip(variant.seconds, step.seconds, strict=True))
         for name, variant in times.items()
     }
-    hidden = {name for name, each in times.items() if hides_dispatch(sum(each.dispatch_seconds), sum(each.seconds))}
-    if "step" in hidden:
+    if step.hides_dispatch:
         ratios["empty"] = 0.0
-        if "optimizer" not in hidden:
+        if not times["optimizer"].hides_dispatch:
             ratios["optimizer"] = ratios.get("isolated", 1.0) - ratios["gradients"]
     return ratios
 

@@ -148,6 +148,11 @@ class BlockTimes:
         """Number of timed steps."""
         return self.steps_per_block * len(self.seconds)
 
+    @property
+    def hides_dispatch(self) -> bool:
+        """Whether the steps of all blocks were dispatched while the devices ran those before them."""
+        return hides_dispatch(sum(self.dispatch_seconds), sum(self.seconds))
+
     def add_block(self, training: Timeable) -> None:
         """Time one block.
 
