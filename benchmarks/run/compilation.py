@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from benchmarks.cases.failures import CompileError
 from benchmarks.cluster import processes
 from benchmarks.run.recompilation import compilations
 from strategies import State, Step
+from strategies.checking import initial_state, initial_weights, trained_weights
 from strategies.registry import BUILT_IN
 
 MOST_BYTES = 2**30
@@ -100,7 +101,7 @@ def bytes_accessed(program: jax.stages.Compiled) -> int | None:
 
 
 class InitialStates:
-    """Initial states of a run, which all start from the same random key.
+    """Initial states of a run, with the noise that lets errors show (checking/initial.py), from the same random key.
 
     On CPUs they are computed once and copied to the other steps, because XLA takes half as long for the program that
     initialises a state, which runs once, as for the step. On GPUs and TPUs every state is initialised where it is
@@ -121,22 +122,37 @@ class InitialStates:
             step: its step.
             key: the random key, the same in all calls.
         """
-        values = (case.config, case.dtype, case.options, step.layer_slots, shapes_of(step))
-        on_host = jax.devices()[0].platform == "cpu" and processes.count() == 1
-        copies = on_host and cases.STRATEGIES[case.strategy] in BUILT_IN
+        values, copies = self._values(case, step), self._copies(case)
         if copies and values in self._host_states:
             return jax.tree.map(_place, self._host_states[values], step.state)
-        state = self._init(case, step)(key)
+        state = self._compiled(initial_state, case, step)(key)
         if copies and _bytes(state) + sum(map(_bytes, self._host_states.values())) <= MOST_BYTES:
             self._host_states[values] = jax.device_get(state)
         return state
 
-    def _init(self, case: Case, step: Step) -> Any:
-        """The compiled initialisation of a step. It does not depend on the batch size."""
-        layout = case.strategy, case.mesh, case.options, shapes_of(step)
+    def weights(self, case: Case, step: Step, key: jax.Array) -> list[jax.Array]:
+        """The weights of that state, as the optimizer updates them: with master weights, those."""
+        host = self._host_states.get(self._values(case, step)) if self._copies(case) else None
+        if host is None:
+            return self._compiled(initial_weights, case, step)(key)
+        like = trained_weights(step, step.state)
+        return [_place(weight, like[name]) for name, weight in trained_weights(step, host).items()]
+
+    def _values(self, case: Case, step: Step) -> Any:
+        """Equal for steps whose initial states have equal values."""
+        return case.config, case.dtype, case.options, step.layer_slots, shapes_of(step)
+
+    def _copies(self, case: Case) -> bool:
+        """Whether states of the case are copied from the host."""
+        on_host = jax.devices()[0].platform == "cpu" and processes.count() == 1
+        return on_host and cases.STRATEGIES[case.strategy] in BUILT_IN
+
+    def _compiled(self, initial: Callable[[Step], Any], case: Case, step: Step) -> Any:
+        """A compiled initialisation of a step. It does not depend on the batch size."""
+        layout = initial, case.strategy, case.mesh, case.options, shapes_of(step)
         if layout not in self._programs:
             with self._clock.phase("compile"):
-                self._programs[layout] = step.init.lower(jax.random.key(0)).compile()
+                self._programs[layout] = initial(step).lower(jax.random.key(0)).compile()
         return self._programs[layout]
 
 

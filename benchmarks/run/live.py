@@ -31,7 +31,7 @@ def profile_memory(training: Training, folder: Path) -> dict[str, int]:
     try:
         save_profile(folder, "at_rest")
     finally:  # without this process, the step of the others would wait in a collective
-        training.trajectory(1)
+        training.block(1)
         jax.block_until_ready(training.state)
     save_profile(folder, "after_step")
     batch = next(training.batches)

@@ -20,9 +20,11 @@ import jax
 
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
-from benchmarks.run.equality import Trajectory
+from benchmarks.run.equality import CHECKED_STEPS, require_finite
 from benchmarks.run.recompilation import no_compilation
+from strategies import Step
 from strategies.backends.pace import keep_pace
+from strategies.checking import FirstSteps
 
 BLOCK_SECONDS = 0.1
 """Least duration of a timed block."""
@@ -65,9 +67,25 @@ class Training:
         self.metrics: dict[str, jax.Array] = {}
         self.dispatch_seconds = 0.0
 
-    def trajectory(self, steps: int) -> Trajectory:
-        """Train for some steps and return the metrics of each."""
-        return Trajectory.of([self._advance() for _ in range(steps)])
+    def first_steps(self, step: Step, weights: Callable[[], Sequence[Any]]) -> FirstSteps:
+        """Train the steps that are compared with one device, and reduce them to the numbers that are compared.
+
+        Args:
+            step: the step, of which this is a run that has not begun.
+            weights: returns the weights before the first step (`checking.initial_weights`).
+
+        Raises:
+            NonFinite: a loss or a gradient norm is not finite.
+        """
+        metrics, choices = [], []
+        for _ in range(CHECKED_STEPS):
+            if step.load:
+                batch = next(self.batches)
+                self.batches = itertools.chain([batch], self.batches)
+                choices.append(step.load(self.state.params, batch).choices_LE)
+            metrics.append(self._advance())
+        require_finite(metrics, "in the first steps")
+        return FirstSteps.of(step, metrics, self.state, weights(), choices)
 
     def block(self, steps: int) -> float:
         """Run some consecutive steps and return their seconds; 0 if this process does not participate.
@@ -90,7 +108,7 @@ class Training:
             NonFinite: they are not; has both numbers.
         """
         if self.participates:
-            Trajectory.of([self.metrics]).require_finite(when, may_skip=True)
+            require_finite([self.metrics], when, may_skip=True)
 
     def _advance(self) -> dict[str, jax.Array]:
         """Dispatch one more step without waiting. The step donates the state."""

@@ -24,13 +24,14 @@ from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.run.checkpoint import checkpoint_times
 from benchmarks.run.compilation import Clock, InitialStates, bytes_accessed, compile_step
 from benchmarks.run.corpus import Corpus, batch
-from benchmarks.run.equality import BATCHES, CHECKED_STEPS, Trajectory
+from benchmarks.run.equality import BATCHES, agreement, float32_case
 from benchmarks.run.expert_load import expert_facts
 from benchmarks.run.ledger import RunSettings
 from benchmarks.run.live import profile_memory
 from benchmarks.run.measure import Training
 from benchmarks.run.record import Record
 from strategies import Step
+from strategies.checking import Agreement, FirstSteps
 from strategies.model.gpt import flops_per_token
 
 SEED = 0
@@ -54,7 +55,7 @@ class Preparation:
         self.settings, self.clock = settings, clock
         self._initial_states = InitialStates(clock)
         self._references: dict[Case, Record | str] = {}
-        self._trajectories: dict[Case, Trajectory] = {}
+        self._first_steps: dict[Case, FirstSteps] = {}
 
     def stages(self, case: Case) -> Generator[Record]:
         """Prepare a case in stages, and yield its record after every stage.
@@ -118,7 +119,7 @@ class Preparation:
         # All processes must have memory for the state: one that fails in a step leaves the others in a collective.
         yield record
         with self.clock.phase("checked"):
-            trajectory = training.trajectory(CHECKED_STEPS)
+            first_steps = self.first_steps(record, training)
             facts = expert_facts(record.step, training, record.case) if record.step else {}
         if self.settings.checkpoints:
             folder = self.settings.checkpoints / str(record.case)
@@ -126,11 +127,10 @@ class Preparation:
             yield record
             shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
         del training  # free its memory
-        losses = {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
+        losses = {"loss_first": first_steps.losses[0], "loss_last": first_steps.losses[-1]}
         record = record.adding(losses).adding(**facts)
         yield record
-        trajectory.require_finite("in the first steps")
-        return (yield from self._check(record, trajectory))
+        return (yield from self._check(record, first_steps))
 
     def _checkpoint(self, record: Record, training: Training, folder: Path) -> Record:
         """Time checkpoints of the state. A failure is only a warning, because the row is complete without."""
@@ -181,27 +181,62 @@ class Preparation:
         init = partial(self._initial_states.begin, record.case, record.step)
         return begin_training(record.step, record.program, init, self.settings.corpus_N, batches)
 
-    def _check(self, record: Record, trajectory: Trajectory) -> Stages:
+    def first_steps(self, record: Record, training: Training) -> FirstSteps:
+        """Train the steps of a case that are compared with one device.
+
+        Raises:
+            NonFinite: a loss or a gradient norm is not finite.
+        """
+        assert record.step
+        weights = partial(self._initial_states.weights, record.case, record.step, jax.random.key(SEED))
+        return training.first_steps(record.step, weights)
+
+    def _check(self, record: Record, first_steps: FirstSteps) -> Stages:
         """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""
-        case = record.case
-        if record.step and record.step.inexact:
-            return replace(record, reason=f"not exact by design: {record.step.inexact}")
+        case, step = record.case, record.step
+        assert step
+        if step.inexact:
+            return replace(record, reason=f"not exact by design: {step.inexact}")
         if case == case.single:
-            self._references[case], self._trajectories[case] = record, trajectory
+            self._references[case], self._first_steps[case] = record, first_steps
         reference = self.reference(case.single)
         if isinstance(reference, str):
             return replace(record, reason=reference)
         yield record.adding({"matches_single": False})
-        self.require_equal(trajectory, case)
-        return record.adding({"matches_single": True})
+        agrees = self.require_equal(step, first_steps, case)
+        record = record.adding({"matches_single": True, **columns_of(agrees)})
+        if case != case.single and (in_float32 := float32_case(case)):
+            yield record.adding({"matches_single": False})
+            record = record.adding({"check.float32": self._compare_float32(in_float32)})
+        return record
 
-    def require_equal(self, trajectory: Trajectory, case: Case) -> None:
+    def _compare_float32(self, case: Case) -> str:
+        """Compare the float32 step of a 16-bit case with one device's; "equal", or why it was not compared.
+
+        Raises:
+            Mismatch: it computes something else.
+        """
+        try:
+            record = processes.run_in_all(partial(self._compiled, case))
+            training = processes.run_in_all(partial(self.start, record))
+            first_steps = processes.run_in_all(partial(self.first_steps, record, training))
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)
+            return f"not compared: {status_of(error)}: {reason_of(error)}"
+        del training
+        if isinstance(reference := self.reference(case.single), str):
+            return reference
+        assert record.step
+        self.require_equal(record.step, first_steps, case)
+        return "equal"
+
+    def require_equal(self, step: Step, first_steps: FirstSteps, case: Case) -> Agreement:
         """Check that first steps equal those of the reference.
 
         Raises:
-            Mismatch: names the first step that differs.
+            Mismatch: names the first number that differs.
         """
-        trajectory.require_equal(self._trajectories[case.single], case)
+        return agreement(step, first_steps, self._first_steps[case.single])
 
     def abandon_reference(self, single: Case, why: str) -> str:
         """Give up a reference for this reason, and return the reason for the rows of cases that needed it."""
@@ -215,20 +250,24 @@ class Preparation:
         """
         if single not in self._references:
             try:
-                record, self._trajectories[single] = processes.run_in_all(partial(self._first_steps, single))
+                record, self._first_steps[single] = processes.run_in_all(partial(self._train_reference, single))
                 self._references[single] = record
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)
                 self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
         return self._references[single]
 
-    def _first_steps(self, single: Case) -> tuple[Record, Trajectory]:
+    def _train_reference(self, single: Case) -> tuple[Record, FirstSteps]:
         """Compile a reference and train its first steps. Each process does so by itself."""
-        step = single.build()
+        record = self._compiled(single)
+        return record, self.first_steps(record, self.start(record))
+
+    def _compiled(self, case: Case) -> Record:
+        """The record of a case that is compiled to be compared only."""
+        step = case.build()
         with self.clock.phase("compile"):
-            program = compile_step(step, single.compiler_options).program
-        record = replace(Record.begin(single), step=step, program=program)
-        return record, first_steps(self.start(record))
+            program = compile_step(step, case.compiler_options).program
+        return replace(Record.begin(case), step=step, program=program)
 
 
 def begin_training(
@@ -248,12 +287,10 @@ def begin_training(
     return Training(program, init(jax.random.key(SEED)), placed, first_process_only=step.mesh.size == 1)
 
 
-def first_steps(training: Training) -> Trajectory:
-    """Train the steps that are checked.
-
-    Raises:
-        NonFinite: a loss or gradient norm is not finite.
-    """
-    trajectory = training.trajectory(CHECKED_STEPS)
-    trajectory.require_finite("in the first steps")
-    return trajectory
+def columns_of(agrees: Agreement) -> dict[str, int]:
+    """Columns of a row on what was compared with one device."""
+    return {
+        "check.gradients": agrees.gradients,
+        "check.below_rounding": agrees.below_rounding,
+        "check.flips": agrees.flips,
+    }

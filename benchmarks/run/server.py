@@ -19,7 +19,6 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import lru_cache, partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
@@ -41,7 +40,7 @@ from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.corpus import Corpus, map_file, read_corpus
 from benchmarks.run.machine import PACKAGES, disable_compilation_cache, matmul_flops_per_second, use_virtual_devices
 from benchmarks.run.measure import Training, steps_per_block, trace
-from benchmarks.run.prepare import begin_training, first_steps
+from benchmarks.run.prepare import SEED, begin_training
 from benchmarks.run.recompilation import no_compilation
 from benchmarks.run.record import Record
 from strategies import Step
@@ -95,10 +94,12 @@ class TimingServer:
         step, program = self._compiled(case)
         corpus_N = map_file(corpus) if isinstance(corpus, Path) else self.corpus_N if corpus is None else corpus
         training = begin_training(step, program, partial(self._initial_states.begin, case, step), corpus_N)
-        trajectory = first_steps(training)
+        first_steps = training.first_steps(
+            step, partial(self._initial_states.weights, case, step, jax.random.key(SEED))
+        )
         number = max(self.trainings, default=0) + 1
         self.trainings[number] = training
-        return {"training": number, **asdict(trajectory)}
+        return {"training": number, "first_steps": first_steps}
 
     def size(self, training: int) -> Answer:
         """Number of steps in a block."""

@@ -24,8 +24,8 @@ from benchmarks.cli.server import Server, ServerFailure
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.corpus import Corpus, corpus_source
-from benchmarks.run.equality import Trajectory
 from strategies.backends.backend import are_virtual
+from strategies.checking import FirstSteps
 from strategies.single import SINGLE
 
 server = Server(environment={"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"})
@@ -65,7 +65,7 @@ def died(how: str) -> ProcessDied:
 def train(case: Case, corpus_N: Corpus) -> "RemoteTraining":
     """Compile a case in the single-device server, train its first steps, and return the training run."""
     answer = ask("prepare", case=case, corpus=corpus_source(corpus_N))
-    return RemoteTraining(answer.pop("training"), Trajectory(**answer), len(server.deaths))
+    return RemoteTraining(answer["training"], answer["first_steps"], len(server.deaths))
 
 
 def matmul_rate(dtype: str) -> float | None:
@@ -85,13 +85,13 @@ class RemoteTraining:
 
     Attributes:
         number: its number there.
-        first_steps: metrics of its first steps.
+        first_steps: of the run there.
         deaths: how many servers had died before it began.
         dispatch_seconds: as in `Training`.
     """
 
     number: int
-    first_steps: Trajectory
+    first_steps: FirstSteps
     deaths: int
     dispatch_seconds: float = 0.0
 

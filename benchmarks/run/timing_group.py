@@ -124,7 +124,8 @@ class TimingGroup:
         if record.case != record.case.single or not has_single_device_server():
             return self.preparation.start(record)
         training = train(record.case, self.ledger.settings.corpus_N)
-        self.preparation.require_equal(training.first_steps, record.case)
+        assert record.step
+        self.preparation.require_equal(record.step, training.first_steps, record.case)
         return training
 
     def _drop(self, record: Record, error: Exception) -> None:

@@ -15,7 +15,7 @@ import optax
 from benchmarks.cli.statuses import INTERRUPTED
 from benchmarks.cli.tables import minutes
 from benchmarks.cluster import processes
-from benchmarks.run.equality import Trajectory
+from benchmarks.run.equality import require_finite
 from benchmarks.training.log import Log
 from benchmarks.training.plan import CHECKPOINTS, Plan
 from benchmarks.training.text import drawn, spread_evenly
@@ -199,7 +199,7 @@ class Run:
         learning_rate = float(learning_rate_at(self.plan.train, np.asarray(max(updates - 1, 0))))
         self._write("step", **known, learning_rate=learning_rate, tokens_per_second=rate)
         self.progress.step(self.position, known["loss"], rate)
-        Trajectory.of([metrics]).require_finite(f"at step {self.position}; {DIVERGED}", may_skip=True)
+        require_finite([metrics], f"at step {self.position}; {DIVERGED}", may_skip=True)
 
     def _evaluate(self, state: State) -> None:
         """The mean loss on the text that is held out."""

@@ -91,7 +91,7 @@ def largest_difference(losses: pd.DataFrame, reference: pd.DataFrame) -> Differe
 def rounding_bound(facts: Facts) -> float | None:
     """Return the relative difference that another order of summation explains in one step; it adds up over steps.
 
-    The formula is that of `benchmarks.run.equality.rounding_bound`, with which steps are checked. None if the log
+    The formula is that of `strategies.checking.bounds.rounding_bound`, with which steps are checked. None if the log
     does not have the sizes of the model.
     """
     model, training = facts.model, facts.training

@@ -50,6 +50,16 @@ class Leaf:
         return not self.stored.shape
 
     @property
+    def is_weight(self) -> bool:
+        """Whether it is a weight, as the forward pass uses it or as a master."""
+        return self.name.startswith("params/")
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether its first dim is one of layers."""
+        return bool(self.dims) and self.dims[0] in STACKS
+
+    @property
     def is_error_feedback(self) -> bool:
         """Whether it belongs to the devices and not to the model, as the quantisation errors of compression do."""
         return not self.is_scalar and not self.dims

@@ -1,4 +1,4 @@
-"""A training step on a model of one number, and functions that change it. The faults are made of them."""
+"""A training step that trains one weight of a model, and functions that change it. The faults are made of them."""
 
 import dataclasses
 import os
@@ -18,20 +18,27 @@ from strategies import State, Step
 def toy(step: Step) -> Step:
     """A step without a fault whose weight and loss fall. It compiles in a fraction of a model's time."""
 
+    size = step.config.embed
+
     def init(key: jax.Array) -> State:
-        return State({"weight": jnp.float32(5)}, {})
+        return weights(jnp.full(size, 5.0))
 
     def update(state: State, batch: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-        weight = state.params["weight"]
-        return State({"weight": 0.9 * weight}, {}), {"loss": weight * batch.mean(), "grad_norm": weight}
+        weight = state.params["head"]["norm"]["scale_D"]
+        return weights(0.9 * weight), {"loss": weight.mean() * batch.mean(), "grad_norm": weight.mean()}
 
     replicated = NamedSharding(step.mesh, P())
     return dataclasses.replace(
         step,
         init=jax.jit(init, out_shardings=replicated),
         update=jax.jit(update, donate_argnums=0, out_shardings=replicated),
-        state=State({"weight": jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)}, {}),
+        state=weights(jax.ShapeDtypeStruct((size,), jnp.float32, sharding=replicated)),
     )
+
+
+def weights(scale_D: Any) -> State:
+    """The state of a toy: the weight that it trains."""
+    return State({"head": {"norm": {"scale_D": scale_D}}}, {})
 
 
 def happening_once(step: Step, events: Mapping[int, Callable[[], None]]) -> Step:

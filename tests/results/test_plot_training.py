@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from benchmarks.cases.case import Case
-from benchmarks.run.equality import rounding_bound as timing_bound
 from benchmarks.training.log import SCHEMA_VERSION as WRITTEN
 from results.figures.losses import labels_of, largest_difference, loss_curves, rounding_bound, what_was_trained
 from results.records.reading import RecordError
 from results.records.training import SCHEMA_VERSION, read_training
-from strategies import PRESETS, MeshSpec
+from strategies import PRESETS
+from strategies.checking.bounds import rounding_bound as checked_bound
 from tests.commands import command
 from tests.processes import ROOT
 from tests.results.synthetic import sweep, write_run
@@ -96,11 +95,11 @@ def test_what_rounding_explains_is_what_the_benchmarks_accept(tmp_path: Path) ->
     sizes = {"layers": 8, "embed": 128, "vocab": 256, "sequence": 64, "mlp": None}
     fast, single = log(tmp_path, "data", "data=8", 1e-4, model=sizes), log(tmp_path, model=sizes)
     runs = read_training([fast, single])
-    case = Case("single", MeshSpec.parse("data=1"), "nano", PRESETS["nano"], 16, 1, "float32", "dots")
-    assert rounding_bound(runs[0].facts) == pytest.approx(timing_bound(case))
+    bound = checked_bound(PRESETS["nano"], 16, "float32")
+    assert rounding_bound(runs[0].facts) == pytest.approx(bound)
     *_, tick = loss_curves(runs).axes[1].get_lines()
     at = largest_difference(runs[0].steps, runs[1].steps)
-    assert np.asarray(tick.get_xdata())[0] == pytest.approx(at.step * timing_bound(case) * at.loss)
+    assert np.asarray(tick.get_xdata())[0] == pytest.approx(at.step * bound * at.loss)
     assert rounding_bound(read_training([log(tmp_path / "old")])[0].facts) is None
     half = log(tmp_path / "half", model=sizes, training={"batch_size": 16, "learning_rate": 1e-3, "dtype": "bfloat16"})
     assert rounding_bound(read_training([half])[0].facts) is None

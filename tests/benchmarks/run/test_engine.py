@@ -61,6 +61,7 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
             "prefetch",
             "halves",
             "context_attention",
+            "check.float32",
         } | ({"sent_over_predicted", "reduce"} if row["strategy"] == "single" else set())
         assert {key for key, value in row.items() if value is None} == missing
 

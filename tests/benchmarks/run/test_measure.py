@@ -32,11 +32,6 @@ def test_steps_are_chained_and_batches_given_in_turn() -> None:
     assert run.metrics["batch"] == "first"
 
 
-def test_trajectory_has_a_number_for_each_step() -> None:
-    """The trajectory has the loss of every step."""
-    assert training(0.0).trajectory(3).losses == (0.0, 1.0, 2.0)
-
-
 @pytest.mark.parametrize("seconds", [0.001, 0.1])
 def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
     """A block has as many steps as fill `BLOCK_SECONDS`, and one if a single step does."""

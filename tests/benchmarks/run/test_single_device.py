@@ -17,7 +17,6 @@ from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.corpus import corpus_source, read_corpus
 from benchmarks.run.engine import Engine
-from benchmarks.run.equality import Trajectory
 from benchmarks.run.journal import Journal
 from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import Training
@@ -25,6 +24,7 @@ from benchmarks.run.recompilation import compilations
 from benchmarks.run.server import TimingServer
 from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
 from strategies import GPTConfig, MeshSpec
+from strategies.checking import FirstSteps
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
@@ -55,7 +55,7 @@ def test_single_in_its_own_process_matches_this_one(engine: Engine) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = train(SINGLE, CORPUS)
     engine.prepare(SINGLE)
-    engine._preparation.require_equal(training.first_steps, SINGLE)
+    engine._preparation.require_equal(SINGLE.build(), training.first_steps, SINGLE)
     assert training.block(3) > 0
     assert training.dispatch_seconds > 0
     training.require_finite("after three steps")
@@ -150,7 +150,7 @@ def test_a_dead_process_raises_died_and_is_replaced() -> None:
     It knows no training run of the dead one: requests about that still say how it died.
     """
     ask("hello")
-    first, training = server.process_id, RemoteTraining(1, Trajectory((), (), ()), len(server.deaths))
+    first, training = server.process_id, RemoteTraining(1, FirstSteps((), (), ()), len(server.deaths))
     kill()
     with pytest.raises(ProcessDied, match="the single-device process was ended by SIGABRT"):
         ask("matmul", dtype="float32")

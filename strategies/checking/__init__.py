@@ -1,0 +1,24 @@
+"""Checks that a step computes what one device computes, weight by weight.
+
+Start at `check`. `FirstSteps` and `compare` are its two halves, for callers that train the steps themselves.
+"""
+
+from strategies.checking.check import BATCHES, CHECKED_STEPS, check, check_step, compare, in_float32
+from strategies.checking.comparison import Agreement, Mismatch
+from strategies.checking.first_steps import FirstSteps
+from strategies.checking.initial import initial_state, initial_weights, trained_weights
+
+__all__ = [
+    "BATCHES",
+    "CHECKED_STEPS",
+    "Agreement",
+    "FirstSteps",
+    "Mismatch",
+    "check",
+    "check_step",
+    "compare",
+    "in_float32",
+    "initial_state",
+    "initial_weights",
+    "trained_weights",
+]

@@ -1,0 +1,114 @@
+"""Checks a strategy against one device. The benchmarks do the same before they time a step."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from strategies.checking.bounds import Rounding
+from strategies.checking.comparison import Agreement, Comparison, Mismatch
+from strategies.checking.first_steps import FirstSteps
+from strategies.checking.initial import initial_state, initial_weights
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
+from strategies.infeasible import Infeasible
+from strategies.mesh import Devices, MeshSpec
+from strategies.single import SINGLE
+from strategies.step import Step, Tokens
+from strategies.strategy import Strategy
+
+CHECKED_STEPS = 3
+"""Number of steps that are compared."""
+BATCHES = 2
+"""One batch less than checked steps: the last step repeats the first batch, so its loss shows learning."""
+
+
+def check(
+    strategy: Strategy, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, devices: Devices | None = None
+) -> Agreement:
+    """Check that a strategy's step computes what one device computes, weight by weight, up to rounding.
+
+    With a 16-bit dtype its float32 step is checked first, because rounding hides less there.
+
+    Args:
+        strategy: built in, or your own.
+        config: the model.
+        mesh: such as "fsdp=8".
+        train: options of the step.
+        devices: of the mesh; by default the first of `jax.devices()`.
+
+    Raises:
+        Mismatch: the step computes something else; names the weight, layer, both numbers and their ratio.
+        Infeasible: the step cannot be built, or is inexact by design.
+    """
+    if train.dtype != "float32":
+        check(strategy, config, mesh, in_float32(train), devices)
+    return check_step(strategy.build(config, mesh, train, devices))
+
+
+def check_step(step: Step, batches: Sequence[Any] = ()) -> Agreement:
+    """Check a step in its own dtype, as `check`.
+
+    Args:
+        step: the step.
+        batches: of tokens [batch_size, sequence + 1] on the host; by default random ones.
+
+    Raises:
+        Mismatch, Infeasible: as `check`.
+    """
+    if step.inexact:
+        raise Infeasible(f"the step is not exact by design, so it equals no other: {step.inexact}")
+    single = SINGLE.build(step.config, "data=1", for_one_device(step.train, step.config), one_device(step))
+    random = np.random.default_rng(0)
+    batches = batches or [random.integers(0, step.config.vocab, step.batch.shape) for _ in range(BATCHES)]
+    return compare(step, first_steps(step, batches), first_steps(single, batches))
+
+
+def compare(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
+    """Compare the first steps of a step with one device's.
+
+    Raises:
+        Mismatch: they differ.
+    """
+    rounding = Rounding.of(step.config, step.train, len(single.losses))
+    sizes = {**step.mesh.shape, "microbatches": step.train.microbatches}
+    most_flips = 1e-3 if step.train.dtype == "float32" else 0.1
+    return Comparison(mine, single, rounding, sizes, most_flips).require_equal()
+
+
+def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:
+    """Train the steps that are compared, from an initial state with noise."""
+    state, metrics, choices = initial_state(step)(jax.random.key(0)), [], []
+    placed = [step.place(batch) for batch in batches]
+    for number in range(CHECKED_STEPS):
+        batch: Tokens = placed[number % len(placed)]
+        choices += [step.load(state.params, batch).choices_LE] if step.load else []
+        state, of_step = step(state, batch)
+        metrics.append(of_step)
+    before: list[Array] = initial_weights(step)(jax.random.key(0))
+    return FirstSteps.of(step, metrics, state, before, choices)
+
+
+def in_float32(train: TrainConfig) -> TrainConfig:
+    """The options of the same step in float32, without those that only 16-bit dtypes have."""
+    return replace(train, dtype="float32", master="none", attention="auto")
+
+
+def for_one_device(train: TrainConfig, config: GPTConfig) -> TrainConfig:
+    """The options of a step without those of strategies. Experts may be balanced over each microbatch."""
+    from strategies.registry import STRATEGIES
+
+    others = {name for strategy in STRATEGIES.values() for name in strategy.options}
+    defaults = {each.name: each.default for each in fields(train) if each.name in others}
+    return replace(train, **defaults, attention="auto", microbatches=train.microbatches if config.balance_loss else 1)
+
+
+def one_device(step: Step) -> list[Any]:
+    """A device of the step that this process addresses."""
+    return [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()][:1]
+
+
+__all__ = ["Agreement", "Mismatch", "check", "check_step"]

@@ -1,0 +1,218 @@
+"""Compares the first steps of a strategy with those of one device, weight by weight."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from strategies.checking.bounds import TAIL, Rounding
+from strategies.checking.first_steps import FirstSteps
+from strategies.checking.projections import Projection
+
+
+class Mismatch(ValueError):
+    """A step does not compute what one device computes. The message names the number that differs."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What was compared, and agrees up to rounding.
+
+    Attributes:
+        gradients: number of gradients: of each weight by layer, and by expert or by queries, keys and values.
+        below_rounding: how many of these are so small, relative to the whole gradient, that rounding may halve them, as
+            the gradient of the bias of keys, which is zero but for rounding.
+        flips: choices of experts that rounding turned, over all steps. They loosen the bounds.
+    """
+
+    gradients: int
+    below_rounding: int
+    flips: int = 0
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A number that differs more than rounding explains.
+
+    Attributes:
+        what: what it is of, such as "gradient of blocks.norm1.scale_D in layer 3".
+        kind: "norm" or "projection".
+        value, expected: the number, and one device's.
+        bound: how far rounding may drive them apart.
+        ratio: of the two norms; None if one device's is zero.
+        scaled: whether the array is that multiple of one device's, as far as two numbers show it.
+        relative: the difference over the norm of one device's array. A wrong gradient of one weight changes those of
+            all others from the next step on, but less, so the largest is named.
+    """
+
+    what: str
+    kind: str
+    value: float
+    expected: float
+    bound: float
+    ratio: float | None
+    scaled: bool
+    relative: float
+
+    def __str__(self) -> str:
+        """What differs, both numbers, and their ratio."""
+        numbers = f"{self.kind} {self.value:.4g} where one device has {self.expected:.4g}"
+        numbers = f"{numbers}; rounding explains {self.bound:.1e}"
+        return (
+            f"{self.what} is {self.ratio:.3f} of one device's ({numbers})" if self.scaled else f"{self.what}: {numbers}"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first steps of a strategy, and those of one device.
+
+    Attributes:
+        mine, single: the steps.
+        rounding: bounds.
+        sizes: of mesh axes, and the number of microbatches, which may explain a ratio.
+        most_flips: the largest share of the choices of experts that rounding may turn.
+    """
+
+    mine: FirstSteps
+    single: FirstSteps
+    rounding: Rounding
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    most_flips: float = 1e-3
+
+    def require_equal(self) -> Agreement:
+        """Check that all numbers agree up to rounding.
+
+        Raises:
+            Mismatch: names the weight and the layer, both numbers, their ratio, and the mesh axis that explains it.
+        """
+        self._require_choices()
+        self._require("loss", self.mine.losses[:1], self.single.losses[:1])
+        self._require_replicas()
+        gradients = self._deviations("gradient", self.mine.gradients, self.single.gradients)
+        ratios = [deviation.ratio or 0.0 for deviation in gradients]
+        if not gradients or (all(each.scaled for each in gradients) and max(ratios) < 1.01 * min(ratios)):
+            self._require("gradient norm", self.mine.grad_norms, self.single.grad_norms)
+        self._refuse([*gradients, *self._deviations("change", self.mine.changes, self.single.changes)])
+        self._require("loss", self.mine.losses, self.single.losses)
+        return Agreement(
+            sum(of.norm_LU.size for of in self.single.gradients.values()),
+            sum(
+                int((2 * self._bound_LU("gradient", name, of) >= of.norm_LU).sum())
+                for name, of in self.single.gradients.items()
+            ),
+            self._flips,
+        )
+
+    @cached_property
+    def _floor(self) -> float:
+        """The norm of a gradient below which it is rounding."""
+        return self.rounding.floor * math.sqrt(
+            sum(np.square(of.norm_LU).sum() for of in self.single.gradients.values())
+        )
+
+    @cached_property
+    def _turned_LE(self) -> np.ndarray:
+        """Choices of each expert by which the runs differ, over all steps."""
+        pairs = zip(self.mine.choices, self.single.choices, strict=True)
+        return np.sum([np.abs(mine_LE - single_LE) for mine_LE, single_LE in pairs], 0)
+
+    @property
+    def _flips(self) -> int:
+        """Choices of experts that differ, over all steps and layers."""
+        return int(self._turned_LE.sum()) // 2
+
+    @cached_property
+    def _loosened(self) -> float:
+        """Relative difference that flips make in the gradient of any weight: that of this share of random terms."""
+        total = sum(float(choices_LE[0].sum()) for choices_LE in self.single.choices)
+        return 2 * math.sqrt(2 * self._flips / total) if self._flips else 0.0
+
+    def _require_choices(self) -> None:
+        """Check that the runs send the same numbers of tokens to each expert, up to rounding of the router's scores."""
+        total = sum(float(choices_LE.sum()) for choices_LE in self.single.choices)
+        if self._flips > 2 + self.most_flips * total:
+            raise Mismatch(f"{self._flips} of {total:.0f} choices of experts differ from one device's")
+
+    def _require(self, name: str, values: Sequence[float], expected: Sequence[float]) -> None:
+        """Check a metric of each step."""
+        for step, (value, single) in enumerate(zip(values, expected, strict=True), start=1):
+            bound = (step * self.rounding.of_step + self._loosened) * abs(single)
+            if not abs(value - single) <= bound:
+                numbers = f"step {step}: {name} {value:.7g} where one device has {single:.7g}"
+                raise Mismatch(f"{numbers}, {abs(value - single):.1e} apart; rounding explains {bound:.1e}")
+
+    def _require_replicas(self) -> None:
+        """Check that devices which hold the same part of a weight hold equal gradients and weights."""
+        for what, projections in (("gradient", self.mine.gradients), ("change", self.mine.changes)):
+            for name, of in projections.items():
+                for axis, difference in of.differing.items():
+                    if not difference <= TAIL * self.rounding.gradient:
+                        problem = f"the {what} of {name} differs between devices along `{axis}` by {difference:.1e}"
+                        raise Mismatch(
+                            f"{problem} of its norm, where it is replicated: a sum over `{axis}` is missing?"
+                        )
+
+    def _refuse(self, deviations: Sequence[Deviation]) -> None:
+        """Raise the largest deviation.
+
+        Raises:
+            Mismatch: there is one.
+        """
+        if deviations:
+            worst = max(deviations, key=lambda deviation: deviation.relative)
+            others = f"; {len(deviations) - 1} more differ" if len(deviations) > 1 else ""
+            raise Mismatch(f"{worst}{self._explained(worst)}{others}")
+
+    def _explained(self, deviation: Deviation) -> str:
+        """What may have gone wrong, if an axis or the microbatches explain a ratio."""
+        if not deviation.scaled or not deviation.ratio:
+            return ""
+        for factor, problem in (
+            (1 / deviation.ratio, "a sum over {} is missing"),
+            (deviation.ratio, "summed twice over {}"),
+        ):
+            if names := [f"`{name}`" for name, size in self.sizes.items() if size > 1 and abs(factor - size) < 0.01]:
+                return f": {problem.format(' or '.join(names))}?"
+        return ""
+
+    def _deviations(
+        self, what: str, mine: Mapping[str, Projection], single: Mapping[str, Projection]
+    ) -> list[Deviation]:
+        """All numbers of gradients or changes that differ more than rounding explains."""
+        if mine.keys() != single.keys() and mine:
+            raise Mismatch(f"it has other weights than one device: {', '.join(sorted(mine.keys() ^ single.keys()))}")
+        return [deviation for name in mine for deviation in self._of_weight(what, name, mine[name], single[name])]
+
+    def _of_weight(self, what: str, name: str, mine: Projection, single: Projection) -> Iterator[Deviation]:
+        """Numbers of one weight that differ more than rounding explains: in each layer and unit the worse one."""
+        bound_LU = self._bound_LU(what, name, single)
+        layers, units = bound_LU.shape
+        for at in np.ndindex(layers, units):
+            bound, norms = float(bound_LU[at]), (float(mine.norm_LU[at]), float(single.norm_LU[at]))
+            signed = float(mine.signed_LU[at]), float(single.signed_LU[at])
+            off = {"norm": abs(norms[0] - norms[1]), "projection": abs(signed[0] - signed[1]) / TAIL}
+            if all(difference <= bound for difference in off.values()):  # false for NaN, too
+                continue
+            ratio = norms[0] / norms[1] if norms[1] else None
+            scaled = ratio is not None and norms[1] > bound and abs(signed[0] - ratio * signed[1]) <= TAIL * bound
+            kind = "norm" if scaled or not off["norm"] < off["projection"] else "projection"
+            values = norms if kind == "norm" else signed
+            place = (f" in layer {at[0]}" if layers > 1 else "") + (f", {single.units[at[1]]}" if units > 1 else "")
+            relative = abs(values[0] - values[1]) / ((norms[1] + bound) or 1.0)
+            bound *= 1 if kind == "norm" else TAIL
+            yield Deviation(f"{what} of {name}{place}", kind, *values, bound, ratio, scaled, relative)
+
+    def _bound_LU(self, what: str, name: str, single: Projection) -> np.ndarray:
+        """How far rounding, and the choices of experts that it turns, may drive a norm apart."""
+        turned = self._loosened
+        if "expert 0" in single.units and self._flips:
+            least_LE = np.maximum(sum(self.single.choices), 1)
+            turned = turned + 2 * np.sqrt(self._turned_LE / least_LE)
+        loosened_LU = turned * single.norm_LU
+        if what == "change":
+            # Biases of the router have no drift: they move by equal steps.
+            return self.single.drifts_LU.get(name, 2.0**-20 * single.norm_LU) + 2 * loosened_LU
+        return self.rounding.gradient * np.maximum(single.norm_LU, self._floor) + loosened_LU

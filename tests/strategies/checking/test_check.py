@@ -1,0 +1,224 @@
+"""The check finds a wrong gradient or update of any weight, and names it; rounding passes."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, Step, TrainConfig
+from strategies.checking import Agreement, FirstSteps, Mismatch, check, check_step, compare, initial_weights
+from strategies.checking.check import first_steps, for_one_device
+from strategies.checking.projections import project
+from strategies.checkpoints import leaves
+from strategies.single import SINGLE
+from tests.strategies import quick
+from tests.strategies.sampling import nightly
+
+GPT = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, sequence=16, vocab=257)
+LLAMA = dataclasses.replace(PRESETS["nano-llama"], layers=5, embed=32, heads=4, key_heads=2, sequence=16, vocab=257)
+MIXTURE = dataclasses.replace(PRESETS["nano-moe"], layers=2, embed=32, heads=4, sequence=16, expert_mlp=32, vocab=257)
+TRAIN = TrainConfig(batch_size=8)
+Change = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def _quick():
+    with quick.programs():
+        yield
+
+
+@cache
+def batches(config: GPTConfig) -> list[np.ndarray]:
+    """Two batches of random tokens."""
+    shape = TRAIN.batch_size, config.sequence + 1
+    return [np.random.default_rng(seed).integers(0, config.vocab, shape) for seed in range(2)]
+
+
+@cache
+def single(config: GPTConfig, train: TrainConfig) -> FirstSteps:
+    """The first steps of one device."""
+    return first_steps(SINGLE.build(config, "data=1", for_one_device(train, config)), batches(config))
+
+
+def agreement(step: Step) -> Agreement:
+    """What agrees with one device."""
+    return compare(step, first_steps(step, batches(step.config)), single(step.config, step.train))
+
+
+def planted(step: Step, gradients: Change = lambda grads: grads, metrics: Change = lambda metrics: metrics) -> Step:
+    """A step with other gradients, or other metrics."""
+
+    def update(state: Any, batch: Any) -> Any:
+        # Not the jitted functions: they have compiler options, which JAX allows only at the outermost jit.
+        loss, grads = step.gradients.__wrapped__(state, batch)  # pyright: ignore[reportAttributeAccessIssue]
+        state, of_apply = step.apply.__wrapped__(  # pyright: ignore[reportAttributeAccessIssue]
+            state, gradients(grads)
+        )
+        return state, metrics({"loss": loss, **of_apply})
+
+    return dataclasses.replace(step, update=jax.jit(update), xla_options={})
+
+
+def scaled(factor: float, *names: str) -> Change:
+    """Gradients of which some, by parts of their path, are multiplied by a factor."""
+
+    def change(grads: Any) -> Any:
+        def each(path: Any, dw: Any) -> Any:
+            return dw * factor if any(name in jax.tree_util.keystr(path) for name in names) else dw
+
+        return jax.tree.map_with_path(each, grads)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "config", "options"),
+    [
+        ("zero1", "data=2", GPT, {"master": "float32", "dtype": "bfloat16"}),
+        ("tensor", "tensor=4", LLAMA, {}),
+        ("expert", "data=2,expert=2", MIXTURE, {}),
+        ("pipeline", "pipeline=2", LLAMA, {"schedule": "interleaved", "microbatches": 2}),
+        *nightly(
+            ("fsdp", "fsdp=2", GPT, {"dtype": "float16"}),
+            ("three_d", "data=2,pipeline=2,tensor=2", GPT, {"microbatches": 2}),
+            ("auto", "fsdp=2,tensor=2", GPT, {}),
+            ("context", "context=2", LLAMA, {}),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sound_steps_pass(name: str, mesh: str, config: GPTConfig, options: dict[str, Any]) -> None:
+    """Steps with padding, slots, copies of KV heads, experts, master weights and loss scaling agree with one device."""
+    train = dataclasses.replace(TRAIN, **options)
+    agrees = agreement(STRATEGIES[name].build(config, mesh, train))
+    assert agrees.gradients > 30
+    assert agrees.flips == 0
+
+
+def test_a_halved_gradient_of_one_weight_is_named() -> None:
+    """The message has the weight, both numbers, their ratio, and the axis that has this size."""
+    step = STRATEGIES["data"].build(GPT, "data=2", TRAIN)
+    wrong = planted(step, scaled(0.5, "norm1']['scale_D"))
+    with pytest.raises(
+        Mismatch,
+        match=r"gradient of blocks\.norm1\.scale_D in layer \d is 0\.500 of one device's "
+        r"\(norm \S+ where one device has \S+; rounding explains \S+\): a sum over `data` is missing\?",
+    ):
+        agreement(wrong)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.01])
+def test_every_weight_is_seen(factor: float) -> None:
+    """In float32 a gradient that is 1% too large is found in each weight of a model, one at a time."""
+    step = STRATEGIES["data"].build(LLAMA, "data=2", TRAIN)
+    sound = first_steps(step, batches(LLAMA))
+    for name, of in sound.gradients.items():
+        wrong = dataclasses.replace(of, norm_LU=factor * of.norm_LU, signed_LU=factor * of.signed_LU)
+        with pytest.raises(Mismatch, match=f"gradient of {name}"):
+            compare(
+                step,
+                dataclasses.replace(sound, gradients={**sound.gradients, name: wrong}),
+                single(LLAMA, TRAIN),
+            )
+
+
+def test_halved_gradients_of_norms_are_seen_in_bfloat16() -> None:
+    """In 16 bits, where norms have a thousandth of the whole gradient, a halved one is found, too."""
+    train = dataclasses.replace(TRAIN, dtype="bfloat16")
+    step = STRATEGIES["data"].build(GPT, "data=2", train)
+    agreement(step)
+    with pytest.raises(Mismatch, match=r"norm\S+ in layer \d is 0\.\d+ of one device"):
+        agreement(planted(step, scaled(0.5, "norm")))
+
+
+def test_a_gradient_in_the_wrong_places_is_seen() -> None:
+    """A gradient with the right norm in the wrong elements is found by its projection."""
+    step = STRATEGIES["data"].build(GPT, "data=2", TRAIN)
+
+    def turned(grads: Any) -> Any:
+        grads["blocks"]["mlp"]["up_DF"] = grads["blocks"]["mlp"]["up_DF"][:, :, ::-1]
+        return grads
+
+    with pytest.raises(Mismatch, match=r"gradient of blocks\.mlp\.up_DF in layer \d: projection"):
+        agreement(planted(step, turned))
+
+
+def test_an_update_that_is_lost_is_seen() -> None:
+    """A weight that the optimizer does not change is found, though its gradient is right."""
+    step = STRATEGIES["data"].build(GPT, "data=2", TRAIN)
+
+    def update(state: Any, batch: Any) -> Any:
+        new, metrics = step.update.__wrapped__(state, batch)  # pyright: ignore[reportAttributeAccessIssue]
+        new.params["head"]["norm"]["scale_D"] = state.params["head"]["norm"]["scale_D"]
+        return new, metrics
+
+    with pytest.raises(Mismatch, match=r"(change|gradient) of head\.norm\.scale_D"):
+        agreement(dataclasses.replace(step, update=jax.jit(update), xla_options={}))
+
+
+def test_a_norm_that_counts_replicas_is_seen() -> None:
+    """A global gradient norm that is off is named as such, where all gradients agree."""
+    step = STRATEGIES["data"].build(GPT, "data=2", dataclasses.replace(TRAIN, clip_norm=float("inf")))
+    wrong = planted(step, metrics=lambda metrics: {**metrics, "grad_norm": 2**0.5 * metrics["grad_norm"]})
+    with pytest.raises(Mismatch, match="step 1: gradient norm"):
+        agreement(wrong)
+
+
+def test_replicas_that_differ_are_seen() -> None:
+    """An array whose copies differ between devices has the axis along which they do."""
+    step = STRATEGIES["hsdp"].build(GPT, "data=2,fsdp=2", TRAIN)
+    leaf = next(leaf for leaf in leaves(step) if leaf.name == "mu/head.norm.scale_D")
+    sharding = NamedSharding(step.mesh, P("fsdp"))
+    assert leaf.stored.sharding.is_equivalent_to(sharding, 1)
+    halves = [jnp.full(16, 1.0 + 0.5 * (i == 2), device=device) for i, device in enumerate(step.mesh.devices.flat)]
+    (of,) = project(step.mesh, [leaf], [jax.make_array_from_single_device_arrays((32,), sharding, halves)], [None])
+    assert set(of.differing) == {"data"}
+    assert of.norm_LU == pytest.approx(32**0.5)
+
+
+def test_projections_do_not_depend_on_the_mesh() -> None:
+    """Equal weights have equal projections wherever their elements lie: in slots, padded tables and copied heads."""
+
+    def projections(name: str, mesh: str, **options: Any) -> dict[str, Any]:
+        step = STRATEGIES[name].build(LLAMA, mesh, dataclasses.replace(TRAIN, **options))
+        weights = {leaf.name: leaf for leaf in leaves(step) if leaf.is_weight}
+        arrays = initial_weights(step)(jax.random.key(0))
+        return dict(zip(weights, project(step.mesh, [*weights.values()], arrays, [None] * len(arrays)), strict=True))
+
+    reference = projections("single", "data=1")
+    for other in (
+        projections("tensor", "tensor=4"),
+        projections("pipeline", "pipeline=2", schedule="interleaved", microbatches=2),
+        projections("fsdp", "fsdp=4"),
+    ):
+        for name, of in reference.items():
+            np.testing.assert_allclose(other[name].norm_LU, of.norm_LU, rtol=1e-6)
+            np.testing.assert_allclose(other[name].signed_LU, of.signed_LU, atol=2e-6 * of.norm_LU.max())
+            assert not other[name].differing
+
+
+def test_other_choices_of_experts_are_seen() -> None:
+    """Routing that differs from one device's by more than rounding explains is a mismatch of its own."""
+    step = STRATEGIES["data"].build(MIXTURE, "data=2", TRAIN)
+    sound, reference = first_steps(step, batches(MIXTURE)), single(MIXTURE, TRAIN)
+    assert compare(step, sound, reference).flips == 0
+    moved = [choices_LE.copy() for choices_LE in sound.choices]
+    moved[0][0, :2] += (20, -20)
+    with pytest.raises(Mismatch, match=r"20 of \d+ choices of experts differ"):
+        compare(step, dataclasses.replace(sound, choices=tuple(moved)), reference)
+
+
+def test_a_strategy_is_checked_in_one_call() -> None:
+    """`check` builds a strategy and one device, in float32 too if the dtype has 16 bits; inexact ones are refused."""
+    train = dataclasses.replace(TRAIN, dtype="bfloat16")
+    assert check(STRATEGIES["data"], GPT, "data=2", train).gradients > 30
+    compressed = STRATEGIES["data"].build(GPT, "data=2", dataclasses.replace(TRAIN, compression="int8"))
+    with pytest.raises(Infeasible, match="not exact by design"):
+        check_step(compressed)
