@@ -16,6 +16,7 @@ from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
 
 if TYPE_CHECKING:
+    from strategies.checking import Mismatch, check
     from strategies.checkpoints import CheckpointError
     from strategies.core.axis import Axis
     from strategies.mesh import MeshSpec
@@ -33,15 +34,17 @@ __all__ = [
     "Implementation",
     "Infeasible",
     "MeshSpec",
+    "Mismatch",
     "State",
     "Step",
     "Strategy",
     "TrainConfig",
+    "check",
     "register",
 ]
 
 # They need JAX. They are imported on first use, because `results` uses strategies.schema where JAX is not installed.
-_HOMES = "registry", "core.axis", "mesh", "step", "checkpoints"
+_HOMES = "registry", "core.axis", "mesh", "step", "checkpoints", "checking"
 """Modules that have the other names. The registry comes first: it adds the mesh axes of user-defined strategies."""
 
 

@@ -202,6 +202,7 @@ LOGGING = Group(
     option("--checkpoint-every N", "save a checkpoint every N steps; default: at the end", count),
     option("--keep K", "keep the K latest checkpoints; default: all", count),
     option("--resume", "continue the run in --out from its latest checkpoint"),
+    option("--check", "first compare the step with one device, weight by weight, on random tokens"),
     option("--sample N", "generate N tokens of text at the end", count),
     option("--temperature X", "temperature of the sample; 0 is greedy; default: %(default)s", float, 0.8),
 )

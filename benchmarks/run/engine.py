@@ -123,9 +123,9 @@ class Engine:
         row = self.rows.get(str(single))
         hung = row.extra_info["reason"] if row and row.extra_info["status"] == "timeout" else None
         if why := hung or self.ledger.given_up(single):
-            return self._preparation.abandon_reference(single, str(why))
+            return self._preparation.references.abandon_reference(single, str(why))
         self.ledger.begin(single)
-        return self._preparation.reference(single)
+        return self._preparation.references.reference(single)
 
     def _timing_groups(self, group: Sequence[Record]) -> Iterator[list[Record]]:
         """Split a comparison group into groups whose states fit into memory together."""

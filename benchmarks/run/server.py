@@ -6,6 +6,7 @@ devices has one with a single device, and sends the cases themselves (`single_de
 
     hello                              what would be compared: protocol, code, versions, devices and cases
     compile  case                      compile a case ahead of time
+    check    case                      compare the first steps with one device's; answers why that was not possible
     prepare  case [corpus] [alone]     train the first steps; answers their losses and the number of the training run
     size     training                  steps for a block to last long enough
     block    training steps            seconds of a block of that many steps
@@ -40,9 +41,9 @@ from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.corpus import Corpus, map_file, read_corpus
 from benchmarks.run.machine import PACKAGES, disable_compilation_cache, matmul_flops_per_second, use_virtual_devices
 from benchmarks.run.measure import Training, steps_per_block, trace
-from benchmarks.run.prepare import SEED, begin_training
 from benchmarks.run.recompilation import no_compilation
 from benchmarks.run.record import Record
+from benchmarks.run.references import SEED, References, begin_training
 from strategies import Step
 
 Answer = dict[str, Any]
@@ -80,6 +81,10 @@ class TimingServer:
         """Compile a case. If that fails, `prepare` fails in the same way."""
         self._compiled(case)
 
+    def check(self, case: str) -> Answer:
+        """Compare the first steps of a case with those of one device. It fails with the status of a mismatch."""
+        return {"unchecked": References(self.corpus_N, Clock()).compared(self.cases[case]).reason or ""}
+
     def prepare(self, case: Case | str, corpus: Path | Corpus | None = None, alone: bool = False) -> Answer:
         """Train the first steps of a case.
 
@@ -90,6 +95,7 @@ class TimingServer:
         """
         if alone:
             self.trainings.clear()
+        chosen = isinstance(case, str)
         case = self.cases[case] if isinstance(case, str) else case
         step, program = self._compiled(case)
         corpus_N = map_file(corpus) if isinstance(corpus, Path) else self.corpus_N if corpus is None else corpus
@@ -99,7 +105,8 @@ class TimingServer:
         )
         number = max(self.trainings, default=0) + 1
         self.trainings[number] = training
-        return {"training": number, "first_steps": first_steps}
+        answer = {"training": number, "losses": first_steps.losses}
+        return answer if chosen else {**answer, "first_steps": first_steps}  # which a client without JAX cannot read
 
     def size(self, training: int) -> Answer:
         """Number of steps in a block."""

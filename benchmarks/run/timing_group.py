@@ -122,10 +122,10 @@ class TimingGroup:
             Mismatch: its first steps there differ from those of the reference.
         """
         if record.case != record.case.single or not has_single_device_server():
-            return self.preparation.start(record)
+            return self.preparation.references.start(record)
         training = train(record.case, self.ledger.settings.corpus_N)
         assert record.step
-        self.preparation.require_equal(record.step, training.first_steps, record.case)
+        self.preparation.references.require_equal(record.step, training.first_steps, record.case)
         return training
 
     def _drop(self, record: Record, error: Exception) -> None:

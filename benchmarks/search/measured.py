@@ -1,4 +1,7 @@
-"""Candidates as measured: some are timed here, interleaved, which shows what the predicted best loses."""
+"""Candidates as measured: some are timed here, interleaved, which shows what the predicted best loses.
+
+Each is checked against one device first, as the cases of a benchmark run are.
+"""
 
 import statistics
 import sys
@@ -6,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks.cases.case import Case
@@ -15,9 +17,12 @@ from benchmarks.cli.accuracy import errors_of
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.explain.local_devices import MEASURED_ONLY
 from benchmarks.explain.memory import shard_bytes, states_budget_bytes
-from benchmarks.run.compilation import compile_step
+from benchmarks.run.compilation import Clock
+from benchmarks.run.corpus import BYTE_VALUES
+from benchmarks.run.equality import BATCHES
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import BlockTimes, Interval, Training, steps_per_block, time_interleaved
+from benchmarks.run.references import References
 from benchmarks.search.ranking import Candidate, Ranking, first_of_each, layout_cells
 from strategies.backends.backend import are_virtual
 
@@ -38,6 +43,7 @@ class MeasuredCandidate:
         seconds: of a step in each round, those of the final for who is in it; empty if it was not measured.
         final: whether it is in the final, which says what is fastest.
         reason: why it was not measured; empty if it was.
+        unchecked: why it was not compared with one device, though it was timed; empty if it was compared.
     """
 
     rank: int
@@ -45,6 +51,7 @@ class MeasuredCandidate:
     seconds: tuple[float, ...] = ()
     final: bool = False
     reason: str = ""
+    unchecked: str = ""
 
     @property
     def step_seconds(self) -> float | None:
@@ -58,12 +65,13 @@ class MeasuredCandidate:
             "measured.rounds_seconds": list(self.seconds),
             "measured.final": self.final,
             "measured.reason": self.reason,
+            "measured.unchecked": self.unchecked,
         }
 
     def cells(self) -> tuple[str, str]:
         """Cells of a table: the measured milliseconds, and why there are none, or whether they are of the final."""
         milliseconds = "" if self.step_seconds is None else f"{1e3 * self.step_seconds:,.1f}"
-        return milliseconds, self.reason or ("final" if self.final else "")
+        return milliseconds, self.reason or ", ".join(filter(None, ["final" if self.final else "", self.unchecked]))
 
 
 def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
@@ -93,13 +101,15 @@ def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
     disable_compilation_cache()
     results: dict[str, MeasuredCandidate] = {}
     trainings: dict[str, Training] = {}
-    left = states_budget_bytes()
+    left, references = states_budget_bytes(), None
     for candidate in to_measure(ranking, count):
         rank = ranking.ranks[candidate.case]
         results[str(rank)] = MeasuredCandidate(rank, candidate)
         print(f"compiling {' '.join(layout_cells(candidate.case))}", file=sys.stderr)
         try:
-            trainings[str(rank)], taken = started(candidate.case, left)
+            references = references or references_for(candidate.case)
+            trainings[str(rank)], taken, unchecked = started(candidate.case, left, references)
+            results[str(rank)] = replace(results[str(rank)], unchecked=unchecked)
             left = left and left - taken
         except Exception as error:
             results[str(rank)] = replace(results[str(rank)], reason=reason_of(error))
@@ -130,30 +140,37 @@ def in_order(results: Iterable[MeasuredCandidate]) -> list[MeasuredCandidate]:
     return sorted(results, key=lambda one: (not one.final, one.step_seconds is None, one.step_seconds or one.rank))
 
 
-def started(case: Case, left: int | None) -> tuple[Training, int]:
-    """The training run of a case on this process's devices and random tokens, after its first step.
+def references_for(case: Case) -> References:
+    """What compiles and checks the cases of a search, on random tokens of their vocabulary."""
+    count = (BATCHES * case.batch_size + 1) * case.config.sequence
+    tokens_N = np.random.default_rng(0).integers(0, min(case.config.vocab, BYTE_VALUES), count).astype(np.uint8)
+    return References(tokens_N, Clock())
+
+
+def started(case: Case, left: int | None, references: References) -> tuple[Training, int, str]:
+    """The training run of a case on this process's devices, after a check of its first steps, and its first step.
 
     Args:
         case: the case.
         left: bytes of memory that its state may take; None if that is not known.
+        references: compiles and checks it.
 
     Returns:
-        The run, and the bytes that its state takes, on a host those of all its devices.
+        The run; the bytes that its state takes, on a host those of all its devices; and why it was not compared with
+        one device, or "".
 
     Raises:
-        Exception: it cannot be built, compiled or run, or its state is too large.
+        Exception: it cannot be built, compiled or run, it computes something else, or its state is too large.
     """
     here = replace(case, topology=None)
-    step = here.build()
     copies = here.mesh.size if are_virtual(here.devices) else 1
-    taken = copies * shard_bytes(step.state)
+    taken = copies * shard_bytes(here.build().state)
     if left is not None and taken > left:
         raise MemoryError("its state does not fit beside those of the others")
-    program = compile_step(step, here.compiler_options).program
-    tokens = np.random.default_rng(0).integers(0, here.config.vocab, (here.batch_size, here.config.sequence + 1))
-    training = Training(program, step.init(jax.random.key(0)), [step.place(tokens)])
+    record = references.compared(here)
+    training = references.start(record)
     training.block(1)
-    return training, taken
+    return training, taken, record.reason or ""
 
 
 def table(results: Sequence[MeasuredCandidate], predicted: bool = True) -> Iterator[str]:

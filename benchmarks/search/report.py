@@ -257,7 +257,7 @@ COLUMNS = (
         f"compiled.{name}"
         for name in ("seconds", "needed_bytes", "exposed_seconds", "predicted_exposed_seconds", "reason")
     ),
-    *(f"measured.{name}" for name in ("seconds", "rounds_seconds", "final", "reason")),
+    *(f"measured.{name}" for name in ("seconds", "rounds_seconds", "final", "reason", "unchecked")),
 )
 """Columns of a candidate besides those of its layout; None where something is not known."""
 

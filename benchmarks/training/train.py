@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.cases.failures import CompileError, NonFinite, reason_of
+from benchmarks.cases.failures import CaseFailure, Mismatch, reason_of
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.outputs import Unwritable, require_folder
 from benchmarks.cli.statuses import BROKEN_INPUT, INTERRUPTED
@@ -21,7 +21,7 @@ from benchmarks.training.log import SCHEMA_VERSION, Log, LogError, held, require
 from benchmarks.training.loop import Progress, Run, Stopping
 from benchmarks.training.plan import CHECKPOINTS, LOG, Plan
 from benchmarks.training.sampling import sampled
-from strategies import STRATEGIES, CheckpointError, State, Step
+from strategies import STRATEGIES, CheckpointError, Infeasible, State, Step, checking
 from strategies.checkpoints import positions, read_info, restore
 
 FAILED = 1
@@ -58,7 +58,7 @@ def train(option: argparse.Namespace, holding: ExitStack) -> int:
         code = run(option, plan, step, position)
     except (CheckpointError, LogError) as error:
         code, reason = BROKEN_INPUT, str(error)
-    except (CompileError, NonFinite) as error:
+    except CaseFailure as error:
         code, reason = FAILED, reason_of(error)
     else:
         reason = ""
@@ -106,12 +106,15 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     Raises:
         CheckpointError: a checkpoint cannot be read, or one could not be written.
         LogError: the log cannot be read or written.
-        CompileError: the step cannot be compiled.
-        NonFinite: a loss or a gradient norm is not finite.
+        CaseFailure: the step cannot be compiled, differs from one device's, or a loss or a gradient norm is not finite.
     """
     disable_compilation_cache()
     first = processes.is_first()
     stopping, checkpoints = Stopping(), plan.out / CHECKPOINTS
+    if option.check:
+        line = processes.run_in_all(partial(checked, plan))
+        if first:
+            print(line, file=sys.stderr)
     state = restore(step, checkpoints, at=position) if option.resume else plan.first_state(step)
     compilation = compile_step(step, plan.case.compiler_options)
     progress = Progress(plan.steps, position, silent=not first)
@@ -134,6 +137,29 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     if option.sample and first:
         print(sample(plan, option.sample, option.temperature))
     return 0
+
+
+def checked(plan: Plan) -> str:
+    """Compare the step with one device (strategies/checking).
+
+    Returns:
+        What was compared, in a line.
+
+    Raises:
+        Mismatch: the step computes something else.
+        CaseFailure: it could not be compared, as where one device cannot hold the model.
+    """
+    case = plan.case
+    try:
+        agrees = checking.check(STRATEGIES[case.strategy], case.config, case.mesh, plan.train, case.devices)
+    except checking.Mismatch as error:
+        raise Mismatch(f"{case} does not compute what one device computes: {error}") from error
+    except Infeasible as error:
+        return f"{case} is not compared with one device: {error}"
+    except Exception as error:
+        problem = f"{case} could not be compared with one device: {reason_of(error)}"
+        raise CaseFailure(f"{problem}; train without --check, or check a smaller model") from error
+    return f"{case} equals one device: {agrees.gradients} gradients compared, {agrees.below_rounding} below rounding"
 
 
 def sample(plan: Plan, count: int, temperature: float) -> str:

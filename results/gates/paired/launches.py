@@ -13,6 +13,7 @@ from results.gates.paired.workers import worker
 
 SIDES: tuple[Side, ...] = get_args(Side)
 WARM_UP_ROUNDS = 2
+MISMATCH = "mismatch"
 
 
 @dataclass
@@ -57,11 +58,33 @@ def launched(
         }
 
 
-def time_case(workers: Mapping[Side, Server], case: str, rounds: int, draw: random.Random) -> Attempt:
-    """Time a case on all sides. If a process died, try once more, because the machine may have caused it."""
+def time_case(
+    workers: Mapping[Side, Server], case: str, rounds: int, draw: random.Random, *, check: bool = False
+) -> Attempt:
+    """Time a case on all sides. If a process died, try once more, because the machine may have caused it.
+
+    With `check` its first steps are compared with one device's before, in both checkouts; a side that differs fails.
+    """
+    if check and (failures := mismatches(workers, case)):
+        return Attempt(failures=failures)
     attempted = attempt(workers, case, rounds, draw)
     died = [side for side, failure in attempted.failures.items() if failure.status == "died"]
     return replace(attempt(workers, case, rounds, draw), died=died) if died else attempted
+
+
+def mismatches(workers: Mapping[Side, Server], case: str) -> dict[Side, ServerFailure]:
+    """The sides on which a case does not compute what one device computes. The canary runs the code of BASE."""
+    failures = dict[Side, ServerFailure]()
+    checked: dict[Side, Server] = {side: workers[side] for side in SIDES if side != "canary"}
+    for server in checked.values():
+        server.tell("check", case=case)
+    for side, server in checked.items():
+        try:
+            server.hear()
+        except ServerFailure as failure:
+            if failure.status == MISMATCH:  # any other failure, also of an older checkout, shows when it is prepared
+                failures[side] = failure
+    return failures
 
 
 def attempt(workers: Mapping[Side, Server], case: str, rounds: int, draw: random.Random) -> Attempt:

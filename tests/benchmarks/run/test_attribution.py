@@ -16,7 +16,7 @@ from benchmarks.run.attribution import attribute, attributed, relative, variants
 from benchmarks.run.compilation import compile_step
 from benchmarks.run.corpus import read_corpus
 from benchmarks.run.measure import BlockTimes, Training
-from benchmarks.run.prepare import begin_training
+from benchmarks.run.references import begin_training
 from strategies import GPTConfig, MeshSpec, Step
 from tests.strategies import quick
 from tests.strategies.sampling import nightly

@@ -94,7 +94,7 @@ def test_timeout_of_other_processes_starts_when_this_one_is_ready(
 
     monkeypatch.setattr(engine._preparation, "stages", stages)
     monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
-    engine._preparation.abandon_reference(SINGLE, "it is not needed")
+    engine._preparation.references.abandon_reference(SINGLE, "it is not needed")
     engine.prepare(DATA)
     assert str(DATA) not in engine.rows
 

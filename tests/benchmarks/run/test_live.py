@@ -15,8 +15,9 @@ from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, read_corpus
 from benchmarks.run.ledger import RunSettings
 from benchmarks.run.live import live_bytes, profile_memory
-from benchmarks.run.prepare import Preparation, begin_training
+from benchmarks.run.prepare import Preparation
 from benchmarks.run.record import Record
+from benchmarks.run.references import begin_training
 from strategies import STRATEGIES, MeshSpec, Step, TrainConfig
 from strategies.costs.predict import predict
 from tests.benchmarks.run.engines import SINGLE

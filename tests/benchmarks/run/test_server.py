@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import Pipe
 from threading import Thread
 from typing import Any
@@ -10,10 +11,15 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.cases import case as benchmark_cases
+from benchmarks.cases.failures import Mismatch
 from benchmarks.cli.server import CONNECTION, PROTOCOL, Server, ServerFailure
+from benchmarks.run.corpus import read_corpus
 from benchmarks.run.measure import Training
 from benchmarks.run.server import TimingServer, main, serve
 from results.records.reading import Case
+from tests.benchmarks.planted import TOYS
+from tests.benchmarks.run.engines import DATA
 from tests.processes import ROOT, environment
 
 TINY = ("--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--mesh=data=1")
@@ -59,6 +65,16 @@ def test_a_failure_is_an_answer(server: Server) -> None:
         with pytest.raises(ServerFailure, match=reason):
             server.ask(**request)
     assert server.ask("prepare", case=SINGLE, alone=True)["training"] == 1
+
+
+def test_a_case_that_differs_from_one_device_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` answers for a sound case, and fails with the status of a mismatch for a wrong one."""
+    monkeypatch.setattr(benchmark_cases, "STRATEGIES", TOYS)
+    sound, wrong = DATA, replace(DATA, strategy="wrong")
+    timing = TimingServer([sound, wrong], read_corpus(None, DATA.config), lambda: None)
+    assert timing.check(str(sound)) == {"unchecked": ""}
+    with pytest.raises(Mismatch, match="where one device has"):
+        timing.check(str(wrong))
 
 
 def compiling(state: int, batch: Any) -> tuple[int, dict[str, Any]]:

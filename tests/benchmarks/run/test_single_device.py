@@ -55,7 +55,7 @@ def test_single_in_its_own_process_matches_this_one(engine: Engine) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = train(SINGLE, CORPUS)
     engine.prepare(SINGLE)
-    engine._preparation.require_equal(SINGLE.build(), training.first_steps, SINGLE)
+    engine._preparation.references.require_equal(SINGLE.build(), training.first_steps, SINGLE)
     assert training.block(3) > 0
     assert training.dispatch_seconds > 0
     training.require_finite("after three steps")

@@ -4,14 +4,17 @@ import json
 import re
 from typing import Any
 
+import jax
 import pytest
 
+from benchmarks.cases import case as cases
 from benchmarks.search import measured as module
 from benchmarks.search.measured import MeasuredCandidate, in_order, measure_best, table, to_measure
 from results.figures.search import figure_of
 from results.records.documents import read_search
 from tests.benchmarks.search.test_ranking import ranking
 from tests.commands import command
+from tests.strategies.wrong_gradients import strategy_with
 
 main = command("search")
 
@@ -38,11 +41,11 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Timed]:
     """Steps of 8, 7, 6 ... seconds in the order in which they begin; the third is too large, the fourth fails."""
     begun: list[Timed] = []
 
-    def begin(case: Any, left: int | None) -> tuple[Any, int]:
+    def begin(case: Any, left: int | None, preparation: Any) -> tuple[Any, int, str]:
         begun.append(Timed(8.0 - len(begun), fails=len(begun) == 3))
         if len(begun) == 3:
             raise MemoryError("too large")
-        return begun[-1], 0
+        return begun[-1], 0, ""
 
     monkeypatch.setattr(module, "started", begin)
     return begun
@@ -73,6 +76,17 @@ def test_the_fastest_and_the_first_by_rank_are_in_the_final(pretended: list[Time
         "the predicted best takes 700.0% longer than the fastest that was measured (95% interval of rounds: +700.0%"
         in lines
     )
+
+
+def test_a_step_that_differs_from_one_device_is_not_timed(tmp_path, capsys, monkeypatch) -> None:
+    """A candidate with wrong gradients has no time, and the reason says what differs."""
+    wrong = strategy_with("data", lambda grads: jax.tree.map(lambda dw: 0.25 * dw, grads))
+    monkeypatch.setattr(cases, "STRATEGIES", {**cases.STRATEGIES, "data": wrong})
+    path = tmp_path / "found.json"
+    main(("--topology=here", *TINY, "--measure=1", "--strategy=data", f"--json={path}"))
+    (row,) = [row for row in json.loads(path.read_text())["candidates"] if row.get("measured.reason")]
+    assert row["measured.seconds"] is None
+    assert re.search(r"gradient norm .* where one device has .*; rounding explains", row["measured.reason"])
 
 
 def test_those_of_the_final_come_first() -> None:

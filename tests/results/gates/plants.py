@@ -132,7 +132,7 @@ EXACT = (
     ),
     regression(
         "a retrace in every step",
-        "benchmarks/run/prepare.py",
+        "benchmarks/run/references.py",
         ("Training(program, ", "Training(lambda *inputs: jax.jit(lambda *traced: step.update(*traced))(*inputs), "),
         cases=(SINGLE,),
         evidence="worse error: compiled while it was timed",

@@ -1,7 +1,6 @@
 """The check finds a wrong gradient or update of any weight, and names it; rounding passes."""
 
 import dataclasses
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,12 +19,12 @@ from strategies.checkpoints import leaves
 from strategies.single import SINGLE
 from tests.strategies import quick
 from tests.strategies.sampling import nightly
+from tests.strategies.wrong_gradients import planted, scaled
 
 GPT = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, sequence=16, vocab=257)
 LLAMA = dataclasses.replace(PRESETS["nano-llama"], layers=5, embed=32, heads=4, key_heads=2, sequence=16, vocab=257)
 MIXTURE = dataclasses.replace(PRESETS["nano-moe"], layers=2, embed=32, heads=4, sequence=16, expert_mlp=32, vocab=257)
 TRAIN = TrainConfig(batch_size=8)
-Change = Callable[[Any], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -50,32 +49,6 @@ def single(config: GPTConfig, train: TrainConfig) -> FirstSteps:
 def agreement(step: Step) -> Agreement:
     """What agrees with one device."""
     return compare(step, first_steps(step, batches(step.config)), single(step.config, step.train))
-
-
-def planted(step: Step, gradients: Change = lambda grads: grads, metrics: Change = lambda metrics: metrics) -> Step:
-    """A step with other gradients, or other metrics."""
-
-    def update(state: Any, batch: Any) -> Any:
-        # Not the jitted functions: they have compiler options, which JAX allows only at the outermost jit.
-        loss, grads = step.gradients.__wrapped__(state, batch)  # pyright: ignore[reportAttributeAccessIssue]
-        state, of_apply = step.apply.__wrapped__(  # pyright: ignore[reportAttributeAccessIssue]
-            state, gradients(grads)
-        )
-        return state, metrics({"loss": loss, **of_apply})
-
-    return dataclasses.replace(step, update=jax.jit(update), xla_options={})
-
-
-def scaled(factor: float, *names: str) -> Change:
-    """Gradients of which some, by parts of their path, are multiplied by a factor."""
-
-    def change(grads: Any) -> Any:
-        def each(path: Any, dw: Any) -> Any:
-            return dw * factor if any(name in jax.tree_util.keystr(path) for name in names) else dw
-
-        return jax.tree.map_with_path(each, grads)
-
-    return change
 
 
 @pytest.mark.parametrize(

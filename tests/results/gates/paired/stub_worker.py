@@ -25,11 +25,12 @@ def answer(do: str, steps: int | None, preparing: str) -> dict:
             "devices": STUB.get("devices", "8 cpu"),
             "cases": [{"id": case, "name": f"test_step[{case}]", **facts} for case in STUB["cases"]],
         }
-    log(f"{do} {steps}")
+    if do != "check":
+        log(f"{do} {steps}")
     behave(STUB.get(do, {}).get(preparing))
     seconds = 0.01 * STUB.get("factor", 1) * random.lognormvariate(0, 0.01)
     begun = {"training": 1, "losses": (STUB.get("loss", 5.5),)}
-    return {"prepare": begun, "size": {"steps": 2}, "block": {"seconds": 2 * seconds}}[do]
+    return {"check": {"unchecked": ""}, "prepare": begun, "size": {"steps": 2}, "block": {"seconds": 2 * seconds}}[do]
 
 
 def log(event: str) -> None:
@@ -66,7 +67,8 @@ def main() -> None:
             try:
                 connection.send((number, answer(do, arguments.get("steps"), preparing), None))
             except RuntimeError as error:
-                connection.send((number, None, ("error", str(error))))
+                status = "mismatch" if do == "check" else "error"
+                connection.send((number, None, (status, str(error))))
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def test_cases_come_and_go(tmp_path: Path) -> None:
         ({}, {"block": "compiled while it was timed"}, "worse", "error: compiled while it was timed"),
         ({"prepare": "no memory"}, {}, "better", "was error: no memory"),
         ({"prepare": "no memory"}, {"prepare": "too large"}, "same", "failed in both: error: too large"),
+        ({}, {"check": "gradient of x"}, "worse", "mismatch: gradient of x"),
         ({}, {"block": "die"}, "worse", "died: exit status 1\na stub that dies"),
         ({}, {"prepare": "hang"}, "worse", "hung: no answer in 3 s"),
         ({"block": "die"}, {}, "inconclusive", "BASE died: exit status 1\na stub that dies"),
