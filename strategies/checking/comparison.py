@@ -92,8 +92,7 @@ class Comparison:
         self._require("loss", self.mine.losses[:1], self.single.losses[:1])
         self._require_replicas()
         gradients = self._deviations("gradient", self.mine.gradients, self.single.gradients)
-        ratios = [deviation.ratio or 0.0 for deviation in gradients]
-        if not gradients or (all(each.scaled for each in gradients) and max(ratios) < 1.01 * min(ratios)):
+        if not gradients or self._is_common_factor(gradients):
             self._require("gradient norm", self.mine.grad_norms, self.single.grad_norms)
         self._refuse([*gradients, *self._deviations("change", self.mine.changes, self.single.changes)])
         self._require("loss", self.mine.losses, self.single.losses)
@@ -105,6 +104,12 @@ class Comparison:
             ),
             self._flips,
         )
+
+    def _is_common_factor(self, deviations: Sequence[Deviation]) -> bool:
+        """Whether most gradients are off by the factor by which their global norm is off in the first step."""
+        factor = self.mine.grad_norms[0] / self.single.grad_norms[0] if self.single.grad_norms[0] else 1.0
+        near = [abs((one.ratio or 0.0) - factor) < 0.2 * abs(1 - factor) for one in deviations]
+        return sum(near) > 0.9 * len(near)
 
     @cached_property
     def _floor(self) -> float:
