@@ -1,4 +1,4 @@
-"""Positions of a topology's devices on a mesh, in the order that JAX assigns or, without a compiler, by arithmetic."""
+"""Positions of a topology's devices on a mesh, in the order that steps use. No compiler is needed."""
 
 import math
 from dataclasses import dataclass
@@ -10,17 +10,19 @@ from jax.sharding import Mesh
 from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
 from strategies.backends.topologies import DEVICES_PER_CHIP
-from strategies.backends.torus import in_rings
 from strategies.device_mesh import device_mesh
 
 
 @dataclass(frozen=True, eq=False)
 class DevicePosition:
-    """Stands in for a JAX device: the attributes that roofline.py and strategies/backends/torus.py read."""
+    """Stands in for a JAX device: the attributes by which JAX and strategies/backends/torus.py arrange devices."""
 
-    coords: tuple[int, ...]
-    process_index: int
+    id: int
+    platform: str
     device_kind: str
+    coords: tuple[int, ...]
+    core_on_chip: int
+    process_index: int
 
 
 def device_count(topology: Topology) -> int:
@@ -34,18 +36,28 @@ def device_count(topology: Topology) -> int:
 
 @cache
 def topology_mesh(topology: Topology, spec: MeshSpec) -> Mesh:
-    """Mesh of all devices of a topology, in the order that the steps use.
+    """Mesh of the positions of all devices of a topology, arranged by the code that arranges devices for steps.
 
-    If the compiler of the topology is not installed, the mesh holds `DevicePosition`s in row-major order of the
-    topology's shape, on v5e and v6e with the same rings as steps. Virtual devices form a line on each host. GPUs are
-    ordered by host.
+    Predictions are then the same whether or not the compiler of the topology is installed. Virtual devices form a line
+    on each host. GPUs are ordered by host.
     """
-    if topology.chip and topology.compiler_version:
-        return device_mesh(spec, tuple(spec.sizes), topology.devices())
-    positions = [
-        DevicePosition(coords, coords[0] if topology.hosts > 1 else 0, topology.device_kind)
-        for coords in np.ndindex(topology.shape)
-        for _ in range(DEVICES_PER_CHIP[topology.kind])
-    ]
-    axes = tuple(spec.sizes)
-    return Mesh(in_rings(np.array(positions).reshape(tuple(spec.sizes.values())), axes), axes)
+    return device_mesh(spec, tuple(spec.sizes), _positions(topology))
+
+
+@cache
+def _positions(topology: Topology) -> tuple[DevicePosition, ...]:
+    """The devices in JAX's order: chips of a torus by their last coordinate first, and the cores of a chip in turn."""
+    torus = bool(topology.chip and topology.chip.torus_dims)
+    shape = topology.shape[::-1] if torus else topology.shape
+    places = [(index, core) for index in np.ndindex(shape) for core in range(DEVICES_PER_CHIP[topology.kind])]
+    return tuple(
+        DevicePosition(
+            id=number,
+            platform=topology.platform,
+            device_kind=topology.device_kind,
+            coords=(*index[::-1], 0)[:3] if torus else index,
+            core_on_chip=core,
+            process_index=index[0] if topology.hosts > 1 else 0,
+        )
+        for number, (index, core) in enumerate(places)
+    )

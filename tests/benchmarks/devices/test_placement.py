@@ -1,12 +1,13 @@
 """Where the devices of a mesh lie in an absent topology: torus coordinates and hosts."""
 
 import math
-from collections.abc import Iterator
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
+from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.links import bandwidth, extents, group_along, mesh_group
@@ -14,39 +15,61 @@ from strategies import MeshSpec
 from strategies.device_mesh import device_mesh
 from strategies.mesh import all_axes, factorisations
 
-V5P = Topology.parse("v5p:4x4x4")
-NO_TPU = V5P.compiler_version is None
+NO_TPU = Topology.parse("v5p:4x4x4").compiler_version is None
+TAKES_LIBTPU = pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install -e '.[tpu]'")
+
+TORI = {
+    "v4": ["v4:2x2x1", "v4:2x2x4", "v4:4x4x4"],
+    "v5e": ["v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8"],
+    "v5p": ["v5p:2x2x1", "v5p:2x2x2", "v5p:2x2x4", "v5p:4x4x4"],
+    "v6e": ["v6e:2x2", "v6e:2x4", "v6e:4x4", "v6e:4x8"],
+    "tpu7x": ["tpu7x:2x2x1", "tpu7x:2x2x2", "tpu7x:2x2x4", "tpu7x:4x4x4"],
+}
+"""Kinds of TPUs -> slices on which JAX arranges devices in different ways."""
 
 
-@pytest.fixture
-def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No compiler of accelerators is installed."""
-    monkeypatch.setattr(Topology, "compiler_version", None)
+def places(mesh: Mesh) -> list[tuple[tuple[int, ...], int]]:
+    """Coordinates and core of each device of a mesh, in order."""
+    return [(tuple(device.coords), device.core_on_chip) for device in mesh.devices.flat]
+
+
+def test_predictions_do_not_ask_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of devices is decided without the compiler, whether or not it is installed."""
+    monkeypatch.setattr(Topology, "compiler_version", property(lambda _: pytest.fail("the compiler is looked for")))
+    monkeypatch.setattr(Topology, "devices", lambda _: pytest.fail("the compiler is loaded"))
     topology_mesh.cache_clear()
-    yield
-    topology_mesh.cache_clear()
+    for kind in CHIPS:
+        for text in TORI.get(kind, [f"{kind}:2x4"]):
+            topology = Topology.parse(text)
+            assert topology_mesh(topology, MeshSpec.parse(f"data={device_count(topology)}"))
 
 
-@pytest.fixture
-def libtpu() -> None:
-    """The compiler of TPUs is installed."""
-
-
-@pytest.mark.usefixtures("nothing_compiles")
-def test_chips_are_in_order_of_their_shape() -> None:
-    """Devices follow the order of the torus coordinates: the last mesh axis lies along the last dim."""
-    mesh = topology_mesh(Topology.parse("v5e:2x4"), MeshSpec.parse("data=2,context=4"))
-    assert mesh.axis_names == ("data", "context")
-    assert [[device.coords for device in row] for row in mesh.devices] == [[(i, j) for j in range(4)] for i in range(2)]
+@TAKES_LIBTPU
+@pytest.mark.parametrize("text", [text for kind in CHIPS for text in TORI.get(kind, [])])
+def test_positions_are_those_of_steps(text: str) -> None:
+    """On each mesh of each kind of TPU, predictions have the order of devices that compiled steps have."""
+    topology = Topology.parse(text)
+    for spec in factorisations(all_axes(), device_count(topology)):
+        assert places(topology_mesh(topology, spec)) == places(device_mesh(spec, all_axes(), topology.devices()))
 
 
 @pytest.mark.parametrize(
-    "fixture",
+    ("text", "mesh", "group"),
     [
-        "nothing_compiles",
-        pytest.param("libtpu", marks=pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install -e '.[tpu]'")),
+        # Golden: JAX 0.10.2 and libtpu 0.0.42.1. An axis takes whole dims of the torus where it can.
+        ("v4:2x2x4", "data=4,tensor=4", [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]),
+        ("v5p:2x2x4", "fsdp=4,tensor=4", [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]),
+        ("v5p:4x4x4", "fsdp=16,tensor=4", [(0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 0, 0)]),
+        ("tpu7x:2x2x1", "data=4,tensor=2", [(0, 0, 0), (0, 0, 0)]),
+        ("v5e:2x4", "data=2,context=4", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]),
     ],
 )
+def test_the_innermost_axis_has_known_chips(text: str, mesh: str, group: list[tuple[int, ...]]) -> None:
+    """The first devices along the innermost axis are those that JAX takes for steps, without libtpu as well."""
+    placed = topology_mesh(Topology.parse(text), MeshSpec.parse(mesh))
+    assert [device.coords for device in group_along(placed, placed.axis_names[-1:])] == group
+
+
 @pytest.mark.parametrize(
     ("text", "mesh", "block", "links"),
     [
@@ -56,13 +79,12 @@ def test_chips_are_in_order_of_their_shape() -> None:
     ],
 )
 def test_chips_of_the_innermost_axis_lie_in_two_rows(
-    text: str, mesh: str, block: list[int], links: dict[str, float], fixture: str, request: pytest.FixtureRequest
+    text: str, mesh: str, block: list[int], links: dict[str, float]
 ) -> None:
-    """With and without the compiler, a group of tensor or fsdp on v5e is a block of two rows, and bandwidths agree.
+    """A group of tensor or fsdp on v5e is a block of two rows.
 
     Groups that are not neighbours share the links between, and other axes have a part of a row.
     """
-    request.getfixturevalue(fixture)
     topology = Topology.parse(text)
     assert topology.chip
     placed = topology_mesh(topology, MeshSpec.parse(mesh))
@@ -73,7 +95,6 @@ def test_chips_of_the_innermost_axis_lie_in_two_rows(
         assert found == pytest.approx(count * topology.chip.link_bytes_per_second)
 
 
-@pytest.mark.usefixtures("nothing_compiles")
 def test_gpus_and_virtual_devices_are_on_their_hosts() -> None:
     """Neighbouring GPUs share a host, virtual devices one or as many as are asked for, and a chip's two cores its
     coordinates.
@@ -84,10 +105,10 @@ def test_gpus_and_virtual_devices_are_on_their_hosts() -> None:
         virtual = topology_mesh(Topology("cpu", shape), MeshSpec.parse("data=8")).devices
         assert [device.process_index for device in virtual] == processes
     cores = topology_mesh(Topology.parse("tpu7x:2x2x1"), MeshSpec.parse("data=8")).devices
-    assert [device.coords for device in cores[:4]] == [(0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 1, 0)]
+    assert [device.coords for device in cores[:4]] == [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0)]
 
 
-@pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@TAKES_LIBTPU
 @pytest.mark.parametrize("text", ["v5p:4x4x4", "v5e:4x4", "tpu7x:2x2x1"])
 def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
     """Every factorisation of a slice's devices is a mesh with each device once, even if an axis takes part of a dim."""
