@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from benchmarks.run.machine import use_virtual_devices
+from tests.extras import MISSING
 from tests.processes import QUICK
 
 pytest.register_assert_rewrite("tests.strategies.costs.steps")  # a failure of `assert_exact` shows its numbers
@@ -47,11 +48,16 @@ process of pytest-xdist that steals half of the file repeats the run; it steals 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start long files first, so that none is split, and no process of pytest-xdist ends with one while others idle.
+    """Skip by name what cannot run here, and start long files first.
+
+    Then no file is split, and no process of pytest-xdist ends with a long one while others idle.
 
     Raises:
         FileNotFoundError: one of them has another name now.
     """
+    for item in items:
+        for reason in (MISSING[mark.name] for mark in item.iter_markers() if MISSING.get(mark.name)):
+            item.add_marker(pytest.mark.skip(reason=reason))
     here = Path(__file__).parent
     order = {(here / name).resolve(strict=True): place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from functools import partial
-from importlib.util import find_spec
 
 import jax
 import pytest
@@ -111,7 +110,7 @@ def test_the_backward_pass_runs_no_second_forward_kernel(remat, forwards, chosen
     assert sum(cost.flops.values()) - sum(without.flops.values()) == (2 * forwards + 7) * whole - xla
 
 
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@pytest.mark.libtpu
 def test_it_is_compiled_for_tpus():
     """A step for TPUs has the three kernels, each once a layer, and no array of scores."""
     mesh, config = MeshSpec.parse("fsdp=4"), dataclasses.replace(CONFIG, sequence=256)

@@ -82,7 +82,7 @@ def test_strategies_are_listed() -> None:
 
 
 @pytest.mark.factorisations
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@pytest.mark.libtpu
 @pytest.mark.usefixtures("_interruptible")
 def test_a_command_may_start_processes(tmp_path: Path) -> None:
     """A command that meshmark runs can send its functions to processes that it spawns, as search does to compile."""

@@ -15,9 +15,6 @@ from strategies import MeshSpec
 from strategies.device_mesh import device_mesh
 from strategies.mesh import all_axes, factorisations
 
-NO_TPU = Topology.parse("v5p:4x4x4").compiler_version is None
-TAKES_LIBTPU = pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install -e '.[tpu]'")
-
 TORI = {
     "v4": ["v4:2x2x1", "v4:2x2x4", "v4:4x4x4"],
     "v5e": ["v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8"],
@@ -44,12 +41,13 @@ def test_predictions_do_not_ask_for_a_compiler(monkeypatch: pytest.MonkeyPatch) 
             assert topology_mesh(topology, MeshSpec.parse(f"data={device_count(topology)}"))
 
 
-@TAKES_LIBTPU
+@pytest.mark.libtpu
 @pytest.mark.parametrize("text", [text for kind in CHIPS for text in TORI.get(kind, [])])
 def test_positions_are_those_of_steps(text: str) -> None:
-    """On each mesh of each kind of TPU, predictions have the order of devices that compiled steps have."""
+    """On meshes of each kind of TPU, at most 100 a slice, predictions have the order of devices of compiled steps."""
     topology = Topology.parse(text)
-    for spec in factorisations(all_axes(), device_count(topology)):
+    specs = list(factorisations(all_axes(), device_count(topology)))
+    for spec in specs[:: math.ceil(len(specs) / 100)]:
         assert places(topology_mesh(topology, spec)) == places(device_mesh(spec, all_axes(), topology.devices()))
 
 
@@ -108,7 +106,7 @@ def test_gpus_and_virtual_devices_are_on_their_hosts() -> None:
     assert [device.coords for device in cores[:4]] == [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0)]
 
 
-@TAKES_LIBTPU
+@pytest.mark.libtpu
 @pytest.mark.parametrize("text", ["v5p:4x4x4", "v5e:4x4", "tpu7x:2x2x1"])
 def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
     """Every factorisation of a slice's devices is a mesh with each device once, even if an axis takes part of a dim."""

@@ -10,12 +10,11 @@ from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.local_devices import predicting_machine, topology_of
 from benchmarks.simulate.machines import parsed
-from tests.benchmarks.search.test_compile import TAKES_LIBTPU
 from tests.benchmarks.simulate.host import FILE
 
 
 @pytest.mark.parametrize("text", ["v4:2x2x1", "v5e:4x4", "v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1"])
-@TAKES_LIBTPU
+@pytest.mark.libtpu
 def test_the_devices_of_a_slice_are_that_slice(text):
     """The inverse of `Topology.devices`."""
     assert topology_of(Topology.parse(text).devices()) == Topology.parse(text)

@@ -1,6 +1,5 @@
 """Differences between predicted and compiled collectives are explained as named rewrites, with their bytes."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -258,7 +257,7 @@ STEP = """
 
 
 @pytest.mark.factorisations  # every day test_splash.py compiles a step for TPUs
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu: pip install -e '.[tpu]'")
+@pytest.mark.libtpu
 def test_all_that_a_tpus_compiler_does_is_explained() -> None:
     """For fsdp on 16 TPUs libtpu turns reduce-scatters into all-reduces, and no byte is unexplained."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}

@@ -1,6 +1,5 @@
 """Pallas kernels in compiled programs: calls whose text spans several lines, with FLOPs that their authors state."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -72,7 +71,7 @@ def compiled_for_tpus(function: Any, *shapes: tuple[int, ...]) -> str:
     return jax.jit(spread).lower(*arrays).compile().as_text() or ""
 
 
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@pytest.mark.libtpu
 def test_kernels_that_a_tpu_runs_are_read() -> None:
     """Splash attention and its gradients have nine matmuls of scores; other kernels count their own cost estimate."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash

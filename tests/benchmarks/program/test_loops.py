@@ -1,7 +1,6 @@
 """How often the loops and branches of a compiled program run."""
 
 import re
-from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -155,7 +154,7 @@ def test_loops_without_constant_steps_are_refused(old: str, new: str) -> None:
     assert unread.startswith("%while.1: a loop of unknown length: no known_trip_count, and %")
 
 
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@pytest.mark.libtpu
 def test_loop_of_a_windowed_einsum_is_counted() -> None:
     """The TPU compiler partitions a matmul into a loop over parts, which go around the ring of devices both ways.
 

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -28,10 +27,6 @@ from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
 from tests.commands import command
 
-TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
-TAKES_CUDA = pytest.mark.skipif(
-    Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install -e '.[gpu]'"
-)
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
 
 
@@ -186,7 +181,7 @@ def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
             command("compile")(wrong)
 
 
-@TAKES_LIBTPU
+@pytest.mark.libtpu
 def test_a_pod_slice_is_compiled_for() -> None:
     """libtpu compiles a step for a TPU slice; bytes sent, explained rewrites and roofline agree with the formulas."""
     whole = dataclasses.replace(case("v5e:4x4", mesh="fsdp=16"), batch_size=16, dtype="bfloat16")
@@ -201,7 +196,7 @@ def test_a_pod_slice_is_compiled_for() -> None:
     assert parts["network"] >= (1 - 1e-9) * info["compiled.sent_bytes"] / fastest
 
 
-@TAKES_CUDA
+@pytest.mark.cuda
 def test_a_host_of_gpus_is_compiled_for() -> None:
     """XLA's GPU compiler compiles for described GPUs, and the program sends what the formulas predict.
 
@@ -224,7 +219,7 @@ def require_explained(info: dict[str, Any]) -> None:
     assert info["rewrites.unexplained_bytes"] == 0
 
 
-@TAKES_LIBTPU
+@pytest.mark.libtpu
 def test_a_failing_pass_of_libtpu_is_disabled_and_named() -> None:
     """With weights over fsdp and tensor, the pass on which libtpu fails is disabled, and the row names it."""
     split = dataclasses.replace(case("v5e:4x4", "three_d", "fsdp=8,tensor=2"), batch_size=16, dtype="bfloat16")
@@ -233,7 +228,7 @@ def test_a_failing_pass_of_libtpu_is_disabled_and_named() -> None:
     assert "xla_disable_hlo_passes=while-loop-all-reduce-code-motion" in str(info["compiler_options"]).split()
 
 
-@TAKES_CUDA
+@pytest.mark.cuda
 def test_gpus_gather_updated_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are gathered by layer into the old ones. Gathered whole, matrices have a second copy as temporaries."""
     config = GPTConfig(layers=8, embed=256, heads=2, vocab=256, sequence=8)
@@ -248,7 +243,7 @@ def test_gpus_gather_updated_weights_in_place(monkeypatch: pytest.MonkeyPatch) -
     assert temporaries[0] < temporaries[1] - matrices / 2
 
 
-@TAKES_CUDA
+@pytest.mark.cuda
 @pytest.mark.factorisations
 def test_a_window_is_that_of_cudnn() -> None:
     """On H100s attention in bfloat16 is cuDNN's kernels, forward and backward; a window is an argument of both.

@@ -16,7 +16,6 @@ from benchmarks.simulate.step import Step
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.core.plan import Plan
 from strategies.costs.predict import predict
-from tests.benchmarks.search.test_compile import TAKES_CUDA
 from tests.strategies.sampling import nightly
 
 GPT2 = dataclasses.replace(PRESETS["gpt2"], layers=4)
@@ -59,7 +58,7 @@ def passes(events: Sequence[Event], times: float = 1, trips: int = 0) -> Iterato
             yield times * event.work.memory_bytes
 
 
-@TAKES_CUDA
+@pytest.mark.cuda
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "train"),
     [

@@ -1,25 +1,16 @@
 """Chromium, driven by Playwright, for the tests of pages."""
 
-import importlib.util
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.extras import CHROMIUM
 
-NAMES = "chromium", "chromium-browser", "google-chrome"
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
-MISSING = [
-    *(name for name in ("playwright", "axe_playwright_python") if importlib.util.find_spec(name) is None),
-    *([] if CHROMIUM else ["chromium"]),
-]
-TAKES_BROWSER = pytest.mark.skipif(bool(MISSING), reason=f"takes {', '.join(MISSING)}")
 LIMIT_MILLISECONDS = 300_000
 """Time limit of the browser. A page takes a second, but much longer on a machine with thirty busy processes."""
 

@@ -12,12 +12,12 @@ from tests.commands import command
 from tests.results.synthetic import edited, failed, row, sweep, write_run
 from tests.results.test_frontier import GIB, document
 from tests.results.test_frontier import candidate as searched
-from tests.results.webpage.browser import TAKES_BROWSER, Opened, browser
+from tests.results.webpage.browser import Opened, browser
 from tests.strategies.sampling import nightly
 
 main = command("page")
 
-pytestmark = TAKES_BROWSER
+pytestmark = pytest.mark.chromium
 EVIL = "</script><script>window.broken = true</script><img src=x onerror='window.broken = true'>"
 WIDTHS = 390, 1400
 OVERLAPPING = """

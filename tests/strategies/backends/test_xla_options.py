@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +17,6 @@ from strategies.backends.xla_options import DEFAULTS, Default, as_read, has_opti
 from tests.benchmarks.search.test_compile import case
 from tests.strategies.quick import OPTIONS
 
-TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
-TAKES_CUDA = pytest.mark.skipif(
-    Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install -e '.[gpu]'"
-)
 TRAIN = TrainConfig(batch_size=1)
 SMALLEST = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 TABLE = (
@@ -88,7 +83,7 @@ def test_a_value_that_xla_refuses_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("v5e:4x4", marks=TAKES_LIBTPU), pytest.param("h100:1x4", marks=TAKES_CUDA)]
+    "kind", [pytest.param("v5e:4x4", marks=pytest.mark.libtpu), pytest.param("h100:1x4", marks=pytest.mark.cuda)]
 )
 def test_the_installed_compiler_has_all_options_of_the_table(kind: str) -> None:
     """No name or value in the table is misspelt, for the versions that are installed."""
@@ -98,7 +93,7 @@ def test_the_installed_compiler_has_all_options_of_the_table(kind: str) -> None:
     assert all(has_option(device, name, value) for each in ours for name, value in each.options.items())
 
 
-@TAKES_LIBTPU
+@pytest.mark.libtpu
 def test_kinds_of_chips_have_the_names_that_jax_gives_them() -> None:
     """A case knows JAX's name of its devices without a compiler."""
     found = {name: Topology.parse(shape).devices()[0].device_kind for name, shape in SMALLEST.items()}

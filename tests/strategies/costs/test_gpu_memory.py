@@ -8,7 +8,6 @@ import pytest
 from benchmarks.devices.topology import Topology
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
-from tests.benchmarks.search.test_compile import TAKES_CUDA
 from tests.strategies.sampling import nightly
 
 GPT2 = dataclasses.replace(PRESETS["gpt2"], layers=4)
@@ -30,7 +29,7 @@ CASES = [
 ]
 
 
-@TAKES_CUDA
+@pytest.mark.cuda
 @pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
 def test_temporaries_of_gpus_are_within_15_percent(name, mesh, config, train):
     """In bfloat16, with attention by cuDNN, for layers of published widths. Arguments are exact."""

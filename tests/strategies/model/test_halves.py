@@ -13,7 +13,6 @@ from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.model.halves import by_halves
-from tests.strategies.backends.test_xla_options import TAKES_LIBTPU
 from tests.strategies.costs.steps import SMALL
 from tests.strategies.costs.test_communication import COLLECTIVES, inner
 from tests.strategies.costs.test_kept import loops
@@ -122,7 +121,7 @@ def test_an_exchange_of_tokens_waits_for_no_matmul_that_may_hide_it(halves, part
     assert min(independent_matmuls(backward, config.expert_mlp)) > 8 * (parts - 1)
 
 
-@TAKES_LIBTPU
+@pytest.mark.libtpu
 @pytest.mark.factorisations
 def test_tpus_exchange_more_tokens_beside_matmuls_on_halves():
     """Compiled for v5e, all-to-alls have matmuls between their start and end: those of the shared expert without

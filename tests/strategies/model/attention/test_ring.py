@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -153,7 +152,7 @@ def test_formulas_count_the_kernels(remat: Remat, matmuls: int) -> None:
     assert flops("cudnn") - flops("xla") == square * (matmuls * (7 + 2 * 3 / 4) - xla) / 16
 
 
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@pytest.mark.libtpu
 @pytest.mark.factorisations  # every day test_splash.py compiles a step for TPUs
 @pytest.mark.parametrize("kind", ["splash", "xla"])
 def test_it_is_compiled_for_tpus(kind: Attention) -> None:
