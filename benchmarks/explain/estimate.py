@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.cases.failures import HBM, CaseFailure, Status, exhausted_memory
-from benchmarks.devices.chips import GIB, Chip
+from benchmarks.devices.chips import GIB
 from benchmarks.program.compiled import Program
 from benchmarks.simulate.program import Priced, Roofline, published, replay
 from benchmarks.simulate.queues import DEVICE_LANES, Timeline
@@ -86,25 +86,26 @@ class ChipEstimate:
         }
 
 
-def estimate(chip: Chip, step: Step, program: Program, needed_bytes: int, bubble: float) -> ChipEstimate:
+def estimate(kind: str, step: Step, program: Program, needed_bytes: int, bubble: float) -> ChipEstimate:
     """Estimate for a compiled step: its planned memory, and the roofline and the replay of its program if it was read.
 
     Args:
-        chip: specifications of the devices.
+        kind: of the devices, a key of `CHIPS`.
         step: the step.
         program: the compiled step.
         needed_bytes: its planned memory.
         bubble: fraction of the time for which a pipeline stage is idle.
     """
+    machine, dtype = published(kind), step.train.dtype
+    chip = machine.chip
     if program.unread:
         return ChipEstimate(needed_bytes, chip.memory_bytes)
-    machine = published(chip)
     return ChipEstimate(
         needed_bytes,
         chip.memory_bytes,
-        Priced(step.mesh, machine).roofline(program),
+        Priced(step.mesh, machine, dtype).roofline(program),
         chip.flops_per_second,
-        replay(program, step.mesh, machine, bubble=bubble),
+        replay(program, step.mesh, machine, dtype, bubble),
     )
 
 

@@ -91,7 +91,7 @@ class Preparation:
         if topology and topology.chip:
             cost = cost_of(record.case)
             chip_estimate = estimate(
-                topology.chip, step, program, memory.get("memory.total_bytes", 0), cost.bubble if cost else 0.0
+                topology.kind, step, program, memory.get("memory.total_bytes", 0), cost.bubble if cost else 0.0
             )
             record = replace(record, estimate=chip_estimate)
             yield record

@@ -39,7 +39,6 @@ from benchmarks.run.summary import progress
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay
 from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
-from strategies.core.sizes import BYTES
 from strategies.files import read_json
 from strategies.registry import OTHERS
 from strategies.schema import SchemaError, checked
@@ -159,7 +158,7 @@ def exposed_seconds(record: Record, machine: Machine) -> float | None:
         return None
     if program.unread:
         return None
-    replayed = replay(program, record.step.mesh, machine, BYTES[record.case.dtype])
+    replayed = replay(program, record.step.mesh, machine, record.case.dtype)
     return replayed and replayed.parts.get(EXPOSED_LANE, 0.0)
 
 

@@ -139,10 +139,14 @@ class Machine:
         )
 
     def best_rate(self, itemsize: float) -> float:
-        """The device's best matmul rate in FLOP/s, by the bytes of an element; below two it is `precision`."""
+        """The device's best matmul rate in FLOP/s, by the bytes of an element."""
+        return self.matmul_flops_per_second * self.rate_share(itemsize)
+
+    def rate_share(self, itemsize: float) -> float:
+        """Rate of matmuls as a multiple of that of bfloat16, by the bytes of an element; below two: of `precision`."""
         if itemsize < 2 and self.precision:
-            return self.matmul_flops_per_second * self.narrow[self.precision.rate]
-        return self.matmul_flops_per_second * (self.float32_share if itemsize == 4 else 1)
+            return self.narrow[self.precision.rate]
+        return self.float32_share if itemsize == 4 else 1
 
     def running(self, stack: Stack, precision: Precision | None = None) -> "Machine":
         """The machine under a stack whose constants it has, with a precision of the layers' matmuls.

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 from jax.sharding import Mesh
 
-from benchmarks.devices.chips import Chip
+from benchmarks.devices.chips import CHIPS
 from benchmarks.program import schedule
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
 from benchmarks.program.work import Work
 from benchmarks.simulate.links import collective_seconds, mesh_group
 from benchmarks.simulate.machine import RANGES, Constants, Machine
+from benchmarks.simulate.machines import float32_share
 from benchmarks.simulate.queues import (
     COMPUTE,
     EXPOSED,
@@ -35,30 +36,33 @@ from benchmarks.simulate.queues import (
     added,
 )
 from benchmarks.simulate.stacks import MESHMARK
+from strategies.core.sizes import BYTES
 
 IDEAL = Constants(**{name: float(name.endswith("efficiency")) for name in RANGES})
 """Constants of a stack that reaches all specifications, without latencies and overheads."""
 
 
-def published(chip: Chip) -> Machine:
-    """The machine that reaches the published specifications of a chip."""
-    return Machine(chip.source, chip, chip.flops_per_second, 0, MESHMARK, IDEAL, 0.0, chip.source)
+def published(kind: str) -> Machine:
+    """The machine that reaches the published specifications of a kind of chip."""
+    chip = CHIPS[kind]
+    share = float32_share(kind, chip)
+    return Machine(kind, chip, chip.flops_per_second, 0, MESHMARK, IDEAL, 0.0, chip.source, float32_share=share)
 
 
-def replay(program: Program, mesh: Mesh, machine: Machine, itemsize: int = 2, bubble: float = 0.0) -> Timeline | None:
+def replay(program: Program, mesh: Mesh, machine: Machine, dtype: str, bubble: float = 0.0) -> Timeline | None:
     """Simulate a compiled step; None if the program's text is not in schedule order.
 
     Args:
         program: the compiled step.
         mesh: mesh of devices with coordinates and process indices.
         machine: the devices, and what is reached of their specifications.
-        itemsize: bytes of an element of its matmuls, which decide their rate.
+        dtype: of its matmuls, which decides their rate.
         bubble: fraction of the time for which a pipeline stage is idle.
     """
     if not program.scheduled:
         return None
     queues = Queues()
-    queues.run(Priced(mesh, machine, itemsize).items(program.events))
+    queues.run(Priced(mesh, machine, dtype).items(program.events))
     busy = queues.finish().parts
     working = busy.get(COMPUTE, 0.0) + busy.get(MEMORY, 0.0)
     queues.run([Event(IDLE, working * bubble / (1 - bubble), name="pipeline bubble")])
@@ -97,7 +101,7 @@ class Priced:
 
     mesh: Mesh
     machine: Machine
-    itemsize: int = 2
+    dtype: str
 
     def roofline(self, work: Work) -> Roofline:
         """The roofline of a step with this work."""
@@ -109,7 +113,7 @@ class Priced:
 
     def compute_seconds(self, work: Work) -> float:
         """Seconds of its FLOPs."""
-        return work.flops / (self.machine.best_rate(self.itemsize) * self.machine.constants.matmul_efficiency)
+        return work.flops / (self.machine.best_rate(BYTES[self.dtype]) * self.machine.constants.matmul_efficiency)
 
     def memory_seconds(self, work: Work) -> float:
         """Seconds of its memory traffic."""

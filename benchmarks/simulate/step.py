@@ -77,11 +77,12 @@ def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
     No step is faster. Different kinds of links work side by side. Memory is left out: caches may serve a part of it.
     """
     chip, mesh, busy = machine.chip, cost.plan.mesh, dict[str, float]()
+    itemsize = machine.precision.itemsize if machine.precision else BYTES[cost.plan.train.dtype]
     for (kind, axes), parts in cost.sent.items():
         where = group(topology, mesh, axes, machine.stack.outermost)
         seconds = float(sum(parts.values())) / bandwidth(chip, kind, where)
         busy = added(busy, dict.fromkeys(where.links, seconds))
-    compute = cost.least_flops / mesh.size / (1 - cost.bubble) / chip.flops_per_second
+    compute = cost.least_flops / mesh.size / (1 - cost.bubble) / (chip.flops_per_second * machine.rate_share(itemsize))
     return max(compute, *busy.values(), 0.0)
 
 

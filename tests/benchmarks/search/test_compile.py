@@ -22,6 +22,7 @@ from benchmarks.run.pool import run_in_processes
 from benchmarks.search import compile as page
 from benchmarks.search.compile import case_report
 from benchmarks.search.compiling import compile_and_replay, compiled_record
+from benchmarks.simulate import program
 from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
@@ -45,8 +46,9 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     """H100 GPUs, simulated by virtual devices, with the memory that a test asks for."""
 
     def pretend(memory_bytes: int) -> None:
-        chip = dataclasses.replace(CHIPS["h100"], memory_bytes=memory_bytes)
-        monkeypatch.setattr(topology, "CHIPS", {**CHIPS, "h100": chip})
+        chips = {**CHIPS, "h100": dataclasses.replace(CHIPS["h100"], memory_bytes=memory_bytes)}
+        monkeypatch.setattr(topology, "CHIPS", chips)
+        monkeypatch.setattr(program, "CHIPS", chips)
         monkeypatch.setattr(Topology, "devices", lambda self: jax.devices()[:4])
 
     return pretend

@@ -16,6 +16,7 @@ from benchmarks.search.compiling import EXPOSED, Compiler, compiled_record, expo
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.program import published
 from strategies import GPTConfig, MeshSpec
+from strategies.config import Dtype
 from tests.benchmarks.search.test_ranking import ranking
 from tests.benchmarks.simulate.host import FILE
 from tests.commands import command
@@ -48,12 +49,21 @@ def test_exposed_communication_is_that_of_the_replay_at_the_rates_of_the_machine
     record = compiled_record(case)
     assert record.estimate
     assert record.estimate.replay
-    exposed = exposed_seconds(record, published(H100S.chip))
+    exposed = exposed_seconds(record, published("h100"))
     assert exposed == pytest.approx(record.estimate.replay.parts["exposed"])
-    half = exposed_seconds(record, published(H100S.chip).with_changes({"link_bandwidth": "0.5x"}))
+    half = exposed_seconds(record, published("h100").with_changes({"link_bandwidth": "0.5x"}))
     assert half is not None
     assert exposed is not None
     assert half > 1.2 * exposed > 0
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize(("dtype", "peak"), [("bfloat16", 989e12), ("float16", 989e12), ("float32", 67e12)])
+def test_a_compiled_step_is_priced_at_the_peak_of_its_dtype(dtype: Dtype, peak: float) -> None:
+    """The roofline's matmuls, and with them the replay and MFU, take the rate of an H100's datasheet for the dtype."""
+    case = Case("fsdp", MeshSpec.parse("fsdp=4"), "tiny", CONFIG, 4, 1, dtype, "dots", topology=FOUR)
+    row: dict[str, Any] = compiled_record(case).as_row().extra_info
+    assert row["roofline.compute_seconds"] == pytest.approx(row["compiled.flops"] / peak, rel=1e-2)
 
 
 @pytest.mark.usefixtures("pretended")

@@ -285,6 +285,8 @@ def test_the_bound_is_the_longer_of_compute_and_network():
     gradients = 2 * 4 * PARAMETERS / 2
     cost = step("data", "data=2")
     assert bound_seconds(cost, H100, Topology("h100", (1, 2))) == pytest.approx(compute)
+    in_float32 = step("data", "data=2", dtype="float32")
+    assert bound_seconds(in_float32, H100, Topology("h100", (1, 2))) == pytest.approx(flops / 2 / 67e12, rel=1e-2)
     slow = H100.with_changes({"inter_host_bandwidth": "1GB/s"})
     assert bound_seconds(cost, slow, Topology("h100", (2, 1))) == pytest.approx(gradients / 1e9, rel=1e-6)
     staged = bound_seconds(step("pipeline", "pipeline=4", microbatches=8), H100, Topology("h100", (1, 4)))
