@@ -61,3 +61,12 @@ device_description_str: "{name}"
 same for all of `GPUS`."""
 GPU_KINDS: Mapping[str, str] = {gpu["name"]: kind for kind, gpu in GPUS.items()}
 """JAX's names of GPUs -> ours."""
+
+
+def generation(kind: str) -> str:
+    """The architecture of a kind of device: of NVIDIA's GPUs by their compute capability; others are their own.
+
+    >>> generation("h200") == generation("h100"), generation("gb200") == generation("b300"), generation("v100")
+    (True, True, 'compute capability 7')
+    """
+    return f"compute capability {GPUS[kind]['compute_capability']}" if kind in GPUS else kind

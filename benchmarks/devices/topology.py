@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.devices.gpus import GPU_TARGET, GPUS
+from benchmarks.devices.gpus import GPU_KINDS, GPU_TARGET, GPUS
 from strategies.mesh import Devices
 
 CPU = "cpu"
@@ -23,6 +23,8 @@ REQUIRED = {"tpu": "jax[tpu]", "gpu": "jax[cuda13]"}
 DEVICE_KINDS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
 """Our names of kinds -> JAX's, on which defaults of a step (strategies/backends/backend.py) and the order of devices in
 a mesh depend."""
+OUR_KINDS = {**GPU_KINDS, **{name: kind for kind, name in DEVICE_KINDS.items()}}
+"""JAX's names of kinds of devices -> ours."""
 CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e", "a100": "a100_80gb"}
 """Other names of kinds: Cloud TPU's, and the A100 with the larger memory."""
 EXAMPLES = "v5p:4x4x4, h100:16x8 or cpu:1024; what Cloud TPU calls v5e-16 is v5e:4x4, and v4-8 is v4:2x2x1"

@@ -4,9 +4,8 @@ import jax
 
 from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS
-from benchmarks.devices.gpus import GPU_KINDS
 from benchmarks.devices.placement import device_count
-from benchmarks.devices.topology import CPU, DEVICE_KINDS, Topology
+from benchmarks.devices.topology import CPU, OUR_KINDS, Topology
 from benchmarks.explain.explanations import cost_of
 from benchmarks.simulate.links import extents
 from benchmarks.simulate.machine import Machine
@@ -14,9 +13,6 @@ from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from strategies.backends.backend import are_virtual, platform_of
 from strategies.mesh import Devices
-
-KINDS = {**GPU_KINDS, **{name: kind for kind, name in DEVICE_KINDS.items()}, "TPU v4": "v4", "TPU7x": "tpu7x"}
-"""JAX's names of kinds of devices -> ours."""
 
 
 def topology_of(devices: Devices) -> Topology:
@@ -28,13 +24,13 @@ def topology_of(devices: Devices) -> Topology:
     name, hosts = devices[0].device_kind, len({device.process_index for device in devices})
     if devices[0].platform == CPU:
         topology = Topology(CPU, (hosts, len(devices) // hosts) if hosts > 1 else (len(devices),))
-    elif name in KINDS:
-        dims = CHIPS[KINDS[name]].torus_dims
+    elif name in OUR_KINDS:
+        dims = CHIPS[OUR_KINDS[name]].torus_dims
         shape = extents(devices)[:dims] if dims else (hosts, len(devices) // hosts)
-        topology = Topology(KINDS[name], tuple(shape))
+        topology = Topology(OUR_KINDS[name], tuple(shape))
     else:
         like = "or take one like it: --topology h100:1x1 --set flops=165TFLOP/s --set hbm=24GiB"
-        raise ValueError(f"the specifications of {name!r} are not known; known are {', '.join(KINDS)}; {like}")
+        raise ValueError(f"the specifications of {name!r} are not known; known are {', '.join(OUR_KINDS)}; {like}")
     if device_count(topology) != len(devices):
         way_out = "start a whole slice, or as many devices in each process"
         raise ValueError(f"these {len(devices)} devices are not all of {topology}; {way_out}")
@@ -59,7 +55,7 @@ def predicting_machine(name: str, topology: Topology | None) -> Machine:
     else:
         here = jax.devices()[0]
         kind, platform = here.device_kind, platform_of(here)
-    found = machine(name) if platform == CPU else machine(name, KINDS.get(kind, kind))
+    found = machine(name) if platform == CPU else machine(name, OUR_KINDS.get(kind, kind))
     if found.chip.platform != platform:
         raise ValueError(f"machine {found.name} is one of {found.chip.platform} devices, and these are {platform}")
     return found

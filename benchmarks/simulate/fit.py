@@ -17,7 +17,7 @@ from benchmarks.cli.outputs import require_apart, require_file, save_text, short
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import IN_SAMPLE, RANGES, START, Constants, Machine
 from benchmarks.simulate.machines import as_file, machine_path, made, read_file
-from benchmarks.simulate.predict import TableRow, cluster_of, error_cells, model_of, read_rows
+from benchmarks.simulate.predict import TableRow, cluster_of, error_cells, model_of, read_tables
 from benchmarks.simulate.published import PublishedRun, run_of
 from benchmarks.simulate.step import predict_seconds
 from strategies.files import read_json
@@ -133,7 +133,7 @@ def main(args: argparse.Namespace) -> None:
         content = read_json(path, "`meshmark calibrate` writes one")
         file = read_file(content, str(path))
         start = made(path.stem, file)
-        rows, runs = expressed([row for table in args.runs for row in read_rows(table)], start, file.same_devices)
+        rows, runs = expressed(read_tables(args.runs), start, file.same_devices)
         found = fit(runs, start, args.only)
     fitted = errors_of(
         predicted_seconds(runs, start, found.constants).tolist(), [run.step_seconds or 0.0 for run in runs]

@@ -12,44 +12,15 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.devices.gpus import GPU_KINDS, GPUS
+from benchmarks.devices.gpus import GPU_KINDS, GPUS, generation
+from benchmarks.devices.topology import OUR_KINDS
 from benchmarks.simulate.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
+from benchmarks.simulate.peaks import NARROW, achieved_rate, float32_share
 from benchmarks.simulate.stacks import STACKS, stack_on
 from strategies.files import read_json
 from strategies.schema import Count, Positive, checked
 
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
-
-ACHIEVED: Mapping[str, float] = {
-    # stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS comparison table": the best of many
-    # shapes in bfloat16, SXM versions.
-    "a100_40gb": 267.9e12,
-    "a100_80gb": 267.9e12,
-    "h100": 792.1e12,
-    "h200": 794.5e12,
-    "b200": 1745e12,
-    "gb200": 1822e12,
-    "b300": 1769e12,
-    "mi300x": 668.4e12,
-    "mi355x": 1565e12,
-}
-"""Kind of device -> the best rate that was measured for any matmul. Of others it is the peak, or that of `LIKE`."""
-LIKE = {"gb300": "b300"}
-"""Kinds of devices of which no rate is known -> a kind that reaches the same share of its peak."""
-NARROW: Mapping[str, Mapping[str, float]] = {
-    "h100": {"fp8": 1402.6 / 794.5},
-    "h200": {"fp8": 1453.4 / 794.5},
-    "b200": {"fp8": 3432.5 / 1745, "fp4": 4},
-    "gb200": {"fp8": 3615.6 / 1822, "fp4": 4},
-    "b300": {"fp8": 3353.3 / 1769, "fp4": 6},
-    "gb300": {"fp8": 2, "fp4": 6},
-    "mi300x": {"fp8": 2},
-    "mi355x": {"fp8": 2, "fp4": 4},
-    "tpu7x": {"fp8": 2},
-}
-"""Kind of device -> rates of dense matmuls of narrow elements, in multiples of that of bfloat16: the best that were
-measured, by the same table as `ACHIEVED`, or peaks of data sheets."""
-
 
 ANY_HOSTS = 1, 10**6
 
@@ -99,6 +70,10 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def same_devices(self) -> tuple[str, ...]:
         """Those of `devices` whose specifications are the ones of `kind`: all names of one chip, or the first kind."""
         return self.devices if self.chip else self.devices[:1]
+
+    def describes(self, kind: str) -> bool:
+        """Whether its error is of predictions for this kind of device, which JAX or we name."""
+        return kind in {self.kind, *self.devices, *(OUR_KINDS.get(name) for name in self.devices)}
 
     @property
     def calibrated(self) -> bool:
@@ -154,10 +129,11 @@ def machine(name: str, kind: str | None = None) -> Machine:
 
     Args:
         name: as for `machine_path`.
-        kind: of its devices, if the file is for several kinds; by default the first of them.
+        kind: of its devices, if the file is for several kinds; by default the first of them. To a kind that it does not
+            name its constants are carried over, with an assumed error.
 
     Raises:
-        UnknownMachine: there is none, or its chip or stack is not known.
+        UnknownMachine: there is none, its chip or stack is not known, or its rates were measured on another kind.
         SchemaError: the file cannot be read, or a field is missing, unknown or out of range.
     """
     path = machine_path(name)
@@ -185,8 +161,11 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     """The machine of a file.
 
     Raises:
-        UnknownMachine: its chip or stack is not known, or one of the kinds has a torus of links and the other none.
+        UnknownMachine: its chip or stack is not known, one of the kinds has a torus of links and the other none, or its
+            rates were measured on another kind.
     """
+    if kind and not file.describes(kind):
+        return _carried(name, file, kind)
     chosen, whole = (kind if kind and not file.chip else file.kind), file.calibrated
     for what, value, known in (("chip", chosen, CHIPS), ("stack", file.stack, STACKS)):
         if value not in known and not (whole and what == "chip"):
@@ -206,32 +185,19 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     return Machine(name, chip, achieved, cores, stack_on(file.stack, chip.platform), constants, *facts, share, rates)
 
 
-def achieved_rate(kind: str, chip: Chip) -> float:
-    """The best matmul rate of a kind of device in bfloat16.
+def _carried(name: str, file: MachineFile, kind: str) -> Machine:
+    """The machine with a file's constants and the specifications of another kind. Its error is assumed, and it says so.
 
-    >>> achieved_rate("gb300", CHIPS["gb300"]) / CHIPS["gb300"].flops_per_second == 1769 / 2250
-    True
+    Raises:
+        UnknownMachine: as for `made`.
     """
-    like = LIKE.get(kind, kind)
-    return (
-        chip.flops_per_second * ACHIEVED[like] / CHIPS[like].flops_per_second
-        if like in ACHIEVED
-        else chip.flops_per_second
-    )
-
-
-def float32_share(kind: str, chip: Chip) -> float:
-    """Rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
-
-    GPUs do not use their matrix units. TPUs multiply six pairs of bfloat16 parts (jax.lax.Precision.HIGHEST).
-
-    >>> round(float32_share("h100", CHIPS["h100"]) * CHIPS["h100"].flops_per_second / 1e12)
-    67
-    """
-    if kind in GPUS:
-        gpu = GPUS[kind]
-        return 2 * gpu["fpus_per_core"] * gpu["core_count"] * gpu["clock_rate_ghz"] * 1e9 / chip.flops_per_second
-    return 1 / 6 if chip.platform == "tpu" else 1.0
+    if file.calibrated:
+        problem = f"machine {name} was measured on {file.kind}, whose rates are not those of {kind}"
+        raise UnknownMachine(f"{problem}; calibrate on {kind}, or omit --machine to use a packaged file")
+    source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
+    told = {"devices": (file.kind, kind), "error": CARRIED_ERROR, "source": source, "fitted_to": ()}
+    machine = made(name, msgspec.structs.replace(file, chip=None, specifications={}, **told), kind)
+    return dataclasses.replace(machine, name=f"{name} on {kind}")
 
 
 CARRIED_ERROR = 0.2
@@ -264,14 +230,12 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
         raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
     # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts,
     # or that is for many kinds.
+    own = generation(kind)
     name, file = max(
         of_platform.items(),
-        key=lambda item: (item[1].kind[0] == kind[0], item[1].hosts != ANY_HOSTS, len(item[1].devices)),
+        key=lambda item: (generation(item[1].kind) == own, item[1].hosts != ANY_HOSTS, len(item[1].devices)),
     )
-    source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
-    told = {"error": CARRIED_ERROR, "source": source, "fitted_to": ()}
-    carried = msgspec.structs.replace(file, chip=None, specifications={}, **told)
-    return made(f"{name} on {kind}", carried, kind)
+    return _carried(name, file, kind)
 
 
 def machine_kinds(stack: str) -> tuple[str, ...]:

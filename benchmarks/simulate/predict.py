@@ -9,11 +9,12 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_apart, require_file, save_text, short
+from benchmarks.cli.outputs import require_apart, require_file, same, save_text, short
 from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.simulate.machine import Machine
@@ -77,15 +78,29 @@ def read_rows(path: Path) -> list[TableRow]:
     return list(read_table(path, COLUMNS))
 
 
-def predicted_rows(rows: Iterable[TableRow], machine: Machine | None = None) -> list[PredictedRow]:
-    """Predictions of all rows, by the machine given or by the one that devices, stack and hosts of each row name."""
-    return [_predicted(row, machine) for row in rows]
+def read_tables(paths: Sequence[Path]) -> list[TableRow]:
+    """Rows of several CSV files.
+
+    Raises:
+        SchemaError: as for `read_rows`.
+        ValueError: a file is given twice, so each of its rows would count twice.
+    """
+    for path, other in combinations(paths, 2):
+        if same(path, other):
+            raise ValueError(f"{short(path)} is given twice, and its rows would count twice; give each table once")
+    return [row for path in paths for row in read_rows(path)]
 
 
-def _predicted(row: TableRow, machine: Machine | None) -> PredictedRow:
+def predicted_rows(rows: Iterable[TableRow], name: str = "") -> list[PredictedRow]:
+    """Predictions of all rows, by the machine of this name or file, or by the one of the devices and stack of each."""
+    return [_predicted(row, name) for row in rows]
+
+
+def _predicted(row: TableRow, name: str) -> PredictedRow:
     try:
         run = run_of(row)
-        chosen = machine or machine_for(run.kind, run.stack.fitted_as, run.topology.hosts)
+        own = (run.kind, run.stack.fitted_as, run.topology.hosts)
+        chosen = machine(name, run.kind) if name else machine_for(*own)
         if chosen.stack.name != run.stack.fitted_as:
             raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack.name}")
         chosen = chosen.running(run.stack, run.precision)
@@ -164,8 +179,8 @@ def error_report(predictions: Sequence[PredictedRow]) -> list[str]:
         table = [(title, "runs", "mean error", "median", "bias", "rank correlation", "regret")]
         table += [(name, *error_cells(errors(group))) for name, group in sorted(groups.items())]
         lines += [*aligned(table, ["<", *">" * 6]), ""]
-    used = Counter(prediction.machine for prediction in predictions if prediction.machine)
-    lines += [f"{count} rows by machine {chosen.name}: {chosen.source}" for chosen, count in used.most_common()]
+    used = Counter((one.machine.name, one.machine.source) for one in predictions if one.machine)
+    lines += [f"{count} rows by machine {name}: {source}" for (name, source), count in used.most_common()]
     return [*lines, *_without(predictions), f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
 
 
@@ -202,9 +217,10 @@ def main(args: argparse.Namespace) -> None:
         if args.out:
             require_apart({"--out": args.out}, args.runs)
             require_file(args.out)
-        chosen = machine(args.machine) if args.machine else None
-        rows = [row for path in args.runs for row in read_rows(path)]
-    predictions = predicted_rows(rows, chosen)
+        if args.machine:
+            machine(args.machine)  # one that is not known is an error of the command, not of each row
+        rows = read_tables(args.runs)
+    predictions = predicted_rows(rows, args.machine)
     if args.out:
         save_text(args.out, as_csv(predictions))
         print(f"wrote {short(args.out)}")

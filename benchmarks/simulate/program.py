@@ -21,7 +21,7 @@ from benchmarks.program.compiled import Program
 from benchmarks.program.work import Work
 from benchmarks.simulate.links import collective_seconds, mesh_group
 from benchmarks.simulate.machine import RANGES, Constants, Machine
-from benchmarks.simulate.machines import float32_share
+from benchmarks.simulate.peaks import float32_share
 from benchmarks.simulate.queues import (
     COMPUTE,
     EXPOSED,

@@ -46,7 +46,7 @@ class Precision(NamedTuple):
     Attributes:
         name: as tables name it.
         itemsize: bytes of an element, its share of the scaling factors included.
-        rate: of a device's rates in `machines.NARROW`, the one that multiplies it.
+        rate: of a device's rates in `peaks.NARROW`, the one that multiplies it.
         cast_bytes: read and written to cast an element of an operand or of a gradient: it is read in two bytes, and
             written twice, as rows and as columns.
         gathered_bytes: of an element of weights, or of an input along the sequence, that devices gather.

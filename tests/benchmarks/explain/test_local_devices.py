@@ -9,7 +9,7 @@ from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.local_devices import predicting_machine, topology_of
-from benchmarks.simulate.machines import parsed
+from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for, parsed
 from tests.benchmarks.simulate.host import FILE
 
 
@@ -58,6 +58,37 @@ def test_a_calibrated_file_keeps_its_figures():
     assert here == named
     assert here.matmul_flops_per_second == 6e14
     assert here.float32_share == pytest.approx(67e12 / 6e14, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [("maxtext_tpu7x", "v5e:4x4"), ("a100_megatron_host", "h100:1x8"), ("h100_fsdp", "v100:1x8")],
+)
+def test_constants_of_other_devices_have_an_assumed_error(name, topology):
+    """A file's error holds for the devices that it names. Others keep their own specifications; the source says so."""
+    topology = Topology.parse(topology)
+    its = predicting_machine(name, topology)
+    assert (its.chip, its.error, its.fitted_to) == (topology.chip, CARRIED_ERROR, ())
+    assert its.assumed
+    assert its.source.endswith(f"constants of {name}, carried over to {topology.kind}")
+    assert not machine(name).assumed
+
+
+def test_rates_that_were_measured_are_not_those_of_another_chip():
+    """A calibrated file has no specifications of its own for other devices, so it is refused, with the way out."""
+    told = FILE | {"devices": [GPUS["a100_80gb"]["name"]], "specifications": vars(CHIPS["a100_80gb"])}
+    assert not parsed("mine", told, "a100_80gb").name.endswith("on a100_80gb")
+    with pytest.raises(ValueError, match=r"mine was measured on NVIDIA A100-SXM4-80GB, .* calibrate on h100, or omit"):
+        parsed("mine", told, "h100")
+
+
+@pytest.mark.parametrize(
+    ("kind", "stack", "name"),
+    [("gb300", "torchtitan", "b200_750w_torchtitan"), ("h100_pcie", "KempnerForge", "kempnerforge_h200")],
+)
+def test_constants_are_carried_over_inside_a_generation(kind, stack, name):
+    """Where a stack has files of several generations, that of the same compute capability is taken."""
+    assert f"constants of {name}, carried over to {kind}" in machine_for(kind, stack, 1).source
 
 
 def test_a_run_is_predicted_by_a_machine_of_its_devices():

@@ -75,7 +75,7 @@ def test_an_error_in_sample_is_not_said_to_be_held_out(tmp_path, capsys):
     assert "these errors are in sample" in said
     assert "left out" not in said.replace("could be left out", "")
     assert its.source.endswith("its error is in sample")
-    assert its.error == pytest.approx(errors(predicted_rows(one, its)).mean, abs=1e-4)
+    assert its.error == pytest.approx(errors(predicted_rows(one, str(out))).mean, abs=1e-4)
     assert its.error_text.endswith("for the runs that the constants were fitted to, and likely by more for others")
 
 
@@ -87,7 +87,7 @@ def test_a_fit_is_no_worse_than_where_it_started(table, tmp_path):
     moved.write_text(json.dumps(told))
     main([str(table), f"--machine={moved}", f"--only={ONLY}", f"--out={out}"])
     rows = read_rows(table)[:-1]
-    before, after = (errors(predicted_rows(rows, machine(str(path)))).mean for path in (moved, out))
+    before, after = (errors(predicted_rows(rows, str(path))).mean for path in (moved, out))
     assert before > 0.2
     assert after < 0.08
 

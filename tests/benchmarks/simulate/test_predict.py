@@ -221,12 +221,18 @@ def test_tables_of_different_columns_are_one_file(rows, write, tmp_path):
 
 
 def test_a_machine_may_be_named_for_all_rows(rows, write, tmp_path):
-    """Its constants predict all rows, instead of those of the device, the stack and the number of hosts."""
+    """Its constants predict all rows, instead of those of the device, the stack and the number of hosts.
+
+    They are carried over to devices that the file does not name, and their error is then assumed.
+    """
     usual, other = (
         [float(row["predicted_seconds"]) for row in predicted(tmp_path, write(rows), *more)]
         for more in ([], ["--machine=a100_megatron_host"])
     )
     assert all(abs(one / two - 1) > 0.001 for one, two in zip(usual, other, strict=True))
+    on_h100 = write([{**rows[0], "device": "H100"}], "h100.csv")
+    (row,) = predicted(tmp_path, on_h100, "--machine=a100_megatron_host")
+    assert (row["machine.name"], row["machine.error"]) == ("a100_megatron_host on h100", "0.2")
 
 
 def test_the_report_has_the_errors_of_each_group(rows, write, tmp_path, capsys):
@@ -239,11 +245,20 @@ def test_the_report_has_the_errors_of_each_group(rows, write, tmp_path, capsys):
     assert re.search(rf"{re.escape(work_of(rows[0]))} +8 +", said)
 
 
+def test_the_report_has_a_line_for_each_machine(rows, write, tmp_path, capsys):
+    """Rows of one machine file are one line, although their stacks and precisions differ."""
+    table = PUBLISHED / "megatron_bridge.csv"
+    told = predicted(tmp_path, table, write(rows))
+    lines = re.findall(r"^\d+ rows by machine (.+?): ", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(lines) == sorted({row["machine.name"] for row in told if row["machine.name"]})
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "problem"),
     [
         (["{good}", "--machine=abacus"], 2, "machine 'abacus' is not known; known are a100_40gb_fsdp, a100"),
         (["{folder}/none.csv"], 5, "does not exist"),
+        (["{good}", "{good}"], 2, "is given twice, and its rows would count twice; give each table once"),
         (["{folder}"], 5, "is a folder, not a file"),
         (["{good}", "--out={good}"], 5, "would overwrite the input"),
         (["{good}", "--out=/dev/full"], 5, "/dev/full cannot be written: No space left on device; the result is in"),
