@@ -105,7 +105,7 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
     preset, config = found or model(option)
     chosen = Selection(
-        strategies=known_strategies(option.strategy),
+        strategies=with_single(known_strategies(option.strategy), option.devices),
         meshes=meshes,
         devices=unique(option.devices) or default_counts,
         batch_sizes=unique(option.batch_size) or (default_counts if absent else BATCH_SIZES),
@@ -130,6 +130,7 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
     if not (cases := chosen.cases()):
         raise ValueError(_nothing_selected(chosen))
     require_options(chosen.options, cases)
+    require_devices(option.devices, chosen, cases)
     return chosen
 
 
@@ -193,6 +194,18 @@ def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Ite
         raise ValueError(f"--option {name} changes none of the selected steps; it is one of {having}")
 
 
+def require_devices(devices: Iterable[int], chosen: Selection, cases: Iterable[Case]) -> None:
+    """Check that every number of devices that is asked for has a case.
+
+    Raises:
+        ValueError: one has none.
+    """
+    sizes = {case.mesh.size for case in cases}
+    for number in devices:
+        if number not in sizes:
+            raise ValueError(_nothing_selected(dataclasses.replace(chosen, devices=(number,))))
+
+
 def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices: Sequence[int] = ()) -> None:
     """Check that the options use all devices of a topology.
 
@@ -227,6 +240,16 @@ def known_strategies(names: Iterable[str]) -> tuple[str, ...]:
         if name not in STRATEGIES:
             raise ValueError(f"--strategy {unknown(name, 'strategy', STRATEGIES, KNOWN_AS)}")
     return unique(names)
+
+
+def with_single(strategies: tuple[str, ...], devices: Sequence[int]) -> tuple[str, ...]:
+    """The strategies that are named, with `single` if one device is asked for beside others: no other has its mesh.
+
+    >>> with_single(("fsdp",), [1, 2]), with_single(("fsdp",), [2]), with_single((), [1, 2])
+    (('single', 'fsdp'), ('fsdp',), ())
+    """
+    brings = strategies and "single" not in strategies and len(devices) > 1 and 1 in devices
+    return ("single", *strategies) if brings else strategies
 
 
 def known_meshes(texts: Iterable[str]) -> tuple[MeshSpec, ...]:

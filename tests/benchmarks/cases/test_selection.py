@@ -69,6 +69,14 @@ def test_selected_values_are_multiplied_out(select: Select, asked: dict[str, Any
     assert found == {(devices, batch) for devices in (1, 2, 8) for batch in (8, 16)}
 
 
+@pytest.mark.parametrize("strategy", [["fsdp"], ["single", "fsdp"], ["data", "fsdp"], []])
+def test_every_number_of_devices_that_is_asked_for_has_a_case(select: Select, strategy: list[str]) -> None:
+    """One device is `single`, whether or not it is named, so that a curve over devices begins with one."""
+    cases = select(strategy=strategy, devices=[1, 2, 4]).cases()
+    assert {case.mesh.size for case in cases} == {1, 2, 4}
+    assert {case.strategy for case in cases if case.mesh.size == 1} == {"single"}
+
+
 def test_a_topology_is_taken_whole(select: Select, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topology sets the device count to all of its devices, and the default batch to one sequence for each."""
     monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
@@ -136,6 +144,10 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
         (
             {"strategy": ["single"], "devices": [8]},
             r"no case: .*--devices 8 \(single uses data\); name one by --mesh, or another .* by --devices; .*data=1",
+        ),
+        (
+            {"strategy": ["hsdp"], "devices": [2, 8]},
+            r"no case: none of hsdp has a mesh of its own for --devices 2 \(hsdp uses data, fsdp\); name one by --mesh",
         ),
         (
             {"mesh": ["data=2,context=1"]},
