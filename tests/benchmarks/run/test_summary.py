@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.explain.explanations import WIDENED
 from benchmarks.run.measure import Interval
 from benchmarks.run.summary import (
     MIB,
@@ -165,3 +166,7 @@ def test_numbers_that_are_not_as_predicted_are_marked() -> None:
     assert marks(None, None) == ([False] * 3, [])
     assert marks(False, 11 * MIB) == ([False, False, True], ["! MiB "])
     assert marks(True, 12 * MIB) == ([False, True, False], ["! MiB/"])
+    for text in ("", WIDENED):
+        columns = {**held, "memory.total_bytes": 12 * MIB, "rewrites.text": text, "sent_as_predicted": True}
+        (line,) = unpredicted([replace(row, extra_info={**row.extra_info, **columns})])
+        assert line.endswith("`rewrites.text` says why") == bool(text)
