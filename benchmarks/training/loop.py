@@ -215,7 +215,8 @@ class Run:
     def _save(self, state: State) -> None:
         """Save the state, unless it is saved already, without waiting until it is on disk."""
         if self.saved != self.position:
-            folder, metadata = self.plan.out / CHECKPOINTS, {"recipe": self.plan.recipe}
+            folder = self.plan.out / CHECKPOINTS
+            metadata = {"recipe": self.plan.recipe, "preset": self.plan.case.preset}
             with self._failures_said():
                 if self.saving:
                     self.saving.wait()

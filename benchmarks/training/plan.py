@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from benchmarks.cases.selection import available_devices, model, selected
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
-from strategies import STRATEGIES, GPTConfig, State, Step, TrainConfig
-from strategies.checkpoints import CheckpointInfo
+from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, State, Step, TrainConfig
+from strategies.checkpoints import CheckpointInfo, positions, read_info
 from strategies.huggingface import Pretrained, read
 from strategies.model.gpt import param_count, resolved
 
@@ -69,19 +69,25 @@ class Plan:
 
         Raises:
             ValueError: the options contradict each other, or the text cannot be used.
+            CheckpointError: the folder of the checkpoints to resume from cannot be read.
         """
         text = Text.read(option.corpus, option.tokenizer)
-        preset, config, init = _model_of(option, text)
+        case = _case_of(option)
+        out = option.out.expanduser() if option.out else Path("runs", safe_name(f"{case.strategy}-{case.mesh}"))
+        saved = checkpoint_of(out) if option.resume and positions(out / CHECKPOINTS) else None
+        preset, config, init = _model_of(option, text, saved)
         text.require_sequences(config.sequence)
         if not 0 <= option.temperature < math.inf:
             raise ValueError(f"--temperature {option.temperature}; it must be at least 0")
-        case = _case_of(option, preset, config)
+        case = replace(case, preset=preset, config=config)
+        if saved and config.balance_loss and not option.microbatches:
+            case = replace(case, microbatches=_microbatches_of(saved, out))
         return cls(
             case=case,
             train=case.training(**_optimizer_of(option)),
             text=text,
             init=init,
-            out=option.out.expanduser() if option.out else Path("runs", safe_name(f"{case.strategy}-{case.mesh}")),
+            out=out,
             **{name: getattr(option, name) for name in ("steps", "seed", "log_every", "evaluate_every", "keep")},
             **{name: getattr(option, name) for name in ("checkpoint_every", "evaluation_batches")},
         )
@@ -104,6 +110,8 @@ class Plan:
         """What decides the losses, to rounding: a run is resumed only with the same recipe."""
         learning = {name: getattr(self.train, name) for name in LEARNING if acts(name, self.train)}
         others = {"seed": self.seed, "evaluation_batches": self.evaluation_batches}
+        if self.case.config.balance_loss:  # experts are balanced over each microbatch
+            others["microbatches"] = self.train.microbatches
         text = {"tokens": self.text.kind, "corpus_sha256": self.text.sha256}
         return as_json({**dataclasses.asdict(resolved(self.case.config)), **learning, **text, **others})
 
@@ -172,8 +180,38 @@ def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in facts.items()}
 
 
-def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig, Pretrained | None]:
-    """The model, of a folder or of a preset: then with the vocabulary of the text if tokens are its characters."""
+def checkpoint_of(out: Path) -> CheckpointInfo:
+    """The latest checkpoint of the run in a folder, from which it is resumed.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    try:
+        return read_info(out / CHECKPOINTS)
+    except CheckpointError as error:
+        raise ValueError(f"--resume: {error}") from error
+
+
+def _microbatches_of(saved: CheckpointInfo, out: Path) -> int:
+    """The number of microbatches of a run with a balance loss, which is computed over each of them.
+
+    Raises:
+        ValueError: the checkpoint was written by a version that did not save it.
+    """
+    try:
+        return saved.metadata["recipe"]["microbatches"]
+    except (KeyError, TypeError):
+        problem = f"the checkpoint in {out} does not say its number of microbatches, on which the balance loss depends"
+        raise ValueError(f"{problem}; give --microbatches: it is in {out / LOG}") from None
+
+
+def _model_of(
+    option: argparse.Namespace, text: Text, saved: CheckpointInfo | None
+) -> tuple[str, GPTConfig, Pretrained | None]:
+    """The model: of a folder, of the run that is resumed, or of a preset.
+
+    The latter has the vocabulary of the text if tokens are its characters.
+    """
     if option.init and option.preset:
         raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; leave one of them out")
     init = read(option.init) if option.init else None
@@ -182,7 +220,12 @@ def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig, P
             problem = f"--vocab {option.vocab}, and the corpus {text.name} has {text.vocab} characters"
             raise ValueError(f"{problem}; leave --vocab out, or use --tokenizer bytes")
         option.vocab = text.vocab
-    preset, config = model(option, (str(init.folder), init.config) if init else None)
+    base = (str(init.folder), init.config) if init else None
+    if saved and not option.preset and not init:
+        base = str(saved.metadata.get("preset", "the saved model")), saved.config
+    preset, config = model(option, base)
+    if saved and base and config == saved.config:
+        preset = base[0]  # without the sizes that are given again
     if init:
         init.require_same(config)
     if config.vocab < text.vocab:
@@ -191,22 +234,25 @@ def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig, P
     return preset, config, init
 
 
-def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case:
-    """The one case that the options select."""
+def _case_of(option: argparse.Namespace) -> Case:
+    """The one case that the options select, with any model: its mesh does not depend on that."""
+    varied = {"attention-window": option.attention_window, "routing": option.routing}
+    if several := [f"--{name} {values}" for name, values in varied.items() if len({*values}) > 1]:
+        raise ValueError(f"{' and '.join(several)} has several values, and a run trains with one; leave the others out")
     usual = 0 if option.mesh else 1 if option.strategy == "single" else available_devices()
     one = {name: getattr(option, name) for name in ("strategy", "mesh", "batch_size", "microbatches")}
     one |= {"devices": option.devices or usual}
     lists = {name: [value] if value else [] for name, value in one.items()}
-    selection = selected(argparse.Namespace(**vars(option) | lists), (preset, config))
+    lists |= {"attention_window": [], "routing": []}
+    selection = selected(argparse.Namespace(**vars(option) | lists), ("nano", PRESETS["nano"]))
     cases = selection.cases()
     if len(cases) == 1:
         return cases[0]
     if len(meshes := sorted({str(case.mesh) for case in cases})) > 1:
         wanted = f"{option.strategy} on {selection.devices[0]} devices has {len(meshes)} meshes"
         raise ValueError(f"{wanted}; choose one of them by --mesh: {', '.join(meshes)}")
-    several = {"option": selection.options, "attention-window": selection.windows, "routing": selection.routings}
-    varied = " or ".join(f"--{name} {values}" for name, values in several.items() if values)
-    raise ValueError(f"{varied} has several values, and a run trains with one; leave the others out")
+    several = f"--option {selection.options} has several values"
+    raise ValueError(f"{several}, and a run trains with one; leave the others out")
 
 
 def _optimizer_of(option: argparse.Namespace) -> dict[str, Any]:

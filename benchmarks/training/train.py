@@ -19,10 +19,10 @@ from benchmarks.run.compilation import compile_step
 from benchmarks.run.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.training.log import SCHEMA_VERSION, Log, LogError, held, require_saves
 from benchmarks.training.loop import Progress, Run, Stopping
-from benchmarks.training.plan import CHECKPOINTS, LOG, Plan
+from benchmarks.training.plan import CHECKPOINTS, LOG, Plan, checkpoint_of
 from benchmarks.training.sampling import sampled
 from strategies import STRATEGIES, CheckpointError, Infeasible, State, Step, checking
-from strategies.checkpoints import positions, read_info, restore
+from strategies.checkpoints import positions, restore
 
 FAILED = 1
 PROMPT = "\n"
@@ -89,10 +89,7 @@ def first_position(option: argparse.Namespace, plan: Plan, holding: ExitStack) -
             raise ValueError(f"{plan.out} has a run already; continue it by --resume, or name another --out")
     if not option.resume:
         return 0
-    try:
-        checkpoint = read_info(checkpoints)
-    except CheckpointError as error:
-        raise ValueError(f"--resume: {error}") from error
+    checkpoint = checkpoint_of(plan.out)
     plan.require_continues(checkpoint)
     return checkpoint.position
 
@@ -164,7 +161,7 @@ def checked(plan: Plan) -> str:
 
 def sample(plan: Plan, count: int, temperature: float) -> str:
     """Text written by the model of the latest checkpoint, which one device holds in full for this."""
-    single = STRATEGIES["single"].build(plan.case.config, "data=1", replace(plan.train, microbatches=1))
+    single = replace(plan.case.single, microbatches=1).build()  # without options that `single` does not have
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the checkpoint's quantisation errors")  # a sample has no use for them
         state: State = restore(single, plan.out / CHECKPOINTS)

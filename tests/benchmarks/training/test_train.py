@@ -238,8 +238,12 @@ def test_what_layers_add_to_the_loss_is_read(tmp_path: Path) -> None:
 
 
 def test_a_sample_of_bytes_has_bytes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a vocabulary beyond the byte values, a sample is drawn from the tokens that a text has."""
-    assert main([*SMALL, "--vocab=512", "--steps=1", "--sample=40", f"--out={tmp_path / 'run'}"]) == 0
+    """With a vocabulary beyond the byte values, a sample is drawn from the tokens that a text has.
+
+    One device draws it, also after training with an option that only several devices have.
+    """
+    master = ("--strategy=zero1", "--mesh=data=2", "--dtype=bfloat16", "--option=master=float32")
+    assert main([*SMALL, *master, "--vocab=512", "--steps=1", "--sample=40", f"--out={tmp_path / 'run'}"]) == 0
     assert "step 1/1: validation loss" in capsys.readouterr().out
 
 
