@@ -37,19 +37,19 @@ def kept(info: CheckpointInfo, step: Step) -> bool:
     return True
 
 
-def read(folder: Path, leaf: Leaf, devices: int, devices_before: int) -> jax.Array:
+def read(folder: Path, leaf: Leaf, devices: int, info: CheckpointInfo) -> jax.Array:
     """Read errors for another number of devices than wrote it.
 
     Raises:
-        ValueError: a chunk is missing or damaged.
+        ValueError: a chunk is missing, damaged or not its own.
     """
-    store = zarr_arrays.open_array(folder, leaf.name)
+    store = zarr_arrays.open_array(folder, leaf.name, info.chunk_checksums)
 
     def shard(index: Any) -> np.ndarray:
         (part,) = full(index, leaf.stored.shape)
         values = np.zeros(part.stop - part.start, leaf.stored.dtype)
         if leaf.name == SHARES:
-            size = store.shape[0] // devices_before
+            size = store.shape[0] // info.devices
             width = min(size, len(values))
             for start in range(0, store.shape[0], size):
                 values[:width] += store[start : start + width].read().result()

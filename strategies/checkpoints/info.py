@@ -17,7 +17,7 @@ from strategies.files import decode_json, read_bytes
 from strategies.gpt_config import GPTConfig
 from strategies.schema import Count, SchemaError, Whole, checked
 
-FORMAT = 2
+FORMAT = 3
 INFO = "checkpoint.json"
 CHECKSUM = "checksum"
 """The field with the SHA-256 of all others, from format 2."""
@@ -39,6 +39,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         scalars: numbers of the optimizer's state, by name.
         arrays: the shape of each array, by name.
         array_checksums: the SHA-256 of each array's `zarr.json`, by name; none in format 1.
+        chunk_checksums: the SHA-256 of the names and checksums of each array's chunks, by name; from format 3.
         metadata: facts of the caller.
     """
 
@@ -50,6 +51,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scalars: dict[str, int | float]
     arrays: dict[str, tuple[Whole, ...]]
     array_checksums: dict[str, str]
+    chunk_checksums: dict[str, str]
     metadata: dict[str, Any]
 
 
@@ -86,12 +88,15 @@ def parsed(text: str | bytes, where: str) -> CheckpointInfo:
         facts = {**facts, "array_checksums": {}}
     elif facts.pop(CHECKSUM, None) != checksum({"format": number, **facts}):
         raise SchemaError(f"{where} is not as it was written: its checksum is another")
+    facts = facts if number == FORMAT else {**facts, "chunk_checksums": {}}
     config = checked(facts.get("config"), dict[str, Any], f"{where}: config")
     if unknown := config.keys() - {each.name for each in dataclasses.fields(GPTConfig)}:
         raise SchemaError(f"{where}: config has an unknown field {min(unknown)!r}")
     info = checked(facts, CheckpointInfo, where)
     if info.scalars.get("count") != info.step:
         raise SchemaError(f"{where}: step is {info.step}, and the count of AdamW {info.scalars.get('count')}")
+    if number == FORMAT and not info.arrays.keys() == info.array_checksums.keys() == info.chunk_checksums.keys():
+        raise SchemaError(f"{where} lacks checksums of arrays")
     return info
 
 
@@ -141,6 +146,8 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
         there = f"has those of {', '.join(map(str, found))}" if found else "has none"
         raise CheckpointError(f"no checkpoint{'' if at is None else f' of {at!r}'}: {folder} {there}")
     path = Path(folder) / str(found[-1] if at is None else at) / INFO
+    if path.is_symlink():
+        raise damaged(path.parent, f"{INFO} is a link; put the file in its place")
     try:
         info = parsed(read_bytes(path), str(path))
     except SchemaError as error:

@@ -63,8 +63,8 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
         if leaf.is_scalar:
             return _placed(leaf, info.scalars[leaf.name])
         if leaf.is_error_feedback and step.mesh.size != info.devices:
-            return error_feedback.read(path, leaf, step.mesh.size, info.devices)
-        return zarr_arrays.read(path, leaf)
+            return error_feedback.read(path, leaf, step.mesh.size, info)
+        return zarr_arrays.read(path, leaf, info.chunk_checksums)
 
     try:
         values = zarr_arrays.on_threads(value, found)

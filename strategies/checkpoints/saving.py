@@ -172,7 +172,8 @@ def _described(
         compression=step.train.compression,
         scalars=scalars,
         arrays=shapes,
-        array_checksums={},  # they are known when all is written
+        array_checksums=shapes.fromkeys(shapes, ""),  # they are known when all is written
+        chunk_checksums=shapes.fromkeys(shapes, ""),
         metadata={} if metadata is None else metadata,  # pyright: ignore[reportArgumentType] (`as_text` checks it)
     )
 

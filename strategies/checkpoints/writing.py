@@ -32,22 +32,31 @@ TIMEOUT_SECONDS = 600
 class Handler(AsyncCheckpointHandler):
     """Writes the shards of this process into the folder that Orbax gives it."""
 
+    info: CheckpointInfo
+
     async def async_save(self, directory: Any, *_: Any, **named: Any) -> list[Any]:
         """Copy the shards to the host; then write them on a thread, whose future is returned."""
         folder, args = Path(directory), named["args"]
+        self.info = args.info
         copies = [(leaf, list(host_shards(array))) for leaf, array in args.arrays]
 
         def write() -> None:
             zarr_arrays.on_threads(lambda copy: zarr_arrays.write(folder, *copy), copies)
-            if jax.process_index() == 0:
-                checksums = zarr_arrays.checksums(folder, args.info.arrays)
-                written = msgspec.structs.replace(args.info, array_checksums=checksums)
-                (folder / info.INFO).write_text(info.as_text(written))
 
         thread = ThreadPoolExecutor(1)
         args.written = thread.submit(write)
         thread.shutdown(wait=False)
         return [args.written]
+
+    def finalize(self, directory: Any) -> None:
+        """Write the metadata: Orbax calls this in one process, when all have written their shards."""
+        folder, names = Path(directory), self.info.arrays
+        written = msgspec.structs.replace(
+            self.info,
+            array_checksums=zarr_arrays.checksums(folder, names),
+            chunk_checksums=zarr_arrays.chunk_checksums(folder, names),
+        )
+        (folder / info.INFO).write_text(info.as_text(written))
 
     def save(self, *_: Any, **__: Any) -> None:
         """Not used: saves are asynchronous."""

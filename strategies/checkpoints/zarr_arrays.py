@@ -1,12 +1,13 @@
 """The arrays of a checkpoint on disk: Zarr, version 3, by TensorStore.
 
-All chunks of an array are written, zeros as well, so one that is missing is found by counting. Each has a checksum.
+All chunks of an array are written, zeros as well, so one that is missing is found by counting. A chunk ends with its
+checksum. A digest of all of them (`chunk_checksums`) says which chunk is where.
 """
 
 import hashlib
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ import numpy as np
 import tensorstore as ts
 
 from strategies.checkpoints.canonical import Index, Leaf, assembled
+
+METADATA = "zarr.json"
+CHECKSUM_BYTES = 4
+"""Of the CRC-32C at the end of a chunk."""
 
 
 def create(folder: Path, leaf: Leaf) -> ts.TensorStore:
@@ -46,13 +51,13 @@ def write(folder: Path, leaf: Leaf, shards: Iterable[tuple[Index, np.ndarray]]) 
         each.result()
 
 
-def read(folder: Path, leaf: Leaf) -> jax.Array:
+def read(folder: Path, leaf: Leaf, digests: Mapping[str, str]) -> jax.Array:
     """Read a leaf, sharded as it is stored in the state. Padding is zero. Equal shards are read once.
 
     Raises:
-        ValueError: a chunk is missing or damaged, or the array has another shape.
+        ValueError: a chunk is missing, damaged or not its own, or the array has another shape.
     """
-    store = open_array(folder, leaf.name)
+    store = open_array(folder, leaf.name, digests)
     if store.shape != leaf.shape:
         raise ValueError(f"{leaf.name} has shape {store.shape}, not {leaf.shape}")
     if (dtype := store.dtype.name) not in ("float32", str(leaf.stored.dtype)):
@@ -75,6 +80,16 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: hashlib.sha256(_metadata(folder, name).read_bytes()).hexdigest() for name in names}
 
 
+def chunk_checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """For each array the SHA-256 of the names of its chunks and of their checksums, the last bytes of each file.
+
+    Raises:
+        OSError, ValueError: a chunk cannot be read, or something is a link.
+    """
+    names = list(names)
+    return dict(zip(names, on_threads(lambda name: _digest(folder / name, _chunks(folder, name)), names), strict=True))
+
+
 def require_writable(folder: Path) -> None:
     """Write a small array into a folder, as a save does, and remove it.
 
@@ -86,25 +101,56 @@ def require_writable(folder: Path) -> None:
         _open({**_spec(Path(name)), "metadata": metadata}, create=True).write(np.ones(1, np.float32)).result()
 
 
-def open_array(folder: Path, name: str) -> ts.TensorStore:
+def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.TensorStore:
     """Open an array for reading.
 
+    Args:
+        folder: of the checkpoint.
+        name: of the array.
+        digests: what `chunk_checksums` was when it was written, by name; a checkpoint before format 3 has none.
+
     Raises:
-        ValueError: it is missing, or has not all of its chunks.
+        OSError: a chunk cannot be read.
+        ValueError: it is missing, does not have all of its chunks, or they are not those that were written.
     """
     _metadata(folder, name)
     store = _open(_spec(folder / name), open=True)
     chunk: Any = store.chunk_layout.read_chunk.shape
     expected = math.prod(math.ceil(size / part) for size, part in zip(store.shape, chunk, strict=True))
-    there = sum(path.is_file() for path in (folder / name / "c").rglob("*"))
-    if there != expected:
-        raise ValueError(f"{name} has {there} of {expected} chunks")
+    there = _chunks(folder, name)
+    if len(there) != expected:
+        raise ValueError(f"{name} has {len(there)} of {expected} chunks")
+    if name in digests and _digest(folder / name, there) != digests[name]:
+        raise ValueError(f"{name} has a chunk that was not written there: damaged, moved, or of another checkpoint")
     return store
+
+
+def _chunks(folder: Path, name: str) -> list[Path]:
+    """The files of the chunks of an array, in order.
+
+    Raises:
+        ValueError: one of them is a link, or a folder above them.
+    """
+    there = sorted((folder / name).rglob("*"))
+    for path in (folder / name).parent, folder / name, *there:
+        if path.is_symlink():
+            raise ValueError(f"{path.relative_to(folder)} is a link; put the file or folder in its place")
+    return [path for path in there if path.name != METADATA and path.is_file()]
+
+
+def _digest(array: Path, chunks: Iterable[Path]) -> str:
+    """The SHA-256 of the names of chunks within the folder of their array, and of their checksums."""
+    digest = hashlib.sha256()
+    for path in chunks:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - CHECKSUM_BYTES))
+            digest.update(f"{path.relative_to(array).as_posix()} {file.read().hex()}\n".encode())
+    return digest.hexdigest()
 
 
 def _metadata(folder: Path, name: str) -> Path:
     """The file with the metadata of an array."""
-    if not (path := folder / name / "zarr.json").is_file():
+    if not (path := folder / name / METADATA).is_file():
         raise ValueError(f"{name} is missing")
     return path
 

@@ -166,7 +166,7 @@ def write(folder: str | Path, checkpoints: str | Path, *, at: int | None = None,
         part.mkdir()
         there = _created(part, tensors.shapes(layouts), dtype)
         for name, layout in layouts.items():
-            for index, values in _tiles(path, name, layout.shape):
+            for index, values in _tiles(path, name, layout.shape, info.chunk_checksums):
                 layout.write(there, index, values)
         (part / CONFIG).write_text(json.dumps(facts, indent=2) + "\n")
         part.rename(folder)
@@ -190,7 +190,9 @@ def _created(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Dtype) 
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
-def _tiles(checkpoint: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[Index, np.ndarray]]:
+def _tiles(
+    checkpoint: Path, name: str, shape: tuple[int, ...], digests: Mapping[str, str]
+) -> Iterator[tuple[Index, np.ndarray]]:
     """The ranges of a weight in a checkpoint, in order, each of at most `MOST_TILE_BYTES`, and their values.
 
     Raises:
@@ -201,10 +203,10 @@ def _tiles(checkpoint: Path, name: str, shape: tuple[int, ...]) -> Iterator[tupl
         steps.insert(0, max(1, min(size, MOST_TILE_BYTES // 4 // below)))
         below *= size
     try:
-        store = zarr_arrays.open_array(checkpoint, f"params/{name}")
+        store = zarr_arrays.open_array(checkpoint, f"params/{name}", digests)
         for starts in product(*map(range, [0] * len(shape), shape, steps)):
             places = zip(starts, steps, shape, strict=True)
             index = tuple(slice(start, min(start + step, size)) for start, step, size in places)
             yield index, store[index].read().result()
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise damaged(checkpoint, str(error)) from error

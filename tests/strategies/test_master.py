@@ -172,7 +172,7 @@ def test_a_checkpoint_has_master_weights_and_no_others(other, tmp_path):
         name.removeprefix("params/") for name in names if name.startswith("params/")
     )
     for name in names:
-        assert zarr_arrays.open_array(tmp_path / "here" / "1", name).dtype.name == "float32"
+        assert zarr_arrays.open_array(tmp_path / "here" / "1", name, {}).dtype.name == "float32"
     theirs = restore(another, tmp_path / "here")
     jax.tree.map(np.testing.assert_array_equal, theirs.params, state.master)
     save(another, theirs, tmp_path / "there").wait()

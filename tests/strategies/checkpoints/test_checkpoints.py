@@ -74,7 +74,7 @@ def test_the_form_on_disk_is_that_of_the_model(variant, tmp_path):
     expected = dict(zip([leaf.name for leaf in canonical.leaves(whole)], jax.tree.leaves(initial(whole)), strict=True))
     assert {*read_info(tmp_path).arrays, *read_info(tmp_path).scalars} == {*expected}
     for name in read_info(tmp_path).arrays:
-        written = zarr_arrays.open_array(tmp_path / "0", name).read().result()
+        written = zarr_arrays.open_array(tmp_path / "0", name, {}).read().result()
         sizes = tuple(n for n, _ in zip(expected[name].shape, written.shape, strict=True))
         assert written.shape == (CONFIG.vocab, *sizes[1:]) if name.endswith("token_VD") else sizes
         np.testing.assert_array_equal(written, np.asarray(expected[name])[: len(written)])

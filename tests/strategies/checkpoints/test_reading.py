@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from contextlib import suppress
 from functools import partial
@@ -14,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 
 from strategies import STRATEGIES, MeshSpec
-from strategies.checkpoints import restore, zarr_arrays
-from strategies.checkpoints.info import CheckpointError
+from strategies.checkpoints import restore, save, zarr_arrays
+from strategies.checkpoints.info import CHECKSUM, CheckpointError, checksum
 from strategies.checkpoints.info import read as read_info
 from tests.strategies.checkpoints.variants import first_half, step_of
 from tests.strategies.equality import CONFIG, TRAIN, build
@@ -69,18 +70,58 @@ def test_a_damaged_checkpoint_is_named(harm, file, message, two):
     jax.tree.map(np.testing.assert_array_equal, restore(step_of("single"), two, at=1), state)
 
 
-def as_format_1(folder):
-    """Rewrite a checkpoint's JSON as format 1 had it, without checksums; return the path of it."""
+def swap(folder):
+    """Swap two chunks of the same size."""
+    first, second = folder / CHUNK, folder / CHUNK.replace("c/3", "c/2")
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def take(name, how, folder):
+    """Take a file or a folder of a later checkpoint of the same model: a copy of it, or a link to it."""
+    others = folder.parent / "others"
+    save(step_of("single"), first_half("single", 4)[1], others, position=2).wait()
+    shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    how(others / "2" / name, folder / name)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (swap, "mu/blocks.mlp.up_DF has a chunk that was not written there"),
+        (partial(take, CHUNK, shutil.copyfile), "mu/blocks.mlp.up_DF has a chunk that was not written there"),
+        (partial(take, CHUNK, os.symlink), f"{CHUNK} is a link; put the file or folder in its place"),
+        (partial(take, "mu/blocks.mlp.up_DF", os.symlink), "mu/blocks.mlp.up_DF is a link"),
+        (partial(take, "mu", os.symlink), "mu is a link"),
+        (partial(take, "checkpoint.json", os.symlink), "checkpoint.json is a link; put the file in its place"),
+    ],
+    ids=["swapped", "another's chunk", "a link", "an array that is a link", "a folder that is a link", "metadata"],
+)
+def test_a_chunk_belongs_to_its_place_and_its_checkpoint(harm, message, two):
+    """A chunk that is intact and of the right size is refused where it was not written, and so is any link."""
+    harm(two / "2")
+    with pytest.raises(CheckpointError, match=rf"2 is damaged: {message}.*; restore another with at=1$"):
+        restore(step_of("single"), two)
+
+
+def as_format(number, folder):
+    """Rewrite a checkpoint's JSON as an earlier format had it; return the path of it.
+
+    Format 1 had no checksums, and format 2 none of chunks.
+    """
     path = folder / "checkpoint.json"
     facts = json.loads(path.read_text())
-    left = {name: value for name, value in facts.items() if "checksum" not in name}
-    path.write_text(json.dumps(left | {"format": 1}))
+    lacking = "chunk_checksums" if number == 2 else "checksum"
+    left = {name: value for name, value in facts.items() if lacking not in name} | {"format": number}
+    left.pop(CHECKSUM, None)
+    path.write_text(json.dumps(left if number == 1 else left | {CHECKSUM: checksum(left)}))
     return path
 
 
 def test_a_checkpoint_without_an_array_is_damaged(two):
     """An array that the model has and the checkpoint does not list is named."""
-    path = as_format_1(two / "2")
+    path = as_format(1, two / "2")
     facts = json.loads(path.read_text())
     del facts["arrays"]["nu/embedding.token_VD"]
     path.write_text(json.dumps(facts))
@@ -90,9 +131,10 @@ def test_a_checkpoint_without_an_array_is_damaged(two):
         restore(step_of("single"), two)
 
 
-def test_a_checkpoint_without_checksums_restores(two):
-    """Format 1 had no checksums, and restores."""
-    as_format_1(two / "2")
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_checkpoint_of_an_earlier_format_restores(number, two):
+    """Format 1 had no checksums and format 2 none of all chunks of an array: both restore."""
+    as_format(number, two / "2")
     _, state = first_half("single", 3)
     jax.tree.map(np.testing.assert_array_equal, restore(step_of("single"), two, at=2), state)
 
@@ -116,7 +158,7 @@ def test_a_checkpoint_without_checksums_restores(two):
 )
 def test_each_field_is_checked_without_checksums(facts, message, two):
     """In format 1, too, each field is there, of its type and in its range, and the count of AdamW is the step."""
-    change(as_format_1(two / "2"), **facts)
+    change(as_format(1, two / "2"), **facts)
     with pytest.raises(CheckpointError, match=rf"2 is damaged: checkpoint.json.*{message}.*; restore another"):
         restore(step_of("single"), two)
 
@@ -211,10 +253,20 @@ def test_other_sizes_and_other_attention_are_another_model(other, message, two):
         restore(step, two)
 
 
+def test_no_checksum_of_an_array_is_missing(two):
+    """From format 3 each array has a checksum of its chunks: without it they would not be checked."""
+    path = two / "2" / "checkpoint.json"
+    facts = json.loads(path.read_text())
+    del facts["chunk_checksums"]["nu/embedding.token_VD"], facts[CHECKSUM]
+    path.write_text(json.dumps(facts | {CHECKSUM: checksum(facts)}))
+    with pytest.raises(CheckpointError, match=r"2 is damaged: checkpoint.json lacks checksums of arrays"):
+        restore(step_of("single"), two)
+
+
 def test_a_newer_format_is_refused(two):
     """A checkpoint of a later version says which formats this one reads."""
-    change(two / "2" / "checkpoint.json", format=3)
-    with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 3, .* up to 2; take a newer meshmark"):
+    change(two / "2" / "checkpoint.json", format=4)
+    with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 4, .* up to 3; take a newer meshmark"):
         restore(step_of("single"), two)
 
 
