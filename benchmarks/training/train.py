@@ -23,6 +23,7 @@ from benchmarks.training.plan import CHECKPOINTS, LOG, Plan, checkpoint_of
 from benchmarks.training.sampling import sampled
 from strategies import STRATEGIES, CheckpointError, Infeasible, State, Step, checking
 from strategies.checkpoints import positions, restore
+from strategies.huggingface import HuggingFaceError
 
 FAILED = 1
 PROMPT = "\n"
@@ -56,7 +57,7 @@ def train(option: argparse.Namespace, holding: ExitStack) -> int:
         raise Refused(str(error)) from error
     try:
         code = run(option, plan, step, position)
-    except (CheckpointError, LogError) as error:
+    except (CheckpointError, LogError, HuggingFaceError) as error:
         code, reason = BROKEN_INPUT, str(error)
     except CaseFailure as error:
         code, reason = FAILED, reason_of(error)
@@ -102,6 +103,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
 
     Raises:
         CheckpointError: a checkpoint cannot be read, or one could not be written.
+        HuggingFaceError: a weight of --init is not finite.
         LogError: the log cannot be read or written.
         CaseFailure: the step cannot be compiled, differs from one device's, or a loss or a gradient norm is not finite.
     """

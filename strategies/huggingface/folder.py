@@ -70,7 +70,7 @@ class Pretrained:
         They become float32, and then what the step stores. Each device reads its own shards.
 
         Raises:
-            HuggingFaceError: the step is of another model.
+            HuggingFaceError: the step is of another model, or a weight is not finite.
         """
         self.require_same(step.config)
         layouts, found = tensors.layouts(step.config, self.family), leaves(step)
@@ -78,8 +78,11 @@ class Pretrained:
 
         def array(leaf: Leaf) -> jax.Array:
             def fill(values: np.ndarray, pieces: Iterator[tuple[Index, Index]]) -> None:
-                for there, here in pieces:
-                    layouts[leaf.name.removeprefix("params/")].read(self.tensors, there, values[here])
+                try:
+                    for there, here in pieces:
+                        layouts[leaf.name.removeprefix("params/")].read(self.tensors, there, values[here])
+                except HuggingFaceError as error:
+                    raise HuggingFaceError(f"{self.folder}: {error}") from error
 
             return fresh[leaf.name] if leaf.name in fresh else assembled(leaf, fill)
 

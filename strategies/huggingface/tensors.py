@@ -58,22 +58,31 @@ class Layout:
     layers: list[list[Block]]
 
     def read(self, tensors: Tensors, index: Index, values: np.ndarray) -> None:
-        """Read a range of the weight into an array of its shape."""
-        for ours, theirs in self._pairs(tensors, index, values):
+        """Read a range of the weight into an array of its shape.
+
+        Raises:
+            HuggingFaceError: a number in it is not finite.
+        """
+        for tensor, ours, theirs in self._pairs(tensors, index, values):
+            if not (finite := np.isfinite(theirs)).all():
+                problem = f"{tensor} has {theirs[~finite].flat[0]} among its weights"
+                raise HuggingFaceError(f"{problem}; name a folder whose weights are finite")
             ours[...] = theirs
 
     def write(self, tensors: Tensors, index: Index, values: np.ndarray) -> None:
         """Write a range of the weight into the tensors."""
-        for ours, theirs in self._pairs(tensors, index, values):
+        for _, ours, theirs in self._pairs(tensors, index, values):
             theirs[...] = ours
 
-    def _pairs(self, tensors: Tensors, index: Index, values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Views of equal elements, of the array and of a tensor."""
+    def _pairs(
+        self, tensors: Tensors, index: Index, values: np.ndarray
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Names of tensors, and views of equal elements, of the array and of the tensor."""
         for block in chain.from_iterable(self.layers[index[0]] if self.is_stacked else self.layers):
             ranges = [_overlap(*pair) for pair in zip(index, block.place, strict=True)]
             if all(part.start < part.stop for part in ranges):
                 theirs = block.view(tensors[block.tensor])
-                yield values[_within(ranges, index)], theirs[_within(ranges, block.place)]
+                yield block.tensor, values[_within(ranges, index)], theirs[_within(ranges, block.place)]
 
 
 def layouts(config: GPTConfig, family: Family) -> dict[str, Layout]:

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.training.plan import CHECKPOINTS
+from strategies.huggingface import safetensors
+from strategies.huggingface.folder import FILE
 from tests.benchmarks.training.small_run import OFTEN, SMALL, losses
 from tests.commands import command
 from tests.strategies.equality import ROUNDING
@@ -14,7 +17,10 @@ train, export = command("train"), command("export")
 
 
 def test_an_exported_run_goes_on_with_its_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Under another strategy, without options of the model: the first validation loss is the last one of the run."""
+    """Under another strategy, without options of the model: the first validation loss is the last one of the run.
+
+    A weight that is not finite is named, and nothing is trained.
+    """
     first, second, folder = tmp_path / "first", tmp_path / "second", tmp_path / "folder"
     begin = [*OFTEN, "--steps=1", "--batch-size=8"]
     with ahead_of_time():
@@ -23,6 +29,12 @@ def test_an_exported_run_goes_on_with_its_weights(tmp_path: Path, capsys: pytest
         others = [*begin, f"--init={folder}", f"--out={second}"]
         assert train(["--strategy=pipeline", "--mesh=pipeline=2", *others]) == 0
     assert losses(second)["evaluation", 0] == pytest.approx(losses(first)["evaluation", 1], rel=ROUNDING["float32"])
+    name = [*safetensors.opened(folder / FILE)][-1]
+    for wrong in ("nan", "-inf"):
+        content = (folder / FILE).read_bytes()
+        (folder / FILE).write_bytes(content[:-4] + np.float32(wrong).tobytes())
+        assert train([*begin, f"--init={folder}", f"--out={tmp_path / wrong}"]) == 5
+        assert f"folder: {name} has {wrong} among its weights; name a folder" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         train([*others, "--layers=3"])
     assert "config.json has layers=2, which cannot be layers=3" in capsys.readouterr().err
