@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.cli.outputs import Unwritable, require_apart, require_file, save_text
+from benchmarks.cli.outputs import Unwritable, require_apart, require_file, save_text, write_then_print
 from benchmarks.cli.statuses import BROKEN_INPUT
 from results.gates.exchange import action_json, bencher_json, junit
 from results.gates.report import markdown, terminal
@@ -27,11 +27,12 @@ def main(options: argparse.Namespace) -> int:
         report = Report(options.gate, refusal="not comparable", reason=str(error))
     except RecordError as error:
         report = Report(options.gate, refusal="broken input", reason=str(error))
-    print(terminal(report), end="", flush=True)
-    unwritten = [error for form, path in paths.items() if (error := failure(path, REPORTS[form](report)))]
-    for error in unwritten:
+    try:
+        write_then_print({path: REPORTS[form](report) for form, path in paths.items()}, terminal(report).rstrip("\n"))
+    except Unwritable as error:
         print(error, file=sys.stderr)
-    return BROKEN_INPUT if unwritten and report.exit_code == 0 else report.exit_code
+        return report.exit_code or BROKEN_INPUT
+    return report.exit_code
 
 
 def prepare(paths: Mapping[str, Path], inputs: Sequence[Path]) -> None:
@@ -45,12 +46,3 @@ def prepare(paths: Mapping[str, Path], inputs: Sequence[Path]) -> None:
         require_file(path)
     for path in paths.values():
         save_text(path, "")
-
-
-def failure(path: Path, text: str) -> Unwritable | None:
-    """Write a report; return the error if it cannot be written to its path, else None."""
-    try:
-        save_text(path, text)
-    except Unwritable as error:
-        return error
-    return None

@@ -158,8 +158,35 @@ def save_text(path: Path, text: str) -> None:
         raise Unwritable(f"{error}; it is printed instead") from error
 
 
+def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = False) -> None:
+    """Write text files, and print a text after them: stdout may be on a full disk, or a pipe that `head` has closed.
+
+    If a file cannot be written, the others are, and the text is printed.
+
+    Args:
+        files: their contents by path.
+        text: what to print.
+        named: also print which files were written.
+
+    Raises:
+        Unwritable: files were not written; the message says where each is.
+    """
+    problems, lines = [], [text]
+    for path, content in files.items():
+        try:
+            save_text(path, content)
+            lines += [f"wrote {short(path)}"] if named else []
+        except Unwritable as error:
+            problems.append(str(error))
+    try:
+        print("\n".join(lines), flush=True)
+    finally:
+        if problems:
+            raise Unwritable("; ".join(problems))
+
+
 def present(option: argparse.Namespace, document: str, text: str) -> None:
-    """Print a text, or the JSON document of the same with `--json`; draw the document with `--png`.
+    """Print a text, or the JSON document of the same with `--json`; draw the document with `--png`. Files come first.
 
     Args:
         option: `json` is a file to write, `STDOUT`, or None; `png` is the picture, or None.
@@ -167,17 +194,25 @@ def present(option: argparse.Namespace, document: str, text: str) -> None:
         text: for a reader.
 
     Raises:
-        Unwritable: the document cannot be written.
+        Unwritable: the document cannot be written, or its file is that of the picture.
         SystemExit: it cannot be drawn.
     """
+    paths = {"--json": option.json, "--png": option.png}
+    require_apart({name: path for name, path in paths.items() if path not in (None, STDOUT)})
     if option.json not in (None, STDOUT):
         save_text(option.json, document)
+    drawn = drawn_elsewhere(document, option.png) if option.png else None
     print(document if option.json == STDOUT else text)
-    if option.png:  # by another process: the package that draws needs no JAX, and this one no matplotlib
-        command = [sys.executable, "-m", "benchmarks", "plot", "-", "--out", os.fspath(option.png)]
-        sys.stdout.flush()
-        if code := subprocess.run(command, input=document, text=True, check=False).returncode:
-            sys.exit(code)
+    if drawn:
+        print(drawn.stdout, end="")
+        if drawn.returncode:
+            sys.exit(drawn.returncode)
+
+
+def drawn_elsewhere(document: str, picture: Path) -> subprocess.CompletedProcess[str]:
+    """Draw a document by another process: the package that draws needs no JAX, and this one no matplotlib."""
+    command = [sys.executable, "-m", "benchmarks", "plot", "-", "--out", os.fspath(picture)]
+    return subprocess.run(command, input=document, stdout=subprocess.PIPE, text=True, check=False)
 
 
 def safe_name(text: str) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 
 from benchmarks.cases.selection import available_devices
-from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_file, save_text, short
+from benchmarks.cli.ending import Refused, refusing
+from benchmarks.cli.outputs import require_file, write_then_print
 from benchmarks.cli.tables import aligned
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run import measure
@@ -97,12 +97,15 @@ def main(args: argparse.Namespace) -> int:
     begin, all_probes = time.monotonic(), [*probes()]
     print(f"timing {len(all_probes)} probes on {jax.device_count()} devices, interleaved", file=sys.stderr)
     timings = timed(all_probes)
-    print("\n".join([*timings_table(timings), ""]), flush=True)
     source = f"meshmark calibrate, {datetime.now(UTC):%Y-%m-%d}, on {processor()}, {jax.device_count()} devices"
     of = platform_of(jax.devices()[0])
-    with refusing():
+    try:
         machine, missing = machine_of(args.out.stem, timings, of, memory_bytes, source, gpu_cores())
-    save_text(args.out, json.dumps(document(machine, timings, missing), indent=1) + "\n")
-    lines = [*rates_table(machine), "", *(f"not measured: {fact}" for fact in missing)]
-    print("\n".join([*lines, f"calibrated in {time.monotonic() - begin:.0f} s", f"wrote {short(args.out)}"]))
+    except ValueError as error:
+        print("\n".join(timings_table(timings)))
+        raise Refused(str(error)) from error
+    lines = [*timings_table(timings), "", *rates_table(machine), "", *(f"not measured: {fact}" for fact in missing)]
+    lines.append(f"calibrated in {time.monotonic() - begin:.0f} s")
+    content = json.dumps(document(machine, timings, missing), indent=1) + "\n"
+    write_then_print({args.out: content}, "\n".join(lines), named=True)
     return 0

@@ -7,11 +7,10 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import save_text
+from benchmarks.cli.outputs import write_then_print
 from benchmarks.search import scaled
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.compiled import compile_best
@@ -60,15 +59,14 @@ def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> l
     return found
 
 
-def write_trace(path: Path, best: Candidate) -> None:
-    """Write when each pipeline stage does what in a predicted step."""
+def trace_of(best: Candidate) -> str:
+    """The trace of a predicted step: when each pipeline stage does what."""
     spans = Step(best.cost, best.machine, best.topology).spans()
-    save_text(path, json.dumps(trace("prediction", str(best.case), str(best.topology), spans)))
-    log(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark plot {path}")
+    return json.dumps(trace("prediction", str(best.case), str(best.topology), spans))
 
 
 def main(args: argparse.Namespace) -> int:
-    """Search and print the report.
+    """Search, write files, and print the report.
 
     Returns:
         The exit status: 1 if nothing fits. It is 2 for invalid options, and 5 for files that cannot be written.
@@ -77,12 +75,11 @@ def main(args: argparse.Namespace) -> int:
         space, machine = prepared(args)
     results = scaling(space, machine, args) if args.scaling else [search(space, machine, args)]
     lines = scaled.scaling_report(results) if args.scaling else report(results[0], args.all, args.tokens, args.price)
-    print("\n".join(lines), flush=True)
-    if args.json:
-        save_text(args.json, json.dumps(document(results)))
     best = next((result.ranking.fitting[0] for result in results if result.ranking.fitting), None)
-    if args.trace and best:
-        write_trace(args.trace, best)
-    elif args.trace:
-        log(f"{args.trace} is not written: no candidate fits")
+    files = {args.json: json.dumps(document(results))} if args.json else {}
+    files |= {args.trace: trace_of(best)} if args.trace and best else {}
+    write_then_print(files, "\n".join(lines))
+    if args.trace:
+        where = f"open it at ui.perfetto.dev, or draw it: meshmark plot {args.trace}"
+        log(f"{args.trace}: {where}" if best else f"{args.trace} is not written: no candidate fits")
     return 0 if best else 1

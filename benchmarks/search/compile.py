@@ -7,14 +7,13 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.row import Row
 from benchmarks.cases.selection import selected
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_file, save_text, short
+from benchmarks.cli.outputs import require_file, short, write_then_print
 from benchmarks.cli.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.overlap import OVERLAP_KINDS
@@ -132,10 +131,13 @@ def main(option: argparse.Namespace) -> int:
         with say_regularly(partial(progress, number, len(cases), f"compiling {case}", None)):
             record = compiled_record(case)
         lines = [part for line in case_report(record.as_row()) for part in wrapped(line)]
-        print("\n".join(lines), end="\n\n", flush=True)
         statuses.append(record.status)
-        if option.trace:
-            write_trace(option.trace, record)
+        traced = trace_of(record) if option.trace else ""
+        write_then_print({option.trace: traced} if traced else {}, "\n".join([*lines, ""]))
+        if traced:
+            print(f"{short(option.trace)}: open it at ui.perfetto.dev, or draw it: meshmark plot {short(option.trace)}")
+        elif option.trace:
+            print(f"no trace: {record.reason or 'the program was not replayed'}")
     return int(any(status not in ("ok", "oom", "infeasible") for status in statuses))
 
 
@@ -152,18 +154,12 @@ def require_traceable(cases: Sequence[Case]) -> None:
         raise ValueError(f"--trace: {topology} has no published figures to replay a step by; try v5e:4x4")
 
 
-def write_trace(path: Path, record: Record) -> None:
-    """Write the trace of a replayed step, or say that there is none.
-
-    Raises:
-        Unwritable: it cannot be written.
-    """
+def trace_of(record: Record) -> str:
+    """The trace of a replayed step; empty if it was not replayed."""
     replayed = record.estimate and record.estimate.replay
     if not replayed:
-        print(f"no trace: {record.reason or 'the program was not replayed'}")
-        return
+        return ""
     where = f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
     case = str(record.case)
     processes = {f"{case} on {where}, simulated": list(replayed.all_spans())}
-    save_text(path, json.dumps(trace("replay", case, where, processes)))
-    print(f"{short(path)}: open it at ui.perfetto.dev, or draw it: meshmark plot {short(path)}")
+    return json.dumps(trace("replay", case, where, processes))

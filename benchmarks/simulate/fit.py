@@ -5,6 +5,7 @@ meshmark fit results/published/megatron_a100_clusters.csv --machine a100_megatro
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_apart, require_file, save_text, short
+from benchmarks.cli.outputs import require_apart, require_file, write_then_print
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import IN_SAMPLE, RANGES, START, Constants, Machine
 from benchmarks.simulate.machines import as_file, machine_path, made, read_file
@@ -142,13 +143,15 @@ def main(args: argparse.Namespace) -> None:
     lines = errors_table({"the runs that were fitted": fitted, **held_out})
     if not held_out:
         lines.append("these errors are in sample: no model and no cluster could be left out of the fit")
-    print("\n".join([*constants_table(found), "", *lines]))
+    files, lines = {}, [*constants_table(found), "", *lines]
     if args.out:
         source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in args.runs)}"
         source += "" if held_out else f"; {IN_SAMPLE}"
         error = [fitted, *held_out.values()][-1].mean
-        save_text(args.out, as_file(content, found.constants, error, source, [row.get("source", "") for row in rows]))
-        print(f"\nwrote {short(args.out)}")
+        sources = [row.get("source", "") for row in rows]
+        files = {args.out: as_file(content, found.constants, error, source, sources)}
+        lines.append("")
+    write_then_print(files, "\n".join(lines), named=True)
 
 
 def expressed(
@@ -167,16 +170,21 @@ def expressed(
         try:
             one = run_of(row)
         except Infeasible as error:
-            print(f"left out: row {number}: {error}")
+            log(f"left out: row {number}: {error}")
             continue
         if one.stack.fitted_as != start.stack.name:
-            print(f"left out: row {number}: it is of {one.stack.name}, and machine {start.name} of {start.stack.name}")
+            log(f"left out: row {number}: it is of {one.stack.name}, and machine {start.name} of {start.stack.name}")
         elif one.kind not in kinds:
-            print(f"left out: row {number}: it is of {one.kind}, and machine {start.name} of {', '.join(kinds)}")
+            log(f"left out: row {number}: it is of {one.kind}, and machine {start.name} of {', '.join(kinds)}")
         elif one.step_seconds:
             kept.append(row)
             runs.append(one)
     return kept, runs
+
+
+def log(text: str) -> None:
+    """Print what a fit does without, before it is done, to stderr: files are written before anything on stdout."""
+    print(text, file=sys.stderr)
 
 
 def constants_table(found: Fit) -> list[str]:
@@ -198,7 +206,7 @@ def held_out_errors(
             try:
                 guesses[f"{name} that were left out"] = left_out(runs, groups, start, only)
             except ValueError as error:
-                print(f"without one of the {name}: {error}")
+                log(f"without one of the {name}: {error}")
     measured = [run.step_seconds or 0.0 for run in runs]
     return {name: errors_of(seconds.tolist(), measured) for name, seconds in guesses.items()}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_apart, require_file, same, save_text, short
+from benchmarks.cli.outputs import require_apart, require_file, same, short, write_then_print
 from benchmarks.cli.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.simulate.machine import Machine
@@ -221,7 +221,5 @@ def main(args: argparse.Namespace) -> None:
             machine(args.machine)  # one that is not known is an error of the command, not of each row
         rows = read_tables(args.runs)
     predictions = predicted_rows(rows, args.machine)
-    if args.out:
-        save_text(args.out, as_csv(predictions))
-        print(f"wrote {short(args.out)}")
-    print("\n".join(error_report(predictions)))
+    files = {args.out: as_csv(predictions)} if args.out else {}
+    write_then_print(files, "\n".join(error_report(predictions)), named=True)

@@ -1,0 +1,115 @@
+"""Files are written before anything is printed: stdout may be on a full disk, or a pipe whose reader has ended."""
+
+import errno
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cli.commands import COMMANDS
+from benchmarks.cli.main import prepared, resolved
+from benchmarks.cli.outputs import Unwritable, write_then_print
+from tests.processes import ROOT
+from tests.results.synthetic import sweep, write_run
+from tests.test_bad_input import found
+
+SEARCH = "search --preset=nano --topology=h100:1x2 --batch-size=8 --strategy=data"
+TABLE = {
+    f"{SEARCH} --json=x.json --trace=x.trace": ("x.json", "x.trace"),
+    "predict runs.csv --out=x.csv": ("x.csv",),
+    "fit runs.csv --machine=a100_fsdp --only=matmul_efficiency --out=x.json": ("x.json",),
+    "show fsdp --mesh=fsdp=2 --json=x.json --png=x.svg": ("x.json", "x.svg"),
+    "schedule 1f1b --stages=2 --microbatches=2 --json=x.json": ("x.json",),
+    "plot found.json --out=x.svg": ("x.svg",),
+    "page run.json --out=x.html": ("x.html",),
+    "merge run.json other.json --out=x.json": ("x.json",),
+    "regress exact run.json run.json --markdown=x.md --junit=x.xml --action-json=a.json --bencher-json=b.json": (
+        *("x.md", "x.xml", "a.json", "b.json"),
+    ),
+    "regress baseline run.json --out=baselines": ("baselines",),
+}
+"""Commands, and the files that they write."""
+ELSEWHERE = {
+    "export": "prints what it has no --out for",
+    "regress paired": "reports as `regress exact` does, after minutes",
+    "calibrate": "takes minutes; it writes by `write_then_print`",
+    "compile": "a trace takes a compiler for absent devices; it writes by `write_then_print`",
+    "train": "test_progress.py: it prints while it trains",
+    "measure": "is pytest, which writes its file last; rows are in a journal before they are printed",
+}
+"""Commands with files to write that are not in the table, and why."""
+WRITES = ("--json", "--png", "--out", "--trace", "--markdown", "--to-huggingface", "--trace-dir")
+
+
+class Full(io.StringIO):
+    """A stream on a full disk."""
+
+    def write(self, _: str) -> int:
+        """Write nothing."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files that the commands read."""
+    folder = tmp_path_factory.mktemp("inputs")
+    rows = sweep([8])
+    write_run(folder / "run.json", rows)
+    write_run(folder / "other.json", [each | {"stats": {"data": [0.5]}} for each in rows])
+    table = (ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv").read_text().splitlines()
+    (folder / "runs.csv").write_text("\n".join(table[:12]) + "\n")
+    (folder / "found.json").write_text(json.dumps(found()["found.json"]))
+    return folder
+
+
+@pytest.mark.parametrize("command", TABLE)
+def test_files_are_there_though_nothing_can_be_printed(
+    command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command whose stdout is full has written all of its files."""
+    monkeypatch.chdir(shutil.copytree(inputs, tmp_path / "here"))
+    name, arguments = resolved(command.split())
+    run = prepared(name, arguments)
+    monkeypatch.setattr("sys.stdout", Full())
+    with pytest.raises(OSError, match="No space left on device"):
+        run()
+    for file in TABLE[command]:
+        assert Path(file).stat().st_size > 0
+
+
+def test_every_command_that_writes_is_in_the_table() -> None:
+    """Each of them is tried, or says why it is not."""
+    writing = {name for name, command in COMMANDS.items() if {*WRITES} & {one.name for one in command.all_options()}}
+    assert writing - {resolved(command.split())[0] for command in TABLE} == {*ELSEWHERE}
+
+
+def test_a_file_that_cannot_be_written_keeps_nothing_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The other files are written, and the report is printed; the error says where the file is."""
+    files = {Path("/dev/full"): "one", tmp_path / "x": "two"}
+    with pytest.raises(Unwritable, match=r"/dev/full cannot be written: .*; the result is in"):
+        write_then_print(files, "report", named=True)
+    assert (tmp_path / "x").read_text() == "two"
+    assert capsys.readouterr().out == f"report\nwrote {tmp_path / 'x'}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show fsdp --mesh=fsdp=2 --json=x.svg --png=x.svg",
+        "schedule 1f1b --stages=2 --microbatches=2 --json=x.svg --png=./x.svg",
+        f"{SEARCH} --json=x.svg --trace=x.svg",
+    ],
+)
+def test_two_outputs_are_two_files(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two outputs of one path are refused before one overwrites the other."""
+    monkeypatch.chdir(tmp_path)
+    name, arguments = resolved(command.split())
+    with pytest.raises(SystemExit, match="5"):
+        prepared(name, arguments)()
+    assert "x.svg would overwrite the output of --json; name another file" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
