@@ -5,14 +5,16 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import optax
 
-from benchmarks.cli.statuses import INTERRUPTED
+from benchmarks.cli.ending import discard_output
+from benchmarks.cli.outputs import cause
+from benchmarks.cli.statuses import BROKEN_INPUT, BROKEN_PIPE, INTERRUPTED
 from benchmarks.cli.tables import minutes
 from benchmarks.cluster import processes
 from benchmarks.run.equality import require_finite
@@ -78,6 +80,8 @@ class Stopping:
 class Progress:
     """Prints a line for each logged step, in place on a terminal, and one for each evaluation.
 
+    If stdout takes no more, on a full disk or into a pipe whose reader has ended, it says so, and training goes on.
+
     Args:
         steps: where the run ends.
         after: the step after which it begins.
@@ -88,6 +92,8 @@ class Progress:
         self.steps, self.after, self.silent = steps, after, silent
         self.in_place = sys.stdout.isatty()
         self.start_seconds = time.perf_counter()
+        self.status = 0
+        """The exit status of a run that reaches its end."""
 
     def step(self, number: int, loss: float, tokens_per_second: float) -> None:
         """A logged step. On a terminal the next line takes its place."""
@@ -101,8 +107,16 @@ class Progress:
         self._print(text)
 
     def _print(self, text: str, end: str = "\n") -> None:
-        if not self.silent:
+        if self.silent:
+            return
+        try:
             print(f"{ERASE if self.in_place else ''}{text}", end=end, flush=True)
+        except OSError as error:
+            self.silent, self.status = True, BROKEN_PIPE if isinstance(error, BrokenPipeError) else BROKEN_INPUT
+            discard_output()
+            said = f"stdout cannot be written: {cause(error)}; training goes on, and its log has every line"
+            with suppress(OSError):
+                print(said, file=sys.stderr, flush=True)
 
 
 @dataclass

@@ -36,7 +36,7 @@ def main(option: argparse.Namespace) -> int:
 
     Returns:
         The exit status: 0, 1 if the loss is not finite or the step cannot be compiled, 5 if something cannot be read or
-        written, 130 if the run was told to stop. It is 2 for invalid options.
+        written, 130 if the run was told to stop, 141 if the reader of stdout has ended. It is 2 for invalid options.
     """
     with ExitStack() as holding:
         return train(option, holding)
@@ -63,7 +63,7 @@ def train(option: argparse.Namespace, holding: ExitStack) -> int:
         code, reason = FAILED, reason_of(error)
     else:
         reason = ""
-    processes.end(in_order=code in (0, INTERRUPTED), why=reason)
+    processes.end(in_order=not reason, why=reason)
     if reason:
         print(reason, file=sys.stderr)
     return code
@@ -99,7 +99,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     """Train from this position to the end, and write a sample.
 
     Returns:
-        The exit status: 0 at the end, 130 if the run was told to stop.
+        The exit status: 0 at the end, 5 or 141 if stdout took no more, 130 if the run was told to stop.
 
     Raises:
         CheckpointError: a checkpoint cannot be read, or one could not be written.
@@ -134,8 +134,8 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
         progress.say(f"stopped after step {training.position}; continue with --resume")
         return INTERRUPTED
     if option.sample and first:
-        print(sample(plan, option.sample, option.temperature))
-    return 0
+        progress.say(sample(plan, option.sample, option.temperature))
+    return progress.status
 
 
 def checked(plan: Plan) -> str:

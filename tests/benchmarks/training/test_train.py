@@ -1,5 +1,6 @@
 """`meshmark train`: a run that is interrupted and resumed, also elsewhere, is the run that was not."""
 
+import errno
 import json
 import math
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -85,6 +87,19 @@ def test_a_step_may_be_checked_first(
     assert main([*options, f"--out={tmp_path / 'wrong'}"]) == 1
     assert "gradient of blocks.norm1." in capsys.readouterr().err
     assert not positions(tmp_path / "wrong" / CHECKPOINTS)
+
+
+def test_a_run_goes_on_when_its_output_is_lost(
+    half: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run whose stdout is a full disk, or a pipe that is closed, trains to its end, saves, and says so on stderr."""
+    for steps, lost, status in ((5, OSError(errno.ENOSPC, "disk full"), 5), (6, BrokenPipeError(32, "no reader"), 141)):
+        with monkeypatch.context() as full:
+            full.setattr("sys.stdout.flush", Mock(side_effect=lost))
+            assert main([*FSDP, *RUN, f"--steps={steps}", f"--out={half}", "--resume"]) == status
+        assert capsys.readouterr().err.count(f"stdout cannot be written: {lost.strerror}; training goes on") == 1
+        assert positions(half / CHECKPOINTS)[-1] == steps
+        assert max(step for _, step in losses(half)) == steps
 
 
 @pytest.mark.factorisations  # every day checkpoints/test_checkpoints.py goes on under others
