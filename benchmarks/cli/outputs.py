@@ -1,6 +1,7 @@
 """Output files of commands: checked before the work begins, and saved elsewhere if writing them fails afterwards."""
 
 import argparse
+import fcntl
 import itertools
 import os
 import subprocess
@@ -8,7 +9,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import IO, Any
 
 STDOUT = Path("-")
 
@@ -92,6 +95,30 @@ def same(path: Path, other: Path) -> bool:
     except OSError:  # the name is too long; writing it raises a clear error later
         return False
     return path.absolute() == other.absolute()
+
+
+def locked(file: int | IO[Any], path: Path) -> bool:
+    """Lock a file or a folder for as long as it is open; return False if another process has locked it.
+
+    A file system without locks, as Lustre and NFS may be, keeps nobody out: a line on stderr says so.
+
+    Args:
+        file: that is open, or its descriptor.
+        path: of the file, for the line.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        warn_once(f"{short(path)} cannot be locked: {cause(error)}; let no other run write there at the same time")
+    return True
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Print a line on stderr, unless this process has printed it."""
+    print(text, file=sys.stderr)
 
 
 def save(path: Path, write: Callable[[Path], object]) -> None:

@@ -6,7 +6,6 @@ case, and `{"stopped": true}` at an orderly end. A start has the key `after`, wi
 before it died. The digest is of the text before it, so a row that was changed since is not believed.
 """
 
-import fcntl
 import hashlib
 import json
 from collections import defaultdict
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.cases.row import Row
+from benchmarks.cli.outputs import locked
 from strategies.files import decode_json
 from strategies.schema import SchemaError, checked
 
@@ -116,11 +116,11 @@ class Journal:
         self._cases = cases
         if path.exists() and not resume:
             with path.open("r+b") as earlier:
-                self._lock(earlier)
+                lock(earlier, path)
                 path.replace(f"{path}~")
         self._file = path.open("a+b", buffering=0)  # unbuffered, because buffers die with the process
         try:
-            self._lock(self._file)
+            lock(self._file, path)
             self._replay(facts, after or UNKNOWN_CAUSE)
             self._write({"start": dict(facts)} | ({"after": after} if after else {}))
         except BaseException:
@@ -221,12 +221,15 @@ class Journal:
                 )
                 raise JournalError(f"{problem}; run again without --resume, or with the same options and environment")
 
-    def _lock(self, file: Any) -> None:
-        """Lock the file for as long as it is open or the process lives."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise JournalError(f"another run is writing {self.path}; name another --benchmark-json") from error
+
+def lock(file: Any, path: Path) -> None:
+    """Lock a journal for as long as it is open or the process lives.
+
+    Raises:
+        JournalError: another run has locked it.
+    """
+    if not locked(file, path):
+        raise JournalError(f"another run is writing {path}; name another --benchmark-json")
 
 
 class MirroredJournal(Journal):

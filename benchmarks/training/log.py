@@ -8,7 +8,6 @@ A run that is resumed writes another line of kind "run", with the step after whi
 """
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from benchmarks.cli.outputs import Unwritable, cause, require_folder
+from benchmarks.cli.outputs import Unwritable, cause, locked, require_folder
 from strategies.checkpoints import require_writable
 from strategies.files import decode_json, read_bytes
 from strategies.schema import Amount, SchemaError, Whole, checked
@@ -159,7 +158,7 @@ def _finite(value: Any) -> Any:
 def held(folder: Path) -> Iterator[None]:
     """Create the folder of a run, and keep other runs out of it while the body runs.
 
-    The lock ends with the process, however that ends. A file system without locks, as NFS may be, keeps nobody out.
+    The lock ends with the process, however that ends. A file system without locks keeps nobody out (`locked`).
 
     Raises:
         Unwritable: the folder cannot be written, or another run is writing into it.
@@ -170,13 +169,8 @@ def held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise Unwritable(f"{folder} cannot be read: {cause(error)}; name another folder") from error
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(number)
-        raise Unwritable(f"another run is writing into {folder}; wait for it, or name another --out") from error
-    except OSError:
-        pass
-    try:
+        if not locked(number, folder):
+            raise Unwritable(f"another run is writing into {folder}; wait for it, or name another --out")
         yield
     finally:
         os.close(number)

@@ -3,10 +3,13 @@
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from benchmarks.cli.outputs import Unwritable, save, save_text
+from benchmarks.cli.outputs import Unwritable, locked, save, save_text
+from benchmarks.run.journal import Journal
+from benchmarks.training.log import held
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +32,26 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {path.name: path.read_text() for path in tmp_path.glob("*.txt")} == {"old.txt": "an earlier result"}
     assert {path.name for path in tmp_path.iterdir()} == {"old.txt", "elsewhere"}
     assert [path.read_text() for path in elsewhere.rglob("*.txt")] == ["half, and half"] * 2
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF])
+def test_a_file_system_without_locks_keeps_nobody_out(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lustre and NFS may lack locks, which does not mean that another run writes: both kinds of run warn, in a line."""
+    path = tmp_path / "x.journal.jsonl"
+    Journal(path, {}, resume=False).close()
+    with monkeypatch.context() as lacking:
+        lacking.setattr("fcntl.flock", Mock(side_effect=OSError(code, os.strerror(code))))
+        for _ in range(2):
+            Journal(path, {}, resume=False).close()
+            with held(tmp_path / "run"):
+                pass
+    warned = f"cannot be locked: {os.strerror(code)}; let no other run write there at the same time"
+    assert capsys.readouterr().err.splitlines() == [f"{path} {warned}", f"{tmp_path / 'run'} {warned}"]
+    with path.open() as file, path.open() as other:
+        assert locked(file, path)
+        assert not locked(other, path)
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
