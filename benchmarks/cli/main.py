@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.cli.commands import COMMANDS, OLD, SECTIONS
 from benchmarks.cli.ending import Refused, run
 from benchmarks.cli.outputs import Unwritable
+from benchmarks.cli.starting import pytest_problem
 from benchmarks.cli.statuses import BROKEN_INPUT, WRONG_USAGE
 from strategies.schema import SchemaError
 
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     name, others = resolved(given)
     helped = {"--help", "-h"} & {*given}
+    if name in ("measure", "launch") and not helped and (problem := pytest_problem()):
+        print(f"meshmark {name}: {problem}", file=sys.stderr)
+        sys.exit(WRONG_USAGE)
     if name == "measure" and not helped:
         # pytest rewrites assertions only in modules that it imports first.
         # -P: the current folder may be a project with a package `benchmarks` of its own.
@@ -33,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name:
         run(prepared(name, others))
     elif given[0] == "--version":
-        print(f"meshmark {installed_version()}")
+        run(lambda: print(f"meshmark {installed_version()}"))
     elif helped and (given[0] in helped or verbs_of(given[0])):
-        print(contents("" if given[0] in helped else given[0]))
+        run(lambda: print(contents("" if given[0] in helped else given[0])))
     else:
         near = verbs_of(given[0]) or difflib.get_close_matches(given[0], COMMANDS, n=1)
         meant = f" Did you mean {' or '.join(near)}?" if near else ""

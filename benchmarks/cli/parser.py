@@ -6,6 +6,7 @@ from functools import wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from benchmarks.cli.ending import run
 from benchmarks.cli.statuses import WRONG_USAGE
 
 T = TypeVar("T")
@@ -17,6 +18,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the command with 2."""
         self.exit(WRONG_USAGE, f"{self.prog}: {message}; see --help")
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, and end the command: with 141 or 5 if stdout takes nothing."""
+        run(lambda: print(self.format_help(), end="", file=file))
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the command, with one line on stderr if there is a message."""

@@ -12,6 +12,7 @@ from benchmarks.cli.statuses import WRONG_USAGE
 
 MOST_VIRTUAL_DEVICES = 65_536
 DEVICES = "JAX_NUM_CPU_DEVICES"
+PYTEST_OPTIONS = "PYTEST_ADDOPTS"
 
 
 def environment_problem() -> str:
@@ -21,6 +22,26 @@ def environment_problem() -> str:
         return ""
     allowed = f"give a whole number from 1 to {MOST_VIRTUAL_DEVICES:,}, or unset it"
     return f"{DEVICES}={value[:100]!r} is no number of devices; {allowed}"
+
+
+def folder_problem() -> str:
+    """That the working directory is gone, as of a job whose folder was removed; empty if it is there."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        return f"the working directory cannot be found ({error.strerror}); change to another folder"
+    return ""
+
+
+def pytest_problem() -> str:
+    """What is wrong with the options that pytest reads from the environment; empty if nothing is."""
+    import shlex  # only here: most commands do not start pytest
+
+    try:
+        shlex.split(os.environ.get(PYTEST_OPTIONS, ""))
+    except ValueError as error:
+        return f"{PYTEST_OPTIONS}={os.environ[PYTEST_OPTIONS][:100]!r} cannot be read: {error}; correct it, or unset it"
+    return ""
 
 
 def resume_collection() -> None:
@@ -41,7 +62,7 @@ def quiet_while_importing() -> None:
     program imports the package. The signal handler is left alone if Ctrl-C is ignored, as under `nohup`.
     """
     ours = sys.argv[:1] == ["-m"] or Path(*sys.argv[:1]).stem == "meshmark"
-    if ours and (problem := environment_problem()):
+    if ours and (problem := folder_problem() or environment_problem()):
         print(f"meshmark: error: {problem}", file=sys.stderr)
         sys.exit(WRONG_USAGE)
     if ours:

@@ -1,12 +1,18 @@
 """The environment and garbage collection while a command is imported."""
 
+import errno
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import ROOT, environment
+
+FREE_SPACE = "free space, or redirect the output"
 
 PROGRAM = """
 import gc, sys
@@ -26,6 +32,52 @@ def test_collection_is_paused_until_a_command_runs(program: str, paused: bool) -
         [sys.executable, "-c", PROGRAM, program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"{paused}\nTrue {paused}\n"
+
+
+def ended(command: str, folder: Path = ROOT, stdout: Any = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `meshmark COMMAND` in a folder, with variables of the environment."""
+    start = [sys.executable, "-P", "-m", "benchmarks", *command.split()]
+    given = environment(**variables)
+    return subprocess.run(start, cwd=folder, env=given, stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
+HELPS = "--help", "--version", "show --help"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_help_that_cannot_be_printed_ends_in_a_line(unbuffered: str) -> None:
+    """On a full disk, and quietly where the reader of a pipe has ended, as `head` does; however stdout is buffered."""
+    for command in HELPS:
+        with Path("/dev/full").open("w") as full:
+            done = ended(command, stdout=full, PYTHONUNBUFFERED=unbuffered)
+        assert done.returncode == 5
+        assert done.stderr == f"the output cannot be written: {os.strerror(errno.ENOSPC)}; {FREE_SPACE}\n"
+        read, write = os.pipe()
+        os.close(read)
+        done = ended(command, stdout=write, PYTHONUNBUFFERED=unbuffered)
+        os.close(write)
+        assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_folder_that_is_gone_is_said_in_a_line(tmp_path: Path) -> None:
+    """Every command says that its working directory is gone, as that of a job may be, and how to go on."""
+    (tmp_path / "gone").mkdir()
+    for command in ("schedule 1f1b --stages=2 --microbatches=2", "measure --strategy=single", "launch --processes=2"):
+        code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, sys.orig_argv[:1] + sys.argv[1:])"
+        start = [sys.executable, "-c", code, "-P", "-m", "benchmarks", *command.split()]
+        (tmp_path / "gone").mkdir(exist_ok=True)
+        done = subprocess.run(start, cwd=tmp_path / "gone", env=environment(), capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(r"meshmark: error: the working directory cannot be found .*; change to .*\n", done.stderr)
+
+
+def test_options_of_pytest_that_cannot_be_read_are_named() -> None:
+    """PYTEST_ADDOPTS with an open quote is refused in a line by the commands that start pytest."""
+    for command in ("measure --strategy=single", "launch --processes=2"):
+        done = ended(command, PYTEST_ADDOPTS="-k 'fsdp")
+        assert done.returncode == 2
+        assert re.search(r"^meshmark .*: PYTEST_ADDOPTS=.* cannot be read: No closing quotation; correct", done.stderr)
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", ["benchmarks show fsdp", "benchmarks strategies", "benchmarks schedule"])
