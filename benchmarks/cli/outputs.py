@@ -169,6 +169,15 @@ def save_text(path: Path, text: str) -> None:
     Raises:
         Unwritable: `path` was not written; the message says where the text is.
     """
+    problem, lost = saved_text(path, text)
+    if lost:
+        sys.stdout.write(lost)
+    if problem:
+        raise Unwritable(problem)
+
+
+def saved_text(path: Path, text: str) -> tuple[str, str]:
+    """Write a text file. Return why it was not written, and the text, to be printed, if it is nowhere."""
     written: list[Path] = []
 
     def write(to: Path) -> None:
@@ -179,10 +188,8 @@ def save_text(path: Path, text: str) -> None:
     try:
         save(path, write)
     except Unwritable as error:
-        if written:
-            raise
-        sys.stdout.write(text)
-        raise Unwritable(f"{error}; it is printed instead") from error
+        return (str(error), "") if written else (f"{error}; it is printed instead", text)
+    return "", ""
 
 
 def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = False) -> None:
@@ -200,11 +207,9 @@ def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = Fals
     """
     problems, lines = [], [text]
     for path, content in files.items():
-        try:
-            save_text(path, content)
-            lines += [f"wrote {short(path)}"] if named else []
-        except Unwritable as error:
-            problems.append(str(error))
+        problem, lost = saved_text(path, content)
+        problems += [problem] if problem else []
+        lines += [f"wrote {short(path)}"] if named and not problem else [lost] if lost else []
     try:
         print("\n".join(lines), flush=True)
     finally:

@@ -148,7 +148,7 @@ def test_what_stands_beside_the_arrays(saved, tmp_path):
     save(step, restore(step, saved("single")), tmp_path, position=17, metadata={"corpus": "abc"}).wait()
     facts = json.loads((tmp_path / "17" / "checkpoint.json").read_text())
     assert facts["config"] == dataclasses.asdict(CONFIG)
-    assert (facts["format"], facts["step"], facts["position"], facts["metadata"]) == (2, HALF, 17, {"corpus": "abc"})
+    assert (facts["format"], facts["step"], facts["position"], facts["metadata"]) == (3, HALF, 17, {"corpus": "abc"})
 
 
 def test_the_oldest_are_removed(tmp_path):
