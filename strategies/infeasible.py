@@ -1,4 +1,4 @@
-"""What does not fit together: the error, and the words that name the legal sizes."""
+"""What does not fit together or is broken: the errors, and the words that name the legal sizes."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,10 @@ from functools import cache
 
 class Infeasible(ValueError):
     """Model, mesh and batch do not fit together. The message names the numbers and the legal values."""
+
+
+class BrokenStrategy(ValueError):
+    """A function of a user's strategy fails, or returns what it must not. The message names the function."""
 
 
 @cache

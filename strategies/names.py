@@ -51,5 +51,17 @@ def in_a_line(error: BaseException) -> str:
     >>> in_a_line(SystemExit(3)), in_a_line(KeyError("x")), in_a_line(ValueError())
     ('SystemExit: 3', "KeyError: 'x'", 'ValueError')
     """
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in text_of(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """The message of an error, also of a class that cannot say it.
+
+    >>> text_of(ValueError("heads=3")), text_of(type("Silent", (Exception,), {"__str__": lambda self: self})())
+    ('heads=3', '(without a message: its __str__ raised TypeError)')
+    """
+    try:
+        return str(error)
+    except Exception as again:
+        return f"(without a message: its __str__ raised {type(again).__name__})"

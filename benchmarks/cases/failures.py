@@ -4,6 +4,7 @@ import re
 from typing import Literal
 
 from strategies import Infeasible
+from strategies.names import text_of
 
 Status = Literal["ok", "infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismatch", "interrupted", "error"]
 
@@ -16,6 +17,8 @@ EXHAUSTED = re.compile(r"RESOURCE_EXHAUSTED|\bout of memory\b", re.IGNORECASE)
 """How backends report a lack of memory. XLA's CPU allocator says only "Out of memory allocating"."""
 MAX_REASON_CHARACTERS = 2000
 """Longest reason that is stored in a row."""
+ERRORS = (Exception, SystemExit)
+"""What ends a case and not the run, also where a user's strategy calls `sys.exit`."""
 
 
 class CaseFailure(Exception):
@@ -60,7 +63,7 @@ class Recompiled(CaseFailure):
     """Something was compiled while steps were timed."""
 
 
-def status_of(error: Exception) -> Status:
+def status_of(error: BaseException) -> Status:
     """Status for an error.
 
     >>> status_of(MemoryError()), status_of(Mismatch("loss")), status_of(KeyError("x"))
@@ -68,13 +71,13 @@ def status_of(error: Exception) -> Status:
     """
     if isinstance(error, Infeasible):
         return "infeasible"
-    killed = "SIGKILL" in str(error)  # sent by Linux when memory runs out
+    killed = "SIGKILL" in text_of(error)  # sent by Linux when memory runs out
     if isinstance(error, MemoryError) or killed or exhausted_memory(error) in (HBM, UNNAMED):
         return "oom"
     return error.status if isinstance(error, CaseFailure) else "error"
 
 
-def exhausted_memory(error: Exception) -> str | None:
+def exhausted_memory(error: BaseException) -> str | None:
     """Which memory a backend reports as too small.
 
     Returns:
@@ -87,13 +90,13 @@ def exhausted_memory(error: Exception) -> str | None:
     >>> exhausted_memory(KeyError("hbm")) is None
     True
     """
-    if not EXHAUSTED.search(str(error)):
+    if not EXHAUSTED.search(text_of(error)):
         return None
-    named = MEMORY_NAMES.search(str(error))
+    named = MEMORY_NAMES.search(text_of(error))
     return named[1].lower() if named else UNNAMED
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """What went wrong, in one line for a table: the first line of the message, and what it announces by a colon.
 
     It is cut after `MAX_REASON_CHARACTERS`; the traceback that is printed has all of it.
@@ -103,7 +106,7 @@ def reason_of(error: Exception) -> str:
     >>> reason_of(ValueError("shapes differ:\\n\\n  f32[2] and f32[3]\\nmore"))
     'ValueError: shapes differ: f32[2] and f32[3]'
     """
-    lines = [line.strip() for line in str(error).splitlines()] or [""]
+    lines = [line.strip() for line in text_of(error).splitlines()] or [""]
     # A line that ends in a colon only announces what is wrong.
     first_line = " ".join(filter(None, lines[:3])) if lines[0].endswith(":") else lines[0]
     reason = first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}"

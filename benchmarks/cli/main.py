@@ -12,6 +12,7 @@ from benchmarks.cli.ending import Refused, run
 from benchmarks.cli.outputs import Unwritable
 from benchmarks.cli.starting import pytest_problem
 from benchmarks.cli.statuses import BROKEN_INPUT, WRONG_USAGE
+from strategies.infeasible import BrokenStrategy
 from strategies.schema import SchemaError
 
 
@@ -87,6 +88,8 @@ def prepared(name: str, arguments: Sequence[str]) -> Callable[[], int | None]:
             parser.exit(BROKEN_INPUT, f"{parser.prog}: {error}")
         except Refused as error:
             parser.exit(WRONG_USAGE, f"{parser.prog}: {error.kind}{error}")
+        except BrokenStrategy as error:
+            parser.exit(WRONG_USAGE, f"{parser.prog}: {error}")
 
     return work
 

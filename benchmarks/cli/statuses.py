@@ -10,6 +10,8 @@ BROKEN_PIPE = 141
 """Exit code when the reader of the output has closed the pipe, as `| head` does: 128 plus the number of SIGPIPE."""
 BROKEN_INPUT = 5
 """Exit code when an input file cannot be read or a result cannot be written."""
+MAX_DEATHS = 2
+"""Number of processes that may die during a case before it is given up."""
 TIMEOUT_CAUSE = "a case that timed out"
 """Cause of death of a process that exited with `TIMED_OUT`."""
 REFUSED = 4

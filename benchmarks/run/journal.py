@@ -137,9 +137,16 @@ class Journal:
         self._write({"began": case})
 
     def finish(self, row: Row) -> None:
-        """A case has ended with this row."""
+        """A case has ended with this row.
+
+        Raises:
+            TypeError, ValueError: the row is not JSON. The case has not ended then.
+            JournalError: it cannot be written.
+        """
+        entry = {"row": asdict(row)}
+        json.dumps(entry, allow_nan=False)  # raises before the case counts as ended
         self.rows[row.case] = row
-        self._write({"row": asdict(row)}, signed=True)
+        self._write(entry, signed=True)
 
     def explain(self, case: str, traceback: str) -> None:
         """Tell the supervisor where a case has failed. It is not written."""

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import CaseFailure, ProcessDied, TimedOut, reason_of, status_of
+from benchmarks.cases.failures import ERRORS, CaseFailure, ProcessDied, TimedOut, reason_of, status_of
 from benchmarks.cases.row import Row
 from benchmarks.cli.options import CASE_TIMEOUT
-from benchmarks.cli.statuses import TIMEOUT_CAUSE
+from benchmarks.cli.statuses import MAX_DEATHS, TIMEOUT_CAUSE
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.corpus import Corpus
 from benchmarks.run.journal import Journal, JournalError
 from benchmarks.run.record import Record
 from benchmarks.simulate.machine import Machine
-
-MAX_DEATHS = 2
-"""Number of processes that may die during a case before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +78,19 @@ class Ledger:
         self.add(case, **facts)
         self.journal.finish(self.records[str(case)].as_row())
 
-    def fail(self, case: Case, error: Exception) -> None:
+    def fail(self, case: Case, error: BaseException) -> None:
         """A case has ended with an error."""
         self.journal.explain(str(case), "".join(traceback.format_exception(error)))
         # Frames keep training states alive, whose memory the next case needs.
         traceback.clear_frames(error.__traceback__)
-        self.end(case, status=status_of(error), reason=reason_of(error))
+        facts = {"status": status_of(error), "reason": reason_of(error)}
+        try:
+            self.end(case, **facts)
+        except JournalError:
+            raise
+        except ERRORS:  # what the record has learnt of a user's step cannot be a row
+            self.records[str(case)] = Record.begin(case, compile_only=self.settings.compile_only)
+            self.end(case, **facts)
 
     @contextmanager
     def record_failures(self, cases: Iterable[Case]) -> Iterator[None]:
@@ -95,7 +99,7 @@ class Ledger:
             yield
         except JournalError:
             raise
-        except Exception as error:
+        except ERRORS as error:
             for case in cases:
                 if str(case) not in self.rows:
                     self.fail(case, error)

@@ -11,7 +11,7 @@ import jax
 
 from benchmarks.cases.case import Case, CompilerOptions, attention_of, option_texts, options_of
 from benchmarks.cases.columns import COLUMNS, SCHEMA_VERSION, column_of
-from benchmarks.cases.failures import Status
+from benchmarks.cases.failures import ERRORS, Status
 from benchmarks.cases.row import Row, Scalar
 from benchmarks.cluster import processes
 from benchmarks.explain.estimate import ChipEstimate
@@ -207,7 +207,7 @@ class Record:
         mappings: dict[str, Mapping[str, Any]] = {
             "attention": attention_of(self.case.config),
             "columns": {**dict.fromkeys(PER_AXIS), **self.columns},
-            "formulas": predicted_columns(self.case, self.columns),
+            "formulas": self._by_formula(),
             "chip": self._estimated(),
             "resolved": self.resolved,
         }
@@ -225,6 +225,15 @@ class Record:
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
+
+    def _by_formula(self) -> Mapping[str, Scalar]:
+        """Columns by formula. A case whose formulas raise an error has failed by it, and leaves a row without them."""
+        try:
+            return predicted_columns(self.case, self.columns)
+        except ERRORS:
+            if self.status == "ok":
+                raise
+            return {}
 
     def _estimated(self) -> Mapping[str, Scalar]:
         case, devices = self.case, self.case.mesh.size

@@ -13,14 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.row import Row
-from benchmarks.cli.parent import bound
-from benchmarks.cli.statuses import INTERRUPTED, REFUSED, TIMED_OUT, UNWRITTEN, cause_of_death
+from benchmarks.cli.parent import bound, ignoring_signals
+from benchmarks.cli.statuses import INTERRUPTED, MAX_DEATHS, REFUSED, TIMED_OUT, UNWRITTEN, cause_of_death
 
 PROGRAM = "benchmarks.run"
 """The module that measures."""
@@ -82,7 +83,7 @@ class Supervisor:
         self._environment = {**os.environ, **code} | ({} if listing else {JOURNAL: str(path)})
         # Those of the terminal: pytest replaces them while tests run.
         self._output, self._errors = os.dup(1), os.dup(2)
-        self._stops, self._announced = list[float](), False
+        self._stops, self._announced, self._deaths = list[float](), False, Counter[str]()
         self._selected: list[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Ended | None = None
@@ -147,12 +148,11 @@ class Supervisor:
         self._read, write = os.pipe()
         self._rest, self._silent_seconds = b"", 0.0
         self._running: str | None = None
-        self._began = self._stopped = False
+        self._began, self._stopped = "", False
         self._last: dict[str, Any] | None = None
         self._refusal = ""
         # While a process loads its libraries, Ctrl-C prints a traceback from every thread. So it ignores SIGINT.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
-        try:
+        with ignoring_signals(signal.SIGINT), os.fdopen(write, "wb"):
             self._process = subprocess.Popen(
                 self._command,
                 env=self._environment | bound() | {EVENTS: str(write)},
@@ -161,9 +161,6 @@ class Supervisor:
                 stderr=self._errors,
                 pass_fds=[write],
             )
-        finally:
-            signal.signal(signal.SIGINT, before)
-            os.close(write)
 
     def _send_selected(self) -> None:
         """Tell the process which cases to measure."""
@@ -213,7 +210,7 @@ class Supervisor:
     def _hear(self, entry: dict[str, Any]) -> None:
         """Process a line."""
         self._running = entry.get("began")
-        self._began |= "began" in entry
+        self._began = entry.get("began", self._began)
         self._stopped |= "stopped" in entry
         if "row" in entry:
             row = Row(**entry["row"])
@@ -268,6 +265,9 @@ class Supervisor:
             advice = f"; {self.journal} has the finished rows, for --resume" if self.journal else ""
             self._say(f"the benchmarks were ended by {death}, and so were all other processes{advice}")
             self._finally(shell_status, f"ended by {death}")
+        self._deaths[self._began] += 1
+        if (times := self._deaths[self._began]) > MAX_DEATHS:  # giving up the case has not helped
+            self._finally(shell_status or 1, f"{times} processes ended after {self._began} began, the last by {death}")
         self._say(f"the benchmarks were ended by {death}; continuing with the remaining cases")
         self._environment |= {RESUMED: death}
         self._restart()

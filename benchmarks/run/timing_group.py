@@ -161,19 +161,16 @@ class TimingGroup:
 
     def _finish(self, record: Record, training: Training | RemoteTraining, times: BlockTimes) -> None:
         """End a case with its times, or with its error. A case with too few blocks stays unfinished."""
-        try:
+        with self.ledger.record_failures([record.case]):
             if times.error:
                 raise times.error
             processes.run_in_all(partial(training.require_finite, "after the timed blocks"))
-        except Exception as error:
-            self.ledger.fail(record.case, error)
-            return
-        if len(times.seconds) >= MIN_ROUNDS:
-            peaks = {
-                "memory.device_peak_bytes": device_peak_bytes(),
-                "memory.host_peak_rss_bytes": host_peak_rss_bytes(),
-            }
-            self.ledger.end(record.case, status="ok", timed=times, columns=peaks)
+            if len(times.seconds) >= MIN_ROUNDS:
+                peaks = {
+                    "memory.device_peak_bytes": device_peak_bytes(),
+                    "memory.host_peak_rss_bytes": host_peak_rss_bytes(),
+                }
+                self.ledger.end(record.case, status="ok", timed=times, columns=peaks)
 
     def _trace_and_attribute(self, record: Record, training: Training | RemoteTraining) -> None:
         """Trace a timed step and attribute its time, if requested.

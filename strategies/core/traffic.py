@@ -7,15 +7,19 @@ compares it with compiled programs. Here are the terms that every strategy has.
 Bytes are those of the program's dtypes. XLA's CPU backend sends bfloat16 as float32.
 """
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
+from strategies.arguments import require_instance
 from strategies.backends.transport import reduce_scatters_wrongly
 from strategies.core.placement import Axes, Weight
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
+from strategies.infeasible import BrokenStrategy
+from strategies.names import Named, in_a_line
 
 Bytes = int | Fraction
 """Bytes that a device sends on average, exactly: three devices may not divide them. Sums are rounded down."""
@@ -25,13 +29,16 @@ def _exactly(numerator: int, denominator: int) -> Bytes:
     return Fraction(numerator, denominator) if numerator % denominator else numerator // denominator
 
 
-SENT: Mapping[str, Callable[[int, int], Bytes]] = {
-    "all_reduce": lambda operand, group: _exactly(2 * operand * (group - 1), group),
-    "all_gather": lambda operand, group: operand * (group - 1),
-    "reduce_scatter": lambda operand, group: _exactly(operand * (group - 1), group),
-    "all_to_all": lambda operand, group: _exactly(operand * (group - 1), group),
-    "permute": lambda operand, group: operand,
-}
+SENT: Mapping[str, Callable[[int, int], Bytes]] = Named(
+    "kind of collective",
+    {
+        "all_reduce": lambda operand, group: _exactly(2 * operand * (group - 1), group),
+        "all_gather": lambda operand, group: operand * (group - 1),
+        "reduce_scatter": lambda operand, group: _exactly(operand * (group - 1), group),
+        "all_to_all": lambda operand, group: _exactly(operand * (group - 1), group),
+        "permute": lambda operand, group: operand,
+    },
+)
 """(bytes of the operand, devices in the group) -> bytes that each device sends, at least (Thakur et al. 2005,
 "Optimization of Collective Communication Operations in MPICH", section 4; NCCL tests, doc/PERFORMANCE.md)."""
 
@@ -149,6 +156,50 @@ def terms_of(plan: Plan) -> tuple[Term, ...]:
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term
     return (*of_batch, balance, losses, *sums, *last, norm)
+
+
+def stated(plan: Plan) -> Iterator[Traffic]:
+    """What all terms of a step yield.
+
+    Raises:
+        BrokenStrategy: a term of a user's axis fails, or yields something else than `Traffic` over axes of the mesh.
+    """
+    for term in terms_of(plan):
+        if getattr(term, "__module__", "").startswith("strategies."):
+            yield from term(plan)
+        else:
+            yield from _checked(plan, term)
+
+
+def _checked(plan: Plan, term: Term) -> list[Traffic]:
+    """What a term of a user's axis yields."""
+    try:
+        yielded = [*term(plan)]
+        for each in yielded:
+            _require_traffic(plan, each)
+    except (Exception, SystemExit) as error:
+        name = f"the term {getattr(term, '__qualname__', term)} of a user's strategy"
+        way_out = "it must yield Traffic, as `yield from traffic(plan, ...)` does"
+        raise BrokenStrategy(f"{name} raises or yields what it must not ({in_a_line(error)}); {way_out}") from error
+    return yielded
+
+
+def _require_traffic(plan: Plan, each: Any) -> None:
+    """Check what a user's term has yielded.
+
+    Raises:
+        ValueError: it is no `Traffic`, or its kind, axes, bytes or part of the step cannot be.
+    """
+    require_instance(each, Traffic, "a value", ValueError)
+    allowed = {
+        "kind": each.kind in SENT,
+        "axes": isinstance(each.axes, tuple) and {*each.axes} <= {*plan.mesh.sizes},
+        "operand_bytes": isinstance(each.operand_bytes, int) and each.operand_bytes >= 0,
+        "sent_bytes": isinstance(each.sent_bytes, Bytes) and each.sent_bytes >= 0,
+        "when": each.when in WHEN,
+    }
+    if wrong := [name for name, is_allowed in allowed.items() if not is_allowed]:
+        raise ValueError(f"{wrong[0]}={reprlib.repr(getattr(each, wrong[0]))} cannot be")
 
 
 def is_tied(plan: Plan, weight: Weight) -> bool:

@@ -19,7 +19,7 @@ from strategies.config import TrainConfig
 from strategies.core.axis import Axis
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
-from strategies.core.traffic import Bytes, Traffic, terms_of
+from strategies.core.traffic import Bytes, Traffic, stated
 from strategies.costs import memory
 from strategies.costs.scores import Scores, scores_of
 from strategies.gpt_config import GPTConfig
@@ -105,7 +105,7 @@ class Cost:
     @cached_property
     def traffic(self) -> tuple[Traffic, ...]:
         """What a device sends, term by term."""
-        return tuple(each for term in terms_of(self.plan) for each in term(self.plan))
+        return tuple(stated(self.plan))
 
     @property
     def sent(self) -> Mapping[tuple[str, Axes], Mapping[str, Bytes]]:

@@ -12,12 +12,15 @@ from typing import Any
 import jax
 import pytest
 
+import strategies
 from benchmarks.cases import case as cases
+from benchmarks.cases.row import Row
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.journal import JournalError
+from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import time_interleaved, trace
 from benchmarks.run.record import Record
-from strategies import MeshSpec
+from strategies import STRATEGIES, Axis, MeshSpec, Strategy
 from tests.benchmarks.planted import TOYS
 from tests.benchmarks.run.engines import DATA, PLAN, SINGLE, Begin, measure
 
@@ -47,6 +50,40 @@ def test_failing_case_is_a_row_without_times(
     assert re.match(reason, failed["reason"])
     assert (failed["compile_seconds"] is not None, failed["matches_single"]) == (compiled, matches)
     assert failed["step_seconds_median"] is None
+    assert good["status"] == "ok"
+
+
+@pytest.mark.parametrize("settings", [PLAN, replace(PLAN, compile_only=True)], ids=["timed", "compiled"])
+def test_formulas_that_fail_are_a_row(begin: Begin, monkeypatch: pytest.MonkeyPatch, settings: RunSettings) -> None:
+    """A strategy whose terms of traffic are broken has one row, with the error and without columns by formula."""
+    axis = Axis("data", batch=True, traffic=(lambda plan: iter(["no term"]),))
+    broken = {**STRATEGIES, "broken": Strategy("broken", (axis,))}
+    for module in (strategies, cases):
+        monkeypatch.setattr(module, "STRATEGIES", broken, raising=False)
+    engine = begin(settings)
+    (row,) = measure(engine, replace(DATA, strategy="broken"))
+    assert row["status"] == "error"
+    assert re.match("BrokenStrategy: the term .* yields what it must not .*'no term'; give a Traffic", row["reason"])
+    assert row["predicted.sent_bytes"] is None
+    assert row["compile_seconds"] is not None
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize("error", [OverflowError("no row"), SystemExit(3)], ids=repr)
+def test_a_row_that_cannot_be_made_is_an_error(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """What a record has learnt and that cannot be a row ends its case with that error; others are measured."""
+    as_row = Record.as_row
+
+    def failing(record: Record) -> Row:
+        if record.case == DATA and record.columns:
+            raise error
+        return as_row(record)
+
+    monkeypatch.setattr(Record, "as_row", failing)
+    failed, good = measure(begin(), DATA, SINGLE)
+    assert (failed["status"], failed["reason"]) == ("error", f"{type(error).__name__}: {error}")
     assert good["status"] == "ok"
 
 

@@ -133,6 +133,14 @@ def test_a_process_that_dies_or_hangs_is_replaced(
     assert capfd.readouterr().err == f"\nthe benchmarks were ended by {said}; continuing with the remaining cases\n"
 
 
+@pytest.mark.parametrize(("death", "status"), [("os._exit(7)", 7), ("os._exit(0)", 1), ("os.abort()", 134)])
+def test_processes_that_die_again_and_again_end_the_run(supervised: Start, death: str, status: int) -> None:
+    """A case that ends every process, even after it has been given up, ends the run, and not with status 0."""
+    end = ended(supervised(f"begin(); {death}"))
+    assert end.status == status
+    assert end.reason.startswith("3 processes ended after a began, the last by ")
+
+
 @pytest.mark.parametrize(
     ("program", "status", "reason"),
     [
