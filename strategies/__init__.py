@@ -14,6 +14,7 @@ from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
+from strategies.programs import require_program
 
 if TYPE_CHECKING:
     from strategies.checking import Mismatch, check
@@ -42,6 +43,8 @@ __all__ = [
     "check",
     "register",
 ]
+
+require_program("strategies")
 
 # They need JAX. They are imported on first use, because `results` uses strategies.schema where JAX is not installed.
 _HOMES = "registry", "core.axis", "mesh", "step", "checkpoints", "checking"
