@@ -14,7 +14,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cli.options import add_options
-from benchmarks.cli.starting import environment_problem
+from benchmarks.cli.starting import environment_problem, steps_problem
 from benchmarks.cli.statuses import INTERRUPTED, REFUSED, UNWRITTEN
 from benchmarks.cluster.joining import several_processes_requested
 from benchmarks.run import publish
@@ -40,11 +40,12 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return None
     require_alone(config)
     if not option.collectonly:
+        publish.require_effect(config.invocation_params.args)
         require_measurable(option)
     journal = option.benchmark_json and journal_path(option.benchmark_json)
     try:
         alone = not several_processes_requested(option)
-        if problem := environment_problem():
+        if problem := environment_problem() or steps_problem():
             raise ValueError(problem)
         # In a multi-process run only the first process has the journal, and checks for it later.
         if alone and option.resume:
@@ -147,6 +148,13 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     return result
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
+    """Print the summaries, the last of which may be of regressions."""
+    with publish.ending_with_regressions(terminalreporter._session):
+        return (yield)
+
+
 def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
     """Move rows without samples to where programs that read pytest-benchmark's files do not look."""
     publish.move_untimed_rows(output_json)
@@ -155,6 +163,14 @@ def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """Describe the machine in the report."""
     publish.describe_machine(machine_info, config.stash[RUN].machine)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_benchmark_compare_machine_info(
+    benchmarksession: Any, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
+) -> None:
+    """Compare the machines of this run and of a stored one."""
+    publish.note_machine(machine_info, compared_benchmark, benchmarksession.logger.info)
 
 
 def require_measurable(option: Any) -> None:
@@ -169,6 +185,7 @@ def require_measurable(option: Any) -> None:
         raise pytest.UsageError("meshmark needs pytest-benchmark 5.3 or later: pip install --upgrade pytest-benchmark")
     publish.require_writable(option.benchmark_json)
     publish.require_storage(option)
+    publish.require_comparison(option)
 
 
 def require_alone(config: pytest.Config) -> None:

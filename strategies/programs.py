@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MAIN = '__name__ == "__main__"'
+MAIN = '\nif __name__ == "__main__":'
 """What a module contains that is a program."""
 
 
@@ -25,7 +25,7 @@ def require_program(*packages: str, commands: Callable[[str], list[str]] = lambd
     """
     if sys.argv[:1] != ["-m"]:
         return
-    module = re.sub("^-[A-Za-z]*m", "", sys.orig_argv[-len(sys.argv) :][0])  # `-m` and its module may be one word
+    module = re.sub("^-[A-Za-z]*?m", "", sys.orig_argv[-len(sys.argv) :][0])  # `-m` and its module may be one word
     path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     if module.partition(".")[0] not in packages or not path.is_file() or MAIN in path.read_text():
         return

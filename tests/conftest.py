@@ -8,27 +8,38 @@ tests leave no core idle. Without the lines of Python in its metadata a program 
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
-from hypothesis import settings
 
-from benchmarks.run.machine import use_virtual_devices
 from tests.extras import MISSING
-from tests.processes import QUICK
 
 pytest.register_assert_rewrite("tests.strategies.costs.steps")  # a failure of `assert_exact` shows its numbers
-settings.register_profile("tests", deadline=None)  # an example takes as long as it takes on a busy machine
-settings.load_profile("tests")
-use_virtual_devices()
-jax.config.update("jax_platforms", "cpu")  # tests need eight devices, whatever accelerator is there
-jax.config.update("jax_traceback_in_locations_limit", 0)
-os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # of the processes that tests start
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
-gc.set_threshold(10_000)  # traces are many long-lived objects, which take long to scan
-gc.disable()  # until all tests are imported (see `pytest_collection_finish`)
+
+
+def set_up() -> None:
+    """Set up JAX and hypothesis, before any other file of the tests is imported."""
+    import jax
+    from hypothesis import settings
+
+    from benchmarks.run.machine import use_virtual_devices
+    from tests.processes import QUICK
+
+    settings.register_profile("tests", deadline=None)  # an example takes as long as it takes on a busy machine
+    settings.load_profile("tests")
+    use_virtual_devices()
+    jax.config.update("jax_platforms", "cpu")  # tests need eight devices, whatever accelerator is there
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # of the processes that tests start
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
+    gc.set_threshold(10_000)  # traces are many long-lived objects, which take long to scan
+    gc.disable()  # until all tests are imported (see `pytest_collection_finish`)
+
+
+if "pytest_benchmark.cli" not in sys.modules:  # `pytest-benchmark compare` loads this file, and may lack hypothesis
+    set_up()
 
 FIRST = (
     "benchmarks/test_interrupted_run.py",

@@ -16,15 +16,34 @@ FOLDER = ROOT / ".github" / "actions" / "meshmark"
 ACTION = yaml.safe_load((FOLDER / "action.yml").read_text())
 SELECTION = "--compile-only --strategy data\n--devices 2 --batch-size 16"
 
+GH = """
+import json, os, pathlib, sys
+folder, words = pathlib.Path(sys.argv[1]), sys.argv[2:]
+with (folder / "gh").open("a") as log:
+    print(*words, file=log)
+conditions = {
+    ".user.login == env.ME": lambda comment: comment["login"] == os.environ["ME"],
+    ".body | startswith(env.FIRST)": lambda comment: comment["body"].startswith(os.environ["FIRST"]),
+}
+if "graphql" in words:
+    print("the-bot")
+elif "--jq" in words:
+    held = [holds for text, holds in conditions.items() if text in words[-1]]
+    comments = json.loads((folder / "comments").read_text())
+    print(*(each["id"] for each in comments if all(holds(each) for holds in held)), sep="\\n")
+"""
+"""GitHub's command: it knows its user, and finds comments by those conditions that a filter has."""
+QUOTED = {"id": 97, "login": "someone", "body": "<!-- meshmark: JAX -->\nwhy?"}
+OTHER = {"id": 98, "login": "the-bot", "body": "<!-- meshmark: other -->"}
+OURS = {"id": 99, "login": "the-bot", "body": "<!-- meshmark: JAX -->"}
+
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runner's folder, with stand-ins for the installed `meshmark` and for gh.
-
-    gh keeps its arguments, and finds the comment that the file `id` names.
-    """
+    """A runner's folder, with stand-ins for the installed `meshmark` and for gh, which keeps its arguments."""
     folder = tmp_path_factory.mktemp("runner")
-    gh = f'echo "$@" >> {folder}/gh; [[ "$@" != *--jq* ]] || cat {folder}/id'
+    (folder / "gh.py").write_text(GH)
+    gh = f'exec {sys.executable} {folder}/gh.py {folder} "$@"'
     for name, line in (("gh", gh), ("meshmark", f'exec {sys.executable} -m benchmarks "$@"')):
         script = folder / "bin" / name
         script.parent.mkdir(exist_ok=True)
@@ -60,12 +79,15 @@ def as_baseline(run: Path, path: Path, collectives: int = 0) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("planted", "exit_code", "earlier"), [(0, 0, ""), (1, 1, "99\n100\n")])
+@pytest.mark.parametrize(("planted", "exit_code", "earlier"), [(0, 0, []), (1, 1, [OURS, {**OURS, "id": 100}])])
 def test_the_verdict_is_the_exit_code(measured, tmp_path, planted, exit_code, earlier) -> None:
-    """Green is 0, red is 1. Either way the summary has the report, and the pull request one comment of that name."""
+    """Green is 0, red is 1. Either way the summary has the report, and the pull request one comment of that name.
+
+    A comment of another author or of another comparison is left alone.
+    """
     for name in "summary", "gh", "output":
         (measured / name).unlink(missing_ok=True)
-    (measured / "id").write_text(earlier)
+    (measured / "comments").write_text(json.dumps([QUOTED, OTHER, *earlier]))
     baseline = as_baseline(measured / "meshmark" / "run.json", tmp_path / "base.json", planted)
     variables = {
         "BASELINE": baseline,

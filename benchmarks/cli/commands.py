@@ -96,7 +96,12 @@ PLANNED = {
         option("--topology TOPOLOGY", f"{DEVICES_OF} h100:1x8 or here", topology_or_here, required=True),
         option("--stack STACK", "megatron, torchtitan, maxtext, kempnerforge; default: meshmark", str, "meshmark"),
         MACHINE._replace(help="machine file, by name or path; default: the stack's for these devices"),
-        option("--set NAME=VALUE", "change a specification of the devices, such as hbm=141GiB; repeatable", assignment),
+        option(
+            "--set NAME=VALUE",
+            "change a specification of the devices, such as hbm=141GiB; repeatable",
+            assignment,
+            many="repeat",
+        ),
         option("--compile N", "compile the N best, and replay their schedules", whole, 0),
         option("--measure N", "with --topology here: time N candidates, and compare predictions", whole, 0),
         option("--tokens N", "also print days and device-hours to train on N tokens", positive),
@@ -217,6 +222,7 @@ JUDGED = {
             "allowed growth of a metric, in its unit or in percent such as 1.5%%; default: 0. "
             "METRIC may contain *; repeatable, the last match applies",
             assignment,
+            many="repeat",
         ),
         option("--across-versions TOLERANCE", "compare two versions of JAX, with a tolerance such as 5%%", percent),
         option("--only-head-cases", "judge only the cases that HEAD has; the others do not count as vanished"),
@@ -249,6 +255,8 @@ JUDGED = {
         option("--out DIR", "folder to write to; default: %(default)s", Path, Path("baselines")),
     ),
 }
+STEPS_COMMANDS = "measure", "launch", "train", "search", "compile", "calibrate", "regress paired"
+"""The commands that compile or run training steps."""
 SECTIONS = {"measure and train": MEASURED, "plan": PLANNED, "look up": SHOWN, "draw and judge results": JUDGED}
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 OLD = {

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.cli.commands import COMMANDS, OLD, SECTIONS
+from benchmarks.cli.commands import COMMANDS, OLD, SECTIONS, STEPS_COMMANDS
 from benchmarks.cli.ending import Refused, run
 from benchmarks.cli.outputs import Unwritable
-from benchmarks.cli.starting import pytest_problem
+from benchmarks.cli.starting import pytest_problem, steps_problem
 from benchmarks.cli.statuses import BROKEN_INPUT, WRONG_USAGE
 from strategies.infeasible import BrokenStrategy
 from strategies.schema import SchemaError
@@ -74,6 +74,8 @@ def prepared(name: str, arguments: Sequence[str]) -> Callable[[], int | None]:
     command = COMMANDS[name]
     parser = command.parser(f"meshmark {name}")
     options = parser.parse_args(arguments)
+    if name in STEPS_COMMANDS and (problem := steps_problem()):
+        parser.exit(WRONG_USAGE, f"{parser.prog}: {problem}")
     # Not by runpy as `__main__`: processes that a command spawns must find its functions under the module's name.
     try:
         main_of_command = importlib.import_module(command.module_of(options)).main

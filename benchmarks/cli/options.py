@@ -106,7 +106,7 @@ CASES = Group(
     "cases",
     option("--strategy NAME,...", f"such as fsdp,tensor; default: all; {LISTED}", str),
     option("--devices N,...", f"numbers of devices; default: {joined(DEVICES)}; all with --topology", count),
-    option("--mesh MESH", "axes and their sizes, such as data=2,tensor=4; repeatable", str),
+    option("--mesh MESH", "axes and their sizes, such as data=2,tensor=4; repeatable", str, many="repeat"),
     option(
         "--batch-size N,...",
         f"global batch, in sequences; default: {joined(BATCH_SIZES)}; one per device with --topology",
@@ -115,8 +115,8 @@ CASES = Group(
     option("--microbatches N,...", "parts of the global batch; default: 2 per pipeline stage, or 1", count),
     option("--dtype DTYPE", f"compute dtype: {joined(DTYPES)}; default: %(default)s", DTYPE, "float32"),
     option("--remat REMAT", f"what backward recomputes: {joined(REMATS)}; default: %(default)s", REMAT, "dots"),
-    option("--option NAME=VALUE,...", f"{OF_STRATEGIES}; {A_CASE_EACH}", assignment),
-    option("--compiler-option NAME=VALUE", XLA_OPTION, assignment),
+    option("--option NAME=VALUE,...", f"{OF_STRATEGIES}; {A_CASE_EACH}", assignment, many="repeat"),
+    option("--compiler-option NAME=VALUE", XLA_OPTION, assignment, many="repeat"),
 )
 MODEL = Group(
     "model",

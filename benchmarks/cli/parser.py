@@ -76,14 +76,14 @@ def option(
 ) -> Option:
     """An option as it is written: "--mesh MESH", "--devices N,..." for a list, "--tokenizer bytes|chars" for names.
 
-    It is repeatable if its help says so. An argument has a name without hyphens, as in "runs RUN.json".
+    An argument has a name without hyphens, as in "runs RUN.json". `others` are further attributes.
     """
     name, _, value = written.partition(" ")
-    many = "repeat" if "repeatable" in help else "list" if value.endswith(",...") else ""
+    many = others.pop("many", "list" if value.endswith(",...") else "")
     if "|" in value:
         read = one_of(name.strip("-"), value.split("|"))
     value = value.removesuffix(",...") if many == "list" else value
-    return Option(name, help, read, value, default)._replace(**{"many": many} | others)
+    return Option(name, help, read, value, default, many, **others)
 
 
 class Group:

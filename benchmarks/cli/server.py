@@ -166,7 +166,7 @@ class Server:
         self._process.wait()
         code, last_words = self.end()
         if code == USAGE:
-            return ServerFailure("refused", last_words.rpartition("error: ")[2])
+            return ServerFailure("refused", last_words.rpartition(f"python -m {SERVER}: ")[2])
         how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
         self.deaths.append(f"{how}\n{last_words}".rstrip())
         return ServerFailure("died", self.deaths[-1])

@@ -13,6 +13,11 @@ from benchmarks.cli.statuses import WRONG_USAGE
 MOST_VIRTUAL_DEVICES = 65_536
 DEVICES = "JAX_NUM_CPU_DEVICES"
 PYTEST_OPTIONS = "PYTEST_ADDOPTS"
+UNUSABLE = {
+    "JAX_ENABLE_X64": "steps are compiled for 32 bits, and their states would have 64",
+    "JAX_DISABLE_JIT": "steps must be compiled",
+}
+"""Switches of JAX with which no step runs as it is described, and why."""
 
 
 def environment_problem() -> str:
@@ -41,6 +46,18 @@ def pytest_problem() -> str:
         shlex.split(os.environ.get(PYTEST_OPTIONS, ""))
     except ValueError as error:
         return f"{PYTEST_OPTIONS}={os.environ[PYTEST_OPTIONS][:100]!r} cannot be read: {error}; correct it, or unset it"
+    return ""
+
+
+def steps_problem() -> str:
+    """Which of JAX's settings in the environment is not for training steps, in one line; empty if none is.
+
+    >>> steps_problem()
+    ''
+    """
+    for name, effect in UNUSABLE.items():
+        if os.environ.get(name, "").lower() in ("y", "yes", "t", "true", "on", "1"):
+            return f"{name}={os.environ[name]}: {effect}; unset it"
     return ""
 
 

@@ -30,6 +30,8 @@ MOST_PROCESSES = max(64, 4 * (os.cpu_count() or 1))
 """Each process loads JAX, which takes seconds of a core and 300 MiB."""
 MOST_DEVICES = 1024
 """Virtual devices of a process have a thread each."""
+GPU = "cuda", "gpu"
+"""JAX's names of the platform whose devices `launch` divides."""
 GRACE_SECONDS = 30.0
 """Time for the other processes to write their results after one has failed."""
 
@@ -40,7 +42,11 @@ def main(options: argparse.Namespace) -> int:
     Raises:
         Refused: there are too few devices, or too many processes.
     """
+    asked = os.environ.get("JAX_PLATFORMS", "")
     gpus = visible_gpus()
+    if asked and not gpus and first_platform() != "cpu":
+        problem = "no GPU is visible" if first_platform() in GPU else "launch uses GPUs or virtual CPU devices only"
+        raise Refused(f"JAX_PLATFORMS={asked}, but {problem}; set it to cpu for virtual CPU devices")
     needed = options.processes * options.devices_per_process
     if gpus and len(gpus) < needed:
         wanted = f"{options.processes} processes of {options.devices_per_process} GPUs"
@@ -48,6 +54,8 @@ def main(options: argparse.Namespace) -> int:
     if options.processes > MOST_PROCESSES or options.devices_per_process > MOST_DEVICES:
         problem = f"{options.processes} processes of {options.devices_per_process} devices are too many"
         raise Refused(f"{problem} for this machine; give at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
+    kind = "GPUs" if gpus else "virtual CPU devices"
+    print(f"{options.processes} processes of {options.devices_per_process} {kind}", file=sys.stderr)
     return launch(options, gpus)
 
 
@@ -108,15 +116,17 @@ def environment(index: int, devices: int, gpus: Sequence[str]) -> dict[str, str]
 
 
 def visible_gpus() -> list[str]:
-    """Ids of the GPUs that may be used, as in CUDA_VISIBLE_DEVICES; none if JAX uses another platform.
-
-    JAX uses another one if JAX_PLATFORMS says so, or if it is unset and JAX has no CUDA plugin.
-    """
-    if os.environ.get("JAX_PLATFORMS", "cuda" if has_cuda() else "cpu") not in ("cuda", "gpu"):
+    """Ids of the GPUs that may be used, as in CUDA_VISIBLE_DEVICES; none if JAX uses another platform."""
+    if first_platform() not in GPU:
         return []
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
     return [str(index) for index, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+
+
+def first_platform() -> str:
+    """The platform that JAX uses: the first in JAX_PLATFORMS; without one CUDA if its plugin is there, or else CPUs."""
+    return os.environ.get("JAX_PLATFORMS", "").partition(",")[0] or ("cuda" if has_cuda() else "cpu")
 
 
 def has_cuda() -> bool:

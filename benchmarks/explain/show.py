@@ -10,7 +10,7 @@ import sys
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import present
 from strategies import STRATEGIES, Infeasible
-from strategies.costs.overview import asked_overview
+from strategies.costs.overview import Overview, asked_overview
 
 
 def main(option: argparse.Namespace) -> None:
@@ -18,19 +18,59 @@ def main(option: argparse.Namespace) -> None:
 
     For a mesh or a topology that is given, the text has each array by itself, too.
     """
-    topology = option.topology and str(option.topology)
     with refusing():
         if option.json and str(option.json) in STRATEGIES:
             raise Infeasible(f"--json {option.json} names a file; give the strategy before --json")
-        names = option.names or list(STRATEGIES)
-        if option.png and len(names) > 1:
-            raise Infeasible(f"--png draws one strategy, and {len(names)} are named; name one")
-        found = [asked_overview(n, option.preset, option.mesh, topology, option.batch_size) for n in names]
-    for name, overview in zip(names, found, strict=True):
+        if option.png and len(option.names or STRATEGIES) > 1:
+            raise Infeasible(f"--png draws one strategy, and {len(option.names or STRATEGIES)} are named; name one")
+        found = named(option) if option.names else possible(option)
+    texts = [
+        f"{overview}\n\n{overview.array_table()}" if option.mesh or option.topology else str(overview)
+        for overview in found
+    ]
+    present(option, json.dumps([overview.as_dict() for overview in found]), "\n\n".join(texts))
+
+
+def of_strategy(name: str, option: argparse.Namespace) -> Overview:
+    """The overview of a strategy with the options of the command.
+
+    Raises:
+        ValueError: the options do not fit together, or the strategy does not exist.
+    """
+    topology = option.topology and str(option.topology)
+    return asked_overview(name, option.preset, option.mesh, topology, option.batch_size)
+
+
+def named(option: argparse.Namespace) -> list[Overview]:
+    """The overview of each strategy that is named. A line says where another one has the axes of the mesh.
+
+    Raises:
+        ValueError: as `of_strategy`.
+    """
+    found = [of_strategy(name, option) for name in option.names]
+    for name, overview in zip(option.names, found, strict=True):
         if overview.strategy != name:
             also = f"{overview.strategy}, which does the same along the axes of {name}"
             print(f"{name} lacks an axis of {option.mesh}; this is {also}", file=sys.stderr)
-    texts = [
-        f"{overview}\n\n{overview.array_table()}" if option.mesh or topology else str(overview) for overview in found
-    ]
-    present(option, json.dumps([overview.as_dict() for overview in found]), "\n\n".join(texts))
+    return found
+
+
+def possible(option: argparse.Namespace) -> list[Overview]:
+    """The overview of each strategy that the mesh, the devices and the batch allow. A line names each of the others.
+
+    Raises:
+        Infeasible: they allow none.
+    """
+    found, refused = list[Overview](), dict[str, Infeasible]()
+    for name in STRATEGIES:
+        try:
+            overview = of_strategy(name, option)
+        except Infeasible as error:
+            refused[name] = error
+        else:
+            found += [overview] if overview.strategy == name else []  # the others are shown by their own name
+    if not found:
+        raise next(iter(refused.values()))
+    for name, error in refused.items():
+        print(f"without {name}: {error}", file=sys.stderr)
+    return found

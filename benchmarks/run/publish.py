@@ -10,15 +10,19 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
+from pytest_benchmark.logger import Logger
+from pytest_benchmark.session import PerformanceRegression
 from pytest_benchmark.stats import Metadata, Stats
+from pytest_benchmark.utils import load_storage
 
 from benchmarks.cases.row import Row
 from benchmarks.cli.outputs import Unwritable, require_file, require_folder, special
@@ -28,6 +32,16 @@ UNTIMED = "untimed"
 """Key of the report under which rows without samples are stored."""
 LEAST_FREE_BYTES = 16 * 2**20
 """Disk space for the report and the journal of thousands of cases."""
+WITHOUT_EFFECT = {
+    f"--benchmark-{name}"
+    for name in (
+        *("min-time", "max-time", "min-rounds", "timer", "calibration-precision", "warmup", "warmup-iterations"),
+        *("disable-gc", "disable", "skip", "cprofile", "cprofile-loops", "cprofile-top", "cprofile-dump"),
+    )
+}
+"""Options of pytest-benchmark that say how a function is called."""
+NOT_DECISIVE = "matmul_flops_per_second", "counters_fingerprint", "virtual_devices"
+"""Facts of the machine that are measured, or follow from others."""
 
 
 class NoStats(Stats):
@@ -84,8 +98,7 @@ def describe_machine(info: dict[str, Any], facts: Mapping[str, Any]) -> None:
     """
     info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
     info |= facts
-    measured = "matmul_flops_per_second", "counters_fingerprint", "virtual_devices"
-    decisive = {name: value for name, value in facts.items() if name not in measured}
+    decisive = {name: value for name, value in facts.items() if name not in NOT_DECISIVE}
     info["fingerprint"] = fingerprint({"cpu": info["cpu"]} | decisive)
 
 
@@ -152,6 +165,73 @@ def require_storage(option: argparse.Namespace) -> None:
         require_folder(Path(where))
     except Unwritable as error:
         raise pytest.UsageError(f"--benchmark-storage: {error}") from error
+
+
+def require_effect(arguments: Sequence[str]) -> None:
+    """Refuse options by which pytest-benchmark calls and times a function.
+
+    Raises:
+        pytest.UsageError: there is one; names what sets the number of times here.
+    """
+    for word in arguments:
+        if word.partition("=")[0] in WITHOUT_EFFECT:
+            raise pytest.UsageError(f"{word} has no effect: steps are timed interleaved; --rounds sets how often")
+
+
+def require_comparison(option: argparse.Namespace) -> None:
+    """Check what `--benchmark-compare` and `--benchmark-histogram` need, before anything is measured.
+
+    Raises:
+        pytest.UsageError: there is no run to compare with, one cannot be read, or the package for histograms is absent.
+    """
+    if option.benchmark_histogram and not (find_spec("pygal") and find_spec("pygaljs")):
+        raise pytest.UsageError("--benchmark-histogram needs pygal: pip install 'pytest-benchmark[histogram]'")
+    if not option.benchmark_compare:
+        if option.benchmark_compare_fail:
+            raise pytest.UsageError("--benchmark-compare-fail needs a run to compare with; add --benchmark-compare")
+        return
+    names = [] if option.benchmark_compare is True else [option.benchmark_compare]
+    problem = "" if names else "it has no run; save one with --benchmark-autosave"
+    with warnings.catch_warnings(record=True, action="always") as said:
+        try:
+            storage = load_storage(option.benchmark_storage, logger=Logger(Logger.QUIET), netrc=option.benchmark_netrc)
+            found = [*storage.load(*names)]
+        except (ValueError, OSError) as error:
+            found, problem = [], str(error)
+    if said:
+        problem = str(said[-1].message)
+    if said or not found:
+        problem = problem or f"no run is named so; `pytest-benchmark list` lists those in {option.benchmark_storage}"
+        given = "=".join(["--benchmark-compare", *names])
+        raise pytest.UsageError(f"{given} with --benchmark-storage={option.benchmark_storage}: {problem}")
+
+
+@contextmanager
+def ending_with_regressions(session: pytest.Session) -> Iterator[None]:
+    """End with status 1 where pytest-benchmark, by `--benchmark-compare-fail`, has listed regressions in the body."""
+    try:
+        yield
+    except PerformanceRegression:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def note_machine(info: Mapping[str, Any], compared: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Say whether a stored run is of another machine or of other versions, by the facts that decide its speed.
+
+    pytest-benchmark's own comparison is silenced: it takes runs of one machine for different, whose measured rates are
+    never equal.
+
+    Args:
+        info: of this run.
+        compared: the stored run; its machine is replaced by this one.
+        say: prints a line.
+    """
+    there = compared.get("machine_info") or {}
+    if there.get("fingerprint") != info["fingerprint"]:
+        names = [name for name in info if name not in NOT_DECISIVE and info[name] != there.get(name)]
+        differing = ", ".join(name for name in names if name not in ("fingerprint", "node", "release"))
+        say(f"the run that is compared is of another machine or other versions; these differ: {differing}")
+    compared["machine_info"] = info
 
 
 @contextmanager

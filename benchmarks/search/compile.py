@@ -118,8 +118,8 @@ def main(option: argparse.Namespace) -> int:
     """Print the report of each case.
 
     Returns:
-        The exit status: 1 if any case fails to compile. It is 2 for invalid options, and 5 for a trace that cannot be
-        written.
+        The exit status: 1 if any case fails to compile, or if all are infeasible. It is 2 for invalid options, and 5
+        for a trace that cannot be written.
     """
     with refusing():
         cases = selected(option).cases()
@@ -138,7 +138,7 @@ def main(option: argparse.Namespace) -> int:
             print(f"{short(option.trace)}: open it at ui.perfetto.dev, or draw it: meshmark plot {short(option.trace)}")
         elif option.trace:
             print(f"no trace: {record.reason or 'the program was not replayed'}")
-    return int(any(status not in ("ok", "oom", "infeasible") for status in statuses))
+    return int(not {*statuses} <= {"ok", "oom", "infeasible"} or {*statuses} == {"infeasible"})
 
 
 def require_traceable(cases: Sequence[Case]) -> None:

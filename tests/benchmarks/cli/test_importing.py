@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cli.starting import UNUSABLE, steps_problem
 from tests.processes import ROOT, environment
 
 FREE_SPACE = "free space, or redirect the output"
@@ -90,3 +91,34 @@ def test_a_wrong_number_of_virtual_devices_is_refused_in_a_line(command: str) ->
     assert ended.returncode == 2
     assert ended.stderr.startswith("meshmark: error: JAX_NUM_CPU_DEVICES='zero' is no number of devices; give a whole")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("pytest benchmarks", 4),
+        ("benchmarks train", 2),
+        ("benchmarks search --topology=h100:1x8 --batch-size=8", 2),
+        ("benchmarks compile --topology=cpu:2", 2),
+    ],
+)
+@pytest.mark.parametrize("setting", ["JAX_ENABLE_X64", "JAX_DISABLE_JIT"])
+def test_settings_that_change_all_steps_are_refused_in_a_line(command: str, status: int, setting: str) -> None:
+    """Steps would have other dtypes than their rows say, or would not be compiled. Other values are not refused."""
+    given = environment(**{setting: "True"})
+    ended = subprocess.run(
+        [sys.executable, "-m", *command.split()], cwd=ROOT, env=given, capture_output=True, text=True
+    )
+    assert ended.returncode == status, ended.stderr
+    assert f"{setting}=True: steps " in ended.stderr
+    assert ended.stderr.strip().endswith("; unset it")
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_settings_that_are_off_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch of JAX that is set to no is off."""
+    for setting in UNUSABLE:
+        monkeypatch.setenv(setting, "0")
+    assert steps_problem() == ""
+    monkeypatch.setenv("JAX_DISABLE_JIT", "on")
+    assert steps_problem() == "JAX_DISABLE_JIT=on: steps must be compiled; unset it"

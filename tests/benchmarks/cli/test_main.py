@@ -145,6 +145,13 @@ def test_an_option_means_the_same_in_all_commands() -> None:
     }
 
 
+def test_an_option_says_whether_it_is_repeatable() -> None:
+    """The help has the word where the option can be given several times, and nowhere else."""
+    options = [option for command in COMMANDS.values() for option in command.all_options() if option.help]
+    assert {option.name for option in options if option.many == "repeat"} >= {"--mesh", "--option", "--set", "--allow"}
+    assert all(("repeatable" in str(option.help)) == (option.many == "repeat") for option in options)
+
+
 def test_arguments_are_passed_on() -> None:
     """To the command, whose exit code is that of meshmark, and whose help names it so."""
     done = meshmark("schedule", "gpipe", "--stages", "2", "--microbatches", "1")

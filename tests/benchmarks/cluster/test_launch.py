@@ -46,7 +46,15 @@ def test_each_launched_process_has_its_own_gpus(
 
 @pytest.mark.parametrize(
     ("platforms", "plugins", "gpus"),
-    [(None, ["xla_cuda13"], ["0", "1"]), (None, ["tpu"], []), ("cuda", [], ["0", "1"]), ("cpu", ["xla_cuda13"], [])],
+    [
+        *(
+            (None, ["xla_cuda13"], ["0", "1"]),
+            (None, ["tpu"], []),
+            ("cuda", [], ["0", "1"]),
+            ("cpu", ["xla_cuda13"], []),
+        ),
+        *(("cuda,cpu", [], ["0", "1"]), ("cpu,cuda", ["xla_cuda13"], []), ("", ["xla_cuda13"], ["0", "1"])),
+    ],
     ids=str,
 )
 def test_gpus_are_taken_where_jax_takes_them(
@@ -78,3 +86,21 @@ def script(path: Path, program: Path) -> Path:
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
     path.chmod(0o755)
     return path
+
+
+@pytest.mark.parametrize(
+    ("platforms", "problem"),
+    [
+        ("cuda,cpu", "JAX_PLATFORMS=cuda,cpu, but no GPU is visible; set it to cpu for virtual CPU devices"),
+        ("tpu", "JAX_PLATFORMS=tpu, but launch uses GPUs or virtual CPU devices only; set it to cpu"),
+    ],
+)
+def test_other_devices_than_those_asked_for_are_refused(
+    platforms: str, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CPUs never stand in for a platform that JAX_PLATFORMS names first."""
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit, match="2"):
+        main(["--processes=2"])
+    assert problem in capsys.readouterr().err

@@ -138,7 +138,11 @@ def stub(program: str, patience_seconds: float = 60) -> Server:
     [
         ("import os; os.abort()", "died", "SIGABRT"),
         ("import sys; print('my last words', file=sys.stderr); sys.exit(3)", "died", "exit status 3\nmy last words"),
-        ("import sys; print('x: error: no case', file=sys.stderr); sys.exit(2)", "refused", "no case"),
+        (
+            "import sys; print('python -m benchmarks.run.server: no case', file=sys.stderr); sys.exit(2)",
+            "refused",
+            "no case",
+        ),
         ("import time; time.sleep(600)", "hung", "no answer in 0.5 s"),
     ],
 )
