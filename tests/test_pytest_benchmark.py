@@ -61,6 +61,7 @@ def test_what_the_guide_says_works(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         ("--benchmark-compare", "Can't compare|it has no run; save one with --benchmark-autosave"),
+        ("--benchmark-compare=", "no run is named so; `pytest-benchmark list`"),
         ("--benchmark-compare=0009", "no run is named so; `pytest-benchmark list` lists those in "),
         ("--benchmark-compare=broken.json", "Failed to load .*broken.json: "),
         ("--benchmark-compare=a/b/c", "'a/b/c' isn't an existing file or acceptable glob"),

@@ -186,7 +186,7 @@ def require_comparison(option: argparse.Namespace) -> None:
     """
     if option.benchmark_histogram and not (find_spec("pygal") and find_spec("pygaljs")):
         raise pytest.UsageError("--benchmark-histogram needs pygal: pip install 'pytest-benchmark[histogram]'")
-    if not option.benchmark_compare:
+    if option.benchmark_compare in ([], None):
         if option.benchmark_compare_fail:
             raise pytest.UsageError("--benchmark-compare-fail needs a run to compare with; add --benchmark-compare")
         return
@@ -195,8 +195,8 @@ def require_comparison(option: argparse.Namespace) -> None:
     with warnings.catch_warnings(record=True, action="always") as said:
         try:
             storage = load_storage(option.benchmark_storage, logger=Logger(Logger.QUIET), netrc=option.benchmark_netrc)
-            found = [*storage.load(*names)]
-        except (ValueError, OSError) as error:
+            found = [*storage.load(*names)] if names != [""] else []  # of which pytest-benchmark would compare none
+        except (ValueError, OSError, ImportError) as error:  # a storage may need a package of its own
             found, problem = [], str(error)
     if said:
         problem = str(said[-1].message)

@@ -11,6 +11,7 @@ from benchmarks.run.publish import (
     NoStats,
     atomic_report,
     move_untimed_rows,
+    note_machine,
     require_writable,
 )
 
@@ -87,3 +88,18 @@ def test_report_is_whole_or_not_there(tmp_path: Path, error: BaseException | Non
         write()
     assert report.read_text() == ("an earlier report" if error else "half, and half")
     assert list(tmp_path.iterdir()) == [report]
+
+
+def test_a_run_of_another_machine_is_compared_and_said() -> None:
+    """The facts that decide the speed and differ are named; measured rates, which always differ, are none of them."""
+    here = {"fingerprint": "a", "cpu": "new", "matmul_flops_per_second": 1.0}
+    for there, said in (
+        ({"fingerprint": "a", "cpu": "new", "matmul_flops_per_second": 2.0}, []),
+        ({"fingerprint": "b", "cpu": "old", "matmul_flops_per_second": 2.0}, ["; these differ: cpu"]),
+    ):
+        lines: list[str] = []
+        compared = {"machine_info": there}
+        note_machine(here, compared, lines.append)
+        assert len(lines) == len(said)
+        assert all(line.endswith(end) for line, end in zip(lines, said, strict=True))
+        assert compared["machine_info"] == here  # so pytest-benchmark finds no difference
