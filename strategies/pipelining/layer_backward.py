@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool
 
 from strategies.backends.layouts import row_major
+from strategies.device_mesh import mark_missing
 from strategies.model.layer_loop import scan_layers
 from strategies.model.layer_passes import (
     Extras,
@@ -66,14 +67,22 @@ class Passes:
     unroll: int = 1
 
     def slots(self, x_BTD: Array, count: int, *, splits_backward: bool) -> Slots:
-        """Zero-initialised buffers of so many slots."""
-        weights, more = self._layer(0), []
-        kept = jax.eval_shape(lambda *inputs: forward(self.run, *inputs)[1], weights, x_BTD)
-        if splits_backward:
-            _, (_, more, _) = jax.eval_shape(self._first_of_layer, (weights, kept), x_BTD)
-        buffers = zeros_buffer(Slots(kept, more), count, self.layers_per_chunk)
-        # Tables of a kernel and empty arrays vary over no axis, until they are written to the slot of a microbatch.
-        return jax.tree.map(lambda x: jnp.zeros_like(x_BTD, x.dtype, x.shape) if _is_fixed(x) else x, buffers)
+        """Zero-initialised buffers of `count` slots.
+
+        They vary over every mesh axis over which x does, because the slot of a microbatch does (`Executor._run_if`).
+        Residuals alone may vary over fewer: a mean over devices, a table of a kernel, an empty array.
+        """
+        axes = sorted(jax.typeof(x_BTD).manual_axis_type.varying)
+
+        def buffers(shapes: Any) -> Any:
+            zeros = zeros_buffer(shapes, count, self.layers_per_chunk)
+            return jax.tree.map(lambda each: mark_missing(each, axes), zeros)
+
+        def waiting(kept: Any) -> list[Any]:
+            return self._first_of_layer((self._layer(0), read_slot(kept, 0, 0)), x_BTD)[1][1]
+
+        kept = buffers(jax.eval_shape(lambda x_BTD: forward(self.run, self._layer(0), x_BTD)[1], x_BTD))
+        return Slots(kept, buffers(jax.eval_shape(waiting, kept)) if splits_backward else [])
 
     def extras(self, x_BTD: Array) -> Extras:
         """Extras of no layer: zeros."""
@@ -197,10 +206,6 @@ class Passes:
         # Branches of two layers in one iteration could run side by side on CPUs, each with collectives of its own.
         unroll = self.unroll if self.used_L is None else 1
         return scan_layers(step, (state, buffers), positions, reverse=reverse, unroll=unroll)[0]
-
-
-def _is_fixed(x: Array) -> bool:
-    return not jax.typeof(x).manual_axis_type.varying
 
 
 def _places(split: SplitBackward, kept: Any) -> list[int | None]:

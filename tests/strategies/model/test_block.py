@@ -65,8 +65,10 @@ def ran(name: str, mesh: str, block: str = "llama", key_heads: int = 4, **option
     ("name", "mesh", "options"),
     [
         *((name, *MESHES[name]) for name in DAILY),
-        ("three_d", "pipeline=2,tensor=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"}),
+        ("three_d", "pipeline=2,tensor=2", {"block": "olmoe", "microbatches": 4, "schedule": "zb-h1"}),
         *nightly(("tensor", "tensor=8", {"block": "olmoe"})),
+        *nightly(("three_d", "pipeline=2,tensor=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"})),
+        *nightly(("three_d", "pipeline=2,tensor=2", {"block": "olmoe", "microbatches": 4, "remat": "none"})),
         *nightly(*((name, *MESHES[name]) for name in STRATEGIES if name not in ("single", *DAILY))),
         *nightly(
             ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "schedule": "zb-h1"}),
@@ -144,6 +146,7 @@ def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
                     ("context", "context=8", {"context_attention": "ulysses"}),
                     ("pipeline", "pipeline=2", {"microbatches": 4}),
                     ("three_d", "fsdp=2,context=2,tensor=2", {"remat": "full"}),
+                    ("three_d", "pipeline=2,tensor=2", {"microbatches": 4}),
                 ]
             )
         ),
