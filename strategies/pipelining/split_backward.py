@@ -131,9 +131,21 @@ def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
         return _unrolled(equation, inputs) if params["length"] else bind(equation, inputs)
     called = params.get("call_jaxpr", params.get("jaxpr"))
     if called is None or equation.primitive.name == "shard_map":  # which holds a kernel, without types
-        return bind(equation, inputs)
+        return bind(equation, _as_wide(equation, inputs))
     # A jaxpr is closed, with its constants, or has none.
     return run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs, _outputs)
+
+
+def _as_wide(equation: core.JaxprEqn, inputs: Values) -> Values:
+    """Inputs that vary over the same mesh axes, if one varies over others than when the equation was traced.
+
+    A constant that was kept with the residuals does: it varies over all axes over which their slot varies.
+    """
+    traced: list[Any] = [atom.aval for atom in equation.invars]
+    axes = [jax.typeof(each).manual_axis_type.varying for each in inputs]
+    if axes == [each.manual_axis_type.varying for each in traced]:
+        return inputs
+    return [mark_missing(each, sorted(frozenset().union(*axes))) for each in inputs]
 
 
 def _bytes(var: core.Var) -> int:

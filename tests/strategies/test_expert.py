@@ -30,6 +30,7 @@ ALL_KEPT = dataclasses.replace(DROPPING, capacity_factor=None, shared_mlp=40, ro
 GUIDE = (ROOT / "docs" / "guides" / "which-parallelism-for-experts.md").read_text()
 LLAMA = dataclasses.replace(DROPPING, block="qwen3", key_heads=4, tied=False)
 FORCED = dataclasses.replace(DROPPING, routing="zipf=1.2")
+BALANCED, ONE = (dataclasses.replace(ALL_KEPT, routing=routing) for routing in ("balanced", "one"))
 UNBALANCED = dataclasses.replace(DROPPING, balance_loss=0.0, router="softmax")
 BIASED = dataclasses.replace(
     UNBALANCED, router="sigmoid", routed_scale=2.5, router_bias_rate=0.01, router_groups=4, groups_per_token=2
@@ -73,6 +74,7 @@ def assert_as_one_device(name, mesh, config, options):
     ("name", "mesh", "config", "options"),
     [
         ("three_d", "expert=2,tensor=2", BIASED, {"halves": "on", "sequence_parallel": False}),
+        ("pipeline", "pipeline=2", FORCED, {"microbatches": 4, "schedule": "zb-h1"}),
         *nightly(
             ("expert", "data=2,expert=2", DROPPING, {"halves": "on", "dispatch": "all_gather", "remat": "full"}),
             ("tensor", "tensor=4", ALL_KEPT, {"halves": "on"}),
@@ -116,6 +118,8 @@ def assert_as_one_device(name, mesh, config, options):
             ("context", "context=2", FORCED, {}),
             ("three_d", "fsdp=2,expert=2,tensor=2", FORCED, {"microbatches": 2}),
             ("three_d", "data=2,pipeline=2,expert=2", FORCED, {"microbatches": 4}),
+            ("pipeline", "pipeline=2", BALANCED, {"microbatches": 4, "schedule": "zb-h1", "remat": "full"}),
+            ("pipeline", "pipeline=2", ONE, {"microbatches": 4, "schedule": "zb-h1"}),
             ("auto", "fsdp=2,tensor=2", FORCED, {}),
             ("zero1", "data=8", DROPPING, {}),
             ("zero1", "expert=4", DROPPING, {}),
