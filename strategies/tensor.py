@@ -15,7 +15,8 @@ are split over the tokens (sequence parallel; Korthikanti et al. 2022, "Reducing
     with norms over all heads (OLMoE) all-reduces of two numbers a token in each layer, forward and again backward
     dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, which are replicated
     with fewer KV heads J than devices (core/key_copies.py), in groups of the n/J devices that copy a head:
-    dW[D,2,K] -all_gather(tensor)-> dW[n/J,D,2,K], once a step, in `reduce_dtype`; each device adds them up
+    dW[D,2,K] -all_gather(tensor)-> dW[n/J,D,2,K], once a step, in `reduce_dtype`; each device adds them up. With
+        `reduce="layer"` those of the blocks are gathered in the backward loop, a layer at a time
 
 With `sequence_parallel=False` the residual stream is replicated:
 
@@ -151,7 +152,9 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
         loss, grads = before.reduce(loss, grads)
         dtype = plan.train.reduce_dtype
         grads = _map_replicated(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, plan)
-        return loss, sum_copies(grads, plan) if plan.key_copies > 1 else grads
+        summed = {"blocks"} if plan.train.reduce == "layer" else set()  # in the backward loop (layer_reduction.py)
+        rest = {part: each for part, each in grads.items() if part not in summed}
+        return loss, {**grads, **sum_copies(rest, plan)}
 
     return replace(implementation, prepare_params=prepare_params, reduce=reduce)
 

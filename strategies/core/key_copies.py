@@ -5,15 +5,18 @@ that attend to it. So devices hold the weights of a model with n heads of keys (
 start equal, and stay equal: each takes the sum of the gradients of all. The norm of all gradients counts a head once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
 from strategies.core.plan import Plan
 from strategies.model.attention.qkv import copied
-from strategies.model.gpt import map_weights
+from strategies.model.gpt import map_weights, spec_tree
+from strategies.model.order import after
 from strategies.model.weights import Weights, WeightSpec
 
 KEYS = {"qkv": 2, "qk": 1}
@@ -40,21 +43,39 @@ def counted_once(grads: Weights, plan: Plan) -> Weights:
 
 
 def sum_copies(grads: Weights, plan: Plan) -> Weights:
-    """Add the gradients of the copies of each head, in groups of devices along `tensor`. They are sent together."""
-    size, copies, flat = lax.axis_size("tensor"), plan.key_copies, []
-    _map_copied(lambda dw, keys: flat.append(dw[..., -keys:, :].reshape(-1)), grads, plan)
+    """Add the gradients of the copies of each head, in groups of devices along `tensor`."""
+    leaves, structure = jax.tree.flatten(grads)
+    specs = spec_tree(plan.config)
+    summed = sum_listed_copies(leaves, jax.tree.leaves({part: specs[part] for part in grads}), plan)
+    return jax.tree.unflatten(structure, summed)
+
+
+def sum_listed_copies(grads: Sequence[Array], specs: Sequence[WeightSpec], plan: Plan) -> list[Array]:
+    """Add the gradients of the copies of each head in a list of gradients of weights.
+
+    Those that vary over the same mesh axes are sent together. On the stages of a pipeline gradients of leading dense
+    layers, of which all stages hold the same, are not sent with those of the blocks.
+    """
+    if plan.key_copies == 1:
+        return [*grads]
+    rows = {i: grads[i][..., -KEYS[spec.dims[-2]] :, :] for i, spec in enumerate(specs) if _has_heads(spec)}
+    varying = {i: jax.typeof(own).manual_axis_type.varying for i, own in rows.items()}
+    summed, total = [*grads], None
+    for axes in sorted({*varying.values()}, key=len):  # an array that waits for another varies over its axes, too
+        chosen = [i for i in rows if varying[i] == axes]
+        sent = jnp.concatenate([rows[i].reshape(-1) for i in chosen]).astype(plan.train.reduce_dtype)
+        total = _sum_of_copies(sent if total is None else after(total, sent), plan)
+        for i, part in zip(chosen, jnp.split(total, np.cumsum([rows[i].size for i in chosen])[:-1]), strict=True):
+            others = grads[i][..., : -rows[i].shape[-2], :]
+            summed[i] = jnp.concatenate([others, part.reshape(rows[i].shape)], -2)
+    return summed
+
+
+def _sum_of_copies(sent: Array, plan: Plan) -> Array:
+    """Add an array over groups of devices along `tensor`, in float32: a sum in groups has no type in shard_map."""
+    size, copies = lax.axis_size("tensor"), plan.key_copies
     groups = [[*range(first, first + copies)] for first in range(0, size, copies)]
-    sent = jnp.concatenate(flat).astype(plan.train.reduce_dtype)
-    gathered = lax.all_gather(sent, "tensor", axis_index_groups=groups)  # a sum in groups has no type in shard_map
-    total, start = gathered.astype("float32").sum(0), 0
-
-    def replaced(dw: Array, keys: int) -> Array:
-        nonlocal start
-        own = dw[..., -keys:, :]
-        start += own.size
-        return jnp.concatenate([dw[..., :-keys, :], total[start - own.size : start].reshape(own.shape)], -2)
-
-    return _map_copied(replaced, grads, plan)
+    return lax.all_gather(sent, "tensor", axis_index_groups=groups).astype("float32").sum(0)
 
 
 def sum_whole_copies(grads: Weights, plan: Plan) -> Weights:

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.core.gradients import cast, mark_shares, sum_over, to_sum
+from strategies.core.key_copies import sum_listed_copies
 from strategies.core.plan import Plan
 from strategies.core.shards import Shards
 from strategies.model.gpt import GPT, map_weights
@@ -125,7 +126,7 @@ class LayerReduction:
 
     def summed(self, grads: list[Array], specs: list[WeightSpec]) -> list[Array]:
         """Gradients of one layer on each device, and the specs of its weights -> the gradients of the targets."""
-        dtype = self.plan.train.reduce_dtype
+        dtype, grads = self.plan.train.reduce_dtype, sum_listed_copies(grads, specs, self.plan)
         if self.shards:
             grads = [self.shards.scatter(grad, spec, dtype) for grad, spec in zip(grads, specs, strict=True)]
         if self.implementation.sum_layer:

@@ -17,13 +17,20 @@ SHORT = dataclasses.replace(DROPPING, layers=3, dense_layers=1, mlp=64)
 LEAD = dataclasses.replace(ALL_KEPT, layers=4, dense_layers=1, mlp=64)
 DEEP = dataclasses.replace(LEAD, layers=5)
 LEADS = dataclasses.replace(BIASED, block="qwen3", key_heads=4, tied=False, layers=5, dense_layers=2, mlp=80)
+# One head of keys, which all devices of a tensor axis copy.
+SHARED = dataclasses.replace(SHORT, key_heads=1)
 
 
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "options"),
     [
-        ("three_d", "pipeline=2,expert=2,tensor=2", SHORT, {"microbatches": 2, "sequence_parallel": False}),
+        ("three_d", "pipeline=2,expert=2,tensor=2", SHARED, {"microbatches": 2, "sequence_parallel": False}),
+        ("three_d", "data=2,tensor=2", SHARED, {"reduce": "layer"}),
         *nightly(
+            ("three_d", "expert=2,tensor=4", dataclasses.replace(LEADS, key_heads=2), {"reduce": "layer"}),
+            ("three_d", "context=2,tensor=2", dataclasses.replace(LEADS, key_heads=1), {"reduce": "layer"}),
+            ("three_d", "data=2,pipeline=2,tensor=2", dataclasses.replace(LEADS, key_heads=1), {"microbatches": 4}),
+            ("three_d", "pipeline=2,expert=2,tensor=2", SHORT, {"microbatches": 2, "sequence_parallel": False}),
             ("zero1", "data=2,expert=2", SHORT, {"microbatches": 2}),
             ("zero1", "data=2,expert=4", LEADS, {"reduce": "layer"}),
             ("three_d", "expert=2,tensor=2", LEAD, {"sequence_parallel": False}),  # dispatch is "all_gather"
