@@ -44,8 +44,8 @@ class TrainConfig:
             accelerators use by default. "float16" has dynamic loss scaling (core/loss_scaling.py).
         master: "float32": zero1 and zero2 hold parameters in `dtype`, and float32 master weights in shards
             (core/sharded_update.py). "none": parameters are float32.
-        reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32. It cannot be
-            float16, in which sums of scaled gradients would overflow.
+        reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32, and so are
+            those of the loads of experts. It cannot be float16, in which sums of scaled gradients would overflow.
         reduce: whether gradients are summed over replicas layer by layer in the backward loop over layers ("layer"), or
             all after it ("step"). "auto" is "layer" on GPUs if that sends no more, otherwise "step".
         remat: what the backward pass recomputes: nothing ("none"), all but the outputs of matmuls ("dots"), or whole

@@ -108,15 +108,21 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
 
 
 def require(plan: Plan) -> None:
-    """Refuse too many buckets, and biases of a router whose gradients would be compressed.
+    """Refuse too many buckets, and biases of a router whose gradients would be rounded.
 
     Raises:
-        Infeasible: with compression the loads of experts would be sums of quantised numbers.
+        Infeasible: the loads of experts would be sums of quantised numbers, or of numbers in bfloat16: all gradients in
+            a bucket have one dtype.
     """
     require_few_buckets(plan)
-    if plan.config.router_bias_rate is not None and plan.train.compression != "none":
-        rate = f"router_bias_rate={plan.config.router_bias_rate}"
-        raise Infeasible(f"{rate} does not go with compression={plan.train.compression}; leave one of them out")
+    train, rate = plan.train, f"router_bias_rate={plan.config.router_bias_rate}"
+    if plan.config.router_bias_rate is None:
+        return
+    if train.compression != "none":
+        raise Infeasible(f"{rate} does not go with compression={train.compression}; leave one of them out")
+    if train.bucket_bytes and train.reduce_dtype != "float32":
+        problem = f"{rate} does not go with bucket_bytes={train.bucket_bytes} and reduce_dtype={train.reduce_dtype}"
+        raise Infeasible(f"{problem}, which would round the loads of experts; omit one of the three")
 
 
 def require_few_buckets(plan: Plan) -> None:

@@ -37,6 +37,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from strategies.config import ReduceDtype
 from strategies.core.axis import Axis
 from strategies.core.placement import Weight
 from strategies.core.plan import Plan
@@ -139,13 +140,16 @@ def gather_hook(shards: Shards, plan: Plan, before: Hooks, by_token: bool) -> Ca
         if by_token and "qkv" in spec.dims and part.ndim == 3:  # [D,3,A], see `by_token_first`
             weight = gather(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
             return weight.reshape(-1, *part.shape[1:])
-        weight = before.gather(_gather_scatter(shards, plan.train.reduce_dtype, spec, dtype)(part), spec, dtype)
+        reduce_dtype = spec.summed_dtype(plan.train.reduce_dtype)
+        weight = before.gather(_gather_scatter(shards, reduce_dtype, spec, dtype)(part), spec, dtype)
         return weight if plan.train.regather else checkpoint_name(weight, GATHERED)
 
     return gather
 
 
-def _gather_scatter(shards: Shards, reduce_dtype: str, spec: WeightSpec, dtype: str) -> Callable[[Array], Array]:
+def _gather_scatter(
+    shards: Shards, reduce_dtype: ReduceDtype, spec: WeightSpec, dtype: str
+) -> Callable[[Array], Array]:
     """A function that gathers a weight in `dtype`, and whose transpose sums the gradients in `reduce_dtype`.
 
     If both dtypes are equal it is the plain gather, whose transpose by autodiff sums in the same dtype.
@@ -211,7 +215,7 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
         innermost = weight.spec.is_matrix and bool({*axes} & {*weight.last_axes})
         term = partial(traffic, plan, axes=axes, innermost=innermost)
-        dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
+        dtype, reduce_dtype = plan.dtype(weight), plan.summed_dtype(weight)
         forward, backward = ("forward", "backward") if by_layer else ("before forward", "after backward")
         weights = partial(term, kind="all_gather", dtype=dtype, array="weights")
         yield from weights("weights", elements=once, when=forward)

@@ -135,11 +135,11 @@ def forward(chunks: int, microbatches: int) -> Losses:
         def run(blocks: Weights, x_bTD: Array) -> Array:
             return build({**weights, "blocks": blocks}).run(x_bTD)[0]
 
-        model = build(weights)
-        x_BTD = model.embed(tokens_BS[:, :-1])
-        x_MbTD = x_BTD.reshape(microbatches, -1, *x_BTD.shape[1:])
+        model, tokens_MbS = build(weights), tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
+        x_MbTD = lax.map(lambda tokens_bS: model.embed(tokens_bS[:, :-1]), tokens_MbS)
         y_MbTD = run_forward(run, weights["blocks"], x_MbTD, chunks)
-        return model.losses(y_MbTD.reshape(x_BTD.shape), tokens_BS[:, 1:])
+        losses_MN = lax.map(lambda each: model.losses(each[0], each[1][:, 1:]), (y_MbTD, tokens_MbS))
+        return losses_MN.reshape(-1)
 
     return losses
 
@@ -157,9 +157,9 @@ def all_reduces(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
     extras = len(plan.block.extras())
     yield from traffic(plan, "extras", "all_reduce", along, extras, array="number", when="after backward")
-    of_head = [weight for weight in plan.weights if weight.spec.name.startswith("head.")]
-    whole = plan.gathered * sum(weight.elements for weight in of_head if "vocab" not in weight.spec.dims)
-    yield from tensor.replicated_gradients(plan, along, whole)
+    of_head = (weight for weight in plan.weights if weight.spec.name.startswith("head."))
+    whole = (weight for weight in of_head if "vocab" not in weight.spec.dims)
+    yield from tensor.replicated_gradients(plan, along, whole, plan.gathered)
 
 
 AXIS = Axis(

@@ -30,7 +30,7 @@ For L layers on n devices a device sends (10 L + 4) B T D (n-1)/n elements a ste
 sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With `remat="full"` the backward pass repeats the sums after attention.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,8 +41,9 @@ from jaxtyping import Array
 from strategies.core.axis import Axis
 from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.core.key_copies import copied_elements, sum_copies
+from strategies.core.placement import Weight
 from strategies.core.plan import Plan
-from strategies.core.traffic import Traffic, traffic
+from strategies.core.traffic import Traffic, elements_by_dtype, traffic
 from strategies.device_mesh import mark_varying
 from strategies.infeasible import Infeasible, divisors, legal, one_of, require_divides
 from strategies.model.expert_rows import batch_parts
@@ -145,23 +146,29 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
     def prepare_params(weights: Weights) -> Weights:
         """Mark replicated weights as varying, so that autodiff does not sum their gradients in each layer."""
-        return before.prepare_params(_map_replicated(partial(mark_varying, axes="tensor"), weights, plan))
+        return before.prepare_params(_map_replicated(lambda w, _: mark_varying(w, "tensor"), weights, plan))
+
+    def summed(dw: Array, spec: WeightSpec) -> Array:
+        return lax.psum(dw.astype(spec.summed_dtype(plan.train.reduce_dtype)), "tensor").astype("float32")
 
     def reduce(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
-        """Sum the gradients of replicated weights in `reduce_dtype`. The result is float32."""
+        """Sum the gradients of replicated weights."""
         loss, grads = before.reduce(loss, grads)
-        dtype = plan.train.reduce_dtype
-        grads = _map_replicated(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, plan)
-        summed = {"blocks"} if plan.train.reduce == "layer" else set()  # in the backward loop (layer_reduction.py)
-        rest = {part: each for part, each in grads.items() if part not in summed}
+        grads = _map_replicated(summed, grads, plan)
+        in_loop = {"blocks"} if plan.train.reduce == "layer" else set()  # (layer_reduction.py)
+        rest = {part: each for part, each in grads.items() if part not in in_loop}
         return loss, {**grads, **sum_copies(rest, plan)}
 
     return replace(implementation, prepare_params=prepare_params, reduce=reduce)
 
 
-def _map_replicated(function: Callable[[Array], Array], weights: Weights, plan: Plan) -> Weights:
+def _map_replicated(function: Callable[[Array, WeightSpec], Array], weights: Weights, plan: Plan) -> Weights:
     """Apply a function to the replicated weights whose gradients differ over `tensor`. The others stay as they are."""
-    return map_weights(lambda w, spec: function(w) if _has_partial_gradient(spec, plan) else w, plan.config, weights)
+
+    def apply(weight: Array, spec: WeightSpec) -> Array:
+        return function(weight, spec) if _has_partial_gradient(spec, plan) else weight
+
+    return map_weights(apply, plan.config, weights)
 
 
 def _has_partial_gradient(spec: WeightSpec, plan: Plan) -> bool:
@@ -186,7 +193,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     means = sum(part.means for part in plan.block.branches()) * times * plan.tokens
     yield from traffic(plan, "norms of all heads", "all_reduce", tensors, means)
     partial_gradients = [weight for weight in plan.weights if _has_partial_gradient(weight.spec, plan)]
-    yield from replicated_gradients(plan, tensors, sum(weight.elements for weight in partial_gradients))
+    yield from replicated_gradients(plan, tensors, partial_gradients)
     copies = partial(traffic, plan, dtype=plan.train.reduce_dtype, array="gradients", when=plan.when_summed)
     yield from copies("gradients of key copies", "all_gather", tensors, copied_elements(plan), group=plan.key_copies)
     if not plan.sequence_parallel:
@@ -216,19 +223,17 @@ def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
             yield from term(elements, dtype=plan.dtype(weight), when="backward")
 
 
-def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iterator[Traffic]:
-    """The all-reduce of gradients of replicated weights, along axes that split the work on a layer or on the head."""
-    dtype = plan.train.reduce_dtype
-    yield from traffic(
-        plan,
-        "replicated-weight gradients",
-        "all_reduce",
-        tuple(axes),
-        elements,
-        dtype=dtype,
-        array="gradients",
-        when=plan.when_summed,
-    )
+def replicated_gradients(
+    plan: Plan, axes: Sequence[str], weights: Iterable[Weight], gathered: int = 1
+) -> Iterator[Traffic]:
+    """The all-reduces of gradients of replicated weights, along axes that split the work on a layer or on the head.
+
+    `gathered` is how many shards of each weight are gathered for a whole step (`Plan.gathered`).
+    """
+    what, when = "replicated-weight gradients", plan.when_summed
+    for dtype, elements in elements_by_dtype(plan, weights):
+        term = partial(traffic, plan, what, "all_reduce", tuple(axes), array="gradients", when=when)
+        yield from term(gathered * elements, dtype=dtype)
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:

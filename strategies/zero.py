@@ -28,26 +28,28 @@ for vectors, and each device has a float32 shard of the weights beside its momen
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from strategies import expert
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.master import held_dtype
 from strategies.core.plan import Plan
-from strategies.core.traffic import Traffic, traffic
+from strategies.core.traffic import Traffic, elements_by_dtype, traffic
 from strategies.strategy import Strategy
 
 
 def updates(plan: Plan) -> Iterator[Traffic]:
     """Reduce-scatters of gradients, once a step or for each microbatch, and gathers of updated weights."""
-    per_microbatch, dtype = plan.placement.reduce_scatter_per_microbatch, plan.train.reduce_dtype
+    per_microbatch = plan.placement.reduce_scatter_per_microbatch
     at_once = plan.train.reduce != "layer" and per_microbatch
     when = "after each microbatch" if at_once else plan.when_summed
     times = plan.train.microbatches if per_microbatch else 1
     for axes in dict.fromkeys(weight.shared_by for weight in plan.weights):
         split = [weight for weight in plan.weights if weight.shared_by == axes]
-        sums = times * sum(weight.elements for weight in split)
-        yield from traffic(plan, "gradients", "reduce_scatter", axes, sums, dtype=dtype, array="gradients", when=when)
+        term = partial(traffic, plan, "gradients", "reduce_scatter", axes, array="gradients", when=when)
+        for dtype, elements in elements_by_dtype(plan, split):
+            yield from term(times * elements, dtype=dtype)
         for weight in split:
             held, part = held_dtype(weight.spec, plan.train), weight.updated
             yield from traffic(plan, "weights", "all_gather", axes, part, dtype=held, array="weights", when="update")

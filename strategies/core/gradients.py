@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from strategies.config import TrainConfig
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.device_mesh import mark_varying
@@ -23,10 +24,10 @@ LossAndGrads = Callable[[Weights, Tokens], tuple[LossTerms, Weights]]
 
 def all_reduce(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, Weights]:
     """Sum the loss over replicas, and each gradient over those of its weight, in `reduce_dtype`; float32 results."""
-    specs = spec_tree(plan.config)
-    axes = [plan.replicas_of(spec) for spec in jax.tree.leaves({part: specs[part] for part in grads})]
+    specs: list[WeightSpec] = jax.tree.leaves({part: spec_tree(plan.config)[part] for part in grads})
+    axes = [plan.replicas_of(spec) for spec in specs]
     leaves, structure = jax.tree.flatten(grads)
-    leaves = to_sum(leaves, axes, plan.train.reduce_dtype)
+    leaves = to_sum(leaves, axes, specs, plan.train)
     sums = sum_over([*[plan.placement.replicas] * len(loss), *axes], [*loss.values(), *leaves])
     loss = dict(zip(loss, sums, strict=False))
     return loss, cast(jax.tree.unflatten(structure, sums[len(loss) :]), "float32")
@@ -42,9 +43,14 @@ def mark_shares(weights: Weights, plan: Plan) -> Weights:
     return map_weights(mark, plan.config, weights)
 
 
-def to_sum(arrays: Sequence[Array], axes: Sequence[Axes], dtype: str) -> list[Array]:
-    """Cast each array that is summed over mesh axes to the dtype of the sums."""
-    return [x.astype(dtype) if over else x for x, over in zip(arrays, axes, strict=True)]
+def to_sum(
+    grads: Sequence[Array], axes: Sequence[Axes], specs: Sequence[WeightSpec], train: TrainConfig
+) -> list[Array]:
+    """Cast each gradient that is summed over mesh axes to the dtype of the sums."""
+    return [
+        grad.astype(spec.summed_dtype(train.reduce_dtype)) if over else grad
+        for grad, over, spec in zip(grads, axes, specs, strict=True)
+    ]
 
 
 def sum_over(axes: Sequence[Axes], arrays: Sequence[Array]) -> list[Array]:
@@ -68,6 +74,13 @@ def microbatched(tokens_BS: Tokens, microbatches: int) -> Tokens:
     So if the compiler splits the batch, each device has a shard of each microbatch.
     """
     return tokens_BS.reshape(-1, microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
+
+
+def total_of_microbatches(function: Callable[[Tokens], Array], tokens_BS: Tokens, microbatches: int) -> Array:
+    """The sum of a function of each microbatch of the batch, one after another."""
+    if microbatches == 1:
+        return function(tokens_BS)
+    return lax.map(function, microbatched(tokens_BS, microbatches)).sum(0)
 
 
 def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads:

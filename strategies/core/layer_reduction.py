@@ -126,13 +126,14 @@ class LayerReduction:
 
     def summed(self, grads: list[Array], specs: list[WeightSpec]) -> list[Array]:
         """Gradients of one layer on each device, and the specs of its weights -> the gradients of the targets."""
-        dtype, grads = self.plan.train.reduce_dtype, sum_listed_copies(grads, specs, self.plan)
+        train, grads = self.plan.train, sum_listed_copies(grads, specs, self.plan)
         if self.shards:
-            grads = [self.shards.scatter(grad, spec, dtype) for grad, spec in zip(grads, specs, strict=True)]
+            scatter = partial(self.shards.scatter, dtype=train.reduce_dtype)
+            grads = [scatter(grad, spec) for grad, spec in zip(grads, specs, strict=True)]
         if self.implementation.sum_layer:
             return self.implementation.sum_layer(grads)
         axes = [self.plan.replicas_of(spec) for spec in specs]
-        return cast(sum_over(axes, to_sum(grads, axes, dtype)), "float32")
+        return cast(sum_over(axes, to_sum(grads, axes, specs, train)), "float32")
 
     def _after_blocks(self, grads: Weights) -> Weights:
         """Make the gradients of the head depend on those of the blocks. Their values do not change if all are finite.

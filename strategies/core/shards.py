@@ -19,6 +19,7 @@ from typing import Literal
 from jax import lax
 from jaxtyping import Array
 
+from strategies.config import ReduceDtype
 from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import require_divides
@@ -103,11 +104,14 @@ class Shards:
             return all_gather(part, self.axes_of(spec.dims), dim)
         return lax.all_gather(part, self.axes_of(spec.dims), axis=dim, tiled=True, to=to)
 
-    def scatter(self, grad: Array, spec: WeightSpec, dtype: str) -> Array:
-        """dW[D,F] of each device -> this device's shard dW[D_axis,F] of their sum, in float32; summed in `dtype`."""
+    def scatter(self, grad: Array, spec: WeightSpec, dtype: ReduceDtype) -> Array:
+        """dW[D,F] of each device -> this device's shard dW[D_axis,F] of their sum, in float32.
+
+        It is summed in `dtype`, or in the dtype that this weight has instead (`WeightSpec.summed_dtype`).
+        """
         if (dim := self.find(spec.dims)) is None:
             return grad.astype("float32")
-        return reduce_scatter(grad.astype(dtype), self.axes_of(spec.dims), dim).astype("float32")
+        return reduce_scatter(grad.astype(spec.summed_dtype(dtype)), self.axes_of(spec.dims), dim).astype("float32")
 
     def local_part(self, weight: Array, spec: WeightSpec) -> Array:
         """W[D,F] -> W[D_axis,F], the shard of this device."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from strategies.backends.backend import NO_DEVICES, Backend
-from strategies.config import Dtype, TrainConfig
+from strategies.config import Dtype, ReduceDtype, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import held_dtype
 from strategies.core.placement import Axes, Placement, Weight, size_of
@@ -164,9 +164,12 @@ class Sizes:
 
         Not where weights are gathered in the loop: with `prefetch` that delays sums already, and without it hsdp gets
         slower. Nor with two layers: compilers remove a loop over one layer, and then hold the gradients of both beside
-        each other.
+        each other. Nor on virtual devices if leading dense layers send anything: the last sums, which come after the
+        loop, would run concurrently with their backward loop, and could deadlock (benchmarks/program/deadlock.py).
         """
-        return self.train.reduce == "layer" and self.config.blocks > 2 and self.shards == 1
+        lead_sends = self.config.lead is not None and (self.tensors > 1 or self.size(*self.placement.tokens) > 1)
+        late = self.train.reduce == "layer" and self.config.blocks > 2 and self.shards == 1
+        return late and not (self.virtual and lead_sends)
 
     @property
     def when_summed(self) -> str:
@@ -245,6 +248,10 @@ class Sizes:
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is used, and gathered."""
         return weight.spec.used_dtype(self.train.dtype)
+
+    def summed_dtype(self, weight: Weight) -> ReduceDtype:
+        """The dtype in which the gradients of a weight are summed over devices."""
+        return weight.spec.summed_dtype(self.train.reduce_dtype)
 
     def held_bytes(self, weight: Weight) -> int:
         """Bytes of a weight as the state holds it, on one device."""

@@ -8,9 +8,11 @@ Bytes are those of the program's dtypes. XLA's CPU backend sends bfloat16 as flo
 """
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 from strategies.arguments import require_instance
@@ -133,14 +135,21 @@ def replica_sums(plan: Plan) -> Iterator[Traffic]:
 
     `Axis.replica_sums` replaces this term.
     """
-    when, dtype = plan.when_summed, plan.train.reduce_dtype
+    when = plan.when_summed
     yield from traffic(plan, "loss", "all_reduce", plan.placement.replicas, plan.loss_terms, array="number", when=when)
     times = plan.train.microbatches if plan.train.reduce == "layer" else 1
     for weight in plan.weights:
         summed = weight.updated * (times if weight.spec.is_stacked else 1)
-        yield from traffic(
-            plan, "gradients", "all_reduce", weight.replicas, summed, dtype=dtype, array="gradients", when=when
-        )
+        term = partial(traffic, plan, "gradients", "all_reduce", array="gradients", when=when)
+        yield from term(weight.replicas, summed, dtype=plan.summed_dtype(weight))
+
+
+def elements_by_dtype(plan: Plan, weights: Iterable[Weight]) -> Iterator[tuple[str, int]]:
+    """The elements of these weights on a device, by the dtype in which their gradients are summed over devices."""
+    elements = Counter[str]()
+    for weight in weights:
+        elements[plan.summed_dtype(weight)] += weight.elements
+    yield from elements.items()
 
 
 def norm(plan: Plan) -> Iterator[Traffic]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from strategies.config import Dtype
+from strategies.config import Dtype, ReduceDtype
 from strategies.gpt_config import GPTConfig
 
 Weights = dict[str, Any]
@@ -67,6 +67,10 @@ class WeightSpec:
     def used_dtype(self, dtype: Dtype) -> Dtype:
         """The dtype in which it is used, and gathered, with this compute dtype."""
         return dtype if self.is_matrix else "float32"
+
+    def summed_dtype(self, reduce_dtype: ReduceDtype) -> ReduceDtype:
+        """The dtype in which its gradients are summed over devices: a router's loads are counts, and not rounded."""
+        return reduce_dtype if self.trained else "float32"
 
 
 def matrix(*dims: str, deviation: float = 0.02) -> WeightSpec:

@@ -1,5 +1,6 @@
 """Load balancing without a loss: what moves the biases of a router."""
 
+import functools
 import math
 
 import jax
@@ -7,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import GPTConfig, Infeasible, TrainConfig
+from strategies import STRATEGIES, GPTConfig, Infeasible, TrainConfig
+from strategies.costs.predict import predict
 from strategies.data import DATA
 from strategies.single import SINGLE
 from tests.strategies import quick
+from tests.strategies.sampling import nightly
 
 BIASED = GPTConfig(
     layers=1,
@@ -50,7 +53,52 @@ def test_biases_move_against_the_loads_of_the_whole_batch():
     assert "router_bias_E" not in moved.optimizer[0].mu["blocks"]["experts"]
 
 
-def test_compressed_loads_are_refused():
+@functools.cache
+def loads(name: str, mesh: str, **options):
+    """The loads of experts of the first step, in units of 1 / (tokens x experts), whole."""
+    step = STRATEGIES[name].build(BIASED, mesh, TrainConfig(8, microbatches=2, **options))
+    state, batch = step.init(jax.random.key(0)), step.place(np.arange(200).reshape(8, 25) * 7 % 257)
+    _, grads = quick.jit(step.gradients)(state, batch)
+    return np.asarray(grads["blocks"]["experts"]["router_bias_E"]) * step.tokens_per_step * BIASED.dim_sizes["experts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options", "sums"),
+    [
+        ("data", "data=4", {}, 1),
+        ("zero2", "data=2", {}, 2),
+        *nightly(
+            ("fsdp", "fsdp=2", {}, 2),
+            ("fsdp", "fsdp=2", {"gather": "step"}, 1),
+            ("zero2", "data=2", {"reduce": "layer"}, 2),
+            ("tensor", "tensor=2", {}, 1),
+            ("three_d", "data=2,tensor=2", {}, 1),
+        ),
+    ],
+)
+def test_loads_are_summed_in_float32(name, mesh, options, sums):
+    """Loads are counts: with gradients summed in bfloat16 they are those of one device, to less than half a choice.
+
+    The formulas say so, too: of all gradients these alone are sent in float32.
+    """
+    options = {"reduce_dtype": "bfloat16", **options}
+    np.testing.assert_allclose(loads(name, mesh, **options), loads("single", "data=1"), atol=0.1)
+    sent = predict(name, BIASED, mesh, TrainConfig(8, microbatches=2, **options)).traffic
+    wide = {each.operand_bytes for each in sent if each.array == "gradients" and each.dtype == "float32"}
+    assert wide == {sums * 4 * BIASED.layers * BIASED.dim_sizes["experts"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compression": "int8"}, "router_bias_rate=0.01 does not go with compression=int8; leave one of them"),
+        (
+            {"bucket_bytes": 4096, "reduce_dtype": "bfloat16"},
+            "router_bias_rate=0.01 does not go with bucket_bytes=4096 and reduce_dtype=bfloat16, which would round",
+        ),
+    ],
+)
+def test_rounded_loads_are_refused(options, message):
     """With the numbers."""
-    with pytest.raises(Infeasible, match=r"router_bias_rate=0.01 does not go with compression=int8; leave one of them"):
-        DATA.build(BIASED, "data=2", TrainConfig(4, compression="int8"))
+    with pytest.raises(Infeasible, match=message):
+        DATA.build(BIASED, "data=2", TrainConfig(4, **options))
