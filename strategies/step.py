@@ -130,7 +130,8 @@ class Implementation:
         differentiate: this device's shard of the batch, or of a microbatch -> its part of loss and gradients.
         schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
             does. Otherwise gradients are accumulated, one microbatch after another.
-        losses: this device's shard of the batch -> the loss of each of its tokens, by a forward pass.
+        losses: this device's shard of the batch, or of a microbatch, as `differentiate` takes -> the loss of each of
+            its tokens, by a forward pass.
         layer_slots: the layer in each slot of the stacked blocks, -1 for none; None if they are in order.
         prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
         reduce: this device's part of loss and gradients, after all microbatches -> their sums over the axes that shard
@@ -223,7 +224,7 @@ class Step:
         return state, metrics
 
     def evaluate(self, params: Weights, batch: Tokens) -> Float[Array, ""]:
-        """The mean loss of a batch by a forward pass. Tokens on the host are placed first.
+        """The mean loss of a batch by a forward pass, in the microbatches of the step. Tokens on the host are placed.
 
         Raises:
             ValueError: weights or batch are not of this step.

@@ -24,7 +24,7 @@ from strategies.arguments import require_key, require_like
 from strategies.config import TrainConfig
 from strategies.core.adamw import adamw
 from strategies.core.expert_load import expert_load
-from strategies.core.gradients import accumulated, all_reduce, mark_shares
+from strategies.core.gradients import accumulated, all_reduce, mark_shares, total_of_microbatches
 from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import LayerReduction
 from strategies.core.loss_scaling import loss_scaled
@@ -195,12 +195,18 @@ class _Assembly:
         return self.implementation.prepare_params({**rest, **reduced})
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
-        """The mean loss of a batch by a forward pass, all microbatches at once."""
+        """The mean loss of a batch by a forward pass, one microbatch after another."""
         strategy, placement = self.implementation, self.placement
         axes = () if strategy.compiler_partitioned else (*placement.batch, *placement.tokens)
+        microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
+
+        def total(tokens_bS: Tokens) -> Array:
+            return strategy.losses(partial(nnx.merge, self.abstract[0]), weights, tokens_bS).sum()
+
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            losses_N = strategy.losses(partial(nnx.merge, self.abstract[0]), self.prepared(params), tokens_BS)
-        loss = losses_N.sum() / (self.train.batch_size * self.config.sequence)
+            weights = self.prepared(params)
+            loss = total_of_microbatches(total, tokens_BS, microbatches)
+        loss = loss / (self.train.batch_size * self.config.sequence)
         return lax.psum(loss, axes) if axes else loss
 
     def load(self, params: Weights, tokens_BS: Tokens) -> Load:

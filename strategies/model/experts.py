@@ -55,6 +55,7 @@ from strategies.model.router import (
     block_slots,
     choices_of,
     choose,
+    dropped_choices,
     forced,
     kept_bytes,
     load_term,
@@ -180,6 +181,7 @@ class Experts(Part):
         routes = self.routes(x_ND, info)
         count_E = choices_of(routes.experts_Nk, experts)
         sums = {"count_E": count_E, "probs_E": routes.probs_NE.sum(0), "squares": jnp.square(routes.log_z_N).sum()}
+        sums["dropped"] = dropped_choices(routes.experts_Nk, experts, len(x_ND) // group, capacity)
         routed = Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts)
         routed, give_back = hooks.exchange(routed)
         if hooks.grouped_matmuls:

@@ -161,6 +161,13 @@ def choices_of(experts_Nk: Int[Array, "N k"], experts: int) -> Float[Array, " E"
     return (experts_Nk[..., None] == jnp.arange(experts)).sum((0, 1)).astype(jnp.float32)
 
 
+def dropped_choices(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> Float[Array, ""]:
+    """How many choices are beyond the capacity of their expert for their group. Training does not read it."""
+    expert_GM = experts_Nk.reshape(groups, -1)
+    count_GE = (expert_GM[..., None] == jnp.arange(experts)).sum(1)
+    return jnp.maximum(count_GE - capacity, 0).sum().astype(jnp.float32)
+
+
 def load_term(bias_E: Array, count_E: Array) -> Float[Array, ""]:
     """Zero, with the choices of each expert less their mean as the gradient of the biases (core/router_bias.py)."""
     return (lax.stop_gradient(count_E - count_E.sum() / len(count_E)) * (bias_E - lax.stop_gradient(bias_E))).sum()

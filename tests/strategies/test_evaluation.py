@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -76,3 +77,21 @@ def test_it_is_the_loss_that_a_step_reports(name, mesh):
     batch = step.place(np.random.default_rng(0).integers(0, CONFIG.vocab, step.batch.shape))
     expected = float(compiled(step.lower())(state, batch)[1]["loss"])
     assert evaluated(name, mesh, microbatches=2) == pytest.approx(expected, rel=ROUNDING["float32"])
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("single", "data=1", {}),
+        ("pipeline", "pipeline=2", {}),
+        *nightly(("fsdp", "fsdp=2", {"gather": "step"}), ("auto", "data=2", {}), ("data", "data=2", {"remat": "full"})),
+    ],
+)
+def test_it_fits_where_training_does(name, mesh, options):
+    """It goes through the microbatches of the step: its temporaries are at most those of the update."""
+    spec = MeshSpec.parse(mesh)
+    config, train = dataclasses.replace(TWO_LAYERS, vocab=2048, sequence=64), TrainConfig(BATCH, 8, **options)
+    step = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
+    lowered: Any = step.lower(), step.evaluation.lower(step.state.params, step.batch)
+    update, evaluation = (compiled(each).memory_analysis().temp_size_in_bytes for each in lowered)
+    assert evaluation <= update

@@ -2,23 +2,17 @@
 
 import dataclasses
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.program.compiled import read_program
-from benchmarks.run.expert_load import expert_facts
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
-from strategies.model.gpt import flops_per_token
 from strategies.model.router import forced
 from tests.processes import ROOT
-from tests.strategies import quick
 from tests.strategies.costs.steps import assert_exact, compiled_step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
 from tests.strategies.sampling import nightly
@@ -140,52 +134,6 @@ def assert_as_one_device(name, mesh, config, options):
 def test_every_strategy_trains_a_model_with_experts(name, mesh, config, options):
     """As one device does, with tokens that are dropped and without."""
     assert_as_one_device(name, mesh, config, options)
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "options"),
-    [
-        ("expert", "data=2,expert=2", {}),
-        *nightly(
-            ("pipeline", "pipeline=2", {"microbatches": 4}),
-            ("three_d", "data=2,pipeline=2,expert=2", {"microbatches": 4}),
-            ("tensor", "tensor=4", {}),
-            ("fsdp", "fsdp=4", {"prefetch": "on"}),
-            ("context", "context=2", {}),
-            ("auto", "fsdp=2,tensor=2", {}),
-            ("auto", "data=2,expert=2", {}),
-        ),
-    ],
-    ids=str,
-)
-def test_every_strategy_counts_what_its_routers_do(name, mesh, options):
-    """Where positions decide, choices and drops of each layer are known; model FLOPs leave out those that are dropped.
-
-    The probabilities of a token add up to one, and no two collectives may be in flight together.
-    """
-    step = build(name, MeshSpec.parse(mesh), FORCED, **options)
-    tokens = step.place(np.random.default_rng(0).integers(0, FORCED.vocab, step.batch.shape))
-    assert step.load
-    program = quick.compiled(step.load.lower(step.state.params, step.batch))
-    assert read_program(program.as_text() or "", step.mesh.shape).concurrent == ()
-    state = initial(step)
-    load = jax.device_get(program(state.params, tokens))
-    forced_Gtk = np.asarray(forced(FORCED, jnp.arange(FORCED.sequence))).reshape(-1, FORCED.group_tokens, 2)
-    counts_GE = np.array([np.bincount(forced_tk.reshape(-1), minlength=8) for forced_tk in forced_Gtk])
-    dropped = TRAIN.batch_size * np.maximum(counts_GE - FORCED.capacity, 0).sum()
-    assert (load.choices_LE == TRAIN.batch_size * counts_GE.sum(0)).all()
-    assert (load.dropped_L == dropped).all()
-    assert dropped > 0
-    np.testing.assert_allclose(load.probs_LE.sum(1), step.tokens_per_step, rtol=1e-5)
-
-    training: Any = SimpleNamespace(state=state, batches=iter([tokens]))
-    facts = expert_facts(dataclasses.replace(step, load=program), training, name)
-    saved = FORCED.layers * int(dropped) * 18 * FORCED.embed * FORCED.dim_sizes["expert_mlp"]
-    assert facts["model_flops_per_step"] == flops_per_token(FORCED) * step.tokens_per_step - saved
-    assert facts["columns"]["experts.largest_over_mean"] == pytest.approx(
-        counts_GE.sum(0).max() / counts_GE.sum(0).mean()
-    )
-    assert build("single", MeshSpec.parse("data=1"), CONFIG).load is None
 
 
 @pytest.mark.parametrize("remat", ["dots", "full"])
