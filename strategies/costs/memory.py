@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from strategies.core.compression import padded
+from strategies.core.key_copies import copied_elements
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
@@ -91,12 +92,23 @@ def activation_bytes(plan: Plan) -> int:
 
 
 def reduction_bytes(plan: Plan) -> int:
-    """Bytes of gradients and of their sums over replicas, after the backward pass; 0 if they are summed in place.
+    """Bytes of gradients and of their sums over devices, after the backward pass; 0 if they are summed in place.
 
     Some compilers put the results of all-reduces beside their operands, others in their place. In buckets
     (`bucket_bytes`) fewer sums are there at once, which is not counted. Sums over different axes come one after
-    another, and the later ones reuse the memory of the earlier: the largest counts.
+    another, and the later ones reuse the memory of the earlier: the largest counts. So do those of copies of KV heads.
     """
+    copies = 0 if plan.train.reduce == "layer" else copy_sum_bytes(plan)
+    return max(replica_sum_bytes(plan), plan.parameter_bytes + copies if copies else 0)
+
+
+def copy_sum_bytes(plan: Plan) -> int:
+    """Bytes of gathered gradients of copies of KV heads, and of their sum in float32 (core/key_copies.py)."""
+    return (BYTES[plan.train.reduce_dtype] * plan.key_copies + 4) * copied_elements(plan)
+
+
+def replica_sum_bytes(plan: Plan) -> int:
+    """`reduction_bytes` of the sums over replicas."""
     if plan.size(*plan.placement.replicas) == 1 or plan.train.reduce == "layer" or plan.backend.sums_in_place:
         return 0
     together = Counter[Axes]()
@@ -118,6 +130,8 @@ def gradient_bytes(plan: Plan) -> int:
 def microbatch_gradient_bytes(plan: Plan) -> int:
     """Bytes of gradients of one microbatch. They have the dtype of the parameters; sums over devices are float32.
 
+    Weights that are gathered for a whole step are cast before they are gathered, and so are their gradients, but for
+    those that stages accumulate.
     Where elementwise operations are fused, weights outside of layers have gradients in the compute dtype, which AdamW
     casts as it reads them. That of the embedding comes last, and takes memory that the layers have left by then; it is
     counted for the gaps between what a compiler places.
@@ -125,7 +139,8 @@ def microbatch_gradient_bytes(plan: Plan) -> int:
 
     def held(weight: Weight) -> int:
         fused = fuses_gradients(plan) and not weight.spec.is_stacked
-        return BYTES[plan.dtype(weight)] * weight.elements if fused else plan.held_bytes(weight)
+        cast = fused or (plan.gathered_of(weight) > 1 and not plan.staged)
+        return BYTES[plan.dtype(weight)] * weight.elements if cast else plan.held_bytes(weight)
 
     gradients = sum(held(weight) * plan.gathered_of(weight) for weight in plan.weights)
     if plan.train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
@@ -156,7 +171,8 @@ def layer_work_bytes(plan: Plan) -> int:
 
     With prefetch there are also the weights of the layer before it, and gradients of the following layer, in float32
     to be summed; where elementwise operations are fused, its own gradients besides. Sums that run one layer late
-    (`Plan.delays_sums`) have those of the following layer alone, in the compute dtype. With `unroll` there are also the
+    (`Plan.delays_sums`) have those of the following layer alone, in the compute dtype. Copies of KV heads are summed
+    here if `reduce="layer"`. With `unroll` there are also the
     other layers of the iteration (`further_layer_bytes`). A tensor axis that gathers tokens along the outermost dim
     transposes them: three arrays more, as compiled for GPUs.
     """
@@ -168,7 +184,8 @@ def layer_work_bytes(plan: Plan) -> int:
     transposes = share.sequence_parallel and backend.gathers_outermost_only
     elements = working.layer_elements(share) + 3 * transposes * share.tokens * plan.config.embed
     others = more * further_layer_bytes(plan) if (more := layers_together(plan) - 1) else 0
-    return held + size * elements + late_gradient_bytes(plan) + others
+    copies = copy_sum_bytes(plan) // plan.layers if plan.train.reduce == "layer" else 0
+    return held + size * elements + late_gradient_bytes(plan) + others + copies
 
 
 def working_itemsize(plan: Plan) -> int:

@@ -108,11 +108,14 @@ class GatedMLP(Part):
 
 
 def _waiting_elements(share: Share, results: int) -> int:
-    """Of an MLP whose hidden features follow from so many results of matmuls."""
-    if share.reuses_residual_buffers:
-        return 0
+    """Of an MLP whose hidden features follow from this many results of matmuls.
+
+    With `remat="dots"` these are kept, and the gradients of all of them wait beside them. With `remat="none"` gradients
+    overwrite them; but of several results the gradient of each is computed from all, so XLA copies their buffers.
+    """
     whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
-    split = {"none": 0, "dots": 1, "full": 1 + results}[share.train.remat]
+    whole = 0 if share.reuses_residual_buffers else whole
+    split = {"none": results if results > 1 else 0, "dots": results, "full": 1 + results}[share.train.remat]
     return share.tokens * (whole * share.config.embed + split * share.mlp)
 
 

@@ -18,7 +18,21 @@ from strategies.pipelining.jaxpr import Loop, Values, bind, evaluate, run
 
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "split", "squeeze", "transpose"}
 """Operations that cost next to nothing: the second half repeats them, unless their result is the smaller one."""
-ELEMENTWISE = {"add", "div", "exp", "integer_pow", "max", "mul", "neg", "rsqrt", "select_n", "square", "sub", "tanh"}
+ELEMENTWISE = {
+    "add",
+    "div",
+    "exp",
+    "integer_pow",
+    "logistic",
+    "max",
+    "mul",
+    "neg",
+    "rsqrt",
+    "select_n",
+    "square",
+    "sub",
+    "tanh",
+}
 """Cheap operations: the second half repeats them if their operands are stored anyway, or are small."""
 SMALL = 8
 """An operand is small if it has at most an eighth of the bytes of the result: a vector, or a number for each token."""

@@ -39,6 +39,9 @@ NARROW = dataclasses.replace(QWEN3, head_size=4)
 # Experts that drop tokens.
 EXPERTS = dataclasses.replace(ODD, experts=8, expert_mlp=24, capacity_factor=1.0, balance_loss=0.01)
 TURNS_OF_EXPERTS = dataclasses.replace(TURNS, experts=8, expert_mlp=24, capacity_factor=1.0, balance_loss=0.01)
+# Memory is mostly that of copies of KV heads, or of SwiGLU, where gradients of weights wait.
+COPIED = GPTConfig(layers=4, embed=256, heads=8, key_heads=1, vocab=128, sequence=8, mlp=64)
+GATED = GPTConfig(layers=4, embed=32, heads=4, vocab=128, sequence=64, mlp=256, block="llama", tied=False)
 DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
 BATCH = 16
 L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab
@@ -58,8 +61,17 @@ EVERY_DAY = [
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
     ("context", "context=4", WINDOWED, {"remat": "full"}),
+    ("tensor", "tensor=8", COPIED, {}),
+    ("pipeline", "pipeline=2", GATED, {"microbatches": 4, "schedule": "zb-h1"}),
 ]
 AT_NIGHT = [
+    ("three_d", "data=2,tensor=4", COPIED, {"reduce": "layer"}),
+    ("three_d", "pipeline=2,tensor=4", COPIED, {"microbatches": 4}),
+    ("tensor", "tensor=8", dataclasses.replace(COPIED, key_heads=2), {"microbatches": 2}),
+    ("three_d", "pipeline=2,tensor=2", GATED, {"microbatches": 4, "schedule": "zb-h1"}),
+    ("pipeline", "pipeline=2", GATED, {"microbatches": 4, "schedule": "zb-h1", "remat": "full"}),
+    ("pipeline", "pipeline=2", GATED, {"microbatches": 4, "schedule": "zb-h1", "remat": "none"}),
+    ("three_d", "pipeline=2,tensor=2", GATED, {"microbatches": 4, "schedule": "zb-h1", "remat": "none"}),
     ("three_d", "fsdp=2,context=2,tensor=2", HEADED, {"context_attention": "ulysses"}),
     ("single", "data=1", GROUPED, {"remat": "full"}),
     ("single", "data=1", TURNS, {"remat": "full"}),

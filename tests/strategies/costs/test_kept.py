@@ -2,11 +2,15 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import pytest
 
+from strategies.core import train_step
+from strategies.core.gradients import accumulated, microbatched
 from strategies.core.sizes import BYTES
+from strategies.costs.memory import microbatch_gradient_bytes
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import (
     FIXED,
@@ -14,6 +18,7 @@ from tests.strategies.costs.steps import (
     LONG,
     ODD,
     QWEN3,
+    UNTIED,
     WIDE,
     cost,
     step,
@@ -84,3 +89,33 @@ def test_layers_keep_what_the_formula_says(name, mesh, config, train, remat):
     assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (
         layers * plan.block.kept_bytes(plan.share)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("fsdp", "fsdp=4", {"gather": "step"}),
+        ("fsdp", "fsdp=4", {}),
+        ("hsdp", "data=2,fsdp=2", {"gather": "step"}),
+        ("zero1", "data=4", {"master": "float32"}),
+        ("three_d", "fsdp=2,tensor=2", {"gather": "step"}),
+    ],
+)
+def test_gradients_of_a_microbatch_are_as_large_as_they_are_traced(name, mesh, options, monkeypatch):
+    """In bfloat16 those of weights that are cast before they are gathered, or held, are half as large."""
+    traced: list[Any] = []
+
+    def recorded(loss_and_grads, microbatches):
+        def run(params, tokens_BS):
+            tokens_bS = microbatched(tokens_BS, microbatches)[0]
+            traced.append(jax.eval_shape(loss_and_grads, params, tokens_bS)[1])
+            return accumulated(loss_and_grads, microbatches)(params, tokens_BS)
+
+        return run
+
+    monkeypatch.setattr(train_step, "accumulated", recorded)
+    train = {"dtype": "bfloat16", "microbatches": 2, **options}
+    built = step(name, mesh, UNTIED, **train)
+    built.update.eval_shape(built.state, built.batch)
+    held = sum(grad.size * grad.dtype.itemsize for grad in jax.tree.leaves(traced[0]))
+    assert microbatch_gradient_bytes(cost(name, mesh, UNTIED, **train).plan) == held
