@@ -115,7 +115,7 @@ def test_gradients_of_a_microbatch_are_as_large_as_they_are_traced(name, mesh, o
 
     monkeypatch.setattr(train_step, "accumulated", recorded)
     train = {"dtype": "bfloat16", "microbatches": 2, **options}
-    built = step(name, mesh, UNTIED, **train)
+    built: Any = step(name, mesh, UNTIED, **train)
     built.update.eval_shape(built.state, built.batch)
     held = sum(grad.size * grad.dtype.itemsize for grad in jax.tree.leaves(traced[0]))
     assert microbatch_gradient_bytes(cost(name, mesh, UNTIED, **train).plan) == held
