@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from strategies.infeasible import Infeasible
 from strategies.schema import Count, SchemaError, checked
@@ -13,7 +14,7 @@ from strategies.schema import Count, SchemaError, checked
 T = TypeVar("T")
 
 
-def require_instance(value: Any, kind: type[T], what: str, error: type[ValueError] = Infeasible) -> T:
+def require_instance(value: Any, kind: type[T], what: str, error: type[Exception] = Infeasible) -> T:
     """Return a value that is of a class, such as `GPTConfig`.
 
     Args:
@@ -23,7 +24,7 @@ def require_instance(value: Any, kind: type[T], what: str, error: type[ValueErro
         error: what is raised.
 
     Raises:
-        ValueError: it is of another class; as `error`.
+        Infeasible: it is of another class; or `error`.
     """
     if not isinstance(value, kind):
         raise error(f"{what} is {reprlib.repr(value)}; give a {kind.__name__}")
@@ -61,6 +62,22 @@ def require_like(given: Any, expected: Any, what: str) -> None:
             name = f"{what}{jax.tree_util.keystr(path)}"
             found = f"{jax.dtypes.result_type(array)}{list(np.shape(array))}"
             raise Infeasible(f"{name} is {found}, not {other.dtype}{list(other.shape)}; {way_out}")
+
+
+def require_present(tree: Any, what: str) -> None:
+    """Check that no array of a tree is deleted. With a deleted array a call of JAX may end the process.
+
+    Args:
+        tree: of arrays, which may be tracers.
+        what: what the arrays are, for the message.
+
+    Raises:
+        Infeasible: one is deleted, as a step deletes the state that it is given.
+    """
+    arrays = (each for each in jax.tree.leaves(tree) if isinstance(each, jax.Array) and not isinstance(each, Tracer))
+    if any(array.is_deleted() for array in arrays):
+        problem = f"arrays of {what} are deleted, as a step deletes the state that it takes"
+        raise Infeasible(f"{problem}; use the state that the step returned")
 
 
 def require_key(key: Any) -> None:

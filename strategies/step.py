@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from strategies.arguments import require_instance
+from strategies.arguments import require_instance, require_present
 from strategies.backends.pace import keep_pace
 from strategies.backends.xla_options import as_read
 from strategies.config import TrainConfig
@@ -35,7 +35,7 @@ from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.layer_passes import Extras
 from strategies.model.weights import Weights
-from strategies.tokens import as_tokens
+from strategies.tokens import CheckedBatches, as_tokens
 
 Tokens = Int[Array, "B S"]
 """Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
@@ -211,14 +211,17 @@ class Step:
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
         """Train on one batch. The given state is donated: use the returned one. Tokens on the host are placed first.
 
+        Token ids of a batch that is on the mesh already are checked once for each array, without waiting for devices
+        (`CheckedBatches`), so an error may be that of an earlier batch. `update` and `evaluation` check no ids.
+
         The call returns before the step has run. On virtual CPU devices at most `MOST_AHEAD` steps may be unfinished
         (backends/pace.py). The step is compiled with `xla_options`, which JAX does not allow inside another jitted
         function: call `update` there.
 
         Raises:
-            ValueError: the state or the batch is not of this step.
+            ValueError: the state or the batch is not of this step, or the state was donated to an earlier step.
         """
-        require_instance(state, State, "the state")
+        require_present(require_instance(state, State, "the state"), "the state")
         state, metrics = self._tuned_update(state, self._placed(batch))
         keep_pace(metrics)
         return state, metrics
@@ -227,16 +230,22 @@ class Step:
         """The mean loss of a batch by a forward pass, in the microbatches of the step. Tokens on the host are placed.
 
         Raises:
-            ValueError: weights or batch are not of this step.
+            ValueError: weights or batch are not of this step, or the weights were donated to an earlier step.
         """
         return self.evaluation(params, self._placed(batch))
 
     def _placed(self, batch: Any) -> Tokens:
-        """A batch on the mesh. One that is sharded as `place` shards it was checked when it was placed."""
+        """A batch on the mesh, whose ids are checked. One that is sharded as `place` shards it is not moved."""
         if isinstance(batch, Tracer):
             return batch
-        there = isinstance(batch, jax.Array) and batch.sharding.is_equivalent_to(self.batch.sharding, batch.ndim)
-        return batch if there else self.place(batch)
+        if not isinstance(batch, jax.Array) or not batch.sharding.is_equivalent_to(self.batch.sharding, batch.ndim):
+            return self.place(batch)
+        self._checked_batches.require(batch)
+        return batch
+
+    @functools.cached_property
+    def _checked_batches(self) -> CheckedBatches:
+        return CheckedBatches(self.config.vocab)
 
     @functools.cached_property
     def _tuned_update(self) -> Jitted[[State, Tokens], tuple[State, Metrics]]:
@@ -263,7 +272,8 @@ class Step:
         if tokens_BS.shape != shape:
             raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {shape}")
         vocab = self.config.vocab
-        return jax.make_array_from_callback(shape, sharding, lambda part: as_tokens(tokens_BS[part], vocab))
+        batch = jax.make_array_from_callback(shape, sharding, lambda part: as_tokens(tokens_BS[part], vocab))
+        return self._checked_batches.add(batch)
 
     def xla_options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The XLA options given, as the compiler of its devices reads them, and `xla_options` for the others."""

@@ -1,7 +1,9 @@
 """Token ids as steps take them."""
 
 from typing import Any
+from weakref import WeakValueDictionary
 
+import jax
 import numpy as np
 
 
@@ -18,3 +20,44 @@ def as_tokens(part: Any, vocab: int) -> np.ndarray:
     if low < 0 or high >= vocab:
         raise ValueError(f"token ids from {low} to {high}; with vocab={vocab} they can be 0 to {vocab - 1}")
     return ids.astype(np.int32, copy=False)
+
+
+class CheckedBatches:
+    """Checks batches that are on a mesh already for ids outside the vocabulary, each array once.
+
+    An array never changes, so it is read once. Only the first batch is waited for. The values of a later one may still
+    be computed: it is then read at a later call, so that training never waits for its batches.
+    """
+
+    def __init__(self, vocab: int) -> None:
+        """Check ids from 0 to `vocab` - 1."""
+        self._vocab = vocab
+        self._checked: WeakValueDictionary[int, jax.Array] = WeakValueDictionary()
+        self._waiting: list[jax.Array] = []
+        self._waits = True
+
+    def add(self, batch: jax.Array) -> jax.Array:
+        """Return a batch of which all ids are known to be in the vocabulary."""
+        self._checked[id(batch)] = batch
+        return batch
+
+    def require(self, batch: jax.Array) -> None:
+        """Check a batch, and earlier ones whose values were not there yet. Each process reads its own shards.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        if self._checked.get(id(batch)) is not batch:
+            self._waiting.append(batch)
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if each.is_deleted():
+                continue
+            if self._waits or each.is_ready():  # pyright: ignore[reportAttributeAccessIssue] (of every array)
+                self._waits = False
+                shards = {str(shard.index): shard.data for shard in each.addressable_shards}
+                for shard in shards.values():
+                    as_tokens(shard, self._vocab)
+                self.add(each)
+            else:
+                self._waiting.append(each)

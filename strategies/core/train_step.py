@@ -6,9 +6,9 @@ updated in shards. All other communication comes with the `Implementation`. If t
 (auto.py), the same code runs on whole arrays.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -20,11 +20,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
-from strategies.arguments import require_key, require_like
+from strategies.arguments import require_key
 from strategies.config import TrainConfig
 from strategies.core.adamw import adamw
 from strategies.core.expert_load import expert_load
 from strategies.core.gradients import accumulated, all_reduce, mark_shares, total_of_microbatches
+from strategies.core.jitted import guarded, jitted
 from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import LayerReduction
 from strategies.core.loss_scaling import loss_scaled
@@ -133,7 +134,6 @@ class _Assembly:
 
     def init(self, key: PRNGKeyArray) -> State:
         """Weights and optimizer state before the first step."""
-        require_key(key)
         weights = nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param))
         return self.initial_state(with_copies(weights, self.plan))
 
@@ -241,17 +241,18 @@ class _Assembly:
         state = jax.tree.map(self.placed, shapes, state_specs)
         grads = jax.tree.map(self.placed, grads, grad_specs)
         batch = self.placed(tokens, P(self.placement.batch or None))
-        jitted = partial(_jitted, self.mesh, self.implementation.compiler_partitioned)
+        shardings = jax.tree.map(partial(NamedSharding, self.mesh), state_specs)
+        function = partial(jitted, self.mesh, self.implementation.compiler_partitioned)
         return Step(
             config=self.config,
             mesh=self.mesh,
             train=self.train,
-            init=jax.jit(self.init, out_shardings=jax.tree.map(partial(NamedSharding, self.mesh), state_specs)),
-            update=jitted(self.update, {"state": state, "batch": batch}, (state_specs, P()), donate_argnums=(0,)),
-            gradients=jitted(self.first_half, {"state": state, "batch": batch}, (P(), grad_specs)),
-            apply=jitted(self.apply, {"state": state, "grads": grads}, (state_specs, P())),
-            evaluation=jitted(self.evaluate, {"params": state.params, "batch": batch}, P()),
-            load=jitted(self.load, {"params": state.params, "batch": batch}, Load._make(3 * [P()]))
+            init=guarded(jax.jit(self.init, out_shardings=shardings), require_key),
+            update=function(self.update, {"state": state, "batch": batch}, (state_specs, P()), donate_argnums=(0,)),
+            gradients=function(self.first_half, {"state": state, "batch": batch}, (P(), grad_specs)),
+            apply=function(self.apply, {"state": state, "grads": grads}, (state_specs, P())),
+            evaluation=function(self.evaluate, {"params": state.params, "batch": batch}, P()),
+            load=function(self.load, {"params": state.params, "batch": batch}, Load._make(3 * [P()]))
             if self.config.experts
             else None,
             state=state,
@@ -264,32 +265,6 @@ class _Assembly:
     def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:
         """The shape and dtype of an array, sharded over the mesh."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
-
-
-def _jitted(
-    mesh: Mesh,
-    partitioned: bool,
-    function: Callable,
-    inputs: Mapping[str, Any],
-    outputs: Any,
-    donate_argnums: tuple[int, ...] = (),
-) -> Any:
-    """Jit a function over a mesh: in `jax.shard_map`, or on whole arrays that the compiler partitions.
-
-    It raises Infeasible for arguments of other shapes than those of `inputs`, which are by name.
-    """
-    specs = jax.tree.map(lambda array: array.sharding.spec, tuple(inputs.values()))
-    mapped = function if partitioned else jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs)
-
-    @wraps(function)
-    def checked(*given: Any) -> Any:
-        for arrays, (name, expected) in zip(given, inputs.items(), strict=True):
-            require_like(arrays, expected, f"the {name}")
-        return mapped(*given)
-
-    # The shardings equal those of `init`. Otherwise the second step would be compiled again.
-    out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
-    return jax.jit(checked, out_shardings=out_shardings, donate_argnums=donate_argnums)
 
 
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
