@@ -165,7 +165,7 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     if attention == "auto":
         dense = plan.backend.prefers_all_to_all and not Reach.of(config)
         fused = dense and kernel_for(plan.backend, config, train) != "xla"
-        divides = plan.share.key_features // config.head_dim % size == 0
+        divides = plan.held_config.key_features // plan.tensors // config.head_dim % size == 0
         ring = not plan.staged and not strided(config) and not (fused and divides)
         attention = "ring" if ring else "ulysses"
     elif attention == "ring" and plan.staged:

@@ -108,12 +108,14 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
 
 
 def require(plan: Plan) -> None:
-    """Refuse too many buckets, and biases of a router whose gradients would be rounded.
+    """Refuse sums of its own beside another axis, too many buckets, and biases of a router whose gradients would be rounded.
 
     Raises:
-        Infeasible: the loads of experts would be sums of quantised numbers, or of numbers in bfloat16: all gradients in
-            a bucket have one dtype.
+        Infeasible: weights or batch are split along another axis, too, over which these sums do not go; or the loads of
+            experts would be sums of quantised numbers, or of numbers in bfloat16: all gradients in a bucket have one
+            dtype.
     """
+    _require_alone(plan)
     require_few_buckets(plan)
     train, rate = plan.train, f"router_bias_rate={plan.config.router_bias_rate}"
     if plan.config.router_bias_rate is None:
@@ -123,6 +125,16 @@ def require(plan: Plan) -> None:
     if train.bucket_bytes and train.reduce_dtype != "float32":
         problem = f"{rate} does not go with bucket_bytes={train.bucket_bytes} and reduce_dtype={train.reduce_dtype}"
         raise Infeasible(f"{problem}, which would round the loads of experts; omit one of the three")
+
+
+def _require_alone(plan: Plan) -> None:
+    """Refuse buckets and compression along other axes than `data`: devices would have gradients of other weights."""
+    train, others = plan.train, [axis.name for axis in plan.active if axis.name != "data"]
+    own = {"bucket_bytes": (train.bucket_bytes, None), "compression": (train.compression, "none")}
+    for name, (value, default) in own.items():
+        if others and value != default:
+            problem = f"{name}={value} sums over the axis data alone, and mesh {plan.mesh} has {' and '.join(others)}"
+            raise Infeasible(f"{problem}; leave it out")
 
 
 def require_few_buckets(plan: Plan) -> None:

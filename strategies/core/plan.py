@@ -4,11 +4,12 @@ It gives the options that are "auto" a value, and refuses what does not fit, for
 formulas (costs/) alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import TrainConfig
 from strategies.core.axis import Axis, placement_of
@@ -56,7 +57,8 @@ class Plan(Sizes):
         options: dict[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none"}
         options["unroll"] = train.layers_in_loop
         for axis in asked.active:
-            options |= axis.resolve(asked)
+            what = f"what `resolve` of the axis {axis.name} returned"
+            options |= require_instance(axis.resolve(asked), Mapping, what, TypeError)
         plan = replace(asked, train=replace(train, **options))
         if train.unroll == "auto" and plan.unrolls_all_layers:
             plan = replace(plan, train=replace(plan.train, unroll=plan.layers))

@@ -67,7 +67,9 @@ def _unshard(shards: Shards, by_layer: bool, parts: Weights, replaced: Weights) 
         layer, whole = carry
         return gathered(i + 1), put(layer, i, whole)
 
-    last = shards.config.blocks - 1
+    last = (
+        len(jax.tree.leaves(parts["blocks"])[0]) - 1
+    )  # of this device: stages of a pipeline have fewer than the model
     layer, whole = lax.fori_loop(0, last, gather_next, (gathered(0), {"blocks": replaced["blocks"]}))
     ends = shards.map_weights(gather, {part: parts[part] for part in parts if part not in blocks})
     return ends | put(layer, last, whole)

@@ -181,3 +181,20 @@ def test_heads_that_tensor_has_split_are_split_again():
     assert predict("three_d", CONFIG, "context=4,tensor=2", train).plan.ulysses
     with pytest.raises(Infeasible, match="context=8 does not divide heads/tensor=4; context can be 1, 2 or 4"):
         predict("three_d", CONFIG, "context=8,tensor=2", train)
+
+
+@pytest.mark.parametrize(
+    ("platform", "attention", "model"),
+    [
+        ("cuda", "cudnn", {"attention_window": 128}),
+        ("cuda", "auto", {"attention_window": 128}),
+        ("tpu", "splash", {"sequence": 384}),
+    ],
+)
+def test_auto_with_stages_is_ulysses(platform, attention, model):
+    """With pipeline stages `auto` is Ulysses, also where no ring could run the kernel that is asked for."""
+    config = dataclasses.replace(GPTConfig(layers=4, embed=64, heads=4, vocab=128, sequence=1024), **model)
+    train = TrainConfig(16, microbatches=4, dtype="bfloat16", attention=attention)
+    told = "three_d", config, "pipeline=2,context=2"
+    ulysses = predict(*told, dataclasses.replace(train, context_attention="ulysses"), platform)
+    assert predict(*told, train, platform) == ulysses

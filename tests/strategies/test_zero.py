@@ -7,12 +7,13 @@ import math
 import jax
 import pytest
 
-from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, strategy
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, pipeline, strategy, zero
 from strategies.backends.backend import CPU
 from strategies.costs.memory import block_elements
-from strategies.costs.predict import predict
+from strategies.costs.predict import predict, predict_axes
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
+from tests.strategies import equality
 from tests.strategies import test_expert as experts
 from tests.strategies.costs import steps
 from tests.strategies.costs.test_communication import inner
@@ -140,6 +141,21 @@ def test_weights_gathered_layer_by_layer_are_the_same(mesh, options, monkeypatch
     program, _ = steps.compiled_step(step)
     assert steps.sent(program) == steps.by_axes(predict("zero1", config, spec, step.train))
     assert {each.times for each in program.collectives if each.kind == "all_gather"} == {1, step.config.layers - 1}
+
+
+@pytest.mark.parametrize(
+    ("axes", "mesh"),
+    [((zero.AXIS1, pipeline.AXIS), "data=2,pipeline=4"), *nightly(((zero.AXIS2, pipeline.AXIS), "data=2,pipeline=2"))],
+    ids=str,
+)
+def test_stages_gather_their_own_layers(axes, mesh, monkeypatch):
+    """A user's ZeRO with a pipeline gathers the layers of each stage once, as many bytes as formulas say."""
+    monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, gathers_outermost_only=True))
+    spec, options = MeshSpec.parse(mesh), dataclasses.replace(equality.TRAIN, microbatches=4)
+    step = strategy.Strategy("mine", axes).build(equality.CONFIG, spec, options, jax.devices()[: spec.size])
+    program, _ = steps.compiled_step(step)
+    assert steps.sent(program) == steps.by_axes(predict_axes(axes, equality.CONFIG, spec, options))
+    assert_equal(trained(step, initial(step), range(3))[0], single(), ROUNDING["float32"])
 
 
 def test_each_bucket_is_one_all_reduce_of_the_compiled_program():

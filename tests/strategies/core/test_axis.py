@@ -11,7 +11,20 @@ import numpy as np
 import pytest
 
 from benchmarks.program.compiled import read_program
-from strategies import Axis, MeshSpec, Strategy, TrainConfig, checkpoints, context, fsdp, pipeline, tensor
+from strategies import (
+    Axis,
+    Infeasible,
+    MeshSpec,
+    Strategy,
+    TrainConfig,
+    checkpoints,
+    context,
+    data,
+    expert,
+    fsdp,
+    pipeline,
+    tensor,
+)
 from strategies.core.collectives import all_gather
 from strategies.core.traffic import traffic
 from strategies.costs.arrays import held_arrays
@@ -88,3 +101,52 @@ def test_a_split_that_no_term_knows_is_refused():
     """An axis that splits such a dim, and states nothing of what it sends, has no formulas."""
     with pytest.raises(ValueError, match="no formulas for axes that split sequence; state what they send"):
         predict_axes((replace(TOY, traffic=()),), CONFIG, "data=4", TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"implement": lambda plan, before: None}, "what `implement` of the axis data returned is None; give an? Impl"),
+        ({"resolve": lambda plan: None}, "what `resolve` of the axis data returned is None; give an? Mapping"),
+    ],
+)
+def test_a_function_of_an_axis_that_returns_nothing_is_named(fields, message):
+    """A function of an axis that forgets to return ends the build with the function, the axis, and what to return."""
+    with pytest.raises(TypeError, match=message):
+        Strategy("mine", (Axis("data", batch=True, **fields),)).build(CONFIG, "data=2", TRAIN)
+
+
+def test_a_strategy_that_implements_nothing_is_named():
+    """So does the strategy's own function."""
+    with pytest.raises(TypeError, match="what `implement` of mine returned is None; give a"):
+        Strategy("mine", (TOY,), lambda plan, mesh: None).build(CONFIG, "data=2", TRAIN)  # type: ignore[arg-type]
+
+
+def test_two_axes_cannot_both_sum_over_replicas():
+    """Sums of one axis would replace those of the other. Only active axes count."""
+
+    def summing(plan, before):
+        return replace(before, sum_replicas=lambda loss, grads: data.stack(loss, grads))
+
+    strategy = Strategy("mine", tuple(Axis(name, batch=True, implement=summing) for name in ("data", "expert")))
+    message = r"the axes data and expert both set `sum_replicas`, .*; set it in one of them"
+    with pytest.raises(Infeasible, match=message):
+        strategy.build(CONFIG, "data=2,expert=2", TRAIN)
+    strategy.build(CONFIG, "data=2,expert=1", TRAIN)
+
+
+@pytest.mark.parametrize("option", [{"bucket_bytes": 4096}, {"compression": "int8"}])
+@pytest.mark.parametrize(
+    "other", [fsdp.AXIS, pipeline.AXIS, context.AXIS, expert.AXIS, tensor.AXIS], ids=lambda x: x.name
+)
+def test_sums_of_the_data_axis_go_alone(option, other):
+    """Buckets and compression sum over `data` alone, and are refused beside another axis, in steps and in formulas."""
+    axes, ((name, value),) = (data.AXIS, other), option.items()
+    mesh, train = MeshSpec.parse(f"data=2,{other.name}=2"), replace(TRAIN, microbatches=2, **option)
+    message = f"{name}={value} sums over the axis data alone, and mesh {mesh} has {other.name}; leave it out"
+    with pytest.raises(Infeasible, match=message):
+        Strategy("mine", axes).build(CONFIG, mesh, train)
+    with pytest.raises(Infeasible, match=message):
+        predict_axes(axes, CONFIG, mesh, train)
+    Strategy("mine", axes).build(CONFIG, f"data=2,{other.name}=1", train)
+    Strategy("mine", axes).build(CONFIG, mesh, replace(TRAIN, microbatches=2))
