@@ -9,7 +9,7 @@ import jax
 
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.backends.backend import backend_for, platform_of
+from strategies.backends.backend import Backend, backend_for, backend_of
 from strategies.config import Dtype, Remat
 from strategies.core.plan import Plan
 from strategies.device_mesh import first_devices
@@ -85,9 +85,10 @@ class Case:
         return self.topology.devices() if self.topology else first_devices(self.mesh.size)
 
     @property
-    def platform(self) -> str:
-        """The platform of the devices, as `platform_of` names it."""
-        return self.topology.platform if self.topology else platform_of(jax.devices()[0])
+    def backend(self) -> Backend:
+        """The record of the devices."""
+        absent = self.topology
+        return backend_for(absent.platform, absent.device_kind) if absent else backend_of(jax.devices()[0])
 
     def training(self, **others: Any) -> TrainConfig:
         """Its training configuration as it was asked for, with the fields in `others` overridden."""
@@ -100,9 +101,7 @@ class Case:
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         if strategy is None or not strategy.has_formulas:
             return self.training()
-        kind = self.topology.device_kind if self.topology else jax.devices()[0].device_kind
-        backend = backend_for(self.platform, kind)
-        return Plan.of(strategy.axes, self.config, self.mesh, self.training(), backend, checked=False).train
+        return Plan.of(strategy.axes, self.config, self.mesh, self.training(), self.backend, checked=False).train
 
     @property
     def single(self) -> "Case":

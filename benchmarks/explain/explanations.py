@@ -58,7 +58,7 @@ def cost_of(case: Case) -> Cost | None:
     """
     by_hand = case.twin or case
     try:
-        return predict(by_hand.strategy, case.config, case.mesh, by_hand.resolved, case.platform)
+        return predict(by_hand.strategy, case.config, case.mesh, by_hand.resolved, case.backend)
     except Infeasible:
         return None
 

@@ -165,7 +165,7 @@ def candidate_of(case: Case, machine: Machine) -> Candidate:
     if case.strategy not in STRATEGIES:
         run = run_of_case(case, machine.stack)
         return Candidate(case, run.cost, machine, math.ceil(held_of(run).total_bytes))
-    return Candidate(case, predict(case.strategy, case.config, case.mesh, case.resolved, case.platform), machine)
+    return Candidate(case, predict(case.strategy, case.config, case.mesh, case.resolved, case.backend), machine)
 
 
 def first_of_each(candidates: Iterable[Candidate], key: Callable[[Case], Hashable]) -> list[Candidate]:

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from strategies.backends.transport import reduce_scatters_wrongly
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -36,6 +38,8 @@ class Backend:
         copies_into_stacks: whether a loop copies what it stacks, and fills the stack with zeros before; and copies what
             it reads of a stack, before it casts that.
         sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
+        reduce_scatters_wrongly: whether the transport's reduce-scatter is wrong, and steps have an all-to-all in its
+            place (core/collectives.py).
         waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul takes
             longer then than the matmul (docs/experiments/2026-11-26-first-gpu.md).
         grouped_kernel: whether grouped matmuls in bfloat16 and float16 are kernels (model/pallas/grouped_kernel.py).
@@ -59,6 +63,7 @@ class Backend:
     fuses_elementwise: bool = False
     copies_into_stacks: bool = False
     sends_ragged: bool = False
+    reduce_scatters_wrongly: bool = False
     waits_at_conditionals: bool = False
     grouped_kernel: bool = False
     widens_bfloat16: bool = False
@@ -145,11 +150,12 @@ PLATFORMS = {backend.platform: backend for backend in (NO_DEVICES, CPU, GPU, NVI
 
 def backend_of(device: Any) -> Backend:
     """The record of a `jax.Device`, present or of a topology."""
-    return backend_for(platform_of(device), device.device_kind)
+    found = backend_for(platform_of(device), device.device_kind)
+    return replace(found, reduce_scatters_wrongly=True) if found is CPU and reduce_scatters_wrongly() else found
 
 
 def backend_for(platform: str | None, kind: str = "") -> Backend:
-    """The record of devices that need not be there.
+    """The record of devices that need not be there. It does not depend on the running process.
 
     Args:
         platform: "cuda", "gpu" (of other vendors), "tpu", "cpu" or another; None for formulas without devices.

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Literal
 
 from strategies.arguments import require_instance
-from strategies.backends.transport import reduce_scatters_wrongly
 from strategies.core.placement import Axes, Weight
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
@@ -108,7 +107,7 @@ def traffic(
     `Traffic`. Where the transport's reduce-scatter is wrong, it is an all-to-all (collectives.py).
     """
     over = plan.over(axes)
-    if kind == "reduce_scatter" and reduce_scatters_wrongly():
+    if kind == "reduce_scatter" and plan.backend.reduce_scatters_wrongly:
         kind = "all_to_all"
     if over and elements:
         operand = BYTES[dtype] * elements

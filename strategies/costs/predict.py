@@ -14,7 +14,7 @@ from typing import Literal
 
 import strategies
 from strategies.arguments import require_instance
-from strategies.backends.backend import backend_for
+from strategies.backends.backend import Backend, backend_for
 from strategies.config import TrainConfig
 from strategies.core.axis import Axis
 from strategies.core.placement import Axes
@@ -32,7 +32,7 @@ from strategies.strategy import Strategy
 
 
 def predict(
-    strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, platform: str | None = None
+    strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, platform: str | Backend | None = None
 ) -> "Cost":
     """Predict the cost of a step of a strategy.
 
@@ -41,8 +41,9 @@ def predict(
         config: the model.
         mesh: a `MeshSpec`, or its text.
         train: batch, dtypes and options.
-        platform: of the devices, as `backend_for` takes it. Its record decides what "auto" is for `attention`,
-            `reduce`, `prefetch`, `halves` and `context_attention`. By default these are as on CPUs.
+        platform: of the devices, as `backend_for` takes it, or their record. It decides what "auto" is for `attention`,
+            `reduce`, `prefetch`, `halves` and `context_attention`. By default these are as on CPUs. The running process
+            has no part in it.
 
     Raises:
         Infeasible: the strategy has no formulas (auto, or one with a `make_step`), or model, mesh and batch do not fit
@@ -55,7 +56,11 @@ def predict(
 
 
 def predict_axes(
-    axes: Sequence[Axis], config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, platform: str | None = None
+    axes: Sequence[Axis],
+    config: GPTConfig,
+    mesh: MeshSpec | str,
+    train: TrainConfig,
+    platform: str | Backend | None = None,
 ) -> "Cost":
     """Predict the cost of a step with a list of axes, which no strategy here may have.
 
@@ -69,8 +74,9 @@ def predict_axes(
     spec = MeshSpec.of(mesh)
     require_instance(config, GPTConfig, "the model")
     require_instance(train, TrainConfig, "train")
-    require_instance("" if platform is None else platform, str, "the platform")
-    plan = Plan.of(axes, config, spec, train, backend_for(platform))
+    if not isinstance(platform, Backend):
+        platform = backend_for(platform if platform is None else require_instance(platform, str, "the platform"))
+    plan = Plan.of(axes, config, spec, train, platform)
     _require_known_split(plan)
     return Cost(plan)
 
