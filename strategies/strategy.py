@@ -35,7 +35,12 @@ OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
-    """The implementation of all axes of a plan, composed from the outermost to the innermost axis."""
+    """The implementation of all axes of a plan, composed from the outermost to the innermost axis.
+
+    Raises:
+        TypeError: what an axis returns is no `Implementation`.
+        Infeasible: two axes set `Implementation.sum_replicas`.
+    """
     split = plan.over((*plan.placement.batch, *plan.placement.tokens))
 
     def batch_sum(x: Array) -> Array:
@@ -43,8 +48,17 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
 
     hooks = replace(ONE_DEVICE, grouped_matmuls=plan.grouped_matmuls, needs_loop=plan.needs_loop)
     implementation = Implementation(hooks=replace(hooks, batch_sum=batch_sum) if split else hooks)
+    summing = ""
     for axis in plan.active:
-        implementation = axis.implement(plan, implementation)
+        before, implementation = implementation, axis.implement(plan, implementation)
+        require_instance(
+            implementation, Implementation, f"what `implement` of the axis {axis.name} returned", TypeError
+        )
+        if implementation.sum_replicas is not before.sum_replicas:
+            if before.sum_replicas:
+                problem = f"the axes {summing} and {axis.name} both set `sum_replicas`, which sums over all replicas"
+                raise Infeasible(f"{problem}; set it in one of them")
+            summing = axis.name
     return implementation
 
 
@@ -129,15 +143,17 @@ class Strategy:
         mesh = MeshSpec.of(mesh)
         if not self.axes and str(mesh) != "data=1":
             raise Infeasible(f"{self.name} runs on one device; its mesh is data=1, not {mesh}")
-        made = self._made if self.make_step else self._composed
-        step = made(config, mesh, train, devices)
-        device = [*step.mesh.local_devices, *step.mesh.devices.flat][0]
-        return replace(step, xla_options=xla_options(device, self.name, step.train))
+        return (
+            self._made(config, mesh, train, devices) if self.make_step else self._composed(config, mesh, train, devices)
+        )
 
     def _composed(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None) -> Step:
         arranged = device_mesh(mesh, self.axis_names, devices)
         plan = Plan.of(self.axes, config, mesh, train, backend_of(arranged.devices.flat[0]))
-        return assemble(plan, arranged, self.implement(plan, arranged))
+        what = f"what `implement` of {self.name} returned"
+        implementation = require_instance(self.implement(plan, arranged), Implementation, what, TypeError)
+        step = assemble(plan, arranged, implementation)
+        return replace(step, xla_options=xla_options(_local_device(step), plan))
 
     def _made(self, *arguments: Any) -> Step:
         assert self.make_step
@@ -148,7 +164,9 @@ class Strategy:
         except BaseException as error:
             problem = f"the build of {self.name} raised {in_a_line(error)}"
             raise ValueError(f"{problem}; it must return a Step, or raise Infeasible") from error
-        return require_instance(step, Step, f"what the build of {self.name} returned", ValueError)
+        step = require_instance(step, Step, f"what the build of {self.name} returned", ValueError)
+        # A step that another strategy built has options of its plan.
+        return replace(step, xla_options=step.xla_options or xla_options(_local_device(step), None))
 
     def meshes(self, devices: int) -> list[MeshSpec]:
         """The strategy's meshes of exactly this many devices.
@@ -184,3 +202,8 @@ class Strategy:
     def is_usual(self, mesh: MeshSpec) -> bool:
         """Whether a mesh is measured by default."""
         return self.usual_axes is None or set(mesh.sizes) <= set(self.usual_axes)
+
+
+def _local_device(step: Step) -> Any:
+    """One of the step's devices, of this process if it has any."""
+    return [*step.mesh.local_devices, *step.mesh.devices.flat][0]

@@ -1,14 +1,14 @@
-"""XLA options that steps are compiled with: a table of defaults by platform and strategy, and the user's own.
+"""XLA options that steps are compiled with: a table of defaults by platform and plan, and the user's own.
 
-The defaults hold for attached and compile-only devices. Each record lists all options of its
-step.
+The defaults go by what a step does and never by the name of its strategy, so two strategies with the same plan are
+compiled alike. They hold for attached and compile-only devices. Each record lists all options of its step.
 """
 
 import functools
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,35 +16,71 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from strategies.config import TrainConfig
-
 UNKNOWN = "No such compile option"
 """In XLA's error for an option that it does not have."""
 BOOLEANS = {"true": True, "false": False}
 
 
+def sums_over_all_devices(plan: Any) -> bool:
+    """Whether the devices only split the batch, along one axis: each sum of gradients is over all of them."""
+    return len(plan.active) == 1 and plan.active[0].batch and not plan.active[0].dims and not plan.placement.updates
+
+
+def gathers_weights(plan: Any) -> bool:
+    """Whether weights are sharded, and gathered before use."""
+    return plan.shards > 1
+
+
+def exchanges_rows(plan: Any) -> bool:
+    """Whether devices exchange rows of experts by all-to-alls. The compiler exchanges them so, too."""
+    split = plan.config.experts is not None and plan.size(*plan.axes_of("experts")) > 1
+    return split and plan.train.dispatch != "all_gather"
+
+
+def prefetches(plan: Any) -> bool:
+    """Whether weights are gathered one layer ahead."""
+    return plan.train.prefetch == "on"
+
+
+def overlaps_halves(plan: Any) -> bool:
+    """Whether halves of the batch overlap where devices split heads, and another axis splits something else."""
+    alone = len(plan.active) == 1
+    return plan.train.halves == "on" and not prefetches(plan) and plan.tensors > 1 and not alone
+
+
+def sums_beside_gathers(plan: Any) -> bool:
+    """Whether sums of single layers in bfloat16 go over one axis, and gathers of their weights over another."""
+    train, placement = plan.train, plan.placement
+    in_loop = train.reduce == "layer" and train.reduce_dtype == "bfloat16" and not prefetches(plan)
+    return (
+        in_loop and gathers_weights(plan) and bool(placement.replicas) and not placement.dims and not placement.tokens
+    )
+
+
+def updates_shards_by_layer(plan: Any) -> bool:
+    """Whether weights are updated in shards, and the gradients of single layers are summed (ZeRO-1 and 2)."""
+    return bool(plan.placement.updates) and plan.train.reduce == "layer"
+
+
 @dataclass(frozen=True)
 class Default:
-    """XLA options that the steps of some strategies are compiled with, unless the user sets them.
+    """XLA options that steps are compiled with, unless the user sets them.
 
     Attributes:
         platform: JAX platform of the devices.
         options: by name.
         reason: what they are for. Times are in docs/experiments/2026-11-25-defaults-of-backends.md.
-        strategies: names of the strategies; empty for all.
-        training: fields of `TrainConfig` that the step has with these values.
+        when: plan of a step (core/plan.py) -> whether they are for it; None for all steps.
     """
 
     platform: str
     options: Mapping[str, str]
     reason: str
-    strategies: frozenset[str] = frozenset()
-    training: Mapping[str, Any] = field(default_factory=dict)
+    when: Callable[[Any], bool] | None = None
 
-    def applies(self, platform: str, strategy: str, train: TrainConfig) -> bool:
-        """Whether steps of a strategy on a platform are compiled with these options."""
-        fits = all(getattr(train, name) == value for name, value in self.training.items())
-        return platform == self.platform and (not self.strategies or strategy in self.strategies) and fits
+    def applies(self, platform: str, plan: Any | None) -> bool:
+        """Whether a step on a platform is compiled with these options. Without a plan it is if all are."""
+        return platform == self.platform and (self.when is None or (plan is not None and self.when(plan)))
 
 
 DEFAULTS: tuple[Default, ...] = (
@@ -71,7 +107,7 @@ DEFAULTS: tuple[Default, ...] = (
         },
         "Start the sums of gradients early, and compute meanwhile. It helps on v5e; with hsdp there, and with data on "
         "v5p, nothing changes.",
-        frozenset({"data", "fsdp"}),
+        sums_over_all_devices,
     ),
     Default(
         "tpu",
@@ -81,14 +117,14 @@ DEFAULTS: tuple[Default, ...] = (
             "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
         },
         "Gather weights while the chip computes, which v5p does not do by default. On v5e nothing changes.",
-        frozenset({"fsdp", "hsdp", "three_d"}),
+        gathers_weights,
     ),
     Default(
         "tpu",
         {"xla_tpu_enable_async_all_to_all": "true", "xla_tpu_enable_async_ragged_all_to_all": "true"},
         "Exchange the tokens of experts while the chip computes. Without these options libtpu waits for every "
         "all-to-all (docs/experiments/2026-11-26-expert-overlap.md).",
-        training={"dispatch": "all_to_all"},
+        exchanges_rows,
     ),
     Default(
         "gpu",
@@ -104,23 +140,21 @@ DEFAULTS: tuple[Default, ...] = (
         },
         "Let several collectives be in flight at once, and run two layers in an iteration, so that gathered weights "
         "are not copied to where the next iteration expects them. Without these options prefetch makes hsdp slower.",
-        training={"prefetch": "on"},
+        prefetches,
     ),
     Default(
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         "Let the collectives of both halves of a batch be in flight at once. With tensor alone it helps on some "
-        "numbers of GPUs and hurts on others, so it is for three_d only.",
-        frozenset({"three_d"}),
-        {"prefetch": "off", "halves": "on"},
+        "numbers of GPUs and hurts on others, so another axis must split something as well.",
+        overlaps_halves,
     ),
     Default(
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         "Let sums between hosts and gathers inside a host be in flight at once. With reduce=step or float32 sums the "
         "option makes steps slower.",
-        frozenset({"hsdp"}),
-        {"prefetch": "off", "reduce": "layer", "reduce_dtype": "bfloat16"},
+        sums_beside_gathers,
     ),
     Default(
         "gpu",
@@ -128,31 +162,28 @@ DEFAULTS: tuple[Default, ...] = (
         "Run two layers in an iteration, so that gradients that wait for their sum, and weights that were gathered, "
         "are not copied to where the next iteration expects them. data gets slower with it; with reduce=step it gains "
         "little, for much more memory.",
-        frozenset({"zero1", "zero2"}),
-        {"reduce": "layer"},
+        updates_shards_by_layer,
     ),
 )
 
 
-def xla_options(device: Any, strategy: str, train: TrainConfig) -> dict[str, Any]:
+def xla_options(device: Any, plan: Any | None) -> dict[str, Any]:
     """XLA options of a step: those of `DEFAULTS` that the environment variable XLA_FLAGS does not set.
 
     Those that the installed XLA does not have are left out, with a warning.
 
     Args:
         device: one of the step's devices, present or of a topology.
-        strategy: name of the strategy.
-        train: its options, with those for overlap resolved.
+        plan: of the step; None for one that is made without a plan.
     """
-    matching = [each for each in DEFAULTS if each.applies(device.platform, strategy, train)]
+    matching = [each for each in DEFAULTS if each.applies(device.platform, plan)]
     flags = os.environ.get("XLA_FLAGS", "")
     named = {name: value for each in matching for name, value in each.options.items()}
     defaults = {name: value for name, value in named.items() if f"--{name}=" not in flags}
     known = {name: value for name, value in defaults.items() if has_option(device, name, value)}
     if unknown := sorted(defaults.keys() - known):
-        warnings.warn(
-            f"this version of XLA has no option {', '.join(unknown)}; {strategy} is compiled without it", stacklevel=2
-        )
+        missing = f"this version of XLA has no option {', '.join(unknown)}"
+        warnings.warn(f"{missing}; steps are compiled without it", stacklevel=2)
     return as_read(device.platform, known)
 
 
