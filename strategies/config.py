@@ -1,8 +1,9 @@
 """Configuration of training as a frozen dataclass."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -22,6 +23,13 @@ Compression = Literal["none", "int8", "onebit"]
 Master = Literal["none", "float32"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 Dispatch = Literal["auto", "all_to_all", "all_gather"]
+OF_AXES = (
+    *("schedule", "chunks", "sequence_parallel", "gather", "regather", "prefetch", "halves", "bucket_bytes"),
+    *("compression", "compression_warmup", "reduce", "reduce_dtype", "context_attention", "dispatch", "master"),
+)
+"""Options that act through an axis (`Axis.options`). A strategy without such an axis refuses them (core/plan.py)."""
+OFF: Mapping[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none"}
+"""Values of options that no axis resolves. Every strategy takes them, so a resolved `TrainConfig` can be used again."""
 LOSS_SCALES = 1.0, 2.0**64
 """The smallest and the largest loss scale. Both, and the losses that they scale, are far from the ends of float32."""
 

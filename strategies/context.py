@@ -54,7 +54,7 @@ from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.infeasible import Infeasible, legal, require_divides
+from strategies.infeasible import Infeasible, WrongSize, divisors, require_divides
 from strategies.model.attention import (
     QKV,
     Reach,
@@ -197,8 +197,8 @@ def _require_ring(share: Share, size: int) -> None:
         problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
         raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
     if share.zigzag and config.sequence % (2 * size):
-        sizes = legal(config.sequence // 2 if config.sequence % 2 == 0 else 1, "context")
-        raise Infeasible(f"2 x context={size} chunks do not divide sequence={config.sequence}; {sizes}")
+        sizes = divisors(config.sequence // 2 if config.sequence % 2 == 0 else 1)
+        raise WrongSize(f"2 x context={size} chunks do not divide sequence={config.sequence}", "context", sizes)
     if reach := Reach.of(config):
         require_divides("context", size, sequence=config.sequence)
         if share.zigzag and reach.window > share.chunk:

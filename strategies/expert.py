@@ -63,7 +63,7 @@ from strategies.core.collectives import all_gather, all_to_all, exchange_parts, 
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.infeasible import Infeasible, divisors, one_of, require_divides
+from strategies.infeasible import WrongSize, divisors, require_divides
 from strategies.model.expert_rows import batch_parts, buffer_rows, kept_slots, sent_rows
 from strategies.model.grouped_matmul import from_rows, to_rows
 from strategies.model.hooks import Exchanged
@@ -169,8 +169,8 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     held = experts // plan.size("expert")
     if chosen == "all_to_all" and plan.blocks_rows and held > most:
         sizes = [size for size in divisors(experts) if experts // size <= most]
-        problem = f"{numbers} {held} of {experts} experts on a device; {one_of(sizes, 'expert')}"
-        raise Infeasible(f"dispatch=all_to_all {problem}")
+        problem = f"dispatch=all_to_all {numbers} {held} of {experts} experts on a device"
+        raise WrongSize(problem, "expert", sizes)
     halves = tensor.resolve_halves(plan) if plan.config.experts else {}
     return {**resolve_reduce(plan), **halves, "dispatch": chosen}
 

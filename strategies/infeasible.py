@@ -1,8 +1,8 @@
 """What does not fit together or is broken: the errors, and the words that name the legal sizes."""
 
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 
 
 class Infeasible(ValueError):
@@ -11,6 +11,48 @@ class Infeasible(ValueError):
 
 class BrokenStrategy(ValueError):
     """A function of a user's strategy fails, or returns what it must not. The message names the function."""
+
+
+class WrongSize(Infeasible):
+    """A size does not fit. The message lists the sizes that do.
+
+    Attributes:
+        problem: what does not fit.
+        subject: name of the size, such as that of a mesh axis.
+        sizes: those for which this problem is solved.
+        rest: what the message adds to the list.
+        narrowed: for a size that other problems may exclude: () -> the end of the message, with the sizes that solve
+            all problems. It is called when the message is read.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        subject: str,
+        sizes: Sequence[int],
+        rest: str = "",
+        narrowed: Callable[[], str] | None = None,
+    ) -> None:
+        """Keep the parts of the message."""
+        super().__init__(problem)
+        self.problem, self.subject, self.sizes, self.rest, self.narrowed = problem, subject, sizes, rest, narrowed
+
+    def __str__(self) -> str:
+        """The message."""
+        return self._message
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        """As a plain error where it goes to another process."""
+        return Infeasible, (str(self),)
+
+    @cached_property
+    def _message(self) -> str:
+        return f"{self.problem}; {self.narrowed()}" if self.narrowed else self.alone
+
+    @property
+    def alone(self) -> str:
+        """The message with the sizes that solve this problem, whatever the others. No plan is made for it."""
+        return f"{self.problem}; {one_of(self.sizes, self.subject)}{self.rest}"
 
 
 @cache
@@ -53,4 +95,4 @@ def require_divides(name: str, size: int, subject: str = "", /, **numbers: int) 
     """
     for other, number in numbers.items():
         if number % size:
-            raise Infeasible(f"{name}={size} does not divide {other}={number}; {legal(number, subject or name)}")
+            raise WrongSize(f"{name}={size} does not divide {other}={number}", subject or name, divisors(number))

@@ -5,7 +5,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from jax import lax
@@ -19,7 +19,7 @@ from strategies.backends.xla_options import xla_options
 from strategies.config import TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
-from strategies.core.plan import Plan
+from strategies.core.plan import DEFAULTS, Plan, applicable, require_options
 from strategies.core.train_step import assemble
 from strategies.device_mesh import device_mesh, mark_varying
 from strategies.gpt_config import GPTConfig
@@ -30,8 +30,6 @@ from strategies.model.hooks import ONE_DEVICE
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types
 from strategies.step import Implementation, Step
-
-OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
@@ -97,8 +95,8 @@ class Strategy:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,49}", self.name):  # it stands in commands and in file names
             problem = f"a strategy cannot be called {reprlib.repr(self.name)}"
             raise ValueError(f"{problem}; take up to 50 letters, digits, dots, hyphens and underscores, a letter first")
-        if unknown := [name for name in self.options if name not in OPTIONS]:
-            raise ValueError(f"{self.name} has the option {unknown[0]!r}; it can have {', '.join(sorted(OPTIONS))}")
+        if unknown := [name for name in self.options if name not in DEFAULTS]:
+            raise ValueError(f"{self.name} has the option {unknown[0]!r}; it can have {', '.join(sorted(DEFAULTS))}")
         placement_of(self.axes)
 
     @property
@@ -110,6 +108,14 @@ class Strategy:
     def options(self) -> tuple[str, ...]:
         """Fields of `TrainConfig` that only some strategies have, and this one has."""
         return tuple(dict.fromkeys(option for axis in self.axes for option in axis.options))
+
+    def applicable(self, train: TrainConfig) -> TrainConfig:
+        """The options of a step of another strategy for the same work by this one: without those it does not have.
+
+        `build` refuses an option that would change nothing. So the reference of a step is
+        `STRATEGIES["single"].applicable(train)`.
+        """
+        return applicable(self.axes, train)
 
     @property
     def placement(self) -> Placement:
@@ -155,10 +161,11 @@ class Strategy:
         step = assemble(plan, arranged, implementation)
         return replace(step, xla_options=xla_options(_local_device(step), plan))
 
-    def _made(self, *arguments: Any) -> Step:
+    def _made(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None) -> Step:
         assert self.make_step
+        require_options(self.axes, train)
         try:
-            step = self.make_step(*arguments)
+            step = self.make_step(config, mesh, train, devices)
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:

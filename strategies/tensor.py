@@ -45,7 +45,7 @@ from strategies.core.placement import Weight
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, elements_by_dtype, traffic
 from strategies.device_mesh import mark_varying
-from strategies.infeasible import Infeasible, divisors, legal, one_of, require_divides
+from strategies.infeasible import WrongSize, divisors, require_divides
 from strategies.model.expert_rows import batch_parts
 from strategies.model.gpt import map_weights, weight_specs
 from strategies.model.hooks import Hooks
@@ -70,11 +70,11 @@ def require(plan: Plan) -> None:
     if keys % size and size % keys:
         fitting = [each for each in divisors(plan.config.heads) if keys % each == 0 or each % keys == 0]
         problem = f"tensor={size} neither divides key_heads={keys} nor is a multiple of it"
-        raise Infeasible(f"{problem}; {one_of(fitting, 'tensor')}")
+        raise WrongSize(problem, "tensor", fitting)
     tokens, name = plan.config.sequence // contexts, "sequence" if contexts == 1 else "sequence/context"
     if plan.sequence_parallel and tokens % size:
         problem = f"tensor={size} does not divide {name}={tokens}"
-        raise Infeasible(f"{problem}; {legal(tokens, 'tensor')}, or any with sequence_parallel=False")
+        raise WrongSize(problem, "tensor", divisors(tokens), f", or tensor={size} with sequence_parallel=False")
 
 
 def resolve_halves(plan: Plan) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import STRATEGIES, Infeasible
 from strategies.costs.predict import Cost, predict
+from strategies.infeasible import WrongSize
 
 UNLIMITED = 1e6
 """Factor of a resource that no longer limits anything."""
@@ -151,7 +152,8 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
             elif candidate.step_seconds:
                 fitting.append(candidate)
         except Infeasible as error:
-            infeasible.append((case, str(error)))
+            # A search tries other sizes anyway, and counts reasons that are the same.
+            infeasible.append((case, error.alone if isinstance(error, WrongSize) else str(error)))
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
 

@@ -22,8 +22,10 @@ from benchmarks.simulate.folding import (
 from benchmarks.simulate.published_row import Published, TableRow
 from benchmarks.simulate.stack import PRECISIONS, Precision, Stack
 from benchmarks.simulate.stacks import MEGATRON, STACK_OF, VARIANTS
+from strategies import STRATEGIES
 from strategies.backends.topologies import DEVICES_PER_CHIP
 from strategies.config import Dtype, Remat, TrainConfig
+from strategies.core.plan import applicable
 from strategies.costs.predict import Cost, predict, predict_axes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
@@ -233,8 +235,8 @@ def cost_of(row: Published, sizes: Mapping[str, int], config: GPTConfig, train: 
     train = replace(train, master="float32") if shards else train
     plain = row.context == row.pipeline == 1 and not row.experts
     if plain and (strategy == sharded or not shards):
-        return predict(strategy, config, mesh, train, "cuda")
-    return predict_axes(axes_of(row), config, mesh, train, "cuda")
+        return predict(strategy, config, mesh, STRATEGIES[strategy].applicable(train), "cuda")
+    return predict_axes(axes_of(row), config, mesh, applicable(axes_of(row), train), "cuda")
 
 
 def topology_of(row: Published) -> Topology:

@@ -5,18 +5,19 @@ formulas (costs/) alike.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
 from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
-from strategies.config import TrainConfig
+from strategies.config import OF_AXES, OFF, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import require_master
 from strategies.core.sizes import Sizes
+from strategies.core.way_out import way_out
 from strategies.gpt_config import GPTConfig
-from strategies.infeasible import Infeasible, legal
+from strategies.infeasible import Infeasible, WrongSize, legal
 from strategies.mesh import MeshSpec
 from strategies.model.attention import kernel_for
 from strategies.model.expert_rows import fit_kernel
@@ -25,8 +26,34 @@ from strategies.model.layer_loop import is_loop
 from strategies.model.pallas import grouped_kernel
 from strategies.model.share import Share
 
+DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}
+"""Default values of options."""
 MOST_WITHOUT_LOOP = 48
 """Blocks of layers that run without a loop by default, at most."""
+
+
+def require_options(axes: Sequence[Axis], train: TrainConfig) -> None:
+    """Refuse options of axes that a strategy does not have. Of `master` core/master.py says more.
+
+    Raises:
+        Infeasible: an option would change nothing.
+    """
+    for name, default in _without_effect(axes).items():
+        if (value := getattr(train, name)) not in (default, OFF.get(name, default)) and name != "master":
+            names = ", ".join(axis.name for axis in axes)
+            where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
+            raise Infeasible(f"{name}={value} changes nothing {where}; leave it out")
+
+
+def applicable(axes: Sequence[Axis], train: TrainConfig) -> TrainConfig:
+    """The options of a step with other axes, without those that have no effect with these."""
+    return replace(train, **_without_effect(axes))
+
+
+def _without_effect(axes: Sequence[Axis]) -> Mapping[str, Any]:
+    """Options of axes that none of these axes has, and their defaults."""
+    own = {option for axis in axes for option in axis.options}
+    return {name: DEFAULTS[name] for name in OF_AXES if name not in own}
 
 
 @dataclass(frozen=True)
@@ -52,10 +79,28 @@ class Plan(Sizes):
 
         Raises:
             Infeasible: an axis splits nothing, does not divide what it splits, or an option is impossible here.
+            TypeError: `Axis.resolve` returns no mapping.
         """
+        try:
+            return cls._of(axes, config, mesh, train, backend, checked=checked)
+        except WrongSize as error:
+            make = partial(cls._of, axes, backend=backend, checked=True)
+            error.narrowed = partial(way_out, error, config, mesh, train, make)
+            raise
+
+    @classmethod
+    def _of(
+        cls,
+        axes: Sequence[Axis],
+        config: GPTConfig,
+        mesh: MeshSpec,
+        train: TrainConfig,
+        backend: Backend,
+        checked: bool,
+    ) -> "Plan":
         asked = cls(config, mesh, train, tuple(axes), backend)
-        options: dict[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none"}
-        options["unroll"] = train.layers_in_loop
+        require_options(asked.axes, train)
+        options: dict[str, Any] = {**OFF, "unroll": train.layers_in_loop}
         for axis in asked.active:
             what = f"what `resolve` of the axis {axis.name} returned"
             options |= require_instance(axis.resolve(asked), Mapping, what, TypeError)
@@ -212,9 +257,16 @@ class Plan(Sizes):
             axis.require(self)
         for axes in filter(None, (placement.shards, placement.updates)):
             self.shards_of(axes)
-        train, split = self.train, self.placement.batch
-        if train.batch_size % (self.size(*split) * train.microbatches):
-            parts = [*(f"{axis}={self.size(axis)}" for axis in split), f"microbatches={train.microbatches}"]
-            problem = f"{' x '.join(parts)} does not divide batch_size={train.batch_size}"
-            raise Infeasible(f"{problem}; {legal(train.batch_size, 'it')}")
+        self._require_batch()
         _ = self.logits_tokens
+
+    def _require_batch(self) -> None:
+        batch_size, split = self.train.batch_size, self.placement.batch
+        parts = self.size(*split) * self.train.microbatches
+        if batch_size % parts:
+            names = [*(f"{axis}={self.size(axis)}" for axis in split), f"microbatches={self.train.microbatches}"]
+            multiples = [size for size in (batch_size // parts * parts, -(-batch_size // parts) * parts) if size]
+            rest = f"; or {legal(batch_size, 'the product')}"
+            raise WrongSize(
+                f"{' x '.join(names)} does not divide batch_size={batch_size}", "batch_size", multiples, rest
+            )

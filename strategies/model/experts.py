@@ -29,7 +29,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from strategies.gpt_config import GPTConfig
-from strategies.infeasible import Infeasible, legal
+from strategies.infeasible import WrongSize, divisors
 from strategies.model.expert_rows import (
     blocks_here,
     blocks_of,
@@ -280,4 +280,4 @@ def require_groups(config: GPTConfig, tokens: int, why: str) -> None:
     """
     if config.experts and config.capacity_factor is not None and tokens % config.group_tokens:
         problem = f"groups of {config.group_tokens} tokens do not divide the {tokens} {why}"
-        raise Infeasible(f"{problem}; {legal(tokens, 'expert_group')}, or leave out capacity_factor")
+        raise WrongSize(problem, "expert_group", divisors(tokens), ", or leave out capacity_factor")

@@ -16,7 +16,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
-from strategies.infeasible import Infeasible
+from strategies.infeasible import Infeasible, WrongSize
 
 Kind = Literal["F", "B", "W"]
 """F: forward pass. B: backward pass, or only its gradients of inputs if there are W. W: gradients of weights."""
@@ -229,8 +229,8 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     """
     _require("interleaved", stages, microbatches, chunks, most_chunks=math.inf)
     if microbatches % stages:
-        problem = f"pipeline={stages} does not divide microbatches={microbatches}"
-        raise Infeasible(f"{problem}, as an interleaved schedule needs; take a multiple of {stages}, or 1f1b")
+        problem = f"pipeline={stages} does not divide microbatches={microbatches}, as an interleaved schedule needs"
+        raise WrongSize(problem, "microbatches", range(stages, 9 * stages, stages), ", or use schedule=1f1b")
     warmups = [2 * (stages - 1 - stage) + (chunks - 1) * stages for stage in range(stages)]
     return _alternating("interleaved", stages, microbatches, chunks, warmups)
 

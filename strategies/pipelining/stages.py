@@ -6,7 +6,7 @@ from functools import cache, cached_property
 from itertools import accumulate
 
 from strategies.config import PipelineSchedule
-from strategies.infeasible import Infeasible
+from strategies.infeasible import WrongSize
 from strategies.pipelining.schedules import SCHEDULES, Costs, Schedule
 from strategies.pipelining.timetable import Ticks
 
@@ -29,7 +29,8 @@ def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     """
     count = stages * chunks
     if count > layers:
-        raise Infeasible(f"{layers} blocks are too few for {count} parts of a pipeline; take at most {layers}")
+        problem = f"{layers} blocks are too few for {count} parts of a pipeline"
+        raise WrongSize(problem, "pipeline", range(1, max(1, layers // chunks) + 1))
     each, more = divmod(layers, count)
     sizes = [each + 1] * more + [each] * (count - more)
     starts = list(accumulate(sizes, initial=0))

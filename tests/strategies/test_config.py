@@ -93,15 +93,15 @@ def test_the_size_of_a_head_is_a_size_of_its_own():
 @pytest.mark.parametrize(
     ("name", "mesh", "message"),
     [
-        ("tensor", "tensor=4", "tensor=4 does not divide heads=6; tensor can be 1, 2, 3 or 6"),
-        ("fsdp", "fsdp=4", "fsdp=4 does not divide heads x head_size=30; fsdp can be 1, 2, 3, 5, 6, 10, 15 or 30"),
-        ("context", "context=4", "context=4 does not divide heads=6; context can be 1, 2, 3 or 6"),
+        ("tensor", "tensor=4", "tensor=4 does not divide heads=6; tensor can be 1 or 2$"),
+        ("fsdp", "fsdp=4", "fsdp=4 does not divide heads x head_size=30; fsdp can be 1 or 2$"),
+        ("context", "context=4", "context=4 does not divide heads=6; context can be 1 or 2$"),
     ],
 )
 def test_a_mesh_that_does_not_divide_the_heads_is_refused(name, mesh, message):
     """By the formulas and by the step, where embed / heads is no whole number, too."""
     config = GPTConfig(layers=1, embed=16, heads=6, head_size=5, vocab=64, sequence=16)
-    train = TrainConfig(8, context_attention="ulysses")
+    train = TrainConfig(8, context_attention="ulysses" if name == "context" else "auto")
     for build in (predict, lambda name, *of_step: STRATEGIES[name].build(*of_step)):
         with pytest.raises(Infeasible, match=message):
             build(name, config, MeshSpec.parse(mesh), train)

@@ -126,7 +126,7 @@ def test_other_axes_split_what_this_one_leaves(mode):
     train = dataclasses.replace(TRAIN, context_attention=mode)
     combined = Strategy("combined", (context.AXIS, tensor.AXIS))
     both = combined.build(CONFIG, "context=2,tensor=2", train, jax.devices()[:4])
-    alone = SINGLE.build(CONFIG, MeshSpec.parse("data=1"), train, jax.devices()[:1])
+    alone = SINGLE.build(CONFIG, MeshSpec.parse("data=1"), SINGLE.applicable(train), jax.devices()[:1])
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, both.batch.shape)
     (loss, grads), (expected, expected_grads) = (first_gradients(step, tokens) for step in (both, alone))
     depth = 2 * 12 * CONFIG.layers * math.sqrt(tokens.size) * 2**-24  # see equality.py

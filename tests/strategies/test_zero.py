@@ -146,7 +146,7 @@ def test_weights_gathered_layer_by_layer_are_the_same(mesh, options, monkeypatch
 @pytest.mark.parametrize(
     ("axes", "mesh"),
     [((zero.AXIS1, pipeline.AXIS), "data=2,pipeline=4"), *nightly(((zero.AXIS2, pipeline.AXIS), "data=2,pipeline=2"))],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_stages_gather_their_own_layers(axes, mesh, monkeypatch):
     """A user's ZeRO with a pipeline gathers the layers of each stage once, as many bytes as formulas say."""

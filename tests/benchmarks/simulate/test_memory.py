@@ -12,6 +12,7 @@ from benchmarks.simulate.predict import predicted_rows, read_rows
 from benchmarks.simulate.published import run_of
 from benchmarks.simulate.stack import ASSUMED_MEMORY_ERROR
 from benchmarks.simulate.stacks import MEGATRON, MEGATRON_CORE, MESHMARK, STACKS
+from strategies import STRATEGIES
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
@@ -49,7 +50,8 @@ def cost(mesh, **training):
     """A step by formulas."""
     spec = MeshSpec.parse(mesh)
     strategy = next(iter(spec.sizes)) if len(spec.sizes) == 1 else "three_d"
-    return predict(strategy, CONFIG, spec, replace(TRAIN, **training), "cuda")
+    train = STRATEGIES[strategy].applicable(replace(TRAIN, **training))
+    return predict(strategy, CONFIG, spec, train, "cuda")
 
 
 @pytest.mark.parametrize(

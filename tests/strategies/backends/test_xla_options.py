@@ -13,7 +13,7 @@ from benchmarks.devices.topology import DEVICE_KINDS, Topology
 from benchmarks.run.compilation import compile_step
 from strategies import PRESETS, STRATEGIES, MeshSpec, Strategy, TrainConfig
 from strategies.backends import xla_options as module
-from strategies.backends.backend import KINDS, backend_for
+from strategies.backends.backend import backend_for
 from strategies.backends.xla_options import (
     DEFAULTS,
     Default,

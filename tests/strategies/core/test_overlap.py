@@ -26,10 +26,10 @@ def resolved(name, mesh, train, backend, config=SMALL):
         ("data", "data=2", {}, "layer", "off"),
         ("data", "data=2", {"microbatches": 2}, "step", "off"),
         ("data", "data=2", {"compression": "int8"}, "step", "off"),
-        ("data", "data=2", {"prefetch": "on"}, "layer", "off"),
+        ("hsdp", "data=2", {"prefetch": "on"}, "layer", "off"),
         ("zero1", "data=2", {"microbatches": 2}, "step", "off"),
         ("zero2", "data=2", {"microbatches": 2}, "layer", "off"),
-        ("fsdp", "fsdp=2", {"reduce": "layer"}, "step", "on"),
+        ("hsdp", "fsdp=2", {"reduce": "layer"}, "step", "on"),
         ("fsdp", "fsdp=2", {"microbatches": 2}, "step", "on"),
         ("fsdp", "fsdp=2", {"regather": False}, "step", "off"),
         ("hsdp", "data=2,fsdp=2", {"gather": "step"}, "step", "off"),
@@ -39,7 +39,7 @@ def resolved(name, mesh, train, backend, config=SMALL):
 )
 def test_by_default_gpus_overlap_where_that_sends_no_more(name, mesh, options, reduce, prefetch):
     """On GPUs "auto" is "layer" where a layer's gradients are summed as often as all, and "on" where a loop over layers
-    gathers weights. Elsewhere both are off. An option that has no effect is off, too.
+    gathers weights. Elsewhere both are off. An option of an axis that the mesh leaves out is off, too.
     """
     train = replace(TRAIN, **options)
     for platform in GPUS:
@@ -195,8 +195,8 @@ def test_a_step_has_what_its_axes_implement():
     """
     plain = Axis("data", batch=True, implement=lambda plan, before: replace(before, sum_replicas=lambda *sums: sums))
     mesh, by_layer = MeshSpec.parse("data=2"), replace(TRAIN, reduce="layer")
-    assert Plan.of((plain,), SMALL, mesh, by_layer, NVIDIA_GPU, checked=False).train.reduce == "step"
-    strategy = Strategy("mine", (replace(plain, resolve=data.REPLICAS.resolve),))
+    assert Plan.of((plain,), SMALL, mesh, TRAIN, NVIDIA_GPU, checked=False).train.reduce == "step"
+    strategy = Strategy("mine", (replace(plain, resolve=data.REPLICAS.resolve, options=("reduce",)),))
     with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `sum_replicas`"):
         strategy.build(SMALL, mesh, by_layer)
     found = Plan.of(auto.AXES, SMALL, MeshSpec.parse("fsdp=2,tensor=2"), TRAIN, NVIDIA_GPU, checked=False).train

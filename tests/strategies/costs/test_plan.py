@@ -5,8 +5,11 @@ import math
 
 import pytest
 
-from strategies import PRESETS, STRATEGIES, Infeasible, TrainConfig
+from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, Strategy, TrainConfig
+from strategies.backends.backend import backend_for
+from strategies.config import OF_AXES
 from strategies.core.axis import Axis
+from strategies.core.plan import Plan
 from strategies.costs.predict import predict, predict_axes, strategies_with_formulas
 from strategies.model.block import BLOCKS, Qwen2Block
 from tests.strategies.costs.steps import (
@@ -54,12 +57,12 @@ def test_a_name_that_means_another_block_has_its_weights(monkeypatch):
 @pytest.mark.parametrize(
     ("mesh", "train", "message"),
     [
-        ("pipeline=4", {"microbatches": 4}, "2 blocks are too few for 4 parts of a pipeline; take at most 2"),
+        ("pipeline=4", {"microbatches": 4}, "2 blocks are too few for 4 parts of a pipeline; pipeline can be 1 or 2$"),
         ("pipeline=2", {"schedule": "interleaved"}, "2 blocks are too few for 4 parts of a pipeline"),
         (
             "pipeline=2",
             {"schedule": "interleaved", "chunks": 1},
-            "pipeline=2 does not divide microbatches=1, as an interleaved schedule needs; take a multiple of 2",
+            "pipeline=2 does not divide microbatches=1, as an interleaved schedule needs; microbatches can be 2, 4",
         ),
     ],
 )
@@ -98,3 +101,64 @@ def test_an_axis_without_formulas_has_no_cost(dims, message):
     """A split that no term of traffic knows is refused, instead of predicted as if it sent nothing."""
     with pytest.raises(Infeasible, match=message):
         predict_axes([Axis("tensor", dims=dims)], SMALL, "tensor=2", TrainConfig(BATCH))
+
+
+CHANGED = {
+    "schedule": "gpipe",
+    "chunks": 3,
+    "sequence_parallel": False,
+    "gather": "step",
+    "regather": False,
+    "prefetch": "on",
+    "halves": "on",
+    "bucket_bytes": 4096,
+    "compression": "int8",
+    "compression_warmup": 3,
+    "reduce": "layer",
+    "reduce_dtype": "bfloat16",
+    "context_attention": "ulysses",
+    "dispatch": "all_to_all",
+    "master": "float32",
+}
+"""A value of each option of axes that is not its default."""
+
+
+@pytest.mark.parametrize("option", CHANGED)
+def test_an_option_that_no_axis_has_is_refused(option):
+    """By steps and formulas, with the option and the way out, unless the strategy has it; `applicable` drops it."""
+    changed, having = {option: CHANGED[option]}, []
+    for strategy in STRATEGIES.values():
+        mesh = MeshSpec(((strategy.axis_names[0], 1),))
+        train, told = TrainConfig(8, **changed), (EVEN, mesh)
+        if option in strategy.options:
+            having.append(strategy.name)
+            Plan.of(strategy.axes, *told, train, checked=False)
+            assert strategy.applicable(train) == train
+            continue
+        with pytest.raises(
+            Infeasible, match=rf"{option}={changed[option]} (changes nothing|needs devices).*leave it out"
+        ):
+            strategy.build(*told, train)
+        if strategy.has_formulas:
+            with pytest.raises(Infeasible, match=f"{option}={changed[option]} .*leave it out"):
+                predict(strategy.name, *told, train)
+        assert strategy.applicable(train) == TrainConfig(8)
+    assert having
+    assert {*CHANGED} == {*OF_AXES} == {name for each in STRATEGIES.values() for name in each.options}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_resolved_plan_can_be_used_again(name):
+    """Its options are taken by the same strategy, and by formulas, though some of them say what is off."""
+    strategy = STRATEGIES[name]
+    mesh = MeshSpec(((strategy.axis_names[0], 1),))
+    resolved = Plan.of(strategy.axes, EVEN, mesh, TrainConfig(8), backend_for("cuda")).train
+    assert Plan.of(strategy.axes, EVEN, mesh, resolved, backend_for("cuda")).train == resolved
+    assert TrainConfig(8) == dataclasses.replace(STRATEGIES["single"].applicable(resolved), unroll="auto")
+
+
+def test_a_step_that_is_made_in_another_way_refuses_options_too():
+    """A strategy with a `make_step` has the options of its axes."""
+    mine = Strategy("mine", STRATEGIES["fsdp"].axes, make_step=lambda *_: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(Infeasible, match="schedule=gpipe changes nothing with the axis fsdp; leave it out"):
+        mine.build(EVEN, "fsdp=1", TrainConfig(8, schedule="gpipe"))

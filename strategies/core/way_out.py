@@ -1,0 +1,64 @@
+"""The sizes that an error message offers in place of one that does not fit: those that solve all problems at once.
+
+A check knows its own problem alone, such as heads that the tensor axis does not divide. A plan with another size says
+whether everything fits.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from itertools import islice, product
+from typing import Any
+
+from strategies.config import TrainConfig
+from strategies.gpt_config import GPTConfig
+from strategies.infeasible import Infeasible, WrongSize, divisors, one_of
+from strategies.mesh import MeshSpec
+
+MOST_PLANS = 1000
+"""Plans that are made for a message, at most."""
+NAMES = {each.name for kind in (GPTConfig, TrainConfig) for each in fields(kind)}
+"""Sizes of a model and options of a step, by name."""
+Make = Callable[[GPTConfig, MeshSpec, TrainConfig], Any]
+"""Makes a plan. It raises Infeasible if model, mesh and batch do not fit together."""
+
+
+def way_out(error: WrongSize, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, make: Make) -> str:
+    """The end of an error message: sizes that solve its problem and all others, or a smaller mesh that fits.
+
+    Args:
+        error: a size of the mesh, of the batch or of the model does not fit.
+        config, mesh, train: what was asked for.
+        make: makes a plan of them, changed.
+    """
+
+    name, asked = error.subject, error.sizes
+
+    def fits(spec: MeshSpec, **sizes: int) -> bool:
+        try:
+            make(_with(config, sizes), spec, _with(train, sizes))
+        except Infeasible:
+            return False
+        return True
+
+    def solves(size: int) -> bool:
+        if name in mesh.sizes:
+            return fits(MeshSpec(tuple((axis, size if axis == name else own) for axis, own in mesh.axes)))
+        return name in NAMES and fits(mesh, **{name: size})
+
+    if sizes := [size for size in islice(asked, MOST_PLANS) if solves(size)]:
+        return one_of(sizes, name) + error.rest
+    smaller = next(filter(fits, islice(_smaller(mesh), MOST_PLANS)), None)
+    return f"mesh {smaller} fits" if smaller else f"{one_of(asked, name)}, and something else must change, too"
+
+
+def _with(options: Any, sizes: dict[str, int]) -> Any:
+    """A model or options of a step with those of the sizes that it has."""
+    return replace(options, **{each.name: sizes[each.name] for each in fields(options) if each.name in sizes})
+
+
+def _smaller(mesh: MeshSpec) -> Iterator[MeshSpec]:
+    """Meshes whose axes divide those of a mesh, those with the most devices first. An axis of size one is left out."""
+    names, sizes = zip(*mesh.axes, strict=True)
+    chosen = (tuple(zip(names, parts, strict=True)) for parts in product(*map(divisors, sizes)))
+    smaller = [MeshSpec(tuple(axis for axis in axes if axis[1] > 1) or axes[:1]) for axes in chosen]
+    return iter(sorted(smaller, key=lambda spec: -spec.size))
