@@ -39,7 +39,7 @@ from strategies.strategy import Strategy
 MOST_BUCKETS = 1000
 """Upper bound on the number of all-reduces with `bucket_bytes`. A step of `data` with 100 of them takes XLA's CPU
 backend 12 s to compile, and with 400 20 s, on one core."""
-BACKWARD = ("head", "blocks", "embedding")
+BACKWARD = ("head", "blocks", "lead", "embedding")
 """The parts of the model, in the order in which the backward pass computes their gradients."""
 
 

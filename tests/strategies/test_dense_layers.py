@@ -36,6 +36,7 @@ SHARED = dataclasses.replace(SHORT, key_heads=1)
             ("three_d", "expert=2,tensor=2", LEAD, {"sequence_parallel": False}),  # dispatch is "all_gather"
             ("single", "data=1", LEAD, {"remat": "none", "microbatches": 2}),
             ("data", "data=4", LEADS, {"reduce": "layer"}),
+            ("data", "data=4", LEADS, {"bucket_bytes": 20_000}),
             ("zero1", "data=4", LEAD, {"reduce": "layer"}),
             ("zero2", "data=4", LEADS, {"microbatches": 2}),
             ("fsdp", "fsdp=4", LEADS, {"prefetch": "on", "microbatches": 2}),
