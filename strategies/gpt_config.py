@@ -237,7 +237,8 @@ def _require_pattern(config: GPTConfig) -> None:
         problem = f"attention_window={config.attention_window} does not go with attention_pattern=fixed"
         raise Infeasible(f"{problem}, whose blocks have attention_stride={stride} tokens; leave one of them out")
     elif summary > stride:
-        raise Infeasible(f"attention_summary={summary} is more than the attention_stride={stride} tokens of a block")
+        problem = f"attention_summary={summary} is more than the attention_stride={stride} tokens of a block"
+        raise Infeasible(f"{problem}; take at most {stride}")
 
 
 def _require_experts(config: GPTConfig) -> None:
@@ -254,15 +255,15 @@ def _require_experts(config: GPTConfig) -> None:
             f"dense_layers={config.dense_layers} leaves no layer with experts; take fewer than {config.layers}"
         )
     if config.experts_per_token > config.experts:
-        raise Infeasible(f"experts_per_token={config.experts_per_token} is more than experts={config.experts}")
+        problem = f"experts_per_token={config.experts_per_token} is more than experts={config.experts}"
+        raise Infeasible(f"{problem}; take at most {config.experts}")
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
     if config.router != "sigmoid":
         _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; leave it out")
     require_divides("router_groups", config.router_groups, "it", experts=config.experts)
     if config.groups_per_token > config.router_groups:
-        raise Infeasible(
-            f"groups_per_token={config.groups_per_token} is more than router_groups={config.router_groups}"
-        )
+        problem = f"groups_per_token={config.groups_per_token} is more than router_groups={config.router_groups}"
+        raise Infeasible(f"{problem}; take at most {config.router_groups}")
     reach = config.experts // config.router_groups * config.groups_per_token
     if config.experts_per_token > reach:
         groups = f"the groups_per_token={config.groups_per_token} groups of a token have {reach} experts"
