@@ -42,12 +42,19 @@ TRAIN = TrainConfig(batch_size=16)
 OF_MODEL = ("tied", "attention_window", "attention_stride", "attention_pattern", "attention_summary", "head_size")
 OF_MODEL += ("full_attention_every",)
 """Options that change what one device computes, too."""
-DEPTH = 2 * 12 * CONFIG.layers
-TERMS = max(TRAIN.batch_size * CONFIG.sequence, CONFIG.vocab, CONFIG.mlp_dim)
 ROUNDOFF = {"bfloat16": 2**-9, "float16": 2**-11}
+
+
+def rounding_of(config, train):
+    """The bound for a model and a batch, relative to a loss or to the norm of a gradient."""
+    depth = 2 * 12 * config.layers
+    if train.dtype in ROUNDOFF:
+        return math.sqrt(2 * depth / (8 * math.log(2))) * ROUNDOFF[train.dtype]
+    return depth * math.sqrt(max(train.batch_size * config.sequence, config.vocab, config.mlp_dim)) * 2**-24
+
+
 ROUNDING = {
-    "float32": DEPTH * math.sqrt(TERMS) * 2**-24,
-    **{dtype: math.sqrt(2 * DEPTH / (8 * math.log(2))) * u for dtype, u in ROUNDOFF.items()},
+    dtype: rounding_of(CONFIG, dataclasses.replace(TRAIN, dtype=dtype)) for dtype in ("float32", "bfloat16", "float16")
 }
 
 
@@ -75,7 +82,7 @@ def trained(step, state, seeds):
     update = compiled(step.lower())
     losses, norms, states = [], [], []
     for seed in seeds:
-        tokens = np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
+        tokens = np.random.default_rng(seed).integers(0, step.config.vocab, step.batch.shape).astype(np.int32)
         state, metrics = update(state, step.place(tokens))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
@@ -85,7 +92,7 @@ def trained(step, state, seeds):
 
 def ordered_state(step, state):
     """All arrays of a state, `ordered`."""
-    return jax.tree.map_with_path(partial(ordered, step.layer_slots), state)
+    return jax.tree.map_with_path(partial(ordered, step), state)
 
 
 def originals(config, path, x):
@@ -101,15 +108,16 @@ def originals(config, path, x):
     return np.concatenate([q, k.reshape(*x.shape[:-2], keys, -1)], -2)
 
 
-def ordered(places, path, x):
+def ordered(step, path, x):
     """An array on the host: tables without padding, which must be zero, and stacked blocks in the model's order."""
     x = np.array(x if x.is_fully_addressable else process_allgather(x, tiled=True), np.float64)
+    places, vocab = step.layer_slots, step.config.vocab
     if places and jax.tree_util.DictKey("blocks") in path:
         assert all((layer == 0).all() for place, layer in zip(places, x, strict=True) if place < 0)
         return x[[places.index(layer) for layer in range(max(places) + 1)]]
-    if x.ndim == 2 and x.shape[0] > CONFIG.vocab:
-        assert (x[CONFIG.vocab :] == 0).all()
-        return x[: CONFIG.vocab]
+    if jax.tree_util.DictKey("token_VD") in path:
+        assert (x[vocab:] == 0).all()
+        return x[:vocab]
     return x
 
 
@@ -119,10 +127,11 @@ def single(**options):
     return train("single", MeshSpec.parse("data=1"), **options)
 
 
-def assert_equal(mine, reference, rounding):
+def assert_equal(mine, reference, rounding, train=TRAIN):
     """Compare losses, norms, gradients and parameters, each with its own bound.
 
-    Parameters without moments are biases of the router, which move by the same steps whatever the rounding.
+    `train` has the constants of AdamW. Parameters without moments are biases of the router, which move by the same
+    steps whatever the rounding.
     """
     for measured, expected in zip(mine[:2], reference[:2], strict=True):
         np.testing.assert_allclose(measured, expected, rtol=rounding)
@@ -133,7 +142,7 @@ def assert_equal(mine, reference, rounding):
         assert np.linalg.norm(gradient - expected) <= rounding * max(np.linalg.norm(expected), 2**-12 * whole)
     params, expected_params = mine[2][-1].params, reference[2][-1].params
     drifts = jax.tree.map(
-        lambda *second_moments: drift(rounding, second_moments), *(adam(state).nu for state in reference[2])
+        lambda *second_moments: drift(rounding, second_moments, train), *(adam(state).nu for state in reference[2])
     )
     bounds = dict(jax.tree.leaves_with_path(drifts))
     paths, expected_leaves = zip(*jax.tree.leaves_with_path(expected_params), strict=True)
@@ -146,10 +155,10 @@ def adam(state):
     return getattr(state.optimizer, "optimizer", state.optimizer)[0]
 
 
-def drift(rounding, second_moments):
+def drift(rounding, second_moments, train):
     """How far AdamW may drive two runs apart, element by element, whose gradients agree to `rounding`."""
     total = 0
     for step, moment in enumerate(second_moments, start=1):
-        size = np.sqrt(moment / (1 - TRAIN.beta2**step))
-        total += TRAIN.learning_rate * np.minimum(2, 2 * rounding * size.max() / (size + TRAIN.epsilon))
+        size = np.sqrt(moment / (1 - train.beta2**step))
+        total += train.learning_rate * np.minimum(2, 2 * rounding * size.max() / (size + train.epsilon))
     return total
