@@ -1,0 +1,100 @@
+"""Random compositions of model, strategy, mesh, options and backend: they train, or are refused with a way out.
+
+A few seeds are traced every day, and fewer are run. `tox -e fuzz` goes on for `MESHMARK_FUZZ_SECONDS`, an hour by
+default, with seeds from `MESHMARK_FUZZ_SEED` on, by default others each day. A failure is shrunk and printed as
+`Composition(...)`, which repeats it:
+
+    from tests.strategies.fuzz.composition import Composition, attempt
+    attempt(Composition("three_d", "pipeline=2,tensor=2", {...}, {...}))
+"""
+
+import dataclasses
+import itertools
+import os
+import time
+
+import jax
+import pytest
+
+from strategies import GPTConfig, TrainConfig
+from strategies.core.plan import Plan
+from tests.strategies.fuzz import composition, drawing
+from tests.strategies.fuzz.composition import Composition, assert_as_one_device, attempt
+from tests.strategies.fuzz.drawing import draw
+from tests.strategies.fuzz.shrinking import failure, shrink
+
+SECONDS = int(os.environ.get("MESHMARK_FUZZ_SECONDS", "3600"))
+SEED = int(os.environ.get("MESHMARK_FUZZ_SEED", int(time.time()) // 86_400 * 1_000_000))
+EVERY = 10
+"""At night one in so many sound compositions is run."""
+SMALL = {"layers": 2, "embed": 8, "heads": 1, "vocab": 64, "sequence": 16}
+FOUND = [
+    Composition("data", "data=2", {**SMALL, "experts": 4, "dense_layers": 1}, {"batch_size": 2, "bucket_bytes": 4096}),
+]
+"""Compositions that failed once."""
+
+
+def found(check, drawn, seed):
+    """What a failure is reported as: its seed, its kind and the smallest composition with it; empty without one."""
+    if not (kind := failure(check, drawn)):
+        return ""
+    smallest = shrink(drawn, lambda smaller: failure(check, smaller) == kind)
+    return f"seed {seed}: {kind}: {check.__name__}({smallest})"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_random_composition_is_traced_or_refused(seed):
+    """It builds, traces, and holds what formulas say; or it is refused, with a way out."""
+    assert found(attempt, draw(seed), seed) == ""
+
+
+@pytest.mark.parametrize("once", FOUND, ids=str)
+def test_what_failed_once_does_not_again(once):
+    """What random compositions have found stays mended."""
+    attempt(once)
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_random_composition_computes_what_one_device_computes(seed):
+    """In float32, to the bounds of equality.py."""
+    assert found(assert_as_one_device, draw(seed), seed) == ""
+
+
+@pytest.mark.fuzz
+def test_an_hour_of_random_compositions():
+    """None of them fails. All kinds of failures are reported, each by its smallest composition."""
+    print(f"MESHMARK_FUZZ_SEED={SEED}")
+    failures, end = {}, time.monotonic() + SECONDS
+    for seed in itertools.count(SEED):
+        for check in (attempt, assert_as_one_device) if seed % EVERY == 0 else (attempt,):
+            kind = failure(check, draw(seed))
+            if kind and kind not in failures:
+                failures[kind] = found(check, draw(seed), seed)
+        if seed % 100 == 99:
+            jax.clear_caches()
+        if time.monotonic() > end:
+            break
+    assert failures == {}, "\n".join(failures.values())
+
+
+def test_a_planted_fault_is_found_and_shrunk(monkeypatch):
+    """An error where windows meet pipeline stages is found, and shrunk to these two."""
+
+    def planted(plan, **_):
+        if plan.staged and plan.config.attention_window:
+            raise IndexError
+        return "xla"
+
+    monkeypatch.setattr(Plan, "kernel", planted)
+    monkeypatch.setattr(composition, "trace", lambda step: None)
+    seed = next(seed for seed in itertools.count() if failure(attempt, draw(seed)))
+    smallest = shrink(draw(seed), lambda smaller: failure(attempt, smaller).startswith("IndexError"))
+    assert (smallest.mesh, smallest.train) == ("pipeline=2", {"batch_size": 1, "microbatches": 1})
+    assert smallest.model == {**SMALL, "attention_window": smallest.model["attention_window"]}
+
+
+def test_every_field_is_drawn():
+    """A new field of the model or of the options is drawn, or named among those that are not."""
+    tables = drawing.OF_ALL, drawing.OF_AXES, drawing.MODEL, drawing.OF_EXPERTS, drawing.OF_SIGMOIDS
+    fields = {each.name for config in (GPTConfig, TrainConfig) for each in dataclasses.fields(config)}
+    assert fields == {*itertools.chain(*tables), *drawing.OTHERS, *drawing.NUMBERS}
