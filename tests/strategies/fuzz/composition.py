@@ -6,7 +6,7 @@ device computes. Anything else is a failure.
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -37,7 +37,7 @@ from strategies.costs.predict import Cost, predict_axes
 from strategies.model import block, clamped_experts, experts, mlp, norm, self_attention
 from tests.strategies.equality import assert_equal, initial, rounding_of, trained
 
-AXES: Mapping[str, Axis] = {
+AXES: dict[str, Axis] = {
     "replicas": data.REPLICAS,
     "data": data.AXIS,
     "zero1": zero.AXIS1,

@@ -1,11 +1,14 @@
 """Random compositions of model, strategy, mesh, options and backend: they train, or are refused with a way out.
 
 A few seeds are traced every day, and fewer are run. `tox -e fuzz` goes on for `MESHMARK_FUZZ_SECONDS`, an hour by
-default, with seeds from `MESHMARK_FUZZ_SEED` on, by default others each day. A failure is shrunk and printed as
-`Composition(...)`, which repeats it:
+default, with seeds from `MESHMARK_FUZZ_SEED` on, by default others each day. A failure is shrunk, and printed as a call
+that repeats it:
 
     from tests.strategies.fuzz.composition import Composition, attempt
     attempt(Composition("three_d", "pipeline=2,tensor=2", {...}, {...}))
+
+Compositions are drawn and shrunk by code of our own. Hypothesis draws them too unevenly: of 900, six had both a
+pipeline and a tensor axis, where independent draws have a hundred.
 """
 
 import dataclasses
@@ -26,7 +29,7 @@ from tests.strategies.fuzz.shrinking import failure, shrink
 SECONDS = int(os.environ.get("MESHMARK_FUZZ_SECONDS", "3600"))
 SEED = int(os.environ.get("MESHMARK_FUZZ_SEED", int(time.time()) // 86_400 * 1_000_000))
 EVERY = 10
-"""At night one in so many sound compositions is run."""
+"""At night every tenth seed is also run."""
 SMALL = {"layers": 2, "embed": 8, "heads": 1, "vocab": 64, "sequence": 16}
 FOUND = [
     Composition("data", "data=2", {**SMALL, "experts": 4, "dense_layers": 1}, {"batch_size": 2, "bucket_bytes": 4096}),
@@ -34,47 +37,47 @@ FOUND = [
 """Compositions that failed once."""
 
 
-def found(check, drawn, seed):
-    """What a failure is reported as: its seed, its kind and the smallest composition with it; empty without one."""
-    if not (kind := failure(check, drawn)):
+def report(check, seed):
+    """The kind of failure of a seed, and the smallest composition that fails alike; empty if it does not fail."""
+    if not (kind := failure(check, draw(seed))):
         return ""
-    smallest = shrink(drawn, lambda smaller: failure(check, smaller) == kind)
+    smallest = shrink(draw(seed), lambda smaller: failure(check, smaller) == kind)
     return f"seed {seed}: {kind}: {check.__name__}({smallest})"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(32))
 def test_a_random_composition_is_traced_or_refused(seed):
-    """It builds, traces, and holds what formulas say; or it is refused, with a way out."""
-    assert found(attempt, draw(seed), seed) == ""
+    """It builds, traces, and takes the arguments that formulas say; or it is refused, with a way out."""
+    assert report(attempt, seed) == ""
 
 
 @pytest.mark.parametrize("once", FOUND, ids=str)
-def test_what_failed_once_does_not_again(once):
-    """What random compositions have found stays mended."""
+def test_what_failed_once_traces(once):
+    """Compositions that the fuzzer has found do not fail again."""
     attempt(once)
 
 
-@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize("seed", [7, 20])
 def test_a_random_composition_computes_what_one_device_computes(seed):
     """In float32, to the bounds of equality.py."""
-    assert found(assert_as_one_device, draw(seed), seed) == ""
+    assert report(assert_as_one_device, seed) == ""
 
 
 @pytest.mark.fuzz
-def test_an_hour_of_random_compositions():
-    """None of them fails. All kinds of failures are reported, each by its smallest composition."""
+def test_random_compositions_for_an_hour():
+    """None of them fails. Each kind of failure is reported once, by the smallest composition that fails alike."""
     print(f"MESHMARK_FUZZ_SEED={SEED}")
-    failures, end = {}, time.monotonic() + SECONDS
+    reports, end = {}, time.monotonic() + SECONDS
     for seed in itertools.count(SEED):
         for check in (attempt, assert_as_one_device) if seed % EVERY == 0 else (attempt,):
             kind = failure(check, draw(seed))
-            if kind and kind not in failures:
-                failures[kind] = found(check, draw(seed), seed)
+            if kind and kind not in reports:
+                reports[kind] = report(check, seed)
         if seed % 100 == 99:
             jax.clear_caches()
         if time.monotonic() > end:
             break
-    assert failures == {}, "\n".join(failures.values())
+    assert not reports, "\n".join(reports.values())
 
 
 def test_a_planted_fault_is_found_and_shrunk(monkeypatch):
@@ -98,3 +101,26 @@ def test_every_field_is_drawn():
     tables = drawing.OF_ALL, drawing.OF_AXES, drawing.MODEL, drawing.OF_EXPERTS, drawing.OF_SIGMOIDS
     fields = {each.name for config in (GPTConfig, TrainConfig) for each in dataclasses.fields(config)}
     assert fields == {*itertools.chain(*tables), *drawing.OTHERS, *drawing.NUMBERS}
+
+
+@pytest.mark.fuzz
+def test_a_planted_gradient_is_found(monkeypatch):
+    """Runs find a gradient of one norm that is halved: the sum of a replicated weight over half of the devices."""
+    drawn = Composition("replicas+tensor", "data=2,tensor=2", {**SMALL, "heads": 2}, {"batch_size": 2})
+    assert_as_one_device(drawn)
+    axis = composition.AXES["tensor"]
+
+    def planted(plan, before):
+        implementation = axis.implement(plan, before)
+
+        def reduce(loss, grads):
+            loss, grads = implementation.reduce(loss, grads)
+            scale = grads["blocks"]["norm1"]["scale_D"]
+            grads["blocks"]["norm1"]["scale_D"] = scale / 2
+            return loss, grads
+
+        return dataclasses.replace(implementation, reduce=reduce)
+
+    monkeypatch.setitem(composition.AXES, "tensor", dataclasses.replace(axis, implement=planted))
+    with pytest.raises(AssertionError):
+        assert_as_one_device(drawn)
