@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from strategies.infeasible import Infeasible, require_divides
+from strategies.infeasible import Infeasible, require_at_most, require_divides
 from strategies.schema import Amount, Positive, require_types
 
 AttentionPattern = Literal["strided", "fixed"]
@@ -254,16 +254,12 @@ def _require_experts(config: GPTConfig) -> None:
         raise Infeasible(
             f"dense_layers={config.dense_layers} leaves no layer with experts; take fewer than {config.layers}"
         )
-    if config.experts_per_token > config.experts:
-        problem = f"experts_per_token={config.experts_per_token} is more than experts={config.experts}"
-        raise Infeasible(f"{problem}; take at most {config.experts}")
+    require_at_most("experts_per_token", config.experts_per_token, experts=config.experts)
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
     if config.router != "sigmoid":
         _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; leave it out")
     require_divides("router_groups", config.router_groups, "it", experts=config.experts)
-    if config.groups_per_token > config.router_groups:
-        problem = f"groups_per_token={config.groups_per_token} is more than router_groups={config.router_groups}"
-        raise Infeasible(f"{problem}; take at most {config.router_groups}")
+    require_at_most("groups_per_token", config.groups_per_token, router_groups=config.router_groups)
     reach = config.experts // config.router_groups * config.groups_per_token
     if config.experts_per_token > reach:
         groups = f"the groups_per_token={config.groups_per_token} groups of a token have {reach} experts"

@@ -96,3 +96,14 @@ def require_divides(name: str, size: int, subject: str = "", /, **numbers: int) 
     for other, number in numbers.items():
         if number % size:
             raise WrongSize(f"{name}={size} does not divide {other}={number}", subject or name, divisors(number))
+
+
+def require_at_most(name: str, size: int, **numbers: int) -> None:
+    """Check that a size is not above numbers of the model.
+
+    Raises:
+        Infeasible: it is; the message names both numbers.
+    """
+    for other, number in numbers.items():
+        if size > number:
+            raise Infeasible(f"{name}={size} is more than {other}={number}; take at most {number}")

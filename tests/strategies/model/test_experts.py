@@ -253,7 +253,7 @@ def test_layers_keep_what_the_formula_says(name, mesh, options, remat, config):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6"),
+        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6; take at most 6"),
         ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; give experts"),
         ({"dense_layers": 4}, "dense_layers=4 leaves no layer with experts; take fewer than 4"),
         ({"dense_layers": -1}, "dense_layers=-1; it must be a whole number of at least 0"),
@@ -266,7 +266,7 @@ def test_layers_keep_what_the_formula_says(name, mesh, options, remat, config):
         ),
         (
             {"router": "sigmoid", "router_groups": 2, "groups_per_token": 3},
-            "groups_per_token=3 is more than router_groups=2",
+            "groups_per_token=3 is more than router_groups=2; take at most 2",
         ),
         (
             {"router": "sigmoid", "router_groups": 6},
