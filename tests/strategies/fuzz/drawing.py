@@ -1,4 +1,4 @@
-"""What a fuzzer draws compositions from. The first value of each list is the simplest, to which a failure is shrunk."""
+"""Random compositions by seed: tables of the values of each field, and what goes together."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from strategies import STRATEGIES, MeshSpec, Strategy
+from strategies.core.axis import placement_of
 from strategies.infeasible import divisors
 from strategies.mesh import all_axes
 from strategies.model.block import BLOCKS
@@ -104,9 +105,10 @@ def _strategy(random: Random) -> str:
     by_mesh_axis = [[name for name, axis in AXES.items() if axis.name == slot] for slot in all_axes()]
     while True:
         chosen = [random.choice(names) for names in by_mesh_axis if names and random.random() < 0.5]
-        with contextlib.suppress(ValueError):  # they exclude each other
+        with contextlib.suppress(ValueError):  # some exclude each other
+            placement_of(tuple(AXES[name] for name in chosen))
             if len(chosen) > 1:
-                return Composition("+".join(chosen), "", {}).made_strategy() and "+".join(chosen)
+                return "+".join(chosen)
 
 
 def _mesh(random: Random, strategy: Strategy) -> MeshSpec:
