@@ -11,6 +11,7 @@ Compositions are drawn and shrunk by code of our own. Hypothesis draws them too 
 pipeline and a tensor axis, where independent draws have a hundred.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -19,10 +20,10 @@ import time
 import jax
 import pytest
 
-from strategies import GPTConfig, TrainConfig
+from strategies import GPTConfig, Infeasible, TrainConfig
 from strategies.core.plan import Plan
 from tests.strategies.fuzz import composition, drawing
-from tests.strategies.fuzz.composition import Composition, assert_as_one_device, attempt
+from tests.strategies.fuzz.composition import Composition, assert_as_one_device, attempt, built
 from tests.strategies.fuzz.drawing import draw
 from tests.strategies.fuzz.shrinking import failure, shrink
 
@@ -54,12 +55,15 @@ def test_a_random_composition_is_traced_or_refused(seed):
 @pytest.mark.parametrize("once", FOUND, ids=str)
 def test_what_failed_once_traces(once):
     """Compositions that the fuzzer has found do not fail again."""
+    assert built(once)
     attempt(once)
 
 
 @pytest.mark.parametrize("seed", [7, 20])
 def test_a_random_composition_computes_what_one_device_computes(seed):
     """In float32, to the bounds of equality.py."""
+    with draw(seed).known():
+        assert built(draw(seed))
     assert report(assert_as_one_device, seed) == ""
 
 
@@ -94,6 +98,18 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch):
     smallest = shrink(draw(seed), lambda smaller: failure(attempt, smaller).startswith("IndexError"))
     assert (smallest.mesh, smallest.train) == ("pipeline=2", {"batch_size": 1, "microbatches": 1})
     assert smallest.model == {**SMALL, "attention_window": smallest.model["attention_window"]}
+
+
+def test_few_compositions_are_refused():
+    """Formulas accept at least every third composition, so that a run is about steps and not about refusals."""
+    assert sum(map(is_predicted, map(draw, range(99)))) >= 33
+
+
+def is_predicted(drawn):
+    """Whether formulas accept a composition."""
+    with drawn.known(), contextlib.suppress(Infeasible):
+        return bool(drawn.predict())
+    return False
 
 
 def test_every_field_is_drawn():
