@@ -108,7 +108,7 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
 
 
 def require(plan: Plan) -> None:
-    """Refuse sums of its own beside another axis, too many buckets, and biases of a router whose gradients would be rounded.
+    """Refuse sums of its own beside another axis, too many buckets, and router biases whose gradients would be rounded.
 
     Raises:
         Infeasible: weights or batch are split along another axis, too, over which these sums do not go; or the loads of

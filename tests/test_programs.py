@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks.cli.starting import commands_of
+from benchmarks.cli import commands_of
 from strategies.programs import require_program
 from tests.processes import ROOT, environment
 

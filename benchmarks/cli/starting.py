@@ -88,21 +88,6 @@ def quiet_while_importing() -> None:
     in_main_thread = threading.current_thread() is threading.main_thread()
     if ours and in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if ours:
-        from strategies.programs import require_program  # now, because Ctrl-C is quiet
-
-        require_program("benchmarks", "results", commands=commands_of)
-
-
-def commands_of(module: str) -> list[str]:
-    """Names of the commands that a module runs.
-
-    >>> commands_of("results.regress"), commands_of("results.plot"), commands_of("results.records.reading")
-    (['regress exact', 'regress paired'], ['plot'], [])
-    """
-    from benchmarks.cli.commands import COMMANDS
-
-    return [name for name, each in COMMANDS.items() if module in (each.module, *each.instead.values())]
 
 
 def open_closed_streams() -> None:

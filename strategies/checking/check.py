@@ -1,7 +1,7 @@
 """Checks a strategy against one device. The benchmarks do the same before they time a step."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -99,11 +99,8 @@ def in_float32(train: TrainConfig) -> TrainConfig:
 
 def for_one_device(train: TrainConfig, config: GPTConfig) -> TrainConfig:
     """The options of a step without those of strategies. Experts may be balanced over each microbatch."""
-    from strategies.registry import STRATEGIES
-
-    others = {name for strategy in STRATEGIES.values() for name in strategy.options}
-    defaults = {each.name: each.default for each in fields(train) if each.name in others}
-    return replace(train, **defaults, attention="auto", microbatches=train.microbatches if config.balance_loss else 1)
+    microbatches = train.microbatches if config.balance_loss else 1
+    return SINGLE.applicable(replace(train, attention="auto", microbatches=microbatches))
 
 
 def one_device(step: Step) -> list[Any]:

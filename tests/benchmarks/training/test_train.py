@@ -15,7 +15,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from benchmarks.training import train as train_module
 from benchmarks.training.log import as_line, read_lines
 from benchmarks.training.plan import CHECKPOINTS, LOG
 from strategies.checkpoints.info import CHECKSUM, INFO, checksum, positions
@@ -23,7 +22,6 @@ from tests.benchmarks.training.small_run import DATA, FSDP, RUN, SMALL, STEPS, l
 from tests.commands import command
 from tests.processes import LIMIT_SECONDS, ROOT, environment, finish_together, free_port, start_together
 from tests.strategies.equality import ROUNDING
-from tests.strategies.wrong_gradients import scaled, strategy_with
 
 main = command("train")
 
@@ -74,19 +72,6 @@ def test_resumed_under_the_same_strategy_it_is_the_same_run(whole: Path, half: P
     assert main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 0, "nothing is left to do"
     assert losses(half) == losses(whole)
     assert [line["resumed_after"] for line in lines(half) if line["kind"] == "run"] == [0, 4, 12]
-
-
-def test_a_step_may_be_checked_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With --check a run begins only if its step equals one device; otherwise it ends and says which weight differs."""
-    options = [*FSDP, *RUN, "--steps=1", "--check"]
-    assert main([*options, f"--out={tmp_path / 'sound'}"]) == 0
-    assert "equals one device: " in capsys.readouterr().err
-    monkeypatch.setattr(train_module, "STRATEGIES", {"fsdp": strategy_with("fsdp", scaled(0.5, "norm1"))})
-    assert main([*options, f"--out={tmp_path / 'wrong'}"]) == 1
-    assert "gradient of blocks.norm1." in capsys.readouterr().err
-    assert not positions(tmp_path / "wrong" / CHECKPOINTS)
 
 
 def test_a_run_goes_on_when_its_output_is_lost(
