@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.local_devices import KINDS
+from benchmarks.devices.topology import OUR_KINDS
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from results.records.reading import read_run, rows_of
@@ -44,7 +44,7 @@ def seconds(info: dict[str, Any]) -> float:
     changes = {name: int(size) for name, size in (each.split("=") for each in sizes)}
     train = TrainConfig(info["global_batch_sequences"], dtype="bfloat16", remat=info["remat"], unroll=info["unroll"])
     cost = predict("single", dataclasses.replace(PRESETS[preset], **changes), "data=1", train, "cuda")
-    kind = KINDS[info["device_kind"]]
+    kind = OUR_KINDS[info["device_kind"]]
     return predict_seconds(cost, machine("meshmark_gpus", kind), Topology.parse(f"{kind}:1x1")).step_seconds
 
 
