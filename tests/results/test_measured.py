@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.devices.topology import Topology
-from benchmarks.devices.topology import OUR_KINDS
+from benchmarks.devices.topology import OUR_KINDS, Topology
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from results.records.reading import read_run, rows_of
