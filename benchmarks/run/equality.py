@@ -9,12 +9,10 @@ import jax
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import Mismatch, NonFinite
 from strategies import checking
-from strategies.checking import BATCHES, CHECKED_STEPS, Agreement, FirstSteps, in_float32
+from strategies.checking import BATCHES, CHECKED_STEPS, Agreement, FirstSteps, in_float32, is_rounded
 from strategies.step import Metrics, Step
 
 __all__ = ["BATCHES", "CHECKED_STEPS", "agreement", "float32_case", "require_finite"]
-
-SIXTEEN_BITS = "bfloat16", "float16"
 
 
 def agreement(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
@@ -31,7 +29,7 @@ def agreement(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
 
 def float32_case(case: Case) -> Case | None:
     """The same case in float32, in which rounding hides less; None if it is in float32 already."""
-    if case.dtype not in SIXTEEN_BITS:
+    if not is_rounded(case.training()):
         return None
     train = in_float32(case.training())
     options = tuple((name, getattr(train, name)) for name, _ in case.options)

@@ -3,7 +3,7 @@
 Start at `check`. `FirstSteps` and `compare` are its two halves, for callers that train the steps themselves.
 """
 
-from strategies.checking.check import BATCHES, CHECKED_STEPS, check, check_step, compare, in_float32
+from strategies.checking.check import BATCHES, CHECKED_STEPS, check, check_step, compare, in_float32, is_rounded
 from strategies.checking.comparison import Agreement, Mismatch
 from strategies.checking.first_steps import FirstSteps
 from strategies.checking.initial import initial_state, initial_weights, trained_weights
@@ -20,5 +20,6 @@ __all__ = [
     "in_float32",
     "initial_state",
     "initial_weights",
+    "is_rounded",
     "trained_weights",
 ]

@@ -42,9 +42,11 @@ class Rounding:
     floor: float
 
     @classmethod
-    def of(cls, config: GPTConfig, train: TrainConfig, steps: int) -> "Rounding":
-        """Of a model, a global batch and a compute dtype."""
+    def of(cls, config: GPTConfig, train: TrainConfig, steps: int, devices: int = 1) -> "Rounding":
+        """Of a model, a global batch, a compute dtype, and the dtype in which gradients are summed over devices."""
         bound = rounding_bound(config, train.batch_size, train.dtype)
+        if train.reduce_dtype != "float32" and devices > 1:
+            bound += math.sqrt(devices) * ROUNDOFF[train.reduce_dtype]
         return cls(bound, steps * bound, FLOOR[train.dtype])
 
 

@@ -31,7 +31,7 @@ def check(
 ) -> Agreement:
     """Check that a strategy's step computes what one device computes, weight by weight, up to rounding.
 
-    With a 16-bit dtype its float32 step is checked first, because rounding hides less there.
+    If it computes or sums gradients in 16 bits, its float32 step is checked first, because rounding hides less there.
 
     Args:
         strategy: built in, or your own.
@@ -44,7 +44,7 @@ def check(
         Mismatch: the step computes something else; names the weight, layer, both numbers and their ratio.
         Infeasible: the step cannot be built, or is inexact by design.
     """
-    if train.dtype != "float32":
+    if is_rounded(train):
         check(strategy, config, mesh, in_float32(train), devices)
     return check_step(strategy.build(config, mesh, train, devices))
 
@@ -73,10 +73,12 @@ def compare(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
     Raises:
         Mismatch: they differ.
     """
-    rounding = Rounding.of(step.config, step.train, len(single.losses))
+    steps = len(single.losses)
+    rounding = Rounding.of(step.config, step.train, steps, step.mesh.size)
+    drift_factor = rounding.gradient / Rounding.of(step.config, step.train, steps).gradient
     sizes = {**step.mesh.shape, "microbatches": step.train.microbatches}
     most_flips = 1e-3 if step.train.dtype == "float32" else 0.1
-    return Comparison(mine, single, rounding, sizes, most_flips).require_equal()
+    return Comparison(mine, single, rounding, sizes, most_flips, drift_factor).require_equal()
 
 
 def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:
@@ -92,9 +94,14 @@ def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:
     return FirstSteps.of(step, metrics, state, before, choices)
 
 
+def is_rounded(train: TrainConfig) -> bool:
+    """Whether a step computes in 16 bits, or sums gradients over devices in 16 bits."""
+    return (train.dtype, train.reduce_dtype) != ("float32", "float32")
+
+
 def in_float32(train: TrainConfig) -> TrainConfig:
     """The options of the same step in float32, without those that only 16-bit dtypes have."""
-    return replace(train, dtype="float32", master="none", attention="auto")
+    return replace(train, dtype="float32", reduce_dtype="float32", master="none", attention="auto")
 
 
 def for_one_device(train: TrainConfig, config: GPTConfig) -> TrainConfig:

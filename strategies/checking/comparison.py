@@ -74,6 +74,7 @@ class Comparison:
         rounding: bounds.
         sizes: of mesh axes, and the number of microbatches, which may explain a ratio.
         most_flips: the largest share of the choices of experts that rounding may turn.
+        drift_factor: bound on gradients relative to that of one device, which sums nothing in 16 bits over devices.
     """
 
     mine: FirstSteps
@@ -81,6 +82,7 @@ class Comparison:
     rounding: Rounding
     sizes: Mapping[str, int] = field(default_factory=dict)
     most_flips: float = 1e-3
+    drift_factor: float = 1.0
 
     def require_equal(self) -> Agreement:
         """Check that all numbers agree up to rounding.
@@ -219,5 +221,6 @@ class Comparison:
         loosened_LU = turned * single.norm_LU
         if what == "change":
             # Biases of the router have no drift: they move by equal steps.
-            return self.single.drifts_LU.get(name, 2.0**-20 * single.norm_LU) + 2 * loosened_LU
+            drift_LU = self.single.drifts_LU.get(name, 2.0**-20 * single.norm_LU)
+            return self.drift_factor * drift_LU + 2 * loosened_LU
         return self.rounding.gradient * np.maximum(single.norm_LU, self._floor) + loosened_LU
