@@ -1,0 +1,80 @@
+"""What one sees of each bug in a loss curve: nano is trained with it and without it, on the text of the license.
+
+    python -m tests.silent_bugs.curves out.json NAME...
+
+adds a row for each bug that is named, or for all, to a file: the relative difference of the mean loss of the last
+steps. Rows of its own, such as "another seed", say how far sound runs stand apart.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from strategies import PRESETS
+from strategies.step import Step
+from tests.processes import ROOT
+from tests.silent_bugs import BUGS
+
+NANO = PRESETS["nano"]
+STEPS, LAST = 50, 10
+TEXT = np.frombuffer((ROOT / "LICENSE").read_bytes(), np.uint8).astype(np.int32)
+
+
+def batches(step: Step) -> Iterator[Any]:
+    """Sequences from random places of the text, the same for all runs."""
+    count, length = step.batch.shape
+    for seed in range(STEPS):
+        starts = np.random.default_rng(seed).integers(0, len(TEXT) - length, count)
+        yield TEXT[starts[:, None] + np.arange(length)]
+
+
+def last_loss(step: Step, seed: int = 0) -> float:
+    """Train; the mean loss of the last steps."""
+    state, losses = step.init(jax.random.key(seed)), []
+    for tokens in batches(step):
+        state, metrics = step(state, tokens)
+        losses.append(float(metrics["loss"]))
+    return float(np.mean(losses[-LAST:]))
+
+
+def differences(names: list[str]) -> Iterator[tuple[str, float]]:
+    """The relative difference that each bug makes, and those of sound runs."""
+    first = BUGS[0]
+
+    @cache
+    def sound(case: Any) -> float:
+        return last_loss(next(bug for bug in BUGS if bug.case == case).step(sound=True, base=NANO))
+
+    for bug in BUGS:
+        if not names or bug.name in names:
+            yield bug.name, last_loss(bug.step(base=NANO)) / sound(bug.case) - 1
+    others = {
+        "one device": lambda: last_loss(first.reference(base=NANO)),
+        "bfloat16": lambda: last_loss(first.step(sound=True, base=NANO, dtype="bfloat16")),
+        "another seed": lambda: last_loss(first.step(sound=True, base=NANO), seed=1),
+    }
+    for name, run in others.items():
+        if not names or name in names:
+            yield name, run() / sound(first.case) - 1
+
+
+def main(out: str, *names: str) -> None:
+    """Measure, and save after each row."""
+    path = Path(out)
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    for name, difference in differences([*names]):
+        rows[name] = difference
+        path.write_text(json.dumps(rows, indent=1))
+        print(f"{name}: {difference:+.2e}", flush=True)
+
+
+if __name__ == "__main__":
+    from tests import conftest  # noqa: F401 (eight virtual devices, and fast compilation)
+
+    main(*sys.argv[1:])

@@ -1,0 +1,76 @@
+"""A museum of silent bugs: real ones of parallel training, each planted in a strategy that is sound without it.
+
+They raise no error, losses stay finite, and most loss curves look as they should. The files beside this one have the
+bugs by kind; docs/reference/silent-bugs.md is made of them (page.py).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.device_mesh import first_devices
+from strategies.gpt_config import GPTConfig
+from strategies.step import Step
+from strategies.strategy import Strategy
+from tests.silent_bugs.plants import Plant
+
+SMALL = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, heads=4, sequence=16, vocab=257)
+"""257 is prime, so every strategy that splits the vocabulary pads it."""
+BATCH = 16
+ANYWHERE = ("clip_norm",)
+"""Options that change what one device computes, too."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug as it was reported, and how it is planted here.
+
+    Attributes:
+        name: for test ids.
+        link: the report or the fix.
+        was: what was wrong there, in one sentence.
+        wrong: which weight or number is wrong, as the page names it.
+        strategy, mesh: where it is planted.
+        plant: how.
+        model, train: fields of `GPTConfig` and `TrainConfig` that the bug needs.
+    """
+
+    name: str
+    link: str
+    was: str
+    wrong: str
+    strategy: str
+    mesh: str
+    plant: Plant
+    model: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The id of its test."""
+        return self.name
+
+    @cached_property
+    def case(self) -> tuple[Any, ...]:
+        """Where it is planted: bugs with equal cases have the same sound step."""
+        return self.strategy, self.mesh, *self.model.items(), *self.train.items()
+
+    def planted(self) -> Strategy:
+        """The strategy with the bug, under the name of the sound one."""
+        sound = STRATEGIES[self.strategy]
+        return dataclasses.replace(sound, implement=lambda plan, mesh: self.plant(plan, sound.implement(plan, mesh)))
+
+    def step(self, *, sound: bool = False, base: GPTConfig = SMALL, **train: Any) -> Step:
+        """The step with the bug, or the sound one, of a model like `base`."""
+        strategy = STRATEGIES[self.strategy] if sound else self.planted()
+        mesh, config = MeshSpec.parse(self.mesh), dataclasses.replace(base, **self.model)
+        options = TrainConfig(BATCH, **{**self.train, **train})
+        return strategy.build(config, mesh, options, first_devices(mesh.size))
+
+    def reference(self, *, base: GPTConfig = SMALL, **train: Any) -> Step:
+        """One device with the same model and options."""
+        mesh, config = MeshSpec.parse("data=1"), dataclasses.replace(base, **self.model)
+        options = {name: value for name, value in self.train.items() if name in ANYWHERE} | train
+        return STRATEGIES["single"].build(config, mesh, TrainConfig(BATCH, **options), first_devices(1))

@@ -1,0 +1,105 @@
+"""Pipelines: the two uses of a tied table, layers in their slots, and gradients that both halves of a pass add."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from strategies.core.plan import Plan
+from strategies.pipelining.layer_backward import Passes
+from strategies.step import Implementation
+from tests.silent_bugs.museum import Bug
+from tests.silent_bugs.plants import changed_model, patched, scaled_gradients
+
+STAGES = {"microbatches": 4}
+FOUR_LAYERS = {"layers": 4}
+
+
+def embedded_apart(model: Any, build: Any, weights: Any, plan: Plan) -> None:
+    """Embed by a copy of the table, whose gradient goes nowhere."""
+    table = {**weights["embedding"], "token_VD": lax.stop_gradient(weights["embedding"]["token_VD"])}
+    copy = build({**weights, "embedding": table})
+    object.__setattr__(model, "embed", lambda tokens: copy.embed(tokens))
+
+
+def head_of_all_rows(model: Any, build: Any, weights: Any, plan: Plan) -> None:
+    """Count the rows that pad the vocabulary."""
+    model.head.vocab = plan.padded_vocab
+
+
+def swapped(plan: Plan, sound: Implementation) -> Implementation:
+    """Say that the layers of the last stage are in each other's slot."""
+    slots = sound.layer_slots
+    assert slots
+    return replace(sound, layer_slots=(*slots[:-2], slots[-1], slots[-2]))
+
+
+def without_rest(plan: Plan, sound: Implementation) -> Implementation:
+    """Run as many layers on each stage as all stages have, and not those that are left over."""
+    made = Passes.__init__
+
+    def changed(self: Passes, run: Any, weights: Any, layers: int, used_L: Any, unroll: int = 1) -> None:
+        made(self, run, weights, layers, used_L & (jnp.arange(len(used_L)) < len(used_L) - 1), unroll)
+
+    def differentiate(*inputs: Any) -> Any:
+        with patched(Passes, "__init__", changed):
+            return sound.differentiate(*inputs)
+
+    return replace(sound, differentiate=differentiate)
+
+
+BUGS = [
+    Bug(
+        "table-of-two-stages",
+        "https://github.com/uw-syfi/piper/issues/13",
+        "The first and the last stage had a copy each of a tied table, and their gradients were not added.",
+        "gradient of the token table: of its use in the head alone",
+        "pipeline",
+        "pipeline=2",
+        changed_model(embedded_apart),
+        train=STAGES,
+    ),
+    Bug(
+        "padding-in-softmax",
+        "https://github.com/unslothai/unsloth/pull/10616",
+        "Logits that pad the vocabulary were masked before they were capped, and so had probability mass.",
+        "loss, and gradients of the head: padded rows of the table count",
+        "tensor",
+        "tensor=2",
+        changed_model(head_of_all_rows),
+        {"vocab": 257},
+    ),
+    Bug(
+        "halves-count-twice",
+        "https://github.com/pytorch/pytorch/pull/181365",
+        "Both halves of a split backward pass added the gradients of shared weights.",
+        "gradient of the token table: twice",
+        "pipeline",
+        "pipeline=2",
+        scaled_gradients(r"embedding.token_VD", 2.0),
+        train={**STAGES, "schedule": "zb-h1"},
+    ),
+    Bug(
+        "layers-left-over",
+        "https://github.com/pytorch/torchtitan/pull/963",
+        "Stages had as many layers as the quotient, and layers that were left over were not run.",
+        "gradients of a layer: zero, since it is not run",
+        "pipeline",
+        "pipeline=2",
+        without_rest,
+        {"layers": 3},
+        STAGES,
+    ),
+    Bug(
+        "layers-of-other-stage",
+        "https://github.com/NVIDIA/Megatron-LM/issues/7452",
+        "Stages named their layers from 0, and a checkpoint loaded with other stages gave layers to wrong places.",
+        "weights of two layers: each has the other's",
+        "pipeline",
+        "pipeline=2",
+        swapped,
+        FOUR_LAYERS,
+        STAGES,
+    ),
+]

@@ -1,0 +1,157 @@
+"""Weights that are replicated over an axis, and whose gradient is a sum of parts: sums that are missing or wrong."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import lax
+
+from strategies import tensor
+from strategies.core.plan import Plan
+from strategies.step import Implementation
+from tests.silent_bugs.museum import Bug
+from tests.silent_bugs.plants import (
+    changed_hooks,
+    chosen,
+    patched,
+    scaled_gradients,
+    unsummed,
+    without_replica_sum,
+    without_sum,
+)
+
+LLAMA = {"block": "llama", "tied": False}
+QWEN3 = {**LLAMA, "block": "qwen3"}
+GROUPED = {**LLAMA, "key_heads": 1}
+CLAMPED = {**LLAMA, "block": "gpt_oss", "experts": 4, "experts_per_token": 2}
+"""Experts with biases."""
+WITHOUT_SP = {"sequence_parallel": False}
+
+
+def averaged(pattern: str, axis: str) -> Any:
+    """Divide summed gradients by the number of devices."""
+
+    def plant(plan: Plan, sound: Implementation) -> Implementation:
+        def reduce(loss: Any, grads: Any) -> Any:
+            loss, grads = sound.reduce(loss, grads)
+            return loss, chosen(pattern, grads, lambda dw, _: dw / plan.size(axis))
+
+        return replace(sound, reduce=reduce)
+
+    return plant
+
+
+def without_copies(plan: Plan, sound: Implementation) -> Implementation:
+    """Leave the gradients of copies of a head of keys as each device has them."""
+
+    def reduce(loss: Any, grads: Any) -> Any:
+        with patched(tensor, "sum_copies", lambda grads, plan: grads):
+            return sound.reduce(loss, grads)
+
+    return replace(sound, reduce=reduce)
+
+
+def own_input_gradients(all_tokens: Any) -> Any:
+    """`Hooks.all_tokens` without sequence parallelism, whose transpose does not sum gradients over devices."""
+
+    @jax.custom_vjp
+    def own(x: Any) -> Any:
+        return all_tokens(x)
+
+    own.defvjp(lambda x: (all_tokens(x), None), lambda _, dx: (unsummed(dx, "tensor"),))
+    return own
+
+
+def whole_bias(part: Any) -> Any:
+    """`Hooks.part` that is the whole on each device."""
+    return lambda x: part(x) * lax.axis_size("tensor")
+
+
+BUGS = [
+    Bug(
+        "last-norm-without-sum",
+        "https://github.com/NVIDIA/Megatron-LM/issues/1446",
+        "With tensor and sequence parallelism, gradients of the final layer norm differed between tensor ranks.",
+        "gradient of the last norm: one device's tokens instead of all",
+        "tensor",
+        "tensor=2",
+        without_sum(r"head.norm.scale_D", "tensor"),
+    ),
+    Bug(
+        "stages-norms-without-sum",
+        "https://github.com/PaddlePaddle/PaddleNLP/pull/7610",
+        "With pipeline stages, layer norms under sequence parallelism were not synchronised.",
+        "gradients of the norms of blocks: one device's tokens instead of all",
+        "three_d",
+        "pipeline=2,tensor=2",
+        without_sum(r"blocks.norm..*", "tensor"),
+    ),
+    Bug(
+        "head-norm-without-sum",
+        "https://github.com/NVIDIA-NeMo/RL/issues/3716",
+        "A split training step skipped the all-reduce of gradients of query and key norms over tensor ranks.",
+        "gradients of query and key norms: one device's heads instead of all",
+        "tensor",
+        "tensor=2",
+        without_sum(r"blocks.attention.._norm_K", "tensor"),
+        QWEN3,
+        WITHOUT_SP,
+    ),
+    Bug(
+        "norm-averaged",
+        "https://github.com/EleutherAI/gpt-neox/pull/1259",
+        "A hook averaged layer norm gradients over sequence shards, where they are to be summed.",
+        "gradients of norms of blocks: half",
+        "tensor",
+        "tensor=2",
+        averaged(r"blocks.norm..*", "tensor"),
+    ),
+    Bug(
+        "key-copies-without-sum",
+        "https://github.com/bigcode-project/Megatron-LM/pull/39",
+        "With multi-query attention, gradients of the shared key and value head were not reduced over tensor ranks.",
+        "gradients of keys and values: one device's queries instead of all",
+        "tensor",
+        "tensor=2",
+        without_copies,
+        GROUPED,
+    ),
+    Bug(
+        "row-bias-divided",
+        "https://github.com/pytorch/torchtitan/pull/4332",
+        "Each rank adds its share of a row-parallel bias, and autodiff divided the gradient of the bias as well.",
+        "gradient of the output bias: half",
+        "tensor",
+        "tensor=2",
+        scaled_gradients(r"blocks.attention.out_bias_D", 0.5),
+    ),
+    Bug(
+        "row-bias-twice",
+        "https://github.com/awslabs/slapo/issues/10",
+        "A bias of a row-parallel layer was part of the partial results, and so was summed once for each rank.",
+        "output of the layer: its bias times the number of devices",
+        "tensor",
+        "tensor=2",
+        changed_hooks(part=whole_bias),
+        CLAMPED,
+    ),
+    Bug(
+        "input-gradient-without-sum",
+        "https://github.com/NovaSky-AI/SkyRL/pull/1886",
+        "A copy before the column-parallel head lost the all-reduce of its input's gradient.",
+        "gradients before a column-parallel layer: one device's outputs instead of all",
+        "tensor",
+        "tensor=2",
+        changed_hooks(all_tokens=own_input_gradients),
+        train=WITHOUT_SP,
+    ),
+    Bug(
+        "replicas-without-sum",
+        "https://github.com/NVIDIA-NeMo/Automodel/pull/3135",
+        "The mesh of the shards lost its replica axis, and replicas were trained apart.",
+        "gradients of all weights: one replica's sequences instead of all",
+        "hsdp",
+        "data=2,fsdp=2",
+        without_replica_sum(r".*", "data"),
+    ),
+]
