@@ -12,7 +12,7 @@ from strategies.core.gradients import all_reduce
 from strategies.core.plan import Plan
 from strategies.device_mesh import mark_missing
 from strategies.step import Implementation
-from tests.silent_bugs.museum import Bug
+from tests.silent_bugs.museum import QWEN3, Bug
 from tests.silent_bugs.plants import Plant, accumulated_as, changed_gradients, changed_parts, chosen, scaled_gradients
 
 HALVES, QUARTERS = {"microbatches": 2}, {"microbatches": 4}
@@ -166,7 +166,7 @@ BUGS = [
         "data",
         "data=2",
         accumulated_as(table_twice),
-        {"tied": False},
+        QWEN3,
         HALVES,
     ),
     Bug(

@@ -11,7 +11,7 @@ from strategies import expert
 from strategies.core import collectives
 from strategies.core.plan import Plan
 from strategies.step import Implementation
-from tests.silent_bugs.museum import Bug
+from tests.silent_bugs.museum import MOE, Bug
 from tests.silent_bugs.plants import (
     Plant,
     changed_gradients,
@@ -21,10 +21,6 @@ from tests.silent_bugs.plants import (
     without_replica_sum,
 )
 
-MOE = {"block": "llama", "tied": False, "experts": 4, "experts_per_token": 2}
-LOSSES = {**MOE, "balance_loss": 0.5, "router_z_loss": 0.1}
-"""Losses of the router that are large enough to be seen beside the others."""
-BIASED = {**MOE, "router": "sigmoid", "router_bias_rate": 0.01}
 EXPERTS = r"blocks.experts.(gate|up|down)_.*"
 GATHERED = {"dispatch": "all_gather"}
 
@@ -142,7 +138,7 @@ BUGS = [
         "expert",
         "expert=2",
         changed_hooks(batch_sum=of_own_tokens),
-        LOSSES,
+        MOE,
     ),
     Bug(
         "router-losses-weakened",
@@ -152,7 +148,7 @@ BUGS = [
         "tensor",
         "tensor=2",
         changed_hooks(alike=weakened),
-        LOSSES,
+        MOE,
     ),
     Bug(
         "router-losses-detached",
@@ -162,7 +158,7 @@ BUGS = [
         "expert",
         "expert=2",
         changed_hooks(alike=detached),
-        LOSSES,
+        MOE,
     ),
     Bug(
         "router-bias-of-rounded-loads",
@@ -172,7 +168,7 @@ BUGS = [
         "expert",
         "expert=2",
         rounded_loads,
-        BIASED,
+        MOE,
     ),
     Bug(
         "router-bias-forgotten",
@@ -182,6 +178,6 @@ BUGS = [
         "fsdp",
         "fsdp=2",
         scaled_gradients(r"blocks.experts.router_bias_E", 0.0),
-        BIASED,
+        MOE,
     ),
 ]

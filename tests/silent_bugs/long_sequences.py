@@ -10,11 +10,8 @@ from strategies.context import ulysses_attention
 from strategies.core.plan import Plan
 from strategies.model.attention import ring
 from strategies.step import Implementation
-from tests.silent_bugs.museum import Bug
+from tests.silent_bugs.museum import GPT_OSS, QWEN3, Bug
 from tests.silent_bugs.plants import Plant, changed_hooks, patched
-
-LLAMA = {"block": "llama", "tied": False}
-SINKS = {**LLAMA, "block": "gpt_oss"}
 
 
 def from_zero(own_context: Any) -> Any:
@@ -92,7 +89,7 @@ BUGS = [
         "context",
         "context=2",
         changed_hooks(own_context=from_zero),
-        LLAMA,
+        QWEN3,
     ),
     Bug(
         "positions-in-order",
@@ -102,7 +99,7 @@ BUGS = [
         "context",
         "context=2",
         changed_hooks(own_context=contiguous_positions),
-        LLAMA,
+        QWEN3,
     ),
     Bug(
         "window-ignored",
@@ -140,6 +137,6 @@ BUGS = [
         "context",
         "context=2",
         changed_hooks(attend=without_sinks),
-        SINKS,
+        GPT_OSS,
     ),
 ]

@@ -22,6 +22,13 @@ SMALL = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, heads=4, sequen
 BATCH = 16
 ANYWHERE = ("clip_norm",)
 """Options that change what one device computes, too."""
+QWEN3 = {"block": "qwen3", "tied": False, "key_heads": 1}
+"""Rotary positions, norms of heads, and one head of keys, of which tensor devices have copies."""
+GPT_OSS = {"block": "gpt_oss", "tied": False, "experts": 4, "experts_per_token": 2}
+"""Sinks, and experts with biases."""
+MOE = {"block": "llama", "tied": False, "experts": 4, "experts_per_token": 2, "router": "sigmoid"}
+MOE |= {"router_bias_rate": 0.01, "balance_loss": 0.02, "router_z_loss": 0.002}
+"""A router with biases and with losses."""
 
 
 @dataclass(frozen=True)

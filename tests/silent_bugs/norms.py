@@ -11,7 +11,7 @@ from jax import lax
 from strategies.core import adamw
 from strategies.core.plan import Plan
 from strategies.step import Optimizer
-from tests.silent_bugs.museum import Bug
+from tests.silent_bugs.museum import MOE, Bug
 from tests.silent_bugs.plants import Plant, by_name, optimized_as, patched, unsummed
 
 Norm = Callable[[Plan, Any, Any], Any]
@@ -104,7 +104,6 @@ BUGS = [
         "expert",
         "expert=2",
         clipped_by(without_other_experts),
-        {"block": "llama", "tied": False, "experts": 4},
-        CLIPPED,
+        MOE,
     ),
 ]

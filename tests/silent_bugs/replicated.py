@@ -9,7 +9,7 @@ from jax import lax
 from strategies import tensor
 from strategies.core.plan import Plan
 from strategies.step import Implementation
-from tests.silent_bugs.museum import Bug
+from tests.silent_bugs.museum import GPT_OSS, QWEN3, Bug
 from tests.silent_bugs.plants import (
     changed_hooks,
     chosen,
@@ -20,11 +20,6 @@ from tests.silent_bugs.plants import (
     without_sum,
 )
 
-LLAMA = {"block": "llama", "tied": False}
-QWEN3 = {**LLAMA, "block": "qwen3"}
-GROUPED = {**LLAMA, "key_heads": 1}
-CLAMPED = {**LLAMA, "block": "gpt_oss", "experts": 4, "experts_per_token": 2}
-"""Experts with biases."""
 WITHOUT_SP = {"sequence_parallel": False}
 
 
@@ -114,7 +109,7 @@ BUGS = [
         "tensor",
         "tensor=2",
         without_copies,
-        GROUPED,
+        QWEN3,
     ),
     Bug(
         "row-bias-divided",
@@ -133,7 +128,7 @@ BUGS = [
         "tensor",
         "tensor=2",
         changed_hooks(part=whole_bias),
-        CLAMPED,
+        GPT_OSS,
     ),
     Bug(
         "input-gradient-without-sum",
