@@ -1,4 +1,4 @@
-"""Sequences split over devices: positions, masks, keys and sinks that are of another chunk, or not there."""
+"""Sequences split over devices: positions, masks, keys and sinks are of another chunk, or not there."""
 
 from dataclasses import replace
 from typing import Any
@@ -86,6 +86,7 @@ BUGS = [
         "https://github.com/deepspeedai/Megatron-DeepSpeed/pull/392",
         "Rotary positions were not those of a rank's own part of the sequence.",
         "rotary positions of all devices but the first: they begin at 0",
+        "loss",
         "context",
         "context=2",
         changed_hooks(own_context=from_zero),
@@ -96,6 +97,7 @@ BUGS = [
         "https://github.com/NVIDIA/Megatron-LM/pull/1612",
         "Positions were sliced along another dim than tokens, which ranks hold as an early and a late chunk.",
         "rotary positions: those of the contiguous shard",
+        "loss",
         "context",
         "context=2",
         changed_hooks(own_context=contiguous_positions),
@@ -106,6 +108,7 @@ BUGS = [
         "https://github.com/huggingface/accelerate/pull/4177",
         "Context parallelism replaced every mask by a causal one, so that layers with a window attended to all tokens.",
         "attention: to tokens outside of the window",
+        "loss",
         "context",
         "context=2",
         changed_hooks(attend=without_window),
@@ -114,8 +117,9 @@ BUGS = [
     Bug(
         "chunks-masked-by-place",
         "https://github.com/AI-Hypercomputer/maxtext/pull/4364",
-        "Masks followed the order in which ranks hold chunks, and not that of the sequence.",
+        "Chunk and window masks followed the order in which ranks hold chunks, and not that of the sequence.",
         "attention: early and late chunks are taken for each other",
+        "",
         "context",
         "context=2",
         traced_with(before=masked_by_place),
@@ -125,6 +129,7 @@ BUGS = [
         "https://github.com/huggingface/diffusers/issues/14265",
         "The backward pass of ring attention took the keys of the first hop in all hops; the forward pass was right.",
         "gradients of queries, keys and values: against the keys of another chunk",
+        "blocks.attention.qkv",
         "context",
         "context=2",
         traced_with(ring_backward=backward_with_own_keys),
@@ -134,6 +139,7 @@ BUGS = [
         "https://github.com/PrimeIntellect-ai/prime-rl/pull/3397",
         "Context parallelism dropped the sinks of attention, which its functions swallowed as further arguments.",
         "attention, and the gradient of the sinks: they are missing",
+        "",
         "context",
         "context=2",
         changed_hooks(attend=without_sinks),

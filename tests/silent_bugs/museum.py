@@ -26,9 +26,11 @@ QWEN3 = {"block": "qwen3", "tied": False, "key_heads": 1}
 """Rotary positions, norms of heads, and one head of keys, of which tensor devices have copies."""
 GPT_OSS = {"block": "gpt_oss", "tied": False, "experts": 4, "experts_per_token": 2}
 """Sinks, and experts with biases."""
-MOE = {"block": "llama", "tied": False, "experts": 4, "experts_per_token": 2, "router": "sigmoid"}
-MOE |= {"router_bias_rate": 0.01, "balance_loss": 0.02, "router_z_loss": 0.002}
-"""A router with biases and with losses."""
+MOE = {"block": "llama", "tied": False, "experts": 4, "experts_per_token": 2}
+FORCED = {**MOE, "routing": "balanced", "balance_loss": 0.02, "router_z_loss": 0.002}
+"""A router with losses. Tokens go where their position says, so that no bug hides behind choices that it turned."""
+LEARNED = {**MOE, "router": "sigmoid", "router_bias_rate": 0.01, "balance_loss": 8.0}
+"""A router with biases, and a balance loss that is seen beside them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Bug:
         link: the report or the fix.
         was: what was wrong there, in one sentence.
         wrong: which weight or number is wrong, as the page names it.
+        named: a pattern of what the check's message must name.
         strategy, mesh: where it is planted.
         plant: how.
         model, train: fields of `GPTConfig` and `TrainConfig` that the bug needs.
@@ -49,6 +52,7 @@ class Bug:
     link: str
     was: str
     wrong: str
+    named: str
     strategy: str
     mesh: str
     plant: Plant
@@ -63,6 +67,11 @@ class Bug:
     def case(self) -> tuple[Any, ...]:
         """Where it is planted: bugs with equal cases have the same sound step."""
         return self.strategy, self.mesh, *self.model.items(), *self.train.items()
+
+    @property
+    def of_one_device(self) -> tuple[Any, ...]:
+        """What its reference depends on."""
+        return dict(self.model), {name: self.train[name] for name in ANYWHERE if name in self.train}
 
     def planted(self) -> Strategy:
         """The strategy with the bug, under the name of the sound one."""

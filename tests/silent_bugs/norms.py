@@ -1,4 +1,4 @@
-"""The global norm of gradients, by which they are clipped: weights that count twice, or of one device alone."""
+"""The global norm: it clips gradients, and counts weights twice or those of one device alone."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jax import lax
 from strategies.core import adamw
 from strategies.core.plan import Plan
 from strategies.step import Optimizer
-from tests.silent_bugs.museum import MOE, Bug
+from tests.silent_bugs.museum import FORCED, Bug
 from tests.silent_bugs.plants import Plant, by_name, optimized_as, patched, unsummed
 
 Norm = Callable[[Plan, Any, Any], Any]
@@ -71,6 +71,7 @@ BUGS = [
         "https://github.com/ROCm/TransformerEngine/pull/715",
         "Replicated weights were marked as split, and counted once for each tensor rank: norms grew to 1.5 times.",
         "norm of all gradients: replicated weights count twice",
+        "",
         "tensor",
         "tensor=2",
         clipped_by(counted_per_device),
@@ -81,6 +82,7 @@ BUGS = [
         "https://github.com/pytorch/pytorch/pull/88955",
         "FSDP without sharding summed the squares of gradients over ranks that all had the same.",
         "norm of all gradients: times the root of the number of replicas",
+        "",
         "data",
         "data=2",
         clipped_by(counted_per_replica),
@@ -91,6 +93,7 @@ BUGS = [
         "https://github.com/pytorch/pytorch/issues/170862",
         "Each rank clipped by the norm of its own shards, and the factors differed.",
         "norm of all gradients, and their clipping: one device's shards",
+        "",
         "fsdp",
         "fsdp=2",
         clipped_by(of_own_shards),
@@ -101,9 +104,10 @@ BUGS = [
         "https://github.com/NVIDIA/Megatron-LM/pull/5916",
         "With expert and tensor parallelism the squares of some expert gradients were not in the global norm.",
         "norm of all gradients: one device's experts",
+        "gradient norm",
         "expert",
         "expert=2",
         clipped_by(without_other_experts),
-        MOE,
+        FORCED,
     ),
 ]

@@ -1,4 +1,4 @@
-"""Pipelines: the two uses of a tied table, layers in their slots, and gradients that both halves of a pass add."""
+"""Pipelines and the vocabulary: uses of a tied table, layers in their slots, and rows that are padding."""
 
 from dataclasses import replace
 from typing import Any
@@ -56,6 +56,7 @@ BUGS = [
         "https://github.com/uw-syfi/piper/issues/13",
         "The first and the last stage had a copy each of a tied table, and their gradients were not added.",
         "gradient of the token table: of its use in the head alone",
+        "token_VD",
         "pipeline",
         "pipeline=2",
         changed_model(embedded_apart),
@@ -66,6 +67,7 @@ BUGS = [
         "https://github.com/unslothai/unsloth/pull/10616",
         "Logits that pad the vocabulary were masked before they were capped, and so had probability mass.",
         "loss, and gradients of the head: padded rows of the table count",
+        "loss",
         "tensor",
         "tensor=2",
         changed_model(head_of_all_rows),
@@ -76,6 +78,7 @@ BUGS = [
         "https://github.com/pytorch/pytorch/pull/181365",
         "Both halves of a split backward pass added the gradients of shared weights.",
         "gradient of the token table: twice",
+        "",
         "pipeline",
         "pipeline=2",
         scaled_gradients(r"embedding.token_VD", 2.0),
@@ -86,6 +89,7 @@ BUGS = [
         "https://github.com/pytorch/torchtitan/pull/963",
         "Stages had as many layers as the quotient, and layers that were left over were not run.",
         "gradients of a layer: zero, since it is not run",
+        "loss",
         "pipeline",
         "pipeline=2",
         without_rest,
@@ -97,6 +101,7 @@ BUGS = [
         "https://github.com/NVIDIA/Megatron-LM/issues/7452",
         "Stages named their layers from 0, and a checkpoint loaded with other stages gave layers to wrong places.",
         "weights of two layers: each has the other's",
+        "loss",
         "pipeline",
         "pipeline=2",
         swapped,

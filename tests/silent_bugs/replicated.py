@@ -1,4 +1,4 @@
-"""Weights that are replicated over an axis, and whose gradient is a sum of parts: sums that are missing or wrong."""
+"""Replicated weights: their gradients are sums of parts, of which some are missing or wrong."""
 
 from dataclasses import replace
 from typing import Any
@@ -68,6 +68,7 @@ BUGS = [
         "https://github.com/NVIDIA/Megatron-LM/issues/1446",
         "With tensor and sequence parallelism, gradients of the final layer norm differed between tensor ranks.",
         "gradient of the last norm: one device's tokens instead of all",
+        "head.norm.scale_D",
         "tensor",
         "tensor=2",
         without_sum(r"head.norm.scale_D", "tensor"),
@@ -77,6 +78,7 @@ BUGS = [
         "https://github.com/PaddlePaddle/PaddleNLP/pull/7610",
         "With pipeline stages, layer norms under sequence parallelism were not synchronised.",
         "gradients of the norms of blocks: one device's tokens instead of all",
+        r"blocks.norm\d",
         "three_d",
         "pipeline=2,tensor=2",
         without_sum(r"blocks.norm..*", "tensor"),
@@ -86,6 +88,7 @@ BUGS = [
         "https://github.com/NVIDIA-NeMo/RL/issues/3716",
         "A split training step skipped the all-reduce of gradients of query and key norms over tensor ranks.",
         "gradients of query and key norms: one device's heads instead of all",
+        "[qk]_norm_K",
         "tensor",
         "tensor=2",
         without_sum(r"blocks.attention.._norm_K", "tensor"),
@@ -97,6 +100,7 @@ BUGS = [
         "https://github.com/EleutherAI/gpt-neox/pull/1259",
         "A hook averaged layer norm gradients over sequence shards, where they are to be summed.",
         "gradients of norms of blocks: half",
+        r"blocks.norm\d.* a sum over `tensor` is missing",
         "tensor",
         "tensor=2",
         averaged(r"blocks.norm..*", "tensor"),
@@ -106,6 +110,7 @@ BUGS = [
         "https://github.com/bigcode-project/Megatron-LM/pull/39",
         "With multi-query attention, gradients of the shared key and value head were not reduced over tensor ranks.",
         "gradients of keys and values: one device's queries instead of all",
+        "qkv_DCA",
         "tensor",
         "tensor=2",
         without_copies,
@@ -116,6 +121,7 @@ BUGS = [
         "https://github.com/pytorch/torchtitan/pull/4332",
         "Each rank adds its share of a row-parallel bias, and autodiff divided the gradient of the bias as well.",
         "gradient of the output bias: half",
+        "",
         "tensor",
         "tensor=2",
         scaled_gradients(r"blocks.attention.out_bias_D", 0.5),
@@ -125,6 +131,7 @@ BUGS = [
         "https://github.com/awslabs/slapo/issues/10",
         "A bias of a row-parallel layer was part of the partial results, and so was summed once for each rank.",
         "output of the layer: its bias times the number of devices",
+        "loss",
         "tensor",
         "tensor=2",
         changed_hooks(part=whole_bias),
@@ -135,6 +142,7 @@ BUGS = [
         "https://github.com/NovaSky-AI/SkyRL/pull/1886",
         "A copy before the column-parallel head lost the all-reduce of its input's gradient.",
         "gradients before a column-parallel layer: one device's outputs instead of all",
+        "along `tensor`",
         "tensor",
         "tensor=2",
         changed_hooks(all_tokens=own_input_gradients),
@@ -145,6 +153,7 @@ BUGS = [
         "https://github.com/NVIDIA-NeMo/Automodel/pull/3135",
         "The mesh of the shards lost its replica axis, and replicas were trained apart.",
         "gradients of all weights: one replica's sequences instead of all",
+        "along `data`",
         "hsdp",
         "data=2,fsdp=2",
         without_replica_sum(r".*", "data"),

@@ -1,4 +1,4 @@
-"""State that is of another time or another device: stale weights, moments of another shard, replicas that part."""
+"""State: it is of another time or another device."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -111,6 +111,7 @@ BUGS = [
         "https://github.com/NVIDIA/Megatron-LM/issues/950",
         "Overlapped gathers followed another order than the forward pass, which used weights of the step before.",
         "weights of the MLP: those of the step before",
+        "change of blocks.mlp.up_DF",
         "zero1",
         "data=2",
         one_step_late(r"blocks.mlp.up_DF"),
@@ -120,6 +121,7 @@ BUGS = [
         "https://github.com/NVIDIA/Megatron-LM/pull/4609",
         "The buffer of gradients received gathered weights, and was not cleared before gradients were added.",
         "gradient of attention's output: with a part of the weights added",
+        "attention.out_AD",
         "zero1",
         "data=2",
         leftover(r"blocks.attention.out_AD"),
@@ -129,6 +131,7 @@ BUGS = [
         "https://github.com/NVIDIA/Megatron-LM/pull/5077",
         "Moments were saved at offsets that padding had moved, and restored as those of other weights.",
         "first moments after the first step: those of the next device",
+        "change of blocks.mlp",
         "zero1",
         "data=2",
         moments_of_next(r"blocks.mlp.*", "data"),
@@ -138,6 +141,7 @@ BUGS = [
         "https://github.com/allenai/OLMo-core/pull/319",
         "Replicas of sharded weights were initialised with different seeds, and nothing compared them.",
         "weights of the MLP: those of the second replica differ by a tenth",
+        "loss",
         "hsdp",
         "data=2,fsdp=2",
         other_weights,
@@ -147,6 +151,7 @@ BUGS = [
         "https://github.com/NVIDIA-NeMo/Automodel/pull/3822",
         "Weights that tensor ranks replicate could differ, and a checkpoint kept those of one rank.",
         "norms of blocks on the second device: updated by half",
+        "along `tensor`",
         "tensor",
         "tensor=2",
         updated_apart(r"blocks.norm..*", "tensor", 0.5),
