@@ -39,7 +39,7 @@ def summary() -> str:
     sound = {name: abs(SEEN[key]["loss"]) for name, key in SOUND.items()}
     others = ", ".join(f"{percent(loss).lstrip('+')} with {name}" for name, loss in sound.items())
     hidden = sum(loss < sound["another seed"] for loss in losses)
-    end = f"Without a bug the loss differs by {others}. {hidden} of the {len(losses)} bugs change it less than the seed does."
+    end = f"Without a bug the loss differs by {others}.\n{hidden} of the {len(losses)} bugs change it less than that."
     return "\n".join(["| loss differs by | bugs |\n|---|---|", *rows, "", end]) + "\n"
 
 
@@ -47,10 +47,10 @@ def percent(difference: float) -> str:
     """A relative difference, as loss curves show it.
 
     >>> percent(0.0123), percent(-0.00004), percent(2e-7)
-    ('+1.2%', '-0.004%', 'below 0.0001%')
+    ('+1.2%', '-0.004%', 'less than 0.0001%')
     """
     if abs(difference) < 1e-6:
-        return "below 0.0001%"
+        return "less than 0.0001%"
     return f"{100 * difference:+.2g}%"
 
 
