@@ -78,7 +78,7 @@ BUGS = [
         "https://github.com/pytorch/pytorch/pull/181365",
         "Both halves of a split backward pass added the gradients of shared weights.",
         "gradient of the token table: twice",
-        "",
+        "gradient norm",
         "pipeline",
         "pipeline=2",
         scaled_gradients(r"embedding.token_VD", 2.0),

@@ -11,14 +11,20 @@ import pytest
 from strategies.checking import FirstSteps, Mismatch, check, check_step
 from strategies.step import Step
 from tests.processes import ROOT
-from tests.silent_bugs import BUGS
+from tests.silent_bugs import BUGS, KINDS
 from tests.silent_bugs.museum import Bug
 from tests.silent_bugs.page import page, summary
 from tests.strategies import quick
 
+DAILY = [bug for kind in KINDS for bug in kind.BUGS[:3]]
+"""Three bugs of each kind. The others take two minutes more, and run with `-m factorisations`."""
 CASES = {bug.case: bug for bug in BUGS}
-DAILY = {bug.strategy: bug.case for bug in BUGS}.values()
+DAILY_CASES = {bug.strategy: bug.case for bug in DAILY}.values()
 """A case of each strategy."""
+
+
+def _daily(params: Any, daily: Any) -> list[Any]:
+    return [pytest.param(each, marks=[] if each in daily else pytest.mark.factorisations) for each in params]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,7 +67,7 @@ def _trained_once(train: Callable[..., FirstSteps]) -> Callable[..., FirstSteps]
     return shared
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=str)
+@pytest.mark.parametrize("bug", _daily(BUGS, DAILY), ids=str)
 def test_the_check_finds_it(bug: Bug) -> None:
     """A step with the bug is told from one device, and the message names what is wrong."""
     with pytest.raises(Mismatch, match=bug.named):
@@ -77,9 +83,7 @@ def test_the_check_finds_it_in_bfloat16(bug: Bug) -> None:
         check(bug.planted(), step.config, bug.mesh, step.train, [*step.mesh.devices.flat])
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case in DAILY else pytest.mark.factorisations) for case in CASES], ids=str
-)
+@pytest.mark.parametrize("case", _daily(CASES, DAILY_CASES), ids=str)
 def test_the_case_is_sound_without_it(case: tuple[Any, ...]) -> None:
     """Where no bug is planted the check raises nothing."""
     check_step(CASES[case].step(sound=True))
