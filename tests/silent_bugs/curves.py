@@ -1,7 +1,7 @@
-"""What one sees of each bug in a loss curve: a small nano is trained with it and, on one device, without it, on the
+"""What one sees of each bug: in a loss curve, and by the check. A small nano is trained with it and, on one device, without it, on the
 text of the license.
 
-    python -m tests.silent_bugs.curves out.json NAME...
+    python -m tests.silent_bugs.curves tests/silent_bugs/seen.json NAME...
 
 adds a row for each bug that is named, or for all, to a file: the relative difference of the mean loss of the last
 steps. Rows of its own, such as "another seed", say how far sound runs stand apart.
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from strategies import PRESETS
+from strategies.checking import Mismatch, check_step
 from strategies.step import Step
 from tests import conftest  # noqa: F401 (eight virtual devices, and fast compilation)
 from tests.processes import ROOT
@@ -74,13 +75,22 @@ def differences(names: list[str]) -> Iterator[tuple[str, float]]:
             yield name, run() / expected(first) - 1
 
 
+def line(bug: Bug) -> str:
+    """What the check says."""
+    try:
+        return f"nothing: {check_step(bug.step())}"
+    except Mismatch as mismatch:
+        return str(mismatch)
+
+
 def main(out: str, *names: str) -> None:
     """Measure, and save after each row."""
     path = Path(out)
     rows = json.loads(path.read_text()) if path.exists() else {}
+    lines = {bug.name: partial(line, bug) for bug in BUGS}
     for name, difference in differences([*names]):
-        rows[name] = difference
-        path.write_text(json.dumps(rows, indent=1))
+        rows[name] = {"loss": float(f"{difference:.3g}"), **({"line": lines[name]()} if name in lines else {})}
+        path.write_text(json.dumps(rows, indent=1) + "\n")
         print(f"{name}: {difference:+.2e}", flush=True)
 
 
