@@ -1,5 +1,6 @@
-"""What one sees of each bug: in a loss curve, and by the check. A small nano is trained with it and, on one device, without it, on the
-text of the license.
+"""What one sees of each bug: in a loss curve, and by the check.
+
+A small nano is trained with the bug and, on one device, without it, on the text of the license.
 
     python -m tests.silent_bugs.curves tests/silent_bugs/seen.json NAME...
 
