@@ -24,7 +24,7 @@ from benchmarks.run.equality import CHECKED_STEPS, require_finite
 from benchmarks.run.recompilation import no_compilation
 from strategies import Step
 from strategies.backends.pace import keep_pace
-from strategies.checking import FirstSteps
+from strategies.checking import FirstSteps, Recorder
 
 BLOCK_SECONDS = 0.1
 """Least duration of a timed block."""
@@ -68,24 +68,19 @@ class Training:
         self.dispatch_seconds = 0.0
 
     def first_steps(self, step: Step, weights: Callable[[], Sequence[Any]]) -> FirstSteps:
-        """Train the steps that are compared with one device, and reduce them to the numbers that are compared.
+        """Train the first steps, which must be finite, and reduce them to what is compared with one device.
 
         Args:
-            step: the step, of which this is a run that has not begun.
-            weights: returns the weights before the first step (`checking.initial_weights`).
-
-        Raises:
-            NonFinite: a loss or a gradient norm is not finite.
+            step: the step that this run, which has not begun, is of.
+            weights: returns those before the first step (`checking.initial_weights`).
         """
-        metrics, choices = [], []
+        recorder = Recorder(step)
         for _ in range(CHECKED_STEPS):
-            if step.load:
-                batch = next(self.batches)
-                self.batches = itertools.chain([batch], self.batches)
-                choices.append(step.load(self.state.params, batch).choices_LE)
-            metrics.append(self._advance())
-        require_finite(metrics, "in the first steps")
-        return FirstSteps.of(step, metrics, self.state, weights(), choices)
+            batch = next(self.batches)
+            recorder.before(self.state, batch)
+            recorder.after(self.state, self._advance(batch))
+            require_finite([self.metrics], "in the first steps")
+        return recorder.first_steps(self.state, weights())
 
     def block(self, steps: int) -> float:
         """Run some consecutive steps and return their seconds; 0 if this process does not participate.
@@ -97,7 +92,7 @@ class Training:
         self.dispatch_seconds = 0.0
         start = time.perf_counter()
         for _ in range(steps):
-            self._advance()
+            self._advance(next(self.batches))
         jax.block_until_ready((self.state, self.metrics))
         return time.perf_counter() - start
 
@@ -110,10 +105,10 @@ class Training:
         if self.participates:
             require_finite([self.metrics], when, may_skip=True)
 
-    def _advance(self) -> dict[str, jax.Array]:
+    def _advance(self, batch: Any) -> dict[str, jax.Array]:
         """Dispatch one more step without waiting. The step donates the state."""
         start = time.perf_counter()
-        self.state, self.metrics = self.program(self.state, next(self.batches))
+        self.state, self.metrics = self.program(self.state, batch)
         self.dispatch_seconds += time.perf_counter() - start
         keep_pace(self.metrics)
         return self.metrics

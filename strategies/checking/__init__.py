@@ -5,7 +5,7 @@ Start at `check`. `FirstSteps` and `compare` are its two halves, for callers tha
 
 from strategies.checking.check import BATCHES, CHECKED_STEPS, check, check_step, compare, in_float32, is_rounded
 from strategies.checking.comparison import Agreement, Mismatch
-from strategies.checking.first_steps import FirstSteps
+from strategies.checking.first_steps import FirstSteps, Recorder
 from strategies.checking.initial import initial_state, initial_weights, trained_weights
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Agreement",
     "FirstSteps",
     "Mismatch",
+    "Recorder",
     "check",
     "check_step",
     "compare",

@@ -6,18 +6,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array
 
 from strategies.checking.bounds import Rounding
 from strategies.checking.comparison import Agreement, Comparison, Mismatch
-from strategies.checking.first_steps import FirstSteps
+from strategies.checking.first_steps import FirstSteps, Recorder
 from strategies.checking.initial import initial_state, initial_weights
 from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec
 from strategies.single import SINGLE
-from strategies.step import Step, Tokens
+from strategies.step import Step
 from strategies.strategy import Strategy
 
 CHECKED_STEPS = 3
@@ -83,15 +82,14 @@ def compare(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
 
 def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:
     """Train the steps that are compared, from an initial state with noise."""
-    state, metrics, choices = initial_state(step)(jax.random.key(0)), [], []
+    state, recorder = initial_state(step)(jax.random.key(0)), Recorder(step)
     placed = [step.place(batch) for batch in batches]
     for number in range(CHECKED_STEPS):
-        batch: Tokens = placed[number % len(placed)]
-        choices += [step.load(state.params, batch).choices_LE] if step.load else []
-        state, of_step = step(state, batch)
-        metrics.append(of_step)
-    before: list[Array] = initial_weights(step)(jax.random.key(0))
-    return FirstSteps.of(step, metrics, state, before, choices)
+        batch = placed[number % len(placed)]
+        recorder.before(state, batch)
+        state, metrics = step(state, batch)
+        recorder.after(state, metrics)
+    return recorder.first_steps(state, initial_weights(step)(jax.random.key(0)))
 
 
 def is_rounded(train: TrainConfig) -> bool:

@@ -93,6 +93,8 @@ class Comparison:
         self._require_choices()
         self._require("loss", self.mine.losses[:1], self.single.losses[:1])
         self._require_replicas()
+        if not self._turned_at(0).any():
+            self._refuse(self._deviations("gradient", self.mine.of_first_step, self.single.of_first_step, 0.0))
         gradients = self._deviations("gradient", self.mine.gradients, self.single.gradients)
         if not gradients or self._is_common_factor(gradients):
             self._require("gradient norm", self.mine.grad_norms, self.single.grad_norms)
@@ -123,8 +125,13 @@ class Comparison:
     @cached_property
     def _turned_LE(self) -> np.ndarray:
         """Choices of each expert by which the runs differ, over all steps."""
-        pairs = zip(self.mine.choices, self.single.choices, strict=True)
-        return np.sum([np.abs(mine_LE - single_LE) for mine_LE, single_LE in pairs], 0)
+        return np.sum([self._turned_at(step) for step in range(len(self.single.choices))], 0)
+
+    def _turned_at(self, step: int) -> np.ndarray:
+        """The same for one step; empty for a model without experts."""
+        if not self.single.choices:
+            return np.zeros(0)
+        return np.abs(self.mine.choices[step] - self.single.choices[step])
 
     @property
     def _flips(self) -> int:
@@ -170,7 +177,7 @@ class Comparison:
         """
         if deviations:
             worst = max(deviations, key=lambda deviation: deviation.relative)
-            others = f"; {len(deviations) - 1} more differ" if len(deviations) > 1 else ""
+            others = f" ({len(deviations) - 1} more differ)" if len(deviations) > 1 else ""
             raise Mismatch(f"{worst}{self._explained(worst)}{others}")
 
     def _explained(self, deviation: Deviation) -> str:
@@ -186,16 +193,26 @@ class Comparison:
         return ""
 
     def _deviations(
-        self, what: str, mine: Mapping[str, Projection], single: Mapping[str, Projection]
+        self, what: str, mine: Mapping[str, Projection], single: Mapping[str, Projection], turned: float = 1.0
     ) -> list[Deviation]:
-        """All numbers of gradients or changes that differ more than rounding explains."""
+        """All numbers of gradients or changes that differ more than rounding explains.
+
+        Args:
+            what: "gradient" or "change".
+            mine, single: by weight.
+            turned: share of the turned choices of experts that the numbers depend on.
+        """
         if mine.keys() != single.keys() and mine:
             raise Mismatch(f"it has other weights than one device: {', '.join(sorted(mine.keys() ^ single.keys()))}")
-        return [deviation for name in mine for deviation in self._of_weight(what, name, mine[name], single[name])]
+        return [
+            deviation for name in mine for deviation in self._of_weight(what, name, mine[name], single[name], turned)
+        ]
 
-    def _of_weight(self, what: str, name: str, mine: Projection, single: Projection) -> Iterator[Deviation]:
+    def _of_weight(
+        self, what: str, name: str, mine: Projection, single: Projection, turned: float
+    ) -> Iterator[Deviation]:
         """Numbers of one weight that differ more than rounding explains: in each layer and unit the worse one."""
-        bound_LU = self._bound_LU(what, name, single)
+        bound_LU = self._bound_LU(what, name, single, turned)
         layers, units = bound_LU.shape
         for at in np.ndindex(layers, units):
             bound, norms = float(bound_LU[at]), (float(mine.norm_LU[at]), float(single.norm_LU[at]))
@@ -212,13 +229,13 @@ class Comparison:
             bound *= 1 if kind == "norm" else TAIL
             yield Deviation(f"{what} of {name}{place}", kind, *values, bound, ratio, scaled, relative)
 
-    def _bound_LU(self, what: str, name: str, single: Projection) -> np.ndarray:
+    def _bound_LU(self, what: str, name: str, single: Projection, turned: float = 1.0) -> np.ndarray:
         """How far rounding, and the choices of experts that it turns, may drive a norm apart."""
-        turned = self._loosened
+        loosened = self._loosened
         if "expert 0" in single.units and self._flips:
             least_LE = np.maximum(sum(self.single.choices), 1)
-            turned = turned + 2 * np.sqrt(self._turned_LE / least_LE)
-        loosened_LU = turned * single.norm_LU
+            loosened = loosened + 2 * np.sqrt(self._turned_LE / least_LE)
+        loosened_LU = turned * loosened * single.norm_LU
         if what == "change":
             # Biases of the router have no drift: they move by equal steps.
             drift_LU = self.single.drifts_LU.get(name, 2.0**-20 * single.norm_LU)

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from strategies.checking.bounds import Rounding
 from strategies.checking.projections import Projection, kept_dims, project
 from strategies.checkpoints.canonical import Leaf, leaves
-from strategies.step import Metrics, State, Step
+from strategies.step import Metrics, State, Step, Tokens
 
 MOMENTS = "mu/"
 """Where a checkpoint has AdamW's first moments, each the mean of the gradients of the steps so far, the last most."""
@@ -28,6 +28,7 @@ class FirstSteps:
         loss_scales: of each step in float16; otherwise 1.
         gradients: weight -> projection of the optimizer's first moment after the last step: a mean over the steps of
             the clipped gradients. Empty if the optimizer keeps none.
+        of_first_step: the same after the first step alone, of a mixture of experts.
         changes: weight -> projection of its change by all steps, optimizer included.
         drifts_LU: weight -> bound on the norm of the difference that rounding makes in its change; of one device only.
         choices: tokens that choose each expert [L, E] in each step; empty for a model without experts.
@@ -38,51 +39,76 @@ class FirstSteps:
     loss_scales: tuple[float, ...]
     gradients: Mapping[str, Projection] = field(default_factory=dict)
     changes: Mapping[str, Projection] = field(default_factory=dict)
+    of_first_step: Mapping[str, Projection] = field(default_factory=dict)
     drifts_LU: Mapping[str, np.ndarray] = field(default_factory=dict)
     choices: tuple[np.ndarray, ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        step: Step,
-        metrics: Sequence[Metrics],
-        state: State,
-        before: Sequence[Array],
-        choices: Sequence[Array] = (),
-    ) -> "FirstSteps":
-        """Reduce a run to these numbers.
+
+class Recorder:
+    """Reduces the first steps of a run to what is compared. Call `before` and `after` of each step, then `first_steps`.
+
+    With a learned router the gradients of the first step are kept apart: all runs choose the same experts there, up to
+    rounding, where a wrong gradient may turn choices in later steps.
+
+    Args:
+        step: the step.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self._metrics: list[Metrics] = []
+        self._choices: list[Array] = []
+        self._of_first_step: dict[str, Projection] = {}
+
+    def before(self, state: State, batch: Tokens) -> None:
+        """Count the tokens of each expert in the next step, if there are experts."""
+        if self.step.load:
+            self._choices.append(self.step.load(state.params, batch).choices_LE)
+
+    def after(self, state: State, metrics: Metrics) -> None:
+        """Keep the metrics of a step, and what its gradients are if it is the first of a mixture."""
+        self._metrics.append(metrics)
+        if self._choices and len(self._metrics) == 1:
+            moments = _moments(self.step, state)
+            self._of_first_step = _projected(self.step, moments, [None] * len(moments))
+
+    def first_steps(self, state: State, weights: Sequence[Array]) -> FirstSteps:
+        """What the steps computed.
 
         Args:
-            step: the step.
-            metrics: of each of its steps.
             state: after the last of them.
-            before: the weights before the first (`initial.initial_weights`), in the order of `trained_weights`.
-            choices: as above, on the devices.
+            weights: those before the first (`initial.initial_weights`), in the order of `trained_weights`.
         """
-        losses, norms, scales, choices = jax.device_get(
-            (
-                [m["loss"] for m in metrics],
-                [m["grad_norm"] for m in metrics],
-                [m.get("loss_scale", 1.0) for m in metrics],
-                choices,
-            )
+        metrics, choices = jax.device_get((self._metrics, self._choices))
+        arrays = [*zip(leaves(self.step), jax.tree.leaves(state), strict=True)]
+        moments = _moments(self.step, state)
+        trained = [*{leaf.name: (leaf, array) for leaf, array in arrays if leaf.is_weight}.values()]
+        projections = _projected(self.step, [*moments, *trained], [*[None] * len(moments), *weights])
+        return FirstSteps(
+            losses=tuple(float(of_step["loss"]) for of_step in metrics),
+            grad_norms=tuple(float(of_step["grad_norm"]) for of_step in metrics),
+            loss_scales=tuple(float(of_step.get("loss_scale", 1)) for of_step in metrics),
+            gradients={_weight(leaf): projections[leaf.name] for leaf, _ in moments},
+            changes={_weight(leaf): projections[leaf.name] for leaf, _ in trained},
+            of_first_step={name.removeprefix(MOMENTS): of for name, of in self._of_first_step.items()},
+            drifts_LU=_drifts(self.step, arrays, len(metrics)) if self.step.mesh.size == 1 else {},
+            choices=tuple(map(np.asarray, choices)),
         )
-        arrays = [*zip(leaves(step), jax.tree.leaves(state), strict=True)]
-        moments = [(leaf, array) for leaf, array in arrays if leaf.name.startswith(MOMENTS)]
-        weights = [*{leaf.name: (leaf, array) for leaf, array in arrays if leaf.is_weight}.values()]
-        compared = [leaf for leaf, _ in (*moments, *weights)]
-        minus = [*[None] * len(moments), *before]
-        projections = project(step.mesh, compared, [array for _, array in (*moments, *weights)], minus)
-        gradients, changes = projections[: len(moments)], projections[len(moments) :]
-        return cls(
-            tuple(map(float, losses)),
-            tuple(map(float, norms)),
-            tuple(map(float, scales)),
-            {_weight(leaf): of for (leaf, _), of in zip(moments, gradients, strict=True)},
-            {_weight(leaf): of for (leaf, _), of in zip(weights, changes, strict=True)},
-            _drifts(step, arrays, len(metrics)) if step.mesh.size == 1 else {},
-            tuple(map(np.asarray, choices)),
-        )
+
+
+def _moments(step: Step, state: State) -> list[tuple[Leaf, Array]]:
+    """AdamW's first moments; none if the optimizer keeps none."""
+    arrays = zip(leaves(step), jax.tree.leaves(state), strict=True)
+    return [(leaf, array) for leaf, array in arrays if leaf.name.startswith(MOMENTS)]
+
+
+def _projected(
+    step: Step, arrays: Sequence[tuple[Leaf, Array]], minus: Sequence[Array | None]
+) -> dict[str, Projection]:
+    """Projections of arrays by the names of their leaves."""
+    found = [leaf for leaf, _ in arrays]
+    projections = project(step.mesh, found, [array for _, array in arrays], minus) if arrays else []
+    return {leaf.name: of for leaf, of in zip(found, projections, strict=True)}
 
 
 def _weight(leaf: Leaf) -> str:
