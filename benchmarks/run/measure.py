@@ -80,7 +80,7 @@ class Training:
             recorder.before(self.state, batch)
             recorder.after(self.state, self._advance(batch))
             require_finite([self.metrics], "in the first steps")
-        return recorder.first_steps(self.state, weights())
+        return recorder.first_steps(self.state, weights)
 
     def block(self, steps: int) -> float:
         """Run some consecutive steps and return their seconds; 0 if this process does not participate.

@@ -170,7 +170,8 @@ def started(case: Case, left: int | None, references: References) -> tuple[Train
     record = references.compared(here)
     training = references.start(record)
     training.block(1)
-    return training, taken, record.reason or ""
+    in_float32 = str(record.columns.get("check.float32") or "equal")
+    return training, taken, record.reason or ("" if in_float32 == "equal" else f"float32 {in_float32}")
 
 
 def table(results: Sequence[MeasuredCandidate], predicted: bool = True) -> Iterator[str]:

@@ -158,7 +158,9 @@ def checked(plan: Plan) -> str:
     except Exception as error:
         problem = f"{case} could not be compared with one device: {reason_of(error)}"
         raise CaseFailure(f"{problem}; train without --check, or check a smaller model") from error
-    return f"{case} equals one device: {agrees.gradients} gradients compared, {agrees.below_rounding} below rounding"
+    compared = f"{agrees.gradients} gradients compared, {agrees.below_rounding} below rounding"
+    in_float32 = f"; in float32 {agrees.float32}" if agrees.float32 else ""
+    return f"{case} equals one device: {compared}{in_float32}"
 
 
 def sample(plan: Plan, count: int, temperature: float) -> str:

@@ -25,11 +25,14 @@ class Agreement:
         below_rounding: how many of these are so small, relative to the whole gradient, that rounding may halve them, as
             the gradient of the bias of keys, which is zero but for rounding.
         flips: choices of experts that rounding turned, over all steps. They loosen the bounds.
+        float32: of a step that computes or sums in 16 bits: whether its float32 step is "equal", or why it was not
+            compared.
     """
 
     gradients: int
     below_rounding: int
     flips: int = 0
+    float32: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,12 @@ class Comparison:
         Raises:
             Mismatch: names the weight and the layer, both numbers, their ratio, and the mesh axis that explains it.
         """
+        for steps, whose in ((self.single, "one device"), (self.mine, "the step")):
+            _require_finite(steps, whose)
+        if self.mine.loss_scales != self.single.loss_scales:
+            raise Mismatch(f"loss scales {self.mine.loss_scales} where one device has {self.single.loss_scales}")
+        if self.mine.stale:
+            raise Mismatch(f"after the steps the weights {', '.join(self.mine.stale)} are not their masters, rounded")
         self._require_choices()
         self._require("loss", self.mine.losses[:1], self.single.losses[:1])
         self._require_replicas()
@@ -202,8 +211,10 @@ class Comparison:
             mine, single: by weight.
             turned: share of the turned choices of experts that the numbers depend on.
         """
-        if mine.keys() != single.keys() and mine:
-            raise Mismatch(f"it has other weights than one device: {', '.join(sorted(mine.keys() ^ single.keys()))}")
+        if mine.keys() != single.keys():
+            names = ", ".join(sorted(mine.keys() ^ single.keys()))
+            problem = f"the {what} of {names} cannot be compared, because only one of the two states has it"
+            raise Mismatch(f"{problem}; an optimizer keeps the mean of the gradients as `mu`")
         return [
             deviation for name in mine for deviation in self._of_weight(what, name, mine[name], single[name], turned)
         ]
@@ -239,5 +250,20 @@ class Comparison:
         if what == "change":
             # Biases of the router have no drift: they move by equal steps.
             drift_LU = self.single.drifts_LU.get(name, 2.0**-20 * single.norm_LU)
+            if name not in self.single.drifts_LU and self._flips:
+                return 2 * single.norm_LU  # a turned choice may turn the sign of a step of the router's bias
             return self.drift_factor * drift_LU + 2 * loosened_LU
         return self.rounding.gradient * np.maximum(single.norm_LU, self._floor) + loosened_LU
+
+
+def _require_finite(steps: FirstSteps, whose: str) -> None:
+    """Check that there is something to compare.
+
+    Raises:
+        Mismatch: a loss or a gradient norm is NaN or infinite.
+    """
+    for number, (loss, norm) in enumerate(zip(steps.losses, steps.grad_norms, strict=True), start=1):
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            scale = max(steps.loss_scales)
+            advice = f"; take a loss_scale smaller than {scale:g}" if scale > 1 else ""
+            raise Mismatch(f"step {number} of {whose}: loss {loss} and gradient norm {norm}{advice}")

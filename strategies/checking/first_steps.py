@@ -1,8 +1,9 @@
 """The first steps of a training run, reduced to the numbers that are compared with one device's."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ from strategies.checking.projections import Projection, kept_dims, project
 from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.step import Metrics, State, Step, Tokens
 
-MOMENTS = "mu/"
-"""Where a checkpoint has AdamW's first moments, each the mean of the gradients of the steps so far, the last most."""
+FIRST, SECOND = "mu", "nu"
+"""Names of AdamW's moments in the state of the optimizer. A first moment is a mean of the gradients of all steps,
+of the last ones most."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class FirstSteps:
         of_first_step: the same after the first step alone, of a mixture of experts.
         changes: weight -> projection of its change by all steps, optimizer included.
         drifts_LU: weight -> bound on the norm of the difference that rounding makes in its change; of one device only.
+        stale: weights that are not their master weights, rounded.
         choices: tokens that choose each expert [L, E] in each step; empty for a model without experts.
     """
 
@@ -41,6 +44,7 @@ class FirstSteps:
     changes: Mapping[str, Projection] = field(default_factory=dict)
     of_first_step: Mapping[str, Projection] = field(default_factory=dict)
     drifts_LU: Mapping[str, np.ndarray] = field(default_factory=dict)
+    stale: tuple[str, ...] = ()
     choices: tuple[np.ndarray, ...] = ()
 
 
@@ -70,28 +74,31 @@ class Recorder:
         self._metrics.append(metrics)
         if self._choices and len(self._metrics) == 1:
             moments = _moments(self.step, state)
-            self._of_first_step = _projected(self.step, moments, [None] * len(moments))
+            projections = _projected(self.step, moments, [None] * len(moments))
+            self._of_first_step = dict(zip(map(weight_of, moments), projections, strict=True))
 
-    def first_steps(self, state: State, weights: Sequence[Array]) -> FirstSteps:
+    def first_steps(self, state: State, weights: Callable[[], Sequence[Array]]) -> FirstSteps:
         """What the steps computed.
 
         Args:
             state: after the last of them.
-            weights: those before the first (`initial.initial_weights`), in the order of `trained_weights`.
+            weights: returns those before the first (`initial.initial_weights`), in the order of `trained_weights`.
         """
         metrics, choices = jax.device_get((self._metrics, self._choices))
         arrays = [*zip(leaves(self.step), jax.tree.leaves(state), strict=True)]
         moments = _moments(self.step, state)
         trained = [*{leaf.name: (leaf, array) for leaf, array in arrays if leaf.is_weight}.values()]
-        projections = _projected(self.step, [*moments, *trained], [*[None] * len(moments), *weights])
+        drifts_LU = _drifts(self.step, arrays, len(metrics)) if self.step.mesh.size == 1 else {}
+        projections = _projected(self.step, [*moments, *trained], [*[None] * len(moments), *weights()])
         return FirstSteps(
             losses=tuple(float(of_step["loss"]) for of_step in metrics),
             grad_norms=tuple(float(of_step["grad_norm"]) for of_step in metrics),
             loss_scales=tuple(float(of_step.get("loss_scale", 1)) for of_step in metrics),
-            gradients={_weight(leaf): projections[leaf.name] for leaf, _ in moments},
-            changes={_weight(leaf): projections[leaf.name] for leaf, _ in trained},
-            of_first_step={name.removeprefix(MOMENTS): of for name, of in self._of_first_step.items()},
-            drifts_LU=_drifts(self.step, arrays, len(metrics)) if self.step.mesh.size == 1 else {},
+            gradients=dict(zip(map(weight_of, moments), projections, strict=False)),
+            changes=dict(zip(map(weight_of, trained), projections[len(moments) :], strict=True)),
+            of_first_step=self._of_first_step,
+            drifts_LU=drifts_LU,
+            stale=_stale(self.step, arrays) if state.master else (),
             choices=tuple(map(np.asarray, choices)),
         )
 
@@ -99,21 +106,39 @@ class Recorder:
 def _moments(step: Step, state: State) -> list[tuple[Leaf, Array]]:
     """AdamW's first moments; none if the optimizer keeps none."""
     arrays = zip(leaves(step), jax.tree.leaves(state), strict=True)
-    return [(leaf, array) for leaf, array in arrays if leaf.name.startswith(MOMENTS)]
+    return [(leaf, array) for leaf, array in arrays if is_moment(leaf, FIRST)]
 
 
-def _projected(
-    step: Step, arrays: Sequence[tuple[Leaf, Array]], minus: Sequence[Array | None]
-) -> dict[str, Projection]:
-    """Projections of arrays by the names of their leaves."""
-    found = [leaf for leaf, _ in arrays]
-    projections = project(step.mesh, found, [array for _, array in arrays], minus) if arrays else []
-    return {leaf.name: of for leaf, of in zip(found, projections, strict=True)}
+def is_moment(leaf: Leaf, name: str) -> bool:
+    """Whether an array is a moment of this name, in whatever an optimizer is wrapped."""
+    return leaf.name.rpartition("/")[0].split("/")[-1] == name
 
 
-def _weight(leaf: Leaf) -> str:
-    """The weight's name: "blocks.mlp.up_DF" of "mu/blocks.mlp.up_DF"."""
-    return leaf.name.partition("/")[2]
+def _projected(step: Step, arrays: Sequence[tuple[Leaf, Array]], minus: Sequence[Array | None]) -> list[Projection]:
+    """Projections of arrays."""
+    return project(step.mesh, [leaf for leaf, _ in arrays], [array for _, array in arrays], minus) if arrays else []
+
+
+def _stale(step: Step, arrays: Sequence[tuple[Leaf, Array]]) -> tuple[str, ...]:
+    """Weights of the forward pass that are not their master weights in its dtype, by norm and projection."""
+    weights = [placed for placed in arrays if placed[0].is_weight]
+    count = len(weights) // 2
+    held, masters = weights[:count], weights[count:]
+    rounded = jax.jit(lambda masters: [each.astype(of.dtype) for each, (_, of) in zip(masters, held, strict=True)])
+    ours = _projected(step, held, [None] * count)
+    cast = rounded([array for _, array in masters])
+    theirs = _projected(step, [(leaf, array) for (leaf, _), array in zip(masters, cast, strict=True)], [None] * count)
+
+    def differs(mine: Projection, master: Projection) -> bool:
+        off_LU = np.maximum(abs(mine.norm_LU - master.norm_LU), abs(mine.signed_LU - master.signed_LU))
+        return bool(mine.differing) or not (off_LU <= 2.0**-18 * master.norm_LU).all()
+
+    return tuple(weight_of(placed) for placed, *two in zip(held, ours, theirs, strict=True) if differs(*two))
+
+
+def weight_of(placed: tuple[Leaf, Any]) -> str:
+    """The name of the weight that an array belongs to: "blocks.mlp.up_DF" of "mu/blocks.mlp.up_DF"."""
+    return placed[0].name.rpartition("/")[2]
 
 
 def _drifts(step: Step, arrays: Sequence[tuple[Leaf, Array]], steps: int) -> dict[str, np.ndarray]:
@@ -123,10 +148,10 @@ def _drifts(step: Step, arrays: Sequence[tuple[Leaf, Array]], steps: int) -> dic
     that much more relative error, up to a step of the other sign. And each new weight is rounded.
     """
     train, rounding = step.train, Rounding.of(step.config, step.train, steps)
-    second = {_weight(leaf): (leaf, array) for leaf, array in arrays if leaf.name.startswith("nu/")}
+    second = {weight_of(placed): placed for placed in arrays if is_moment(placed[0], SECOND)}
     if not second:
         return {}
-    weights = {_weight(leaf): array for leaf, array in arrays if leaf.is_weight}
+    weights = {weight_of(placed): placed[1] for placed in arrays if placed[0].is_weight}
 
     def drift(leaf: Leaf, square: Array, weight: Array, floor: Array) -> Array:
         dims = [dim for dim in range(square.ndim) if dim not in kept_dims(leaf)]

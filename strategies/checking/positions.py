@@ -46,7 +46,7 @@ def hashed(leaf: Leaf, shape: tuple[int, ...]) -> Array:
 
 def _seed(leaf: Leaf, shape: tuple[int, ...]) -> Array:
     """One seed for each layer of a weight. Empty slots have any; their values are zero."""
-    name = np.uint32(zlib.crc32(leaf.name.partition("/")[2].encode()))
+    name = np.uint32(zlib.crc32(leaf.name.rpartition("/")[2].encode()))
     if not leaf.is_stacked:
         return jnp.uint32(name)
     return (_layer(leaf, shape).astype("uint32") + 1) * np.uint32(0x27D4EB2F) ^ name

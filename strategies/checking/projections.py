@@ -131,7 +131,7 @@ def _difference(sums: np.ndarray, before: int, axis: int) -> float:
     norms = np.sqrt(squares)
     largest = norms.max(axis)
     spread = np.maximum(np.ptp(norms, axis=axis), np.ptp(signed, axis=axis))
-    return float(np.divide(spread, largest, out=np.zeros_like(spread), where=largest > 0).max())
+    return float(np.divide(spread, largest, out=np.zeros_like(spread), where=largest != 0).max())
 
 
 def _by_unit(leaf: Leaf, sums: np.ndarray, before: int) -> np.ndarray:

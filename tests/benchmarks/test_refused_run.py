@@ -100,8 +100,9 @@ def test_bad_options_are_refused_before_a_process_starts(options: dict[str, Any]
     """Options that are wrong by themselves are refused before any process starts a backend."""
     offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
     offered |= {"benchmark_storage": "file://./.benchmarks", "benchmark_save": None, "benchmark_autosave": False}
+    offered |= dict.fromkeys(("benchmark_histogram", "benchmark_compare", "benchmark_compare_fail", "benchmark_netrc"))
     offered |= {"distributed": False, "coordinator": None, "processes": None, "process_id": None}
-    invocation = SimpleNamespace(dir=ROOT)
+    invocation = SimpleNamespace(dir=ROOT, args=())
     config: Any = SimpleNamespace(
         option=argparse.Namespace(**offered | options), stash={}, args=["benchmarks"], invocation_params=invocation
     )

@@ -16,6 +16,7 @@ from benchmarks.cases.failures import CompileError
 from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.recompilation import compilations
 from strategies import PRESETS, MeshSpec, Step
+from strategies.checking import initial_state
 from tests.benchmarks.run.engines import CONFIG, SINGLE
 from tests.strategies.sampling import nightly
 
@@ -32,14 +33,14 @@ def case_of(strategy: str, mesh: str, **options: Any) -> Case:
 
 @pytest.mark.parametrize(("strategy", "mesh"), [*SPREAD[1:3], *nightly(SPREAD[0], SPREAD[3])])
 def test_a_copied_state_is_the_one_that_a_step_initialises(strategy: str, mesh: str) -> None:
-    """After the first case a state is copied, not computed, and has the values and shardings of the step's own."""
+    """After the first case a state is copied, not computed, and has the values, noise too, and shardings of its own."""
     states, case = InitialStates(Clock()), case_of(strategy, mesh)
     step, single = case.build(), SINGLE.build()
     states.begin(SINGLE, single, KEY)
     with compilations() as compiled:
         state = states.begin(case, step, KEY)
     assert not compiled
-    own = step.init(KEY)
+    own = initial_state(step)(KEY)
     assert [leaf.sharding for leaf in jax.tree.leaves(state)] == [leaf.sharding for leaf in jax.tree.leaves(own)]
     for copied, initialised in zip(jax.tree.leaves(state), jax.tree.leaves(own), strict=True):
         np.testing.assert_allclose(copied, initialised, rtol=1e-6, atol=1e-7)

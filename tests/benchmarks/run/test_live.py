@@ -141,7 +141,7 @@ def test_a_profile_is_of_what_is_held(tmp_path: Path) -> None:
 def test_a_profile_that_cannot_be_written_is_a_stage_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that cannot write its profile warns, and takes as many stages as those that can."""
     preparation = Preparation(RunSettings(EMPTY_CORPUS), Clock())
-    monkeypatch.setattr(preparation, "start", lambda *_, **__: None)
+    monkeypatch.setattr(preparation.references, "start", lambda *_, **__: None)
     record = Record.begin(SINGLE)
 
     def stages(failure: OSError | None) -> int:

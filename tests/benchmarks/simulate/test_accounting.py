@@ -10,7 +10,7 @@ from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.machines import machine, machine_for
 from benchmarks.simulate.stacks import MEGATRON, MESHMARK, MPT
 from benchmarks.simulate.step import bound_seconds, predict_seconds
-from strategies.config import TrainConfig
+from strategies import STRATEGIES, TrainConfig
 from strategies.core.traffic import Bytes
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
@@ -62,7 +62,7 @@ UNSTAGED = {
 def step(strategy, mesh, model=MODEL, **options):
     """The cost of a step whose gradients are summed after the backward pass."""
     told = {"batch_size": BATCH, "microbatches": TIMES, "dtype": "bfloat16", "reduce": "step", "remat": "none"}
-    return predict(strategy, model, mesh, TrainConfig(**{**told, **options}), "cuda")
+    return predict(strategy, model, mesh, STRATEGIES[strategy].applicable(TrainConfig(**told | options)), "cuda")
 
 
 def topology_of(cost):

@@ -10,7 +10,7 @@ from benchmarks.simulate.machines import machine
 from benchmarks.simulate.stack import NONE
 from benchmarks.simulate.stacks import MEGATRON, MESHMARK, MPT, TORCHTITAN_EAGER
 from benchmarks.simulate.step import bound_seconds, predict_seconds
-from strategies import PRESETS
+from strategies import PRESETS, STRATEGIES
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
@@ -26,7 +26,8 @@ H100 = replace(machine("meshmark_gpus", "h100"), cores=0)
 
 def step(strategy, mesh, **options):
     """The cost of a step."""
-    return predict(strategy, MODEL, mesh, TrainConfig(BATCH, TIMES, **{"dtype": "bfloat16", **options}), "cuda")
+    train = STRATEGIES[strategy].applicable(TrainConfig(BATCH, TIMES, **{"dtype": "bfloat16", **options}))
+    return predict(strategy, MODEL, mesh, train, "cuda")
 
 
 def changed(its, **constants):

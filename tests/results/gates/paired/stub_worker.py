@@ -57,7 +57,7 @@ def main() -> None:
     """Answer requests until there are no more."""
     log("start")
     if "refuse" in STUB:
-        print(f"worker: error: {STUB['refuse']} in {sys.argv[1:]}", file=sys.stderr)
+        print(f"python -m benchmarks.run.server: {STUB['refuse']} in {sys.argv[1:]}", file=sys.stderr)
         sys.exit(2)
     preparing, connection = "", Connection(int(os.environ["MESHMARK_CONNECTION"]))
     with suppress(EOFError):
