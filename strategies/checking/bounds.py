@@ -20,7 +20,7 @@ from strategies.gpt_config import GPTConfig
 
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-11}
 """Unit roundoff: the largest relative error of storing a number."""
-FLOOR = {"float32": 2.0**-16, "bfloat16": 2.0**-12, "float16": 2.0**-12}
+FLOOR = {"float32": 2.0**-13, "bfloat16": 2.0**-12, "float16": 2.0**-12}
 """Norm of a gradient relative to the whole, below which it may be rounding: of differences of larger numbers."""
 TAIL = 4
 """A projection on random signs deviates this many times more than the norm of what is projected, at most. It does so
