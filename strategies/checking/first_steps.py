@@ -94,7 +94,7 @@ class Recorder:
             losses=tuple(float(of_step["loss"]) for of_step in metrics),
             grad_norms=tuple(float(of_step["grad_norm"]) for of_step in metrics),
             loss_scales=tuple(float(of_step.get("loss_scale", 1)) for of_step in metrics),
-            gradients=dict(zip(map(weight_of, moments), projections, strict=False)),
+            gradients=dict(zip(map(weight_of, moments), projections[: len(moments)], strict=True)),
             changes=dict(zip(map(weight_of, trained), projections[len(moments) :], strict=True)),
             of_first_step=self._of_first_step,
             drifts_LU=drifts_LU,
@@ -168,5 +168,6 @@ def _drifts(step: Step, arrays: Sequence[tuple[Leaf, Array]], steps: int) -> dic
         return [drift(*each, floor) for each in inputs]
 
     drifts = jax.jit(all_drifts)([array for _, array in second.values()], [weights[name] for name in second])
-    projections = project(step.mesh, [leaf for leaf, _ in second.values()], drifts, [None] * len(second))
+    placed = [(leaf, drift) for (leaf, _), drift in zip(second.values(), drifts, strict=True)]
+    projections = _projected(step, placed, [None] * len(placed))
     return {name: of.norm_LU for name, of in zip(second, projections, strict=True)}
