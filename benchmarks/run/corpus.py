@@ -1,10 +1,12 @@
-"""Training text as byte-level tokens: token i is the value of byte i.
+"""Training text as byte-level tokens: one for each byte, spread over the vocabulary.
 
 Dims: N bytes of the corpus, B sequences in a batch, S tokens of a sequence and its last target (`sequence` + 1).
 """
 
 import sys
 from dataclasses import dataclass
+from itertools import count
+from math import gcd
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -81,11 +83,19 @@ def python_documentation() -> Corpus:
 
 @dataclass(frozen=True)
 class Sequences:
-    """A batch of sequences of a text, read lazily: indexing reads only the rows asked for, as `Step.place` does."""
+    """A batch of sequences of a text, read lazily: indexing reads only the rows asked for, as `Step.place` does.
+
+    Attributes:
+        tokens_N: the whole text.
+        starts_B: where the sequences begin.
+        sequence: their length, without the last target.
+        token_of: the token of each byte, if the text is bytes; None if it is tokens.
+    """
 
     tokens_N: Int[np.ndarray, " N"]
     starts_B: Int[np.ndarray, " B"]
     sequence: int
+    token_of: Int32[np.ndarray, " 256"] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -94,13 +104,27 @@ class Sequences:
 
     def __getitem__(self, part: Any) -> Int32[np.ndarray, "b s"]:
         rows, columns = part
-        return self.tokens_N[self.starts_B[rows, None] + np.arange(self.sequence + 1)[columns]].astype(np.int32)
+        tokens_bs = self.tokens_N[self.starts_B[rows, None] + np.arange(self.sequence + 1)[columns]]
+        return tokens_bs.astype(np.int32) if self.token_of is None else self.token_of[tokens_bs]
 
 
-def batch(corpus_N: Corpus, index: int, batch_size: int, sequence: int) -> Sequences:
+def batch(corpus_N: Corpus, index: int, batch_size: int, config: GPTConfig) -> Sequences:
     """Batch `index` of the corpus: the next sequences of the text, wrapping around at its end.
 
     The result depends only on the arguments, so every strategy trains on the same tokens.
     """
-    starts_B = (index * batch_size + np.arange(batch_size)) * sequence % (len(corpus_N) - sequence)
-    return Sequences(corpus_N, starts_B, sequence)
+    starts_B = (index * batch_size + np.arange(batch_size)) * config.sequence % (len(corpus_N) - config.sequence)
+    return Sequences(corpus_N, starts_B, config.sequence, spread(config.vocab))
+
+
+def spread(vocab: int) -> Int32[np.ndarray, " 256"]:
+    """A token for each byte, such that those of any text lie in all parts of the vocabulary.
+
+    A vocabulary is sharded, and only shards whose rows are looked up can show that they are wrong. Multiples of the
+    golden ratio, modulo 1, are spread evenly however few of them there are.
+
+    >>> spread(1000)[:6].tolist()
+    [0, 619, 238, 857, 476, 95]
+    """
+    stride = next(n for n in count(round(vocab * (5**0.5 - 1) / 2)) if gcd(n, vocab) == 1)
+    return (np.arange(BYTE_VALUES) * stride % vocab).astype(np.int32)

@@ -78,7 +78,8 @@ class Training:
         for _ in range(CHECKED_STEPS):
             batch = next(self.batches)
             recorder.before(self.state, batch)
-            recorder.after(self.state, self._advance(batch))
+            metrics = self._advance(batch)  # which donates the state of before
+            recorder.after(self.state, metrics)
             require_finite([self.metrics], "in the first steps")
         return recorder.first_steps(self.state, weights)
 

@@ -164,8 +164,7 @@ def begin_training(
         corpus_N: the text.
         batches: number of batches, which repeat.
     """
-    sizes = step.train.batch_size, step.config.sequence
-    placed = [step.place(batch(corpus_N, index, *sizes)) for index in range(batches)]
+    placed = [step.place(batch(corpus_N, index, step.train.batch_size, step.config)) for index in range(batches)]
     return Training(program, init(jax.random.key(SEED)), placed, first_process_only=step.mesh.size == 1)
 
 

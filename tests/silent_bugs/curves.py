@@ -5,14 +5,15 @@ A small nano is trained with the bug and, on one device, without it, on the text
     python -m tests.silent_bugs.curves tests/silent_bugs/seen.json NAME...
 
 adds a row for each bug that is named, or for all, to a file: the relative difference of the mean loss of the last
-steps. Rows of its own, such as "another seed", say how far sound runs stand apart.
+steps, the line of the check, and whether the check of a bfloat16 step finds it without its float32 step. Rows of its
+own, such as "another seed", say how far sound runs stand apart. With `--lines` the losses stay as they are.
 """
 
 import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +77,29 @@ def differences(names: list[str]) -> Iterator[tuple[str, float]]:
             yield name, run() / expected(first) - 1
 
 
-def line(bug: Bug) -> str:
+def line(bug: Bug, **train: Any) -> str:
     """What the check says."""
     try:
-        return f"nothing: {check_step(bug.step())}"
+        return f"nothing: {check_step(bug.step(**train))}"
     except Mismatch as mismatch:
         return str(mismatch)
 
 
-def main(out: str, *names: str) -> None:
+def main(out: str, *names: str, lines_only: bool = False) -> None:
     """Measure, and save after each row."""
-    path = Path(out)
+    path, bugs = Path(out), {bug.name: bug for bug in BUGS}
     rows = json.loads(path.read_text()) if path.exists() else {}
-    lines = {bug.name: partial(line, bug) for bug in BUGS}
-    for name, difference in differences([*names]):
-        rows[name] = {"loss": float(f"{difference:.3g}"), **({"line": lines[name]()} if name in lines else {})}
+    kept = ((name, rows[name]["loss"]) for name in names or bugs)
+    for name, difference in kept if lines_only else differences([*names]):
+        rows[name] = {"loss": float(f"{difference:.3g}")}
+        if bug := bugs.get(name):
+            alone = line(bug, dtype="bfloat16")
+            rows[name] |= {"line": line(bug), "found in bfloat16": not alone.startswith("nothing")}
         path.write_text(json.dumps(rows, indent=1) + "\n")
         print(f"{name}: {difference:+.2e}", flush=True)
 
 
 if __name__ == "__main__":
+    arguments = [argument for argument in sys.argv[1:] if argument != "--lines"]
     with programs():
-        main(*sys.argv[1:])
+        main(*arguments, lines_only="--lines" in sys.argv)

@@ -65,6 +65,24 @@ def moments_of_next(pattern: str, axis: str) -> Plant:
     return optimized_as(change)
 
 
+def masters_of_others(pattern: str) -> Plant:
+    """Let the optimizer begin with master weights that are a tenth smaller than the weights."""
+
+    def change(plan: Plan, optimizer: Optimizer) -> Optimizer:
+        def update(grads: Any, state: Any, weights: Any) -> tuple[Any, Any, Any]:
+            first = optax.tree.get(state, "count") == 0
+            updates, state, norm = optimizer.update(grads, state, weights)
+
+            def revert(update: Any, name: str) -> Any:
+                return update - jnp.where(first, 0.1, 0.0) * by_name(weights)[name]
+
+            return chosen(pattern, updates, revert), state, norm
+
+        return optimizer._replace(update=update)
+
+    return optimized_as(change)
+
+
 def updated_apart(pattern: str, axis: str, factor: float) -> Plant:
     """Let the second device of a replica group update some weights otherwise. The first one is right."""
 
@@ -135,6 +153,17 @@ BUGS = [
         "zero1",
         "data=2",
         moments_of_next(r"blocks.mlp.*", "data"),
+    ),
+    Bug(
+        "masters-of-other-weights",
+        "https://github.com/NVIDIA/Megatron-LM/pull/5071",
+        "Loaded weights did not reach copies in float32, which the first update wrote back over them.",
+        "master weights of the MLP: those before a checkpoint was loaded",
+        "change of blocks.mlp.up_DF",
+        "zero1",
+        "data=2",
+        masters_of_others(r"blocks.mlp.up_DF"),
+        train={"dtype": "bfloat16", "master": "float32"},
     ),
     Bug(
         "replicas-begin-apart",

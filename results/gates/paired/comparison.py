@@ -1,4 +1,4 @@
-"""Runs a paired comparison: first launches of every case, then fresh launches of cases not found the same."""
+"""Runs a paired comparison: a check of every case, first launches, then fresh ones of cases not found the same."""
 
 import math
 import random
@@ -11,7 +11,7 @@ from typing import Literal
 
 from benchmarks.cli.server import Server
 from results.gates.paired.decision import Launch, Side, Word, judge, settle
-from results.gates.paired.launches import Attempt, time_case
+from results.gates.paired.launches import Attempt, check_case, time_case
 from results.records.launches import MIN_LAUNCHES
 
 Stage = Literal["first", "fresh"]
@@ -44,12 +44,14 @@ class Course:
 
     Attributes:
         key: id of the case in the workers.
+        unchecked: why it was not compared with one device, by side.
         first: launches of the first stage, which every case gets.
         fresh: launches of the second stage, which a case gets if the first launches did not find it the same.
         last: result of the latest launch. A case whose launch failed is not launched again.
     """
 
     key: str
+    unchecked: Mapping[Side, str] = field(default_factory=dict)
     first: list[Launch] = field(default_factory=list)
     fresh: list[Launch] = field(default_factory=list)
     last: Attempt = field(default_factory=Attempt)
@@ -81,14 +83,29 @@ class Comparison:
 
     def run(self) -> None:
         """Make all launches. `courses` is filled after each case, so it keeps the results so far after Ctrl-C."""
+        begun = time.monotonic()
+        self._check(give_up=begun + self.design.budget_seconds / (2 * MIN_LAUNCHES))
         started = time.monotonic()
-        self._launch("first", 1, give_up=started + self.design.budget_seconds / (2 * MIN_LAUNCHES))
+        left_seconds = self.design.budget_seconds - (started - begun)
+        self._launch("first", 1, give_up=started + left_seconds / (2 * MIN_LAUNCHES))
         self.launch_seconds = time.monotonic() - started
-        self.launches = launches_within(self.design.budget_seconds, self.launch_seconds, most=self.design.launches)
+        self.launches = launches_within(left_seconds, self.launch_seconds, most=self.design.launches)
         for number in range(2, self.launches + 1):
             self._launch("first", number)
         for number in range(1, self.launches + 1):
             self._launch("fresh", number)
+
+    def _check(self, give_up: float) -> None:
+        """Compare the first steps of every case with one device's, in processes of their own, until `give_up`."""
+        with self._launched() as workers:
+            for done, course in enumerate(self.courses.values(), start=1):
+                if time.monotonic() > give_up:
+                    course.unchecked = dict.fromkeys(("base", "head"), "the time budget is too short")
+                    continue
+                course.last.failures, course.unchecked = check_case(workers, course.key)
+                found = course.last.failures or course.unchecked
+                words = ", ".join(f"{side} {why}" for side, why in found.items()) or "equal"
+                say(f"check, case {done}/{len(self.courses)}, {course.key}: {words}")
 
     def _launch(self, stage: Stage, number: int, give_up: float = math.inf) -> None:
         """Launch every case that needs this stage; stop after a case if the time `give_up` has passed."""
@@ -98,8 +115,7 @@ class Comparison:
         started = time.monotonic()
         with self._launched() as workers:
             for done, course in enumerate(courses, start=1):
-                check = stage == "first" and number == 1
-                course.last = time_case(workers, course.key, self.design.rounds, self._draw, check=check)
+                course.last = time_case(workers, course.key, self.design.rounds, self._draw)
                 if not course.last.failures:
                     getattr(course, stage).append(course.last.launch)
                 now = time.monotonic()

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from results.gates.paired.comparison import Comparison, Course
@@ -66,7 +67,7 @@ def conclude(title: str, base: Introduction, head: Introduction, comparison: Com
         title,
         tuple(findings),
         tuple(measures_of(courses)),
-        (*made_of(comparison), *run_with(base, head), *computing_else(courses)),
+        (*made_of(comparison), *run_with(base, head), *computing_else(courses), *not_compared(courses)),
         "not comparable" if failed_in_both else None,
         reason,
     )
@@ -116,6 +117,17 @@ def computing_else(courses: Mapping[str, Course]) -> Iterator[str]:
         losses = course.last.losses
         if losses.keys() >= {"base", "head"} and abs(losses["head"] / losses["base"] - 1) > LOSS_ROUNDING:
             yield f"{case}: first loss {losses['base']:.6g} -> {losses['head']:.6g}: it computes something else"
+
+
+def not_compared(courses: Mapping[str, Course]) -> Iterator[str]:
+    """Yield a remark for each reason why steps were not compared with one device's before they were timed."""
+    cases = defaultdict[str, list[str]](list)
+    for case, course in courses.items():
+        for side, why in course.unchecked.items():
+            cases[f"{side.upper()} was not compared with one device: {why.partition(chr(10))[0]}"].append(case)
+    for problem, names in cases.items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{others}: {problem}"
 
 
 def medians(launches: Sequence[Launch], side: Side) -> list[float]:

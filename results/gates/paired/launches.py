@@ -58,33 +58,33 @@ def launched(
         }
 
 
-def time_case(
-    workers: Mapping[Side, Server], case: str, rounds: int, draw: random.Random, *, check: bool = False
-) -> Attempt:
-    """Time a case on all sides. If a process died, try once more, because the machine may have caused it.
+def check_case(workers: Mapping[Side, Server], case: str) -> tuple[dict[Side, ServerFailure], dict[Side, str]]:
+    """Compare the first steps of a case with those of one device, in both checkouts. The canary runs the code of BASE.
 
-    With `check` its first steps are compared with one device's before, in both checkouts; a side that differs fails.
+    Returns:
+        The sides on which it computes something else, and why it was not compared on others. A step that cannot be
+        built or trained fails in the same way when it is prepared, so it counts as not compared here.
     """
-    if check and (failures := mismatches(workers, case)):
-        return Attempt(failures=failures)
-    attempted = attempt(workers, case, rounds, draw)
-    died = [side for side, failure in attempted.failures.items() if failure.status == "died"]
-    return replace(attempt(workers, case, rounds, draw), died=died) if died else attempted
-
-
-def mismatches(workers: Mapping[Side, Server], case: str) -> dict[Side, ServerFailure]:
-    """The sides on which a case does not compute what one device computes. The canary runs the code of BASE."""
-    failures = dict[Side, ServerFailure]()
+    failures, unchecked = dict[Side, ServerFailure](), dict[Side, str]()
     checked: dict[Side, Server] = {side: workers[side] for side in SIDES if side != "canary"}
     for server in checked.values():
         server.tell("check", case=case)
     for side, server in checked.items():
         try:
-            server.hear()
+            unchecked[side] = server.hear()["unchecked"]
         except ServerFailure as failure:
-            if failure.status == MISMATCH:  # any other failure, also of an older checkout, shows when it is prepared
+            if failure.status == MISMATCH:
                 failures[side] = failure
-    return failures
+            else:
+                unchecked[side] = str(failure)
+    return failures, {side: why for side, why in unchecked.items() if why}
+
+
+def time_case(workers: Mapping[Side, Server], case: str, rounds: int, draw: random.Random) -> Attempt:
+    """Time a case on all sides. If a process died, try once more, because the machine may have caused it."""
+    attempted = attempt(workers, case, rounds, draw)
+    died = [side for side, failure in attempted.failures.items() if failure.status == "died"]
+    return replace(attempt(workers, case, rounds, draw), died=died) if died else attempted
 
 
 def attempt(workers: Mapping[Side, Server], case: str, rounds: int, draw: random.Random) -> Attempt:

@@ -1,5 +1,6 @@
-"""The training text: the bytes of a file, split into sequences without gaps or repetition."""
+"""The training text: the bytes of a file, split into sequences without gaps or repetition, as tokens."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.run.corpus import batch, read_corpus
+from benchmarks.run.corpus import batch, read_corpus, spread
 from strategies import PRESETS, GPTConfig
 
 CONFIG = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=16)
@@ -20,8 +21,8 @@ def test_default_is_prose() -> None:
     assert "Assert statements are a convenient way" in text
 
 
-def test_tokens_are_the_bytes_of_the_file(tmp_path: Path) -> None:
-    """Token i is byte i, whatever the bytes."""
+def test_the_text_is_the_bytes_of_the_file(tmp_path: Path) -> None:
+    """Whatever the bytes."""
     path = tmp_path / "corpus.txt"
     path.write_bytes(bytes(range(256)))
     assert read_corpus(path, CONFIG).tolist() == list(range(256))
@@ -31,17 +32,36 @@ def test_tokens_are_the_bytes_of_the_file(tmp_path: Path) -> None:
 def test_sequences_are_stretches_of_the_text(length: int, index: int, batch_size: int) -> None:
     """A sequence is one contiguous stretch of the text, including its last target, also where the text wraps around."""
     corpus_N = (np.arange(length) % 256).astype(np.uint8)
-    batch_BS = batch(corpus_N, index, batch_size, sequence=16)[:, :]
+    batch_BS = batch(corpus_N, index, batch_size, CONFIG)[:, :]
     assert batch_BS.shape == (batch_size, 17)
     assert batch_BS.dtype == np.int32
-    assert (np.diff(batch_BS) % 256 == 1).all()
+    assert (np.diff(bytes_of(batch_BS)) % 256 == 1).all()
+
+
+def bytes_of(tokens: np.ndarray) -> np.ndarray:
+    """The bytes whose tokens these are."""
+    return np.argsort(spread(CONFIG.vocab))[tokens]
+
+
+@given(vocab=st.integers(256, 200_000))
+def test_bytes_have_tokens_of_their_own(vocab: int) -> None:
+    """Each byte has another token of the vocabulary."""
+    assert len({*spread(vocab).tolist()} & {*range(vocab)}) == 256
+
+
+@pytest.mark.parametrize("vocab", [256, 2048, 50_304, 128_256, 201_088])
+def test_every_shard_of_the_vocabulary_is_looked_up(vocab: int) -> None:
+    """By the first batch of the default text, on 16 devices that split a vocabulary; ASCII is below 128."""
+    config = dataclasses.replace(PRESETS["nano"], vocab=vocab)
+    tokens = batch(read_corpus(None, config), 0, 16, config)[:, :]
+    assert {*(tokens * 16 // vocab).flat} == {*range(16)}
 
 
 def test_text_is_read_on() -> None:
     """A sequence begins where the one before it ends, so no text repeats before all of it was used."""
     corpus_N = np.arange(100, dtype=np.uint8)
-    first, second = (batch(corpus_N, index, batch_size=2, sequence=10)[:, :] for index in (0, 1))
-    assert [*first[:, 0], *second[:, 0]] == [0, 10, 20, 30]
+    first, second = (bytes_of(batch(corpus_N, index, 2, CONFIG)[:, :]) for index in (0, 1))
+    assert [*first[:, 0], *second[:, 0]] == [0, 16, 32, 48]
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:

@@ -248,3 +248,11 @@ def test_the_journal_has_the_rows(begin: Begin, tmp_path: Path) -> None:
     written = [entry["row"] for line in lines if "row" in (entry := json.loads(line))]
     assert [row["extra_info"] for row in written] == [row.extra_info for row in rows]
     assert len({frozenset(row.extra_info) for row in rows}) == 1
+
+
+def test_a_mixture_of_experts_is_measured(begin: Begin) -> None:
+    """Its gradients of the first step are compared as well, because later ones depend on choices of experts."""
+    mixture = replace(CONFIG, experts=2, experts_per_token=1)
+    single = replace(SINGLE, config=mixture)
+    rows = measure(begin(), single, replace(single, strategy="expert", mesh=MeshSpec.parse("expert=2")))
+    assert [(row["status"], row["matches_single"]) for row in rows] == [("ok", True)] * 2

@@ -115,7 +115,7 @@ def losses(compression):
     key, text = jax.random.key(0), read_corpus(None, CONFIG)
     state, update, values = compiled(step.init.lower(key))(key), compiled(step.lower()), []
     for index in range(100):
-        state, metrics = update(state, step.place(batch(text, index, 16, CONFIG.sequence)))
+        state, metrics = update(state, step.place(batch(text, index, 16, CONFIG)))
         values.append(float(metrics["loss"]))
     return np.array(values)
 

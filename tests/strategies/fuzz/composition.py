@@ -32,6 +32,7 @@ from strategies import (
     zero,
 )
 from strategies.backends.backend import CPU, GPU, NVIDIA_GPU, TPU, V5E, V5P, V6E
+from strategies.checking import check_step
 from strategies.core.axis import Axis
 from strategies.costs.predict import Cost, predict_axes
 from strategies.model import block, clamped_experts, experts, mlp, norm, self_attention
@@ -121,6 +122,10 @@ class Composition:
         """
         config, train = GPTConfig(**self.model), TrainConfig(**self.train)
         return predict_axes(self.made_strategy().axes, config, self.mesh, train, BACKENDS[self.backend].platform)
+
+    def in_float32(self) -> "Composition":
+        """The same in float32."""
+        return replace(self, train={**self.train, "dtype": "float32", "reduce_dtype": "float32", "master": "none"})
 
     @contextlib.contextmanager
     def known(self) -> Iterator[None]:
@@ -213,13 +218,7 @@ def assert_as_one_device(composition: Composition) -> None:
     Raises:
         AssertionError: a loss, a gradient or a weight differs by more than rounding explains.
     """
-    exact = {
-        **composition.train,
-        "dtype": "float32",
-        "reduce_dtype": "float32",
-        "master": "none",
-        "compression": "none",
-    }
+    exact = {**composition.in_float32().train, "compression": "none"}
     alone = {name: exact[name] for name in OF_ONE_DEVICE if name in exact}
     composition = replace(composition, train=exact, backend="cpu")
     with composition.known():
@@ -227,3 +226,16 @@ def assert_as_one_device(composition: Composition) -> None:
             single = Composition("single", "data=1", composition.model, alone).build()
             mine, reference = (trained(each, initial(each), range(2))[0] for each in (step, single))
             assert_equal(mine, reference, rounding_of(step.config, step.train), step.train)
+
+
+def assert_no_alarm(composition: Composition) -> None:
+    """The check that precedes each measurement accepts a step in its dtype, unless the composition is refused.
+
+    Raises:
+        Mismatch: the check takes rounding for an error.
+    """
+    composition = replace(composition, backend="cpu")
+    with composition.known():
+        step = built(composition)
+        if step and not step.inexact:
+            check_step(step)

@@ -1,8 +1,8 @@
 """Random compositions of model, strategy, mesh, options and backend: they train, or are refused with a way out.
 
 A few seeds are traced every day, and fewer are run. `tox -e fuzz` goes on for `MESHMARK_FUZZ_SECONDS`, an hour by
-default, with seeds from `MESHMARK_FUZZ_SEED` on, by default others each day. A failure is shrunk, and printed as a call
-that repeats it:
+default, with seeds from `MESHMARK_FUZZ_SEED` on, by default others each day. Then the check that precedes measurements
+looks at `MESHMARK_FUZZ_CHECKS` steps, by default 1,000. A failure is shrunk, and printed as a call that repeats it:
 
     from tests.strategies.fuzz.composition import Composition, attempt
     attempt(Composition("three_d", "pipeline=2,tensor=2", {...}, {...}))
@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import os
 import time
+from collections.abc import Iterator
 
 import jax
 import pytest
@@ -23,12 +24,13 @@ import pytest
 from strategies import GPTConfig, Infeasible, TrainConfig
 from strategies.core.plan import Plan
 from tests.strategies.fuzz import composition, drawing
-from tests.strategies.fuzz.composition import Composition, assert_as_one_device, attempt, built
+from tests.strategies.fuzz.composition import Composition, NoWayOut, assert_as_one_device, assert_no_alarm, attempt, built
 from tests.strategies.fuzz.drawing import draw
 from tests.strategies.fuzz.shrinking import failure, shrink
 
 SECONDS = int(os.environ.get("MESHMARK_FUZZ_SECONDS", "3600"))
 SEED = int(os.environ.get("MESHMARK_FUZZ_SEED", int(time.time()) // 86_400 * 1_000_000))
+CHECKS = int(os.environ.get("MESHMARK_FUZZ_CHECKS", "1000"))
 EVERY = 10
 """At night every tenth seed is also run."""
 SMALL = {"layers": 2, "embed": 8, "heads": 1, "vocab": 64, "sequence": 16}
@@ -65,6 +67,43 @@ def test_a_random_composition_computes_what_one_device_computes(seed):
     with draw(seed).known():
         assert built(draw(seed))
     assert report(assert_as_one_device, seed) == ""
+
+
+def sound(first: int) -> Iterator[int]:
+    """Seeds of exact steps that are not refused, which are in float32 and in the dtype that is drawn in turns."""
+    for seed in itertools.count(first):
+        with contextlib.suppress(NoWayOut), in_turn(seed).known():
+            step = built(in_turn(seed))
+            if step and not step.inexact:
+                yield seed
+
+
+def in_turn(seed: int) -> Composition:
+    """The composition of a seed on CPU devices: that of an even seed in float32."""
+    drawn = dataclasses.replace(draw(seed), backend="cpu")
+    return drawn if seed % 2 else drawn.in_float32()
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_the_check_raises_no_alarm(seed):
+    """It accepts a random step that is sound."""
+    assert failure(assert_no_alarm, in_turn(seed)) == ""
+
+
+@pytest.mark.fuzz
+def test_the_check_raises_no_alarm_on_a_thousand_random_steps():
+    """It accepts all of them."""
+    print(f"MESHMARK_FUZZ_SEED={SEED}")
+    alarms = {}
+    for number, seed in enumerate(itertools.islice(sound(SEED), CHECKS), start=1):
+        try:
+            assert_no_alarm(in_turn(seed))
+        except Exception as alarm:
+            alarms[seed] = f"{in_turn(seed)}: {type(alarm).__name__}: {alarm}"
+        print(f"{number}: seed {seed}: {alarms.get(seed, 'equal')}", flush=True)
+        if number % 20 == 0:
+            jax.clear_caches()
+    assert not alarms, "\n".join(alarms.values())
 
 
 @pytest.mark.fuzz

@@ -30,7 +30,8 @@ def answer(do: str, steps: int | None, preparing: str) -> dict:
     behave(STUB.get(do, {}).get(preparing))
     seconds = 0.01 * STUB.get("factor", 1) * random.lognormvariate(0, 0.01)
     begun = {"training": 1, "losses": (STUB.get("loss", 5.5),)}
-    return {"check": {"unchecked": ""}, "prepare": begun, "size": {"steps": 2}, "block": {"seconds": 2 * seconds}}[do]
+    unchecked = {"unchecked": STUB.get("unchecked", "")}
+    return {"check": unchecked, "prepare": begun, "size": {"steps": 2}, "block": {"seconds": 2 * seconds}}[do]
 
 
 def log(event: str) -> None:

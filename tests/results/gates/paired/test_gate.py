@@ -61,8 +61,9 @@ def test_equal_checkouts_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [finding.word for finding in report.findings] == ["same", "same"]
     assert [measure.value for measure in report.measures] == pytest.approx([0.01, 0.01], rel=0.05)
     progress = capsys.readouterr().err.splitlines()
-    assert len(progress) == 6
-    assert progress[0].startswith("first launch 1/3, case 1/2, a: head ")
+    assert progress[:2] == ["check, case 1/2, a: equal", "check, case 2/2, b: equal"]
+    assert len(progress) == 2 + 6
+    assert progress[2].startswith("first launch 1/3, case 1/2, a: head ")
 
 
 @pytest.mark.parametrize(("factor", "word", "exit_code"), [(1.2, "slower", 1), (1 / 1.2, "faster", 0)])
@@ -95,6 +96,23 @@ def test_a_head_that_computes_something_else_is_remarked_on(tmp_path: Path) -> N
     assert f"{CASE}: first loss 5.5 -> 6: it computes something else" in report.remarks
 
 
+@pytest.mark.parametrize(
+    ("head", "options", "why"),
+    [
+        ({"unchecked": "single ended in oom"}, (), "single ended in oom"),
+        ({"check": {"a": "die once"}}, (), "died: exit status 1"),
+        ({}, ("--time-budget=0.001",), "the time budget is too short"),
+    ],
+)
+def test_a_step_that_was_not_compared_is_remarked_on(
+    tmp_path: Path, head: dict[str, Any], options: tuple[str, ...], why: str
+) -> None:
+    """If a step was not compared with one device, a remark says why; it is timed nevertheless."""
+    report = compare(stub(tmp_path / "base"), stub(tmp_path / "head", **head), *options)
+    assert f"{CASE}: HEAD was not compared with one device: {why}" in report.remarks
+    assert [finding.word for finding in report.findings] == ["inconclusive" if options else "same"]
+
+
 def test_cases_come_and_go(tmp_path: Path) -> None:
     """A case that only BASE has is red, and one that only HEAD has is new and green."""
     report = compare(stub(tmp_path / "base", cases=["a", "b"]), stub(tmp_path / "head", cases=["a", "c"]))
@@ -114,6 +132,8 @@ def test_cases_come_and_go(tmp_path: Path) -> None:
         ({"prepare": "no memory"}, {}, "better", "was error: no memory"),
         ({"prepare": "no memory"}, {"prepare": "too large"}, "same", "failed in both: error: too large"),
         ({}, {"check": "gradient of x"}, "worse", "mismatch: gradient of x"),
+        ({"check": "gradient of x"}, {}, "better", "was mismatch: gradient of x"),
+        ({"check": "gradient of x"}, {"check": "loss"}, "same", "failed in both: mismatch: loss"),
         ({}, {"block": "die"}, "worse", "died: exit status 1\na stub that dies"),
         ({}, {"prepare": "hang"}, "worse", "hung: no answer in 3 s"),
         ({"block": "die"}, {}, "inconclusive", "BASE died: exit status 1\na stub that dies"),
