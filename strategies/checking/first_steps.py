@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from strategies.checking.bounds import Rounding
-from strategies.checking.projections import Projection, kept_dims, project
+from strategies.checking.projections import Projection, is_on_host, kept_dims, project
 from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.step import Metrics, State, Step, Tokens
 
@@ -153,21 +152,26 @@ def _drifts(step: Step, arrays: Sequence[tuple[Leaf, Array]], steps: int) -> dic
         return {}
     weights = {weight_of(placed): placed[1] for placed in arrays if placed[0].is_weight}
 
-    def drift(leaf: Leaf, square: Array, weight: Array, floor: Array) -> Array:
+    def drift(leaf: Leaf, square: Any, weight: Any, floor: Any) -> Any:
+        xp = square.__array_namespace__()
         dims = [dim for dim in range(square.ndim) if dim not in kept_dims(leaf)]
-        norm = jnp.sqrt(square.sum(dims, keepdims=True))
+        norm = xp.sqrt(square.sum(tuple(dims), keepdims=True))
         elements = math.prod(square.shape[dim] for dim in dims)
-        error = rounding.gradient * jnp.maximum(norm, floor) / math.sqrt(elements)
-        update = jnp.minimum(1, error / (jnp.sqrt(square) + train.epsilon))
-        return steps * (2 * train.learning_rate * update + 2.0**-23 * jnp.abs(weight))
+        error = rounding.gradient * xp.maximum(norm, floor) / math.sqrt(elements)
+        update = xp.minimum(1, error / (xp.sqrt(square) + train.epsilon))
+        return steps * (2 * train.learning_rate * update + 2.0**-23 * abs(weight))
 
-    def all_drifts(moments: Sequence[Array], weights: Sequence[Array]) -> list[Array]:
+    def all_drifts(moments: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
         squares = [moment / (1 - train.beta2**steps) for moment in moments]
-        floor = rounding.floor * jnp.sqrt(jnp.stack([square.sum() for square in squares]).sum())
+        floor = rounding.floor * sum(square.sum() for square in squares) ** 0.5
         inputs = zip([leaf for leaf, _ in second.values()], squares, weights, strict=True)
         return [drift(*each, floor) for each in inputs]
 
-    drifts = jax.jit(all_drifts)([array for _, array in second.values()], [weights[name] for name in second])
+    inputs = [array for _, array in second.values()], [weights[name] for name in second]
+    if is_on_host(step.mesh):
+        drifts = jax.device_put(all_drifts(*jax.tree.map(np.asarray, inputs)), step.mesh.devices.flat[0])
+    else:
+        drifts = jax.jit(all_drifts)(*inputs)
     placed = [(leaf, drift) for (leaf, _), drift in zip(second.values(), drifts, strict=True)]
     projections = _projected(step, placed, [None] * len(placed))
     return {name: of.norm_LU for name, of in zip(second, projections, strict=True)}

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, PRNGKeyArray
 
-from strategies.checking.positions import noise
+from strategies.checking.positions import noise, places_on_device
 from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.model.gpt import weight_specs
 from strategies.model.weights import WeightSpec
@@ -66,7 +66,7 @@ def _size(spec: WeightSpec, router_bias_rate: float | None) -> float:
 
 def _add_noise(step: Step, leaf: Leaf, array: Array, size: float) -> Array:
     def add(shard: Array) -> Array:
-        return (shard + size * noise(leaf, shard.shape)).astype(shard.dtype)
+        return (shard + size * noise(leaf, places_on_device(leaf, shard.shape))).astype(shard.dtype)
 
     spec = leaf.stored.sharding.spec
     return jax.shard_map(add, mesh=step.mesh, in_specs=spec, out_specs=spec, check_vma=False)(array)

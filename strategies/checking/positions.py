@@ -2,87 +2,102 @@
 
 Each is a hash of the element's place in the model: the weight's name, the layer, and the index within the layer. So a
 device computes those of its shard alone, whatever the padding, the slots of pipeline stages and the copies of KV heads.
+
+All functions are of places: for each dim of an array the indices of a shard's elements along it, shaped to broadcast.
+They are arrays of JAX on devices, or of NumPy on the host, and so are the results.
 """
 
 import zlib
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
 
-from strategies.checkpoints.canonical import Leaf
+from strategies.checkpoints.canonical import Index, Leaf
 from strategies.core.key_copies import KEYS
 
-
-def signs(leaf: Leaf, shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """A random sign for each element of this device's shard, inside `jax.shard_map`."""
-    return 1 - 2 * (hashed(leaf, shape) >> 31).astype("float32")
+Places = Sequence[Any]
 
 
-def noise(leaf: Leaf, shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """A uniform random number in [-1, 1) for each element of this device's shard; 0 in slots without a layer."""
-    uniform = hashed(leaf, shape).astype("float32") * 2.0**-31 - 1
-    return uniform if leaf.slots is None else uniform * (_layer(leaf, shape) >= 0)
+def places_on_device(leaf: Leaf, shape: tuple[int, ...]) -> Places:
+    """The places of this device's shard, inside `jax.shard_map`."""
+    spec = (*leaf.stored.sharding.spec, *len(shape) * [None])[: len(shape)]
+    starts = [lax.axis_index(axes) * size if axes else 0 for axes, size in zip(spec, shape, strict=True)]
+    return _broadcast([jnp.arange(size) + start for size, start in zip(shape, starts, strict=True)])
 
 
-def key_share(leaf: Leaf, shape: tuple[int, ...]) -> Float[Array, "..."] | float:
-    """By which to multiply squares and products of a shard, so that each KV head counts once: 1 / its replicas."""
+def places_on_host(index: Index) -> Places:
+    """The places of a shard with this index."""
+    return _broadcast([np.arange(part.start, part.stop) for part in index])
+
+
+def _broadcast(places: Places) -> Places:
+    return [place.reshape([-1 if i == dim else 1 for i in range(len(places))]) for dim, place in enumerate(places)]
+
+
+def signs(leaf: Leaf, places: Places) -> Any:
+    """A random sign for each element."""
+    return 1 - 2 * (hashed(leaf, places) >> 31).astype("float32")
+
+
+def noise(leaf: Leaf, places: Places) -> Any:
+    """A uniform random number in [-1, 1) for each element; 0 in slots without a layer."""
+    uniform = hashed(leaf, places).astype("float32") * 2.0**-31 - 1
+    return uniform if leaf.slots is None else uniform * (_layer(leaf, places) >= 0)
+
+
+def key_share(leaf: Leaf, places: Places) -> Any:
+    """By which to multiply squares and products, so that each KV head counts once: 1 / its replicas."""
     if leaf.key_copies == 1:
         return 1.0
-    is_key = _coordinate(leaf, shape, -2) >= leaf.stored.shape[-2] - KEYS[leaf.dims[-2]]
-    return jnp.where(is_key, 1 / leaf.key_copies, 1.0)
+    is_key = places[-2] >= leaf.stored.shape[-2] - KEYS[leaf.dims[-2]]
+    return _of(places).where(is_key, 1 / leaf.key_copies, 1.0).astype("float32")
 
 
-def hashed(leaf: Leaf, shape: tuple[int, ...]) -> Array:
-    """32 random bits for each element of this device's shard (the finaliser of MurmurHash3, Appleby 2011)."""
-    x = _index(leaf, shape) * np.uint32(0x9E3779B1) ^ _seed(leaf, shape)
+def hashed(leaf: Leaf, places: Places) -> Any:
+    """32 random bits for each element (the finaliser of MurmurHash3, Appleby 2011)."""
+    x = _index(leaf, places) * np.uint32(0x9E3779B1) ^ _seed(leaf, places)
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
-    return jnp.broadcast_to(x ^ (x >> 16), shape)
+    return x ^ (x >> 16)
 
 
-def _seed(leaf: Leaf, shape: tuple[int, ...]) -> Array:
+def _of(places: Places) -> ModuleType:
+    """`jax.numpy` or `numpy`."""
+    return places[0].__array_namespace__()
+
+
+def _seed(leaf: Leaf, places: Places) -> Any:
     """One seed for each layer of a weight. Empty slots have any; their values are zero."""
     name = np.uint32(zlib.crc32(leaf.name.rpartition("/")[2].encode()))
     if not leaf.is_stacked:
-        return jnp.uint32(name)
-    return (_layer(leaf, shape).astype("uint32") + 1) * np.uint32(0x27D4EB2F) ^ name
+        return name
+    return (_layer(leaf, places).astype("uint32") + 1) * np.uint32(0x27D4EB2F) ^ name
 
 
-def _layer(leaf: Leaf, shape: tuple[int, ...]) -> Array:
+def _layer(leaf: Leaf, places: Places) -> Any:
     """The layer of each element of a stacked weight; -1 in slots without one."""
-    slot = _coordinate(leaf, shape, 0)
-    return slot if leaf.slots is None else jnp.asarray(leaf.slots)[slot]
+    return places[0] if leaf.slots is None else _of(places).asarray(leaf.slots)[places[0]]
 
 
-def _index(leaf: Leaf, shape: tuple[int, ...]) -> Array:
+def _index(leaf: Leaf, places: Places) -> Any:
     """The index of each element within its layer of the model, modulo 2^32."""
-    places = [_coordinate(leaf, shape, dim) for dim in range(len(shape))]
     if leaf.key_copies > 1:
-        places[-2:] = _without_replicas(leaf, *places[-2:])
+        places = [*places[:-2], *_without_replicas(leaf, *places[-2:])]
     first = 1 if leaf.is_stacked else 0
-    sized = zip(leaf.shape[first:], places[first:], strict=True)
-    index: Callable[..., Array] = lambda whole, each: whole * np.uint32(each[0]) + each[1].astype("uint32")  # noqa: E731
-    return reduce(index, sized, jnp.uint32(0))
+    index = np.uint32(0)
+    for size, place in zip(leaf.shape[first:], places[first:], strict=True):
+        index = index * np.uint32(size) + place.astype("uint32")
+    return index
 
 
-def _without_replicas(leaf: Leaf, row: Array, feature: Array) -> tuple[Array, Array]:
+def _without_replicas(leaf: Leaf, row: Any, feature: Any) -> tuple[Any, Any]:
     """Row and feature of the model, of those where each KV head has replicas (core/key_copies.py)."""
     held_rows, rows, kv_rows = leaf.stored.shape[-2], leaf.shape[-2], KEYS[leaf.dims[-2]]
     copy, within = feature // leaf.head_dim, feature % leaf.head_dim
     query_row = copy % leaf.key_copies * (held_rows - kv_rows) + row
-    row = jnp.where(row < held_rows - kv_rows, query_row, row + rows - held_rows)
+    row = _of([row]).where(row < held_rows - kv_rows, query_row, row + rows - held_rows)
     return row, copy // leaf.key_copies * leaf.head_dim + within
-
-
-def _coordinate(leaf: Leaf, shape: tuple[int, ...], dim: int) -> Array:
-    """Where each element of this device's shard is along a dim of the whole array; broadcasts over the others."""
-    spec = (*leaf.stored.sharding.spec, *len(shape) * [None])[: len(shape)]
-    axes = spec[dim] or ()
-    start = lax.axis_index(axes) * shape[dim] if axes else 0
-    along = [1] * len(shape)
-    along[dim] = shape[dim]
-    return (jnp.arange(shape[dim]) + start).reshape(along)

@@ -6,9 +6,11 @@
 If two arrays differ by e, their projections differ by a random number whose root mean square is |e|, wherever e lies.
 So two numbers show almost any difference (Alon, Matias & Szegedy 1996, "The Space Complexity of Approximating the
 Frequency Moments"). Each device reduces its own shard, and sends nothing to other devices. The host adds the shards up
-in float64, and compares replicas.
+in float64, and compares replicas. CPU devices have their shards in the memory of the host, which reduces them itself:
+compiling a program takes longer for all but large models.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +23,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies.checking.positions import key_share, signs
+from strategies.checking.positions import Places, key_share, places_on_device, places_on_host, signs
 from strategies.checkpoints.canonical import Index, Leaf, full
 
 ROLES = "queries", "keys", "values"
@@ -59,9 +61,8 @@ def project(
         arrays: sharded as the leaves say.
         minus: what to subtract from each, sharded alike; None subtracts nothing.
     """
-    sums = _program(mesh, leaves)(tuple(arrays), tuple(minus))
-    sums = np.asarray(sums if sums.is_fully_addressable else process_allgather(sums, tiled=True), np.float64)
-    by_device, start = sums.reshape(*mesh.devices.shape, -1), 0
+    sums = (_sums_on_host if is_on_host(mesh) else _sums_on_devices)(mesh, leaves, arrays, minus)
+    by_device, start = sums.astype(np.float64).reshape(*mesh.devices.shape, -1), 0
     projections = []
     for leaf in leaves:
         shape = (2, *_shard_shape(leaf)[:-1])
@@ -71,31 +72,65 @@ def project(
     return projections
 
 
-def _program(mesh: Mesh, leaves: Sequence[Leaf]) -> Any:
-    """The jitted function (arrays, arrays to subtract) -> the sums of each device, flat."""
+def is_on_host(mesh: Mesh) -> bool:
+    """Whether arrays lie in the memory of the host."""
+    return mesh.devices.flat[0].platform == "cpu"
+
+
+def _sums_on_host(
+    mesh: Mesh, leaves: Sequence[Leaf], arrays: Sequence[Array], minus: Sequence[Array | None]
+) -> np.ndarray:
+    """The sums of each device [devices, sums of all leaves], by NumPy."""
+    of_device: dict[Any, list[np.ndarray]] = {device: [] for device in mesh.devices.flat}
+    factors = dict[Any, tuple[Any, Any]]()  # replicas have equal ones, and so have a weight and its moment
+    for leaf, array, other in zip(leaves, arrays, minus, strict=True):
+        others = {shard.device: shard.data for shard in other.addressable_shards} if other is not None else {}
+        for shard in array.addressable_shards:
+            index = full(shard.index, array.shape)
+            part = leaf.name.rpartition("/")[2], *((dim.start, dim.stop) for dim in index)
+            if part not in factors:
+                factors[part] = _factors(leaf, places_on_host(index))
+            x = np.asarray(shard.data, np.float32)
+            x = x - np.asarray(others[shard.device], np.float32) if others else x
+            of_device[shard.device].append(_sums(x, *factors[part]).reshape(-1))
+    sums = np.zeros((len(of_device), sum(2 * math.prod(_shard_shape(leaf)[:-1]) for leaf in leaves)), np.float32)
+    for row, parts in zip(sums, of_device.values(), strict=True):
+        if parts:  # another process has the shards of the others
+            row[:] = np.concatenate(parts)
+    return sums if all(of_device.values()) else np.asarray(process_allgather(sums)).sum(0)
+
+
+def _sums_on_devices(
+    mesh: Mesh, leaves: Sequence[Leaf], arrays: Sequence[Array], minus: Sequence[Array | None]
+) -> np.ndarray:
+    """The same, by one program in which each device reduces its own shards."""
 
     def sums(arrays: Sequence[Array], minus: Sequence[Array | None]) -> Array:
-        by_leaf = [_sums(leaf, x, other) for leaf, x, other in zip(leaves, arrays, minus, strict=True)]
-        return jnp.concatenate([each.reshape(-1) for each in by_leaf])
+        def of_leaf(leaf: Leaf, shard: Array, other: Array | None) -> Array:
+            x = shard.astype("float32") - (0.0 if other is None else other.astype("float32"))
+            return _sums(x, *_factors(leaf, places_on_device(leaf, x.shape))).reshape(-1)
+
+        return jnp.concatenate([of_leaf(*each) for each in zip(leaves, arrays, minus, strict=True)])
 
     specs = tuple(leaf.stored.sharding.spec for leaf in leaves)
-
-    @jax.jit
-    def sums_of_all(arrays: tuple[Array, ...], minus: tuple[Array | None, ...]) -> Array:
-        subtracted = tuple(None if x is None else spec for x, spec in zip(minus, specs, strict=True))
-        # Replicas may differ, which is looked for here, so no array counts as replicated.
-        return jax.shard_map(
-            sums, mesh=mesh, in_specs=(specs, subtracted), out_specs=P(mesh.axis_names), check_vma=False
-        )(arrays, minus)
-
-    return sums_of_all
+    subtracted = tuple(None if x is None else spec for x, spec in zip(minus, specs, strict=True))
+    # Replicas may differ, which is looked for here, so no array counts as replicated.
+    program = jax.shard_map(
+        sums, mesh=mesh, in_specs=(specs, subtracted), out_specs=P(mesh.axis_names), check_vma=False
+    )
+    found = jax.jit(program)(tuple(arrays), tuple(minus))
+    return np.asarray(found if found.is_fully_addressable else process_allgather(found, tiled=True))
 
 
-def _sums(leaf: Leaf, shard: Array, minus: Array | None) -> Array:
+def _factors(leaf: Leaf, places: Places) -> tuple[Any, Any]:
+    """By which to multiply squares, and elements, before they are summed."""
+    share = key_share(leaf, places)
+    return share, signs(leaf, places) * share
+
+
+def _sums(x: Any, share: Any, signs: Any) -> Any:
     """Sums of squares, and of signed elements, over the last dim of a shard [2, all but the last dim]."""
-    x = shard.astype("float32") - (0.0 if minus is None else minus.astype("float32"))
-    share = key_share(leaf, x.shape)
-    return jnp.stack([(x * x * share).sum(-1), (x * signs(leaf, x.shape) * share).sum(-1)])
+    return x.__array_namespace__().stack([(x * x * share).sum(-1), (x * signs).sum(-1)])
 
 
 def _shard_shape(leaf: Leaf) -> tuple[int, ...]:

@@ -166,8 +166,12 @@ def test_replicas_that_differ_are_seen() -> None:
     assert of.norm_LU == pytest.approx(32**0.5)
 
 
-def test_projections_do_not_depend_on_the_mesh() -> None:
-    """Equal weights have equal projections wherever their elements lie: in slots, padded tables and copied heads."""
+@pytest.mark.parametrize("on_host", [True, False])
+def test_projections_do_not_depend_on_the_mesh(monkeypatch: pytest.MonkeyPatch, *, on_host: bool) -> None:
+    """Equal weights have equal projections wherever their elements lie: in slots, padded tables and copied heads.
+
+    So they have whether the host adds them up, which it does for CPU devices, or each device.
+    """
 
     def projections(name: str, mesh: str, **options: Any) -> dict[str, Any]:
         step = STRATEGIES[name].build(LLAMA, mesh, dataclasses.replace(TRAIN, **options))
@@ -176,6 +180,7 @@ def test_projections_do_not_depend_on_the_mesh() -> None:
         return dict(zip(weights, project(step.mesh, [*weights.values()], arrays, [None] * len(arrays)), strict=True))
 
     reference = projections("single", "data=1")
+    monkeypatch.setattr("strategies.checking.projections.is_on_host", lambda mesh: on_host)
     for other in (
         projections("tensor", "tensor=4"),
         projections("pipeline", "pipeline=2", schedule="interleaved", microbatches=2),

@@ -24,7 +24,14 @@ import pytest
 from strategies import GPTConfig, Infeasible, TrainConfig
 from strategies.core.plan import Plan
 from tests.strategies.fuzz import composition, drawing
-from tests.strategies.fuzz.composition import Composition, NoWayOut, assert_as_one_device, assert_no_alarm, attempt, built
+from tests.strategies.fuzz.composition import (
+    Composition,
+    NoWayOut,
+    assert_as_one_device,
+    assert_no_alarm,
+    attempt,
+    built,
+)
 from tests.strategies.fuzz.drawing import draw
 from tests.strategies.fuzz.shrinking import failure, shrink
 
