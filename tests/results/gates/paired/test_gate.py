@@ -286,7 +286,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
     assert "launches 1 first: inconclusive" in " ".join(output.split())
     assert "no launch was finished" in output
     workers = [int(line.split()[0]) for line in log.read_text().splitlines() if line.endswith("start")]
-    assert len(workers) == 5  # two of them only say hello
+    assert len(workers) == 7  # two of them only say hello, and two check
     for worker in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
