@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from strategies.checking.bounds import Rounding
 from strategies.checking.comparison import Agreement, Comparison, Mismatch
 from strategies.checking.first_steps import FirstSteps, Recorder
-from strategies.checking.initial import initial_state, initial_weights
+from strategies.checking.initial import initial_state, initial_weights, trained_weights
+from strategies.checking.projections import is_on_host
 from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
@@ -92,13 +94,15 @@ def compare(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
 def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:
     """Train the steps that are compared, from an initial state with noise."""
     state, recorder = initial_state(step)(jax.random.key(0)), Recorder(step)
+    # On the host there is memory for a copy of the weights, which takes less time than compiling them again.
+    copies = [jnp.copy(weight) for weight in trained_weights(step, state).values()] if is_on_host(step.mesh) else []
     placed = [step.place(batch) for batch in batches]
     for number in range(CHECKED_STEPS):
         batch = placed[number % len(placed)]
         recorder.before(state, batch)
         state, metrics = step(state, batch)
         recorder.after(state, metrics)
-    return recorder.first_steps(state, lambda: initial_weights(step)(jax.random.key(0)))
+    return recorder.first_steps(state, lambda: copies or initial_weights(step)(jax.random.key(0)))
 
 
 def is_rounded(train: TrainConfig) -> bool:
