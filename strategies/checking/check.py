@@ -1,5 +1,6 @@
 """Checks a strategy against one device. The benchmarks do the same before they time a step."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from strategies.arguments import require_instance
 from strategies.checking.bounds import Rounding
 from strategies.checking.comparison import Agreement, Comparison, Mismatch
 from strategies.checking.first_steps import FirstSteps, Recorder
@@ -23,6 +25,8 @@ from strategies.strategy import Strategy
 
 CHECKED_STEPS = 3
 """Number of steps that are compared."""
+CLIP_NORM = 0.1
+"""Less than the norm of the gradients of any new model, so that clipping is compared, too."""
 BATCHES = 2
 """One batch less than checked steps: the last step repeats the first batch, so its loss shows learning."""
 
@@ -33,9 +37,10 @@ def check(
     """Check that a strategy's step computes what one device computes, weight by weight, up to rounding.
 
     If it computes or sums gradients in 16 bits, its float32 step is checked first, because rounding hides less there.
+    Gradients are clipped at a norm that they exceed, unless `clip_norm` is infinite.
 
     Args:
-        strategy: built in, or your own.
+        strategy: built in, or your own; not its name.
         config: the model.
         mesh: such as "fsdp=8".
         train: options of the step.
@@ -44,9 +49,14 @@ def check(
     Raises:
         Mismatch: the step computes something else; names the weight, layer, both numbers and their ratio.
         Infeasible: the step cannot be built, or is inexact by design.
+        TypeError: an argument is of another type.
     """
+    require_instance(strategy, Strategy, "strategy", TypeError)
+    require_instance(config, GPTConfig, "config", TypeError)
+    require_instance(train, TrainConfig, "train", TypeError)
     # A warmup would begin with changes of the weights that are below their rounding.
-    train = replace(train, warmup_steps=0, decay_steps=None, final_learning_rate=0.0)
+    clip_norm = min(train.clip_norm, CLIP_NORM) if math.isfinite(train.clip_norm) else train.clip_norm
+    train = replace(train, warmup_steps=0, decay_steps=None, final_learning_rate=0.0, clip_norm=clip_norm)
     in_32_bits = ""
     if is_rounded(train):
         try:
@@ -97,12 +107,14 @@ def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:
     # On the host there is memory for a copy of the weights, which takes less time than compiling them again.
     copies = [jnp.copy(weight) for weight in trained_weights(step, state).values()] if is_on_host(step.mesh) else []
     placed = [step.place(batch) for batch in batches]
+    evaluation = float(step.evaluate(state.params, placed[0]))
     for number in range(CHECKED_STEPS):
         batch = placed[number % len(placed)]
         recorder.before(state, batch)
         state, metrics = step(state, batch)
         recorder.after(state, metrics)
-    return recorder.first_steps(state, lambda: copies or initial_weights(step)(jax.random.key(0)))
+    found = recorder.first_steps(state, lambda: copies or initial_weights(step)(jax.random.key(0)))
+    return replace(found, evaluation=evaluation)
 
 
 def is_rounded(train: TrainConfig) -> bool:

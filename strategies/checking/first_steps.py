@@ -34,6 +34,7 @@ class FirstSteps:
         drifts_LU: weight -> bound on the norm of the difference that rounding makes in its change; of one device only.
         stale: weights that are not their master weights, rounded.
         choices: tokens that choose each expert [L, E] in each step; empty for a model without experts.
+        evaluation: loss of the first batch before the first step, by `Step.evaluate`; None if it was not evaluated.
     """
 
     losses: tuple[float, ...]
@@ -45,6 +46,7 @@ class FirstSteps:
     drifts_LU: Mapping[str, np.ndarray] = field(default_factory=dict)
     stale: tuple[str, ...] = ()
     choices: tuple[np.ndarray, ...] = ()
+    evaluation: float | None = None
 
 
 class Recorder:

@@ -1,6 +1,7 @@
 """The check finds a wrong gradient or update of any weight, and names it; rounding passes."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -24,9 +25,10 @@ from strategies.checking import (
     is_rounded,
 )
 from strategies.checking.check import first_steps, for_one_device
-from strategies.checking.projections import project
+from strategies.checking.projections import Projection, project
 from strategies.checkpoints import leaves
 from strategies.single import SINGLE
+from tests.silent_bugs import norms
 from tests.strategies import quick
 from tests.strategies.sampling import nightly
 from tests.strategies.wrong_gradients import planted, scaled
@@ -218,3 +220,36 @@ def test_sums_in_bfloat16_are_no_mismatch() -> None:
     assert agreement(STRATEGIES["data"].build(GPT, "data=4", train)).gradients > 30
     assert is_rounded(train)
     assert not is_rounded(in_float32(train))
+
+
+def test_clipping_is_compared() -> None:
+    """`check` clips gradients in every step: one that each device clips by its own norm is seen without options."""
+    bug = next(bug for bug in norms.BUGS if bug.name == "norm-of-own-shards")
+    with pytest.raises(Mismatch):
+        check(bug.planted(), GPT, bug.mesh, TRAIN)
+
+
+def test_evaluation_is_compared() -> None:
+    """A step that trains as one device does and evaluates otherwise is seen."""
+    step = STRATEGIES["data"].build(GPT, "data=2", TRAIN)
+    other = jax.jit(lambda params, tokens: params["head"]["norm"]["scale_D"].sum())
+    evaluated = dataclasses.replace(step, evaluation=other)
+    with pytest.raises(Mismatch, match=r"evaluated loss \S+ where one device has"):
+        compare(evaluated, first_steps(evaluated, batches(GPT)), single(GPT, TRAIN))
+
+
+def test_gradients_of_experts_are_as_exact_as_their_router() -> None:
+    """After the first update they may differ by what rounding makes of the router's weights; before, they may not."""
+    step = STRATEGIES["data"].build(MIXTURE, "data=2", TRAIN)
+    sound, reference = first_steps(step, batches(MIXTURE)), single(MIXTURE, TRAIN)
+    router, weight = "blocks.experts.router_DE", "blocks.experts.up_EDF"
+    drifts_LU = {**reference.drifts_LU, router: np.full_like(reference.drifts_LU[router], 1e-3)}
+    reference = dataclasses.replace(reference, drifts_LU=drifts_LU)
+
+    def off(gradients: Mapping[str, Projection]) -> dict[str, Projection]:
+        of = gradients[weight]
+        return {**gradients, weight: dataclasses.replace(of, norm_LU=of.norm_LU * 1.0004)}
+
+    compare(step, dataclasses.replace(sound, gradients=off(sound.gradients)), reference)
+    with pytest.raises(Mismatch, match=weight):
+        compare(step, dataclasses.replace(sound, of_first_step=off(sound.of_first_step)), reference)
