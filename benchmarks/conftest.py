@@ -6,6 +6,7 @@ ends the process that measures.
 
 import os
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from benchmarks.run.supervise import Ended, Supervisor
 HERE = Path(__file__).resolve().parent
 STARTED = pytest.StashKey[bool]()
 RUN = pytest.StashKey[Supervisor]()
+OUTPUT = pytest.StashKey[publish.WhileRead]()
 NOT_ALONE = f"the benchmarks run alone: pytest {HERE.name}; leave them out with --ignore={HERE}"
 
 
@@ -67,7 +69,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         if end.status == REFUSED and end.reason:
             raise pytest.UsageError(end.reason) from end
         return end.status
-    if not run.first:
+    if run.first:
+        sys.stdout = config.stash[OUTPUT] = publish.WhileRead(sys.stdout)
+    else:
         publish.disable_output(config)
     return None
 
@@ -145,6 +149,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     if session.exitstatus == pytest.ExitCode.OK and {row.extra_info["status"] for row in rows} == {"infeasible"}:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # a run without any number is not a success
     run.remove_journal()
+    output = session.config.stash.get(OUTPUT, None)
+    if output and (unprinted := output.flush()):
+        session.exitstatus = UNWRITTEN
+        print(f"meshmark: the output could not be printed: {unprinted.strerror}", file=sys.stderr)
     return result
 
 

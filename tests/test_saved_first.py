@@ -5,6 +5,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ ELSEWHERE = {
     "calibrate": "takes minutes; it writes by `write_then_print`",
     "compile": "a trace takes a compiler for absent devices; it writes by `write_then_print`",
     "train": "test_progress.py: it prints while it trains",
-    "measure": "is pytest, which writes its file last; rows are in a journal before they are printed",
+    "measure": "is pytest, which writes its file last; a test below measures without a reader",
 }
 """Commands with files to write that are not in the table, and why."""
 WRITES = ("--json", "--png", "--out", "--trace", "--markdown", "--to-huggingface", "--trace-dir")
@@ -113,3 +115,21 @@ def test_two_outputs_are_two_files(
         prepared(name, arguments)()
     assert "x.svg would overwrite the output of --json; name another file" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("reader", ["full disk", "none"])
+def test_a_run_whose_output_nobody_reads_has_its_report(tmp_path: Path, reader: str) -> None:
+    """`meshmark measure` goes on where it cannot print, writes its report, and says so at the end."""
+    path = tmp_path / "run.json"
+    sizes = "--layers=1 --embed=16 --heads=2 --sequence=16 --batch-size=4 --strategy=data --devices=2 --compile-only"
+    measure = [sys.executable, "-m", "benchmarks", "measure", *sizes.split(), f"--benchmark-json={path}"]
+    if reader == "none":
+        end, begin = os.pipe()
+        os.close(end)
+    else:
+        begin = os.open("/dev/full", os.O_WRONLY)
+    ended = subprocess.run(measure, cwd=ROOT, stdout=begin, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(begin)
+    assert [row["extra_info"]["strategy"] for row in json.loads(path.read_text())["untimed"]] == ["data"]
+    assert ended.stderr.splitlines()[-1].startswith("meshmark: the output could not be printed: ")
+    assert ended.returncode == 5

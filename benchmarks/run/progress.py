@@ -95,7 +95,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line with the progress of the run."""
-        print(self.line(text), flush=True)
+        print_if_read(self.line(text))
 
     def line(self, text: str) -> str:
         """A line that starts with the progress of the run and the estimated remaining time."""
@@ -127,7 +127,13 @@ def print_summary(rows: Sequence[Row], clock: Clock, report: Path | None, *, abs
         absent: whether the cases were compiled for devices that are absent.
     """
     for title, lines in summary(rows, absent=absent).items():
-        print(f" {title} ".center(screen_width(), "="), *lines, sep="\n")
+        print_if_read(f" {title} ".center(screen_width(), "="), *lines)
     if report:
-        print(f"report: {report}")
-    print(f"time: {clock}", flush=True)
+        print_if_read(f"report: {report}")
+    print_if_read(f"time: {clock}")
+
+
+def print_if_read(*lines: str) -> None:
+    """Print lines. A run goes on and saves its rows where its output cannot be printed, as after `| head`."""
+    with suppress(OSError):
+        print(*lines, sep="\n", flush=True)

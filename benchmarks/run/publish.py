@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -108,6 +108,34 @@ def disable_output(config: pytest.Config) -> None:
     option.benchmark_json = option.benchmark_save = option.benchmark_compare = None
     option.benchmark_autosave = option.benchmark_compare_fail = False
     sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - pytest's reporter uses it
+
+
+class WhileRead:
+    """A stream that drops what cannot be printed, as after `| head`, so that the report is written all the same."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._error = error
+            return len(text)
+
+    def flush(self) -> OSError | None:
+        """Flush what was written; why anything was dropped, if it was."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._error = error
+        return self._error
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the stream's."""
+        return getattr(self._stream, name)
 
 
 def mark_used(benchmark: BenchmarkFixture) -> None:
