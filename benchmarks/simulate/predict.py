@@ -16,10 +16,9 @@ from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, same, short, write_then_print
 from benchmarks.cli.tables import aligned
-from benchmarks.devices.chips import GIB
+from benchmarks.simulate.intervals import interval, kind_of
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
-from benchmarks.simulate.memory import held_of
 from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
 from benchmarks.simulate.published_row import AXES, COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
@@ -36,7 +35,16 @@ STEP_PARTS = {f"predicted.{part.replace(' ', '_')}_seconds": part for part in PA
 OF_MACHINE = "name", "error", "source"
 """What a table says of the machine that predicts a row."""
 ADDED = (
-    *("measured_seconds", "predicted_seconds", "bound_seconds", *STEP_PARTS, "predicted_memory_gib", "fits"),
+    *(
+        "measured_seconds",
+        "predicted_seconds",
+        "low_seconds",
+        "high_seconds",
+        "left_out_seconds",
+        "kind",
+        "bound_seconds",
+        *STEP_PARTS,
+    ),
     *(f"machine.{fact}" for fact in OF_MACHINE),
     *("machine.fitted", "machine.stack", "problem"),
 )
@@ -91,6 +99,12 @@ def read_tables(paths: Sequence[Path]) -> list[TableRow]:
     return [row for path in paths for row in read_rows(path)]
 
 
+def seconds_on(run: PublishedRun, machine: Machine) -> float:
+    """Predicted seconds of a run on a machine."""
+    chosen = machine.with_precision(run.precision)
+    return predict_seconds(run.cost, chosen, run.topology, run.losses).step_seconds
+
+
 def predicted_rows(rows: Iterable[TableRow], name: str = "") -> list[PredictedRow]:
     """Predictions of all rows, by the machine of this name or file, or by the one of the devices and stack of each."""
     return [_predicted(row, name) for row in rows]
@@ -99,15 +113,14 @@ def predicted_rows(rows: Iterable[TableRow], name: str = "") -> list[PredictedRo
 def _predicted(row: TableRow, name: str) -> PredictedRow:
     try:
         run = run_of(row)
-        own = (run.kind, run.stack.fitted_as, run.topology.hosts)
-        chosen = machine(name, run.kind) if name else machine_for(*own)
-        if chosen.stack.name != run.stack.fitted_as:
-            raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack.name}")
-        chosen = chosen.running(run.stack, run.precision)
+        chosen = machine(name, run.kind) if name else machine_for(run.kind, run.stack, run.topology.hosts)
+        if chosen.stack.name != run.stack:
+            raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack}")
+        chosen = chosen.with_precision(run.precision)
     except (Infeasible, UnknownMachine, ValueError) as error:
         return PredictedRow(row, problem=str(error))
-    timeline, least = predict_seconds(run.cost, chosen, run.topology), bound_seconds(run.cost, chosen, run.topology)
-    return PredictedRow(row, run, timeline, least, chosen)
+    timeline = predict_seconds(run.cost, chosen, run.topology, run.losses)
+    return PredictedRow(row, run, timeline, bound_seconds(run.cost, chosen, run.topology), chosen)
 
 
 def as_csv(predictions: Sequence[PredictedRow]) -> str:
@@ -126,16 +139,17 @@ def _added(one: PredictedRow) -> dict[str, object]:
     known: dict[str, object] = {"measured_seconds": measured_seconds(one.row) or "", "problem": one.problem}
     if not (one.run and one.timeline and one.machine):
         return known
-    held, parts = held_of(one.run), one.timeline.parts
+    parts = one.timeline.parts
     numbers = {column: parts.get(part, 0.0) for column, part in STEP_PARTS.items()}
     numbers |= {"predicted_seconds": one.timeline.step_seconds, "bound_seconds": one.bound_seconds}
-    numbers["predicted_memory_gib"] = held.total_bytes / GIB
+    config, source = one.run.cost.plan.config, one.row.get("source", "")
+    expected = interval(one.machine, config)
+    numbers |= {f"{end}_seconds": one.timeline.step_seconds * factor for end, factor in expected._asdict().items()}
+    numbers["left_out_seconds"] = seconds_on(one.run, one.machine.leaving_out(source))
     known |= {name: f"{value:.6g}" for name, value in numbers.items()}
     known |= {f"machine.{fact}": getattr(one.machine, fact) for fact in OF_MACHINE}
-    known["machine.fitted"] = str(one.row.get("source") in one.machine.fitted_to).lower()
-    known["machine.stack"] = one.run.stack.name
-    if not one.row.get("contradicts"):
-        known["fits"] = held.fit(one.machine.chip.memory_bytes, says_recomputation=one.run.says_recomputation)
+    known["machine.fitted"] = str(one.row.get("source") in one.machine.without).lower()
+    known |= {"machine.stack": one.run.stack, "kind": kind_of(config)}
     return {**known, "microbatches": one.run.cost.plan.train.microbatches}
 
 

@@ -1,6 +1,6 @@
 """The predicted step: a pass through a layer is simulated, and the passes run on the stages of the pipeline.
 
-a100s = machine("a100_megatron_cluster")
+a100s = machine("a100_megatron")
 timeline = predict_seconds(predict("tensor", config, "tensor=8", train), a100s, Topology.parse("a100_80gb:1x8"))
 timeline.step_seconds, timeline.parts
 """
@@ -12,7 +12,6 @@ from itertools import groupby
 from operator import attrgetter
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.kernels import Kernel
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
 from benchmarks.simulate.links import Network, bandwidth, collective_seconds, group
@@ -60,15 +59,16 @@ LANES = {
 """What a step is spent on -> its lane, as in a simulated program where that has it."""
 
 
-def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
+def predict_seconds(cost: Cost, machine: Machine, topology: Topology, losses: int = 1) -> Timeline:
     """Predict the time of a step, by what its last stage spends it on.
 
     Args:
         cost: the step by formulas.
         machine: the devices and the software.
         topology: the devices that the mesh takes, all of them.
+        losses: of each token (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
     """
-    return Step(cost, machine, topology).timeline()
+    return Step(cost, machine, topology, losses).timeline()
 
 
 def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
@@ -79,7 +79,7 @@ def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
     chip, mesh, busy = machine.chip, cost.plan.mesh, dict[str, float]()
     itemsize = machine.precision.itemsize if machine.precision else BYTES[cost.plan.train.dtype]
     for (kind, axes), parts in cost.sent.items():
-        where = group(topology, mesh, axes, machine.stack.outermost)
+        where = group(topology, mesh, axes)
         seconds = float(sum(parts.values())) / bandwidth(chip, kind, where)
         busy = added(busy, dict.fromkeys(where.links, seconds))
     compute = cost.least_flops / mesh.size / (1 - cost.bubble) / (chip.flops_per_second * machine.rate_share(itemsize))
@@ -89,7 +89,8 @@ def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
 class Step:
     """A step on a machine."""
 
-    def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
+    def __init__(self, cost: Cost, machine: Machine, topology: Topology, losses: int = 1) -> None:
+        self.losses = losses
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
         self.network = Network(machine, topology, cost.plan.mesh)
         layers, again = cost.plan.all_layers, cost.plan.layers_again
@@ -113,8 +114,7 @@ class Step:
     @cached_property
     def stages(self) -> Stages:
         """The passes on the stages."""
-        losses = further_of(self.plan.config).predicted_tokens
-        forward, backward = (scaled(simulate(one).parts, losses) for one in self.layer.embedding_and_head())
+        forward, backward = (scaled(simulate(one).parts, self.losses) for one in self.layer.embedding_and_head())
         if self.plan.layers_again:
             lead = self._lead_passes({"F": "forward", "B": "backward"})
             forward, backward = added(forward, lead["F"]), added(backward, lead["F"], lead["B"])
@@ -158,7 +158,7 @@ class Step:
     def send_seconds(self) -> float:
         """Seconds to send a microbatch's residual stream to the next stage."""
         plan = self.plan
-        hidden = self.machine.stack.until("sends") == "layer" and plan.schedule.chunks > 1
+        hidden = "sends" in self.machine.stack.overlaps and plan.schedule.chunks > 1
         if not plan.staged or hidden:
             return 0.0
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
@@ -187,8 +187,8 @@ class Step:
         """
         plan, held, others = self.plan, self.elements / self.plan.elements, self.tied_seconds
         stack = self.machine.stack
-        hides = {"gradients": stack.until("gradients") == "layer" or plan.train.reduce == "layer"}
-        hides["weights"] = stack.until("updated weights") == "layer"
+        hides = {"gradients": "gradients" in stack.overlaps or plan.train.reduce == "layer"}
+        hides["weights"] = "updated weights" in stack.overlaps
         beside: list[Event] = []
         apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES}
         once = (term for term in self.traffic if term.what not in apart and not self.layer.is_sharded(term))

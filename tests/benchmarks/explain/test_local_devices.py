@@ -62,13 +62,13 @@ def test_a_calibrated_file_keeps_its_figures():
 
 @pytest.mark.parametrize(
     ("name", "topology"),
-    [("maxtext_tpu7x", "v5e:4x4"), ("a100_megatron_host", "h100:1x8"), ("h100_fsdp", "v100:1x8")],
+    [("b200_megatron_core", "gb200:1x4"), ("a100_megatron", "h100:1x8"), ("h100_fsdp", "v100:1x8")],
 )
 def test_constants_of_other_devices_have_an_assumed_error(name, topology):
     """A file's error holds for the devices that it names. Others keep their own specifications; the source says so."""
     topology = Topology.parse(topology)
     its = predicting_machine(name, topology)
-    assert (its.chip, its.error, its.fitted_to) == (topology.chip, CARRIED_ERROR, ())
+    assert (its.chip, its.error, its.without) == (topology.chip, CARRIED_ERROR, {})
     assert its.assumed
     assert its.source.endswith(f"constants of {name}, carried over to {topology.kind}")
     assert not machine(name).assumed
@@ -84,7 +84,11 @@ def test_rates_that_were_measured_are_not_those_of_another_chip():
 
 @pytest.mark.parametrize(
     ("kind", "stack", "name"),
-    [("gb300", "torchtitan", "b200_750w_torchtitan"), ("h100_pcie", "KempnerForge", "kempnerforge_h200")],
+    [
+        ("gb300", "PyTorch FSDP", "h100_fsdp"),
+        ("h100_pcie", "PyTorch FSDP", "h100_fsdp"),
+        ("gb300", "meshmark", "meshmark_gpus"),
+    ],
 )
 def test_constants_are_carried_over_inside_a_generation(kind, stack, name):
     """Where a stack has files of several generations, that of the same compute capability is taken."""
