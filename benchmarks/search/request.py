@@ -165,7 +165,7 @@ def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
         way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     else:
-        chosen = machine_for(topology.kind, "meshmark", topology.hosts)
+        chosen = machine_for(topology.kind, "meshmark")
     if chosen.chip.platform != topology.platform:
         raise ValueError(f"machine {chosen.name} is one of {chosen.chip.platform} devices, and {topology} is not")
     chosen = chosen.with_changes(dict(args.set))

@@ -20,9 +20,12 @@ from benchmarks.simulate.stack import Stack
 from strategies.files import read_json
 from strategies.schema import Count, Positive, SchemaError, checked
 
+RENAMED = {
+    **dict.fromkeys(("torchtitan", "KempnerForge"), "PyTorch FSDP"),
+    **{"NeMo": "Megatron-Bridge", "MaxText": "meshmark"},
+}
+"""Names of stacks in older files -> those of today, which have the same rules."""
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
-
-ANY_HOSTS = 1, 10**6
 
 
 class UnknownMachine(ValueError):
@@ -39,14 +42,14 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         constants: all of `Constants`.
         error: mean error of predictions, as a fraction.
         source: where the figures come from.
-        fitted_to: sources of published runs on such devices, as tables name them, of which a fit took some.
-        without: such sources -> the constants of a fit without them.
+        without: sources of published runs, as tables name them, to which constants were fitted -> the constants of a
+            fit without them.
         chip: the kind whose specifications it has; by default the first of `devices`.
-        hosts: the fewest and the most hosts of the runs that it predicts.
         specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
         float32_share: rate of float32 matmuls as a fraction of that of bfloat16; by default by the kind.
         cores: of a GPU, where specifications are measured and their rate of matmuls is that without waves of tiles.
         not_measured, measured: notes of a calibration, for people.
+        hosts, fitted_to: of older files. They mean nothing today.
     """
 
     stack: str
@@ -58,7 +61,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fitted_to: tuple[str, ...] = ()
     without: dict[str, dict[str, float]] = {}
     chip: str | None = None
-    hosts: tuple[Count, Count] = ANY_HOSTS
+    hosts: tuple[Count, Count] | None = None
     specifications: dict[str, Any] = {}
     float32_share: Positive | None = None
     cores: Annotated[int, Meta(ge=0)] = 0
@@ -83,11 +86,6 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def calibrated(self) -> bool:
         """Whether all specifications were measured, instead of published."""
         return {*self.specifications} >= {field.name for field in dataclasses.fields(Chip) if field.default is MISSING}
-
-    def fits(self, hosts: int) -> bool:
-        """Whether it is for runs of so many hosts."""
-        few, most = self.hosts
-        return few <= hosts <= most
 
 
 def _ranged(ranges: Mapping[str, Range]) -> type[msgspec.Struct]:
@@ -156,12 +154,15 @@ def read_file(content: Any, where: str) -> MachineFile:
     Raises:
         SchemaError: a field is missing, unknown, of another type, or out of range.
     """
+    if isinstance(content, dict) and (unknown := {*content} - {*MachineFile.__struct_fields__}):
+        way_out = "remove it, or write the file again with `meshmark calibrate` or `meshmark fit`"
+        raise SchemaError(f"{where} has an unknown field {min(unknown)!r}; {way_out}")
     file = checked(content, MachineFile, where)
     if unknown := {*(file.rules or {})} - RULES:
         raise SchemaError(f"{where}: rules has {', '.join(sorted(unknown))}; it can have {', '.join(sorted(RULES))}")
     checked(file.constants, CALIBRATED_CONSTANTS if file.calibrated else PUBLISHED_CONSTANTS, f"{where}: constants")
     checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
-    return file
+    return msgspec.structs.replace(file, stack=RENAMED.get(file.stack, file.stack))
 
 
 def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
@@ -229,38 +230,30 @@ CARRIED_ERROR = 0.2
 """Assumed error of predictions for devices to which constants of other devices were carried over."""
 
 
-def machine_for(kind: str, stack: str, hosts: int) -> Machine:
+def machine_for(kind: str, stack: str) -> Machine:
     """The machine of a run.
 
     Args:
         kind: of device, as the run's source names it.
-        stack: name of the software.
-        rules: the other fields of a `Stack`; by default those of a packaged file of this stack for such devices.
-        hosts: that the run took. Some clusters and some single hosts of the same devices are different machines.
+        stack: name of a `Stack`.
 
     Returns:
-        The machine whose file names such devices, or, where only the stack has files for so many hosts, one with its
-        constants and the specifications of these devices; its source says so.
+        The machine whose file names such devices, or, where only the stack has files, one with its constants and the
+        specifications of these devices; its source says so.
 
     Raises:
         UnknownMachine: no file has this stack, or these devices have no specifications.
     """
-    files = _files()
-    of_stack = {name: file for name, file in files.items() if file.stack == stack and file.fits(hosts)}
-    for name, file in of_stack.items():
-        if kind in file.devices:
-            return machine(name, kind)
+    of_stack = {name: file for name, file in _files().items() if file.stack == stack}
+    if found := next((name for name, file in of_stack.items() if kind in file.devices), None):
+        return machine(found, kind)
     on_gpus = kind in CHIPS and not CHIPS[kind].torus_dims
     of_platform = {name: file for name, file in of_stack.items() if file.on_gpus == on_gpus}
     if kind not in CHIPS or not of_platform:
-        raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
-    # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts,
-    # or that is for many kinds.
+        raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(_files())}")
+    # Constants of a GPU of the same generation, if there are any, and rather of a file that is for many kinds.
     own = generation(kind)
-    name, file = max(
-        of_platform.items(),
-        key=lambda item: (generation(item[1].kind) == own, item[1].hosts != ANY_HOSTS, len(item[1].devices)),
-    )
+    name, file = max(of_platform.items(), key=lambda item: (generation(item[1].kind) == own, len(item[1].devices)))
     return _carried(name, file, kind)
 
 

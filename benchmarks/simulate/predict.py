@@ -76,6 +76,21 @@ class PredictedRow:
         """Predicted seconds."""
         return self.timeline and self.timeline.step_seconds
 
+    @property
+    def interval_seconds(self) -> tuple[float, float]:
+        """Seconds between which 80% of such steps are expected."""
+        assert self.run
+        assert self.machine
+        assert self.step_seconds
+        expected = interval(self.machine, self.run.cost.plan.config)
+        return self.step_seconds * expected.low, self.step_seconds * expected.high
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured seconds of a measured row lie in the interval."""
+        low, high = self.interval_seconds
+        return bool(self.run and low <= (self.run.step_seconds or 0) <= high)
+
 
 def read_rows(path: Path) -> list[TableRow]:
     """Rows of a CSV file.
@@ -113,7 +128,7 @@ def predicted_rows(rows: Iterable[TableRow], name: str = "") -> list[PredictedRo
 def _predicted(row: TableRow, name: str) -> PredictedRow:
     try:
         run = run_of(row)
-        chosen = machine(name, run.kind) if name else machine_for(run.kind, run.stack, run.topology.hosts)
+        chosen = machine(name, run.kind) if name else machine_for(run.kind, run.stack)
         if chosen.stack.name != run.stack:
             raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack}")
         chosen = chosen.with_precision(run.precision)
@@ -142,14 +157,12 @@ def _added(one: PredictedRow) -> dict[str, object]:
     parts = one.timeline.parts
     numbers = {column: parts.get(part, 0.0) for column, part in STEP_PARTS.items()}
     numbers |= {"predicted_seconds": one.timeline.step_seconds, "bound_seconds": one.bound_seconds}
-    config, source = one.run.cost.plan.config, one.row.get("source", "")
-    expected = interval(one.machine, config)
-    numbers |= {f"{end}_seconds": one.timeline.step_seconds * factor for end, factor in expected._asdict().items()}
-    numbers["left_out_seconds"] = seconds_on(one.run, one.machine.leaving_out(source))
+    numbers |= dict(zip(("low_seconds", "high_seconds"), one.interval_seconds, strict=True))
+    numbers["left_out_seconds"] = seconds_on(one.run, one.machine.leaving_out(one.run.source))
     known |= {name: f"{value:.6g}" for name, value in numbers.items()}
     known |= {f"machine.{fact}": getattr(one.machine, fact) for fact in OF_MACHINE}
-    known["machine.fitted"] = str(one.row.get("source") in one.machine.without).lower()
-    known |= {"machine.stack": one.run.stack, "kind": kind_of(config)}
+    known["machine.fitted"] = str(one.run.source in one.machine.without).lower()
+    known |= {"machine.stack": one.run.stack, "kind": kind_of(one.run.cost.plan.config)}
     return {**known, "microbatches": one.run.cost.plan.train.microbatches}
 
 
@@ -178,15 +191,10 @@ def cluster_of(row: TableRow) -> str:
 
 
 def error_report(predictions: Sequence[PredictedRow]) -> list[str]:
-    """Lines of the errors by source, cluster, size of the model and work, and of the rows that cannot be predicted."""
+    """Lines of the errors by source and work, of intervals, and of the rows that cannot be predicted."""
     judged = [one for one in predictions if one.step_seconds and one.run and one.run.step_seconds]
     lines: list[str] = []
-    for title, key in (
-        ("source", lambda row: row.get("source", "")),
-        ("cluster", cluster_of),
-        ("layers x embed", model_of),
-        ("work", work_of),
-    ):
+    for title, key in (("source", lambda row: row.get("source", "")), ("work", work_of)):
         groups: dict[str, list[PredictedRow]] = defaultdict(list)
         for prediction in judged:
             groups[key(prediction.row)].append(prediction)
@@ -195,7 +203,10 @@ def error_report(predictions: Sequence[PredictedRow]) -> list[str]:
         lines += [*aligned(table, ["<", *">" * 6]), ""]
     used = Counter((one.machine.name, one.machine.source) for one in predictions if one.machine)
     lines += [f"{count} rows by machine {name}: {source}" for (name, source), count in used.most_common()]
-    return [*lines, *_without(predictions), f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
+    lines += _without(predictions)
+    inside = sum(one.is_inside for one in judged)
+    count = f"{len(judged)} of {len(predictions)} rows are predicted and measured"
+    return [*lines, f"{count}, {inside} of them inside of their 80% interval" if judged else count]
 
 
 def _without(predictions: Sequence[PredictedRow]) -> list[str]:

@@ -74,6 +74,21 @@ def test_constants_of_other_devices_have_an_assumed_error(name, topology):
     assert not machine(name).assumed
 
 
+def test_files_of_older_stacks_load():
+    """With the rules of today's, and notes that mean nothing today; unknown fields and rules are named."""
+    constants = vars(machine("h100_fsdp").constants)
+    told = {"stack": "torchtitan", "devices": ["h100"], "constants": constants, "error": 0.1, "source": "fitted"}
+    its = parsed("mine", {**told, "hosts": [1, 8], "fitted_to": ["a table"]})
+    assert (its.stack, its.constants) == (machine("h100_fsdp").stack, machine("h100_fsdp").constants)
+    for change, problem in (
+        ({"stack": "Abacus"}, "stack 'Abacus' is not known; known are PyTorch FSDP, .*; or state its rules"),
+        ({"rules": {"waits": {}}}, "rules has waits; it can have attention, embedding_and_head"),
+        ({"unfused": True}, "has an unknown field 'unfused'; remove it, or write the file again with `meshmark"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            parsed("mine", {**told, **change})
+
+
 def test_rates_that_were_measured_are_not_those_of_another_chip():
     """A calibrated file has no specifications of its own for other devices, so it is refused, with the way out."""
     told = FILE | {"devices": [GPUS["a100_80gb"]["name"]], "specifications": vars(CHIPS["a100_80gb"])}
@@ -92,7 +107,7 @@ def test_rates_that_were_measured_are_not_those_of_another_chip():
 )
 def test_constants_are_carried_over_inside_a_generation(kind, stack, name):
     """Where a stack has files of several generations, that of the same compute capability is taken."""
-    assert f"constants of {name}, carried over to {kind}" in machine_for(kind, stack, 1).source
+    assert f"constants of {name}, carried over to {kind}" in machine_for(kind, stack).source
 
 
 def test_a_run_is_predicted_by_a_machine_of_its_devices():
