@@ -201,10 +201,6 @@ class Network:
         """Where the devices of a group lie that differ along some axes."""
         return group(self.topology, self.mesh, axes)
 
-    def first_and_last(self, axes: Axes) -> Group:
-        """Where the first and the last device along some axes lie."""
-        return Group(2, min(2, self.group(axes).hosts), (Along(2, ring=False),))
-
 
 def collective_seconds(machine: Machine, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:
     """Seconds of collectives of one kind.

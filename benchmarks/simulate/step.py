@@ -14,7 +14,7 @@ from operator import attrgetter
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Kernel
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
-from benchmarks.simulate.links import Network, bandwidth, collective_seconds, group
+from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import (
     COMPUTE,
@@ -30,14 +30,10 @@ from benchmarks.simulate.queues import (
     simulate,
 )
 from benchmarks.simulate.stages import Pass, Stages
-from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
-from strategies.core.traffic import SENT
 from strategies.costs.predict import Cost
 from strategies.pipelining.schedules import Kind
 
-PARAMETER_TRAFFIC = "gradients", "weights"
-"""What is sent once a step for each parameter that a device has."""
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 PASSES = "passes"
@@ -170,8 +166,7 @@ class Step:
     def afterwards(self) -> Parts:
         """Seconds of what follows the passes, in order. With `gather="step"` all weights are gathered before them."""
         at_once = [*GATHERED["forward"], *GATHERED["backward"]] if self.plan.train.gather == "step" else []
-        updated = self.elements * self.plan.updated / self.plan.elements
-        moved = self.machine.stack.kernels.optimizer_bytes * updated
+        moved = self.machine.stack.kernels.optimizer_bytes * self.plan.updated
         return {
             "gathers": sum(event.seconds for wanted in at_once for event in self.layer.gathers([wanted], 1)),
             "gradients": self.gradients_seconds,
@@ -183,17 +178,16 @@ class Step:
     def gradients_seconds(self) -> float:
         """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides.
 
-        Weights are gathered after the update, beside nothing. The first stage may have more of both than others.
+        Weights are gathered after the update, beside nothing.
         """
-        plan, held, others = self.plan, self.elements / self.plan.elements, self.tied_seconds
-        stack = self.machine.stack
+        plan, stack, others = self.plan, self.machine.stack, 0.0
         hides = {"gradients": "gradients" in stack.overlaps or plan.train.reduce == "layer"}
         hides["weights"] = "updated weights" in stack.overlaps
         beside: list[Event] = []
         apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES}
         once = (term for term in self.traffic if term.what not in apart and not self.layer.is_sharded(term))
         for (what, kind, axes), terms in groupby(once, attrgetter("what", "kind", "axes")):
-            sent = sum(term.sent_bytes for term in terms) * (held if what in PARAMETER_TRAFFIC else 1)
+            sent = sum(term.sent_bytes for term in terms)
             event = self.network.event("gradients", kind, axes, sent, calls=0)
             if hides.get(what):
                 beside.append(event._replace(seconds=event.seconds / plan.layers))
@@ -203,33 +197,6 @@ class Step:
             return others
         with_sums = simulate(self.layer.events("backward", beside)).step_seconds
         return plan.layers * (with_sums - self._backward.step_seconds) + others
-
-    @property
-    def elements(self) -> float:
-        """Parameters of a device. Of the first stage, the last to end, if only the ends have the table of tokens."""
-        return first_stage_elements(self.plan) if self.layer.head_on_last_stage else self.plan.elements
-
-    @property
-    def tied_seconds(self) -> float:
-        """Seconds to sum the gradients of a tied table over the first and the last stage, where both have it.
-
-        Megatron-LM does so after it has summed them over replicas, in the group of embeddings (megatron/training.py).
-        """
-        plan = self.plan
-        if not (plan.config.tied and self.layer.head_on_last_stage):
-            return 0.0
-        table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
-        where = self.network.first_and_last(plan.over(plan.axes_of("layers")))
-        return collective_seconds(self.machine, "all_reduce", where, SENT["all_reduce"](table, where.devices))
-
-
-def first_stage_elements(plan: Plan) -> float:
-    """Parameters of a device of the first stage: its layers, and the tables of tokens and positions.
-
-    Only the tensor axis splits the table of tokens. `Plan` splits it over the stages, too.
-    """
-    tables = (plan.padded_vocab / plan.tensors + plan.config.sequence) * plan.config.embed
-    return sum(weight.elements for weight in plan.weights if weight.spec.is_stacked) + tables
 
 
 def _spans(of_stage: Iterable[Pass]) -> Iterator[Span]:
