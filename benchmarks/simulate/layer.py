@@ -169,8 +169,6 @@ class LayerEvents:
         """Share of a collective of a layer that runs beside its kernels, or beside the other half of the batch."""
         if term.what == "layers":
             return self._hidden_share
-        if term.what in TOKENS:
-            return float("tokens" in self.stack.overlaps and self.plan.schedule.chunks > 1)
         return float(term.what == "keys and values" and term.what in self.stack.overlaps)
 
     @property

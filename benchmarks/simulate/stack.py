@@ -4,19 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Collective = Literal[
-    "gathers", "gradients", "updated weights", "halves", "keys and values", "tensor", "sends", "tokens"
-]
+Collective = Literal["gathers", "halves", "keys and values", "tensor", "sends"]
 """Collectives that a stack may overlap with the compute of a layer:
 
 - gathers of sharded weights, and reduce-scatters of their gradients;
-- all-reduces of gradients over replicas;
-- gathers of weights after the update of a sharded optimizer;
 - all reductions over the tensor axis, with `TrainConfig.halves`;
 - keys and values on their way around a ring of a context axis;
 - gathers and reduce-scatters over the tensor axis in chunks, all but one chunk of each;
-- sends to the next stage, with several chunks on a stage;
-- dispatch and combine of tokens, with several chunks on a stage.
+- sends to the next stage, with several chunks on a stage.
 """
 HALVES_SHARE = 0.16
 """Share of the reductions that `halves` overlaps with the other half of the batch. In schedules that XLA compiled for

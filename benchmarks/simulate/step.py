@@ -180,16 +180,14 @@ class Step:
 
         Weights are gathered after the update, beside nothing.
         """
-        plan, stack, others = self.plan, self.machine.stack, 0.0
-        hides = {"gradients": "gradients" in stack.overlaps or plan.train.reduce == "layer"}
-        hides["weights"] = "updated weights" in stack.overlaps
+        plan, others = self.plan, 0.0
         beside: list[Event] = []
         apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES}
         once = (term for term in self.traffic if term.what not in apart and not self.layer.is_sharded(term))
         for (what, kind, axes), terms in groupby(once, attrgetter("what", "kind", "axes")):
             sent = sum(term.sent_bytes for term in terms)
             event = self.network.event("gradients", kind, axes, sent, calls=0)
-            if hides.get(what):
+            if what == "gradients" and plan.train.reduce == "layer":
                 beside.append(event._replace(seconds=event.seconds / plan.layers))
             else:
                 others += event.seconds
