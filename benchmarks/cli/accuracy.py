@@ -1,7 +1,7 @@
 """Errors of predictions: how far they are off, whether they rank runs as measured, and what the best choice loses."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEAST_RANKED = 3
@@ -56,6 +56,28 @@ def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
         statistics.correlation(ranks(predicted), ranks(measured)) if ranked else None,
         measured[fastest] / min(measured) - 1,
     )
+
+
+def quantile(sizes: Mapping[str, Sequence[float]], coverage: float) -> float:
+    """The size that covers a share of the errors of a new source, if it is as the others.
+
+    Runs of a source resemble each other, so each source counts as much. The new source does, too, and its errors may be
+    of any size: where the others do not make up the share, it is the largest that is known.
+
+    Args:
+        sizes: source -> sizes of its errors.
+        coverage: the share.
+
+    >>> quantile({"one": [0.1, 0.2], "other": [0.3, 0.4]}, 0.5), quantile({"one": [0.1, 0.2]}, 0.9)
+    (0.3, 0.2)
+    """
+    weighted = sorted((size, 1 / len(own) / (len(sizes) + 1)) for own in sizes.values() for size in own)
+    reached = 0.0
+    for size, weight in weighted:
+        reached += weight
+        if reached >= coverage - 1e-9:
+            return size
+    return weighted[-1][0]
 
 
 def ranks(values: Sequence[float]) -> list[float]:

@@ -94,8 +94,7 @@ PLANNED = {
         "rank strategies and meshes for a model by predicted step time; compile and measure the best",
         "benchmarks.search.command",
         option("--topology TOPOLOGY", f"{DEVICES_OF} h100:1x8 or here", topology_or_here, required=True),
-        option("--stack STACK", "megatron, torchtitan, maxtext, kempnerforge; default: meshmark", str, "meshmark"),
-        MACHINE._replace(help="machine file, by name or path; default: the stack's for these devices"),
+        MACHINE._replace(help="machine file, by name or path; default: the packaged one for these devices"),
         option(
             "--set NAME=VALUE",
             "change a specification of the devices, such as hbm=141GiB; repeatable",
@@ -136,6 +135,7 @@ PLANNED = {
         TABLES,
         MACHINE._replace(help="machine file to start from, by name or path", required=True),
         option("--only NAME,...", "fit these constants; default: all on which the runs depend", str),
+        option("--otherwise MACHINE", "machine file for a source without which too few runs are left", str),
         option("--out FILE", "write the machine file with the fitted constants", Path),
     ),
     "calibrate": Command(

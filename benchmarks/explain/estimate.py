@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.cases.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.devices.chips import GIB
 from benchmarks.program.compiled import Program
-from benchmarks.simulate.program import Priced, Roofline, published, replay
+from benchmarks.simulate.program import Priced, Roofline, ideal, replay
 from benchmarks.simulate.queues import DEVICE_LANES, Timeline
 from strategies import Step
 
@@ -96,7 +96,7 @@ def estimate(kind: str, step: Step, program: Program, needed_bytes: int, bubble:
         needed_bytes: its planned memory.
         bubble: fraction of the time for which a pipeline stage is idle.
     """
-    machine, dtype = published(kind), step.train.dtype
+    machine, dtype = ideal(kind), step.train.dtype
     chip = machine.chip
     if program.unread:
         return ChipEstimate(needed_bytes, chip.memory_bytes)

@@ -25,7 +25,7 @@ from benchmarks.run import measure
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.probes import Probe, gpu_cores, probes
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.rates import Timing, machine_of
+from benchmarks.simulate.rates import Timing, calibrated
 from strategies.backends.backend import platform_of
 
 ROUNDS = 5
@@ -100,7 +100,7 @@ def main(args: argparse.Namespace) -> int:
     source = f"meshmark calibrate, {datetime.now(UTC):%Y-%m-%d}, on {processor()}, {jax.device_count()} devices"
     of = platform_of(jax.devices()[0])
     try:
-        machine, missing = machine_of(args.out.stem, timings, of, memory_bytes, source, gpu_cores())
+        machine, missing = calibrated(args.out.stem, timings, of, memory_bytes, source, gpu_cores())
     except ValueError as error:
         print("\n".join(timings_table(timings)))
         raise Refused(str(error)) from error

@@ -9,7 +9,6 @@ from typing import Any, get_args
 from benchmarks.cases.case import Case, CompilerOptions, Options, options_of
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.stack import ASSUMED_MEMORY_ERROR
 from strategies import STRATEGIES, GPTConfig, MeshSpec
 from strategies.config import Dtype, Gather, PipelineSchedule, Remat
 from strategies.costs.predict import strategies_with_formulas
@@ -31,7 +30,7 @@ AXES = {
 }
 """The mesh axes of which an option requires one to have an effect."""
 
-MEMORY_FRACTION = 1 - ASSUMED_MEMORY_ERROR
+MEMORY_FRACTION = 0.85
 """Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory.
 
 The formulas model XLA's CPU backend. Of the compiled steps of gpt3-6.7b, those for H100 needed up to 19% less and 2%

@@ -9,19 +9,16 @@ from typing import Any
 from benchmarks.cases.case import Case, option_texts
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION
-from benchmarks.search.stacks import run_of_case
+from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory import held_of
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
-from strategies import STRATEGIES, Infeasible
+from strategies import Infeasible
 from strategies.costs.predict import Cost, predict
 from strategies.infeasible import WrongSize
 
 UNLIMITED = 1e6
 """Factor of a resource that no longer limits anything."""
-MOST_ERROR = 0.99
-"""A time whose prediction is off by more has no upper end."""
 BUBBLE = "pipeline bubble"
 
 
@@ -33,13 +30,11 @@ class Candidate:
         case: strategy, mesh and options on a topology.
         cost: by formulas.
         machine: predicts the seconds.
-        stack_bytes: memory of a device by the rules of another stack; None for meshmark's own step.
     """
 
     case: Case
     cost: Cost
     machine: Machine
-    stack_bytes: int | None = None
 
     @property
     def topology(self) -> Topology:
@@ -58,6 +53,12 @@ class Candidate:
         return self.timeline.step_seconds
 
     @property
+    def interval_seconds(self) -> tuple[float, float]:
+        """Seconds between which 80% of steps are expected that are predicted so."""
+        expected = interval(self.machine, self.case.config)
+        return self.step_seconds * expected.low, self.step_seconds * expected.high
+
+    @property
     def bound_seconds(self) -> float:
         """The least time of a step: its roofline, without memory traffic."""
         return bound_seconds(self.cost, self.machine, self.topology)
@@ -65,7 +66,7 @@ class Candidate:
     @cached_property
     def needed_bytes(self) -> int:
         """Memory of a device, by formulas."""
-        return self.cost.needed_bytes if self.stack_bytes is None else self.stack_bytes
+        return self.cost.needed_bytes
 
     @property
     def lacking_bytes(self) -> float:
@@ -131,12 +132,13 @@ class Ranking:
         """The fastest of each strategy and set of mesh axes, fastest first."""
         return first_of_each(self.fitting, layout)
 
-    def tied(self, error: float) -> int:
-        """How many predictions, from the first, differ by less than their errors. They may be in any order."""
+    @cached_property
+    def tied(self) -> int:
+        """How many predictions, from the first, are nearer than errors of two ways to spread a step differ."""
         if not self.fitting:
             return 0
-        low, high = plausible(error)
-        return sum(candidate.step_seconds * low <= self.fitting[0].step_seconds * high for candidate in self.fitting)
+        most = math.exp(widths().pair) * self.fitting[0].step_seconds
+        return sum(candidate.step_seconds <= most for candidate in self.fitting)
 
 
 def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
@@ -159,14 +161,11 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
 
 
 def candidate_of(case: Case, machine: Machine) -> Candidate:
-    """A case with its cost: of a strategy, or of the stack of the machine.
+    """A case with its cost.
 
     Raises:
         Infeasible: there is no such step.
     """
-    if case.strategy not in STRATEGIES:
-        run = run_of_case(case, machine.stack)
-        return Candidate(case, run.cost, machine, math.ceil(held_of(run).total_bytes))
     return Candidate(case, predict(case.strategy, case.config, case.mesh, case.resolved, case.backend), machine)
 
 
@@ -202,22 +201,7 @@ def layout_row(case: Case) -> dict[str, Any]:
 
 def usable_bytes(machine: Machine) -> float:
     """Memory that a candidate may need by formulas, with a margin for their error."""
-    return usable_fraction(machine) * machine.chip.memory_bytes
-
-
-def usable_fraction(machine: Machine) -> float:
-    """Part of a device's memory that a candidate may need by formulas, those of the stack or of meshmark."""
-    memory = machine.stack.memory
-    return 1 - memory.margin if memory else MEMORY_FRACTION
-
-
-def plausible(error: float) -> tuple[float, float]:
-    """Factors of a predicted time between which the time is, if the prediction is off by its mean error.
-
-    >>> [round(factor, 2) for factor in plausible(0.2)]
-    [0.83, 1.25]
-    """
-    return 1 / (1 + error), 1 / (1 - min(error, MOST_ERROR))
+    return MEMORY_FRACTION * machine.chip.memory_bytes
 
 
 def _faster(name: str) -> Callable[[Machine], Machine]:

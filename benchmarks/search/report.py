@@ -1,5 +1,6 @@
 """The report of a search as text, and its document of JSON values."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.search import compiled, improvements, measured
-from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.compiled import CompiledCandidate
 from benchmarks.search.compiling import versions
 from benchmarks.search.improvements import LEAST_SHARE, Improvement
@@ -20,10 +21,9 @@ from benchmarks.search.ranking import (
     Ranking,
     layout_cells,
     layout_row,
-    plausible,
     usable_bytes,
-    usable_fraction,
 )
+from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
 from strategies.model.gpt import param_count
 
@@ -80,7 +80,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
         blocks += [
             table(shown, ranking, machine),
             dense_layers(shown),
-            certainty(ranking, machine),
+            certainty(ranking),
             best_lines(ranking.fitting[0]),
             improvements.table(result.improvements),
         ]
@@ -113,13 +113,11 @@ def heading(result: Result) -> list[str]:
     space, ranking, machine = result.space, result.ranking, result.machine
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
     room = f"{usable_bytes(machine) / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
-    memory = machine.stack.memory
-    off = "are assumed to be within" if memory and memory.error is None else "may be off by"
     too_large, infeasible = len(ranking.too_large), len(ranking.infeasible)
     texts = [
         f"{work}, on {device_count(space.topology)} devices of {space.topology}",
         f"{len(ranking.fitting)} candidates fit, {too_large} are too large, {infeasible} infeasible",
-        f"a candidate fits if formulas give it at most {room}; they {off} {1 - usable_fraction(machine):.0%}",
+        f"a candidate fits if formulas give it at most {room}; they may be off by {1 - MEMORY_FRACTION:.0%}",
     ]
     texts += [f"machine {machine.name}: {machine.source}"] if result.predicted else []
     return [line for text in texts for line in wrapped(text)]
@@ -127,7 +125,7 @@ def heading(result: Result) -> list[str]:
 
 def table(shown: Sequence[Candidate], ranking: Ranking, machine: Machine) -> list[str]:
     """The lines of the table of candidates that fit."""
-    tied = ranking.tied(machine.error)
+    tied = ranking.tied
     rows: list[tuple[str, ...]] = [
         ("rank", "strategy", "mesh", "options", "GiB", "ms", "roofline ms", "tokens/s", "MFU", "bottleneck")
     ]
@@ -156,23 +154,22 @@ def dense_layers(shown: Sequence[Candidate]) -> list[str]:
     return wrapped(said) if layers else []
 
 
-def certainty(ranking: Ranking, machine: Machine) -> list[str]:
-    """How far predictions are off, and how many candidates are therefore tied."""
-    lines = wrapped(
-        f"predictions are {machine.error_text}; the first {ranking.tied(machine.error)} candidates are tied"
-    )
-    if machine.assumed:
-        lines += wrapped("times, rates and MFU are assumed, too; compare one of them with a measured or published step")
-    return lines
+def certainty(ranking: Ranking) -> list[str]:
+    """How far apart predictions of two candidates have to be, and how many are therefore tied."""
+    apart = math.exp(widths().pair) - 1
+    text = f"two candidates within {apart:.0%} of each other may be in any order; the first {ranking.tied} are tied"
+    return wrapped(text)
 
 
 def best_lines(best: Candidate) -> list[str]:
     """How fast the best candidate is, its bottlenecks, and where its time goes."""
     machine = best.machine
-    low, high = (1e3 * best.step_seconds * factor for factor in plausible(machine.error))
+    low, high = (1e3 * seconds for seconds in best.interval_seconds)
     rate = best.tokens_per_second / best.case.mesh.size
-    assumed = "assumed" if machine.assumed else "measured"
-    lines = [f"the best takes {low:,.0f} to {high:,.0f} ms, within the {assumed} error; {rate:,.0f} tokens/s a device"]
+    likely = f"{1e3 * best.step_seconds:,.0f} ms, {low:,.0f} to {high:,.0f} ms with a probability of 80%"
+    lines = [f"the best takes {likely}; {rate:,.0f} tokens/s a device"]
+    if machine.assumed:
+        lines.append("no source has measured such devices: the range is one that covers 90% on others")
     saved = [(name, share) for name, share in best.limits.items() if share > LEAST_SHARE]
     limits = ", ".join(f"{name} {share:.0%}" for name, share in saved[:SHOWN_LIMITS])
     lines += [f"bottlenecks (time saved if infinitely fast): {limits}"] if limits else []
@@ -185,7 +182,7 @@ def best_lines(best: Candidate) -> list[str]:
 def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
     """Days, device-hours and money to train on so many tokens with the best candidate, as compiled if it was.
 
-    Each is a range by the error of predictions.
+    Each is a range by the interval of the prediction.
     """
     space, machine = result.space, result.machine
     compiled_seconds = result.compiled[0].step_seconds if result.compiled else None
@@ -194,10 +191,13 @@ def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
     days, hours = seconds / DAY_SECONDS, seconds * device_count(space.topology) / 3600
     amounts = [(days, ",.1f", " days"), (hours, ",.0f", " device-hours")]
     amounts += [] if price is None else [(hours * price, ",.0f", f" at {price:g} an hour")]
-    low, high = plausible(machine.error)
+    low, high = interval(machine, space.config)
     ranges = [f"{amount * low:{spec}} to {amount * high:{spec}}{unit}" for amount, spec, unit in amounts]
     exact = [f"{amount:{spec}}{unit}" for amount, spec, unit in amounts]
-    lines = f"{tokens:.3g} tokens take {', '.join(ranges)}", f"as predicted: {', '.join(exact)}; {machine.error_text}"
+    lines = (
+        f"{tokens:.3g} tokens take {', '.join(ranges)}",
+        f"as predicted: {', '.join(exact)}; the ranges have a probability of 80%",
+    )
     return [part for line in lines for part in wrapped(line)]
 
 
@@ -239,9 +239,10 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "machine": machine.name if result.predicted else None,
         "error": machine.error if result.predicted else None,
         "error_assumed": machine.assumed,
+        "interval": [*interval(machine, space.config)] if result.predicted else None,
         "capacity_bytes": machine.chip.memory_bytes,
         "usable_bytes": int(usable_bytes(machine)),
-        "tied": ranking.tied(machine.error) if result.predicted and not result.scaling else None,
+        "tied": ranking.tied if result.predicted and not result.scaling else None,
         "versions": versions(space.topology),
         "candidates": [row for found in results for row in _rows(found)],
     }

@@ -1,7 +1,6 @@
 """The search space, the devices and the machine that the options of a search name."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -28,18 +27,13 @@ from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.scaled import powers_of_two, sized
-from benchmarks.search.stacks import StackSpace, machine_under, require_expressible, stack_named
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
 from benchmarks.simulate.machines import machine, machine_for
-from benchmarks.simulate.stack import Stack
-from benchmarks.simulate.stacks import MESHMARK
 from strategies.config import Remat
 
 SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"
 BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers",)}
 """Options -> those that have an effect with them alone."""
-OF_MESHMARK = "compile", "measure", "strategy", "option", "compiler_option"
-"""Options of meshmark's own steps, which no other stack has."""
 
 
 def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
@@ -53,9 +47,8 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     if args.topology == "here":
         args.topology = topology_here()
     largest = sized(args.topology, powers_of_two(*args.scaling)[-1]) if args.scaling else args.topology
-    stack = stack_named(args.stack, largest.kind)
-    chosen = chosen_machine(args, largest, stack)
-    space = search_space(of_smallest(args) if args.scaling else args, stack)
+    chosen = chosen_machine(args, largest)
+    space = search_space(of_smallest(args) if args.scaling else args)
     outputs = {f"--{name}": path for name in ("json", "trace") if (path := getattr(args, name))}
     require_apart(outputs, [Path(args.machine)] if args.machine else [])
     for path in outputs.values():
@@ -66,8 +59,8 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     return space, chosen
 
 
-def search_space(args: argparse.Namespace, stack: Stack) -> SearchSpace:
-    """The search space that the options ask for, of a stack.
+def search_space(args: argparse.Namespace) -> SearchSpace:
+    """The search space that the options ask for.
 
     Raises:
         ValueError: several windows or routings, sizes that no model has, a mesh of another number of devices, no
@@ -81,9 +74,7 @@ def search_space(args: argparse.Namespace, stack: Stack) -> SearchSpace:
     name, config = model(args)
     meshes = known_meshes(args.mesh)
     require_all_devices(args.topology, meshes)
-    if stack != MESHMARK:
-        require_expressible(config, args.dtype, stack)
-    space = (SearchSpace if stack == MESHMARK else partial(StackSpace, stack=stack))(
+    space = SearchSpace(
         args.topology,
         ",".join([name, *option_texts(model_options(config))]),
         config,
@@ -123,15 +114,12 @@ def require_together(args: argparse.Namespace) -> None:
     """Check that every option has an effect.
 
     Raises:
-        ValueError: an option is given without the one that it belongs to, one of a single topology with --scaling, or
-            one of meshmark's own steps with another stack.
+        ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.
     """
     if args.measure and args.topology != "here":
         raise ValueError("--measure times steps on the devices of this machine; give --topology here")
     if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
         raise ValueError(f"--{given[0]} is of one topology; leave --scaling out")
-    if args.stack != MESHMARK.name and (given := [name for name in OF_MESHMARK if getattr(args, name)]):
-        raise ValueError(f"--{dashed(given[0])} is of meshmark's own steps; leave it or --stack {args.stack} out")
     for name, others in BELONGING.items():
         if not getattr(args, name) and (given := [other for other in others if getattr(args, other)]):
             raise ValueError(f"--{dashed(given[0])} is of --{name}; give --{name}, too")
@@ -162,16 +150,14 @@ def topology_here() -> Topology:
     return topology_of(jax.devices())
 
 
-def chosen_machine(args: argparse.Namespace, topology: Topology, stack: Stack) -> Machine:
-    """The machine that the options name, or the one that is packaged for such devices under a stack.
+def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
+    """The machine that the options name, or the one that is packaged for such devices.
 
     Raises:
         ValueError: there is none, it is one of other devices, a specification cannot be set, the network between hosts
             is not known, or the devices are virtual and nothing is measured.
     """
-    if stack != MESHMARK:
-        chosen = machine_under(stack, topology.kind, topology.hosts, args.machine)
-    elif topology.is_virtual:
+    if topology.is_virtual:
         return virtual_machine(args, topology)
     elif args.machine:
         chosen = machine(args.machine, topology.chip and topology.kind)
@@ -179,7 +165,7 @@ def chosen_machine(args: argparse.Namespace, topology: Topology, stack: Stack) -
         way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     else:
-        chosen = machine_for(topology.kind, MESHMARK.name, topology.hosts)
+        chosen = machine_for(topology.kind, "meshmark")
     if chosen.chip.platform != topology.platform:
         raise ValueError(f"machine {chosen.name} is one of {chosen.chip.platform} devices, and {topology} is not")
     chosen = chosen.with_changes(dict(args.set))
@@ -204,7 +190,8 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
         raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; leave it out")
     memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)
     chip = Chip(CPU, 1e11, memory_bytes, 1e10, 1e9, 0, 0, 0, 1e9, "assumed")
-    return Machine("order", chip, chip.flops_per_second, 0, MESHMARK, START, 1.0, f"{NOT_FITTED}: an order of work")
+    stack = machine("meshmark_tpus").stack
+    return Machine("order", chip, chip.flops_per_second, 0, stack, START, 1.0, f"{NOT_FITTED}: an order of work")
 
 
 MOST_BYTES = 2**40

@@ -12,6 +12,7 @@ from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.ranking import Ranking, layout_cells, ranked
 from benchmarks.search.report import Result
+from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machine import Machine
 
 SPREAD = 8
@@ -99,7 +100,9 @@ def scaling_report(found: Sequence[Result]) -> list[str]:
         used = f"{best.model_flops_utilization:.0%}", f"{resource} {share:.0%}"
         table.append((*place, *layout_cells(best.case), *times, *used))
     work = f"{space.preset}, {space.config.sequence} tokens in a sequence, {space.dtype}, on {space.topology.kind}"
-    known = f"machine {machine.name}, {machine.error_text}: {machine.source}"
+    low, high = interval(machine, space.config)
+    likely = f"times are {low - 1:+.0%} to {high - 1:+.0%} with a probability of 80%"
+    known = f"machine {machine.name}, {likely}: {machine.source}"
     return [*wrapped(work), *wrapped(known), "", *aligned(table, [*"<>><<<", *">>>", "<"])]
 
 

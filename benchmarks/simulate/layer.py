@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from benchmarks.simulate.kernels import Kernel, Layer, first_weight_gradients, head, kernels_of, layer
-from benchmarks.simulate.links import Network, distinct
-from benchmarks.simulate.memory_traffic import count_sharing
+from benchmarks.simulate.kernels import Layer, head, kernels_of, layer
+from benchmarks.simulate.links import Network
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
-from strategies.core.sizes import BYTES
 from strategies.core.traffic import SENT, Traffic
 
 Way = Literal["forward", "backward", "inputs", "weights"]
@@ -70,7 +68,7 @@ class LayerEvents:
     @property
     def prefetches(self) -> bool:
         """Whether weights are gathered beside a layer. The loops of pipelines here gather nothing ahead (fsdp.py)."""
-        return self.stack.until("gathers") == "layer" and not self.plan.staged
+        return "gathers" in self.stack.overlaps and not self.plan.staged
 
     @property
     def head_on_last_stage(self) -> bool:
@@ -108,7 +106,7 @@ class LayerEvents:
         sent: dict[str, float] = {}
         for term in self.traffic:
             if self.is_sharded(term) and term.what in wanted:
-                sent[term.kind] = sent.get(term.kind, 0) + term.sent_bytes * self._narrowed(term)
+                sent[term.kind] = sent.get(term.kind, 0) + term.sent_bytes
         passes = self.layers + self.layers_again * ("weights" in wanted)  # which forward passes gather
         times = times or passes * self.plan.train.microbatches
         for kind, sent_bytes in sent.items():
@@ -139,25 +137,14 @@ class LayerEvents:
                 half = self.network.event("head collectives", term.kind, axes, sent / 2, 1 / 2)
                 forward.append(half)
                 backward.append(half)
-        if self.stack.gathers_logits and plan.tensors > 1:
-            logits = BYTES[plan.train.dtype] * plan.share.tokens * plan.padded_vocab // plan.tensors
-            axes = plan.over(plan.axes_of("head_features"))
-            forward.append(self.network.event("head collectives", "all_gather", axes, logits * (plan.tensors - 1)))
         return forward, backward
 
     def exposed(self, kind: Literal["all_gather", "reduce_scatter"]) -> Iterator[Event]:
         """Yield what nothing hides at an end of a microbatch, where weights are gathered beside layers.
 
-        That is the gather of the first layer, or of tables, or the reduce-scatter of their gradients.
+        That is the gather of the first layer, or the reduce-scatter of its gradients.
         """
-        if not self.stack.first_tables:
-            yield from self.gathers(GATHERED["forward" if kind == "all_gather" else "weights"])
-        elif self.shards:
-            dtype = self.plan.train.dtype if kind == "all_gather" else self.plan.train.reduce_dtype
-            elements = self.stack.first_tables * self.plan.padded_vocab * self.plan.config.embed
-            whole = BYTES[dtype] * elements // self.plan.size(*self.plan.vocab_axes)
-            shards = self.plan.shards
-            yield self.network.event("gathers", kind, self.shards, whole * (shards - 1) / shards)
+        yield from self.gathers(GATHERED["forward" if kind == "all_gather" else "weights"])
 
     @cached_property
     def kernels(self) -> Layer:
@@ -165,24 +152,12 @@ class LayerEvents:
         return layer(self.plan, self.stack, self.network.machine.precision)
 
     def _work(self, way: Way) -> Iterator[Item]:
-        """Yield the kernels of a pass, and the collectives that the device waits for before the end of the layer."""
-        kernels = [*getattr(self.kernels, way)]
-        overlaps = way == "backward" and self.stack.until("input gradients") == "weight gradient"
-        matmuls = [*first_weight_gradients(self.plan, self.network.machine.precision)] if overlaps else []
-        for kernel in matmuls:
-            kernels.remove(kernel)
-        yield from map(self._priced, kernels)
-        terms = [*self._layer_traffic(way)]
-        reductions = [term for term in terms if term.what == "layers" and term.kind != "all_gather"] if matmuls else []
-        for term in terms:
+        """Yield the kernels of a pass, and the collectives that the device waits for at once."""
+        for kernel in getattr(self.kernels, way):
+            yield Event(kernel.kind, kernel.seconds(self.network.machine))
+        for term in self._layer_traffic(way):
             if exposed := 1 - self._share_beside(term):
-                calls = self._calls(term, way) - len(matmuls) * (term in reductions)
-                yield self._collectives(term, way, calls * exposed)
-        for kernel in matmuls:
-            for term in reductions:
-                yield self._collectives(term, way, 1)._replace(labels=("weight gradient",))
-            yield self._priced(kernel)
-            yield from [Wait("weight gradient")] if reductions else []
+                yield self._collectives(term, way, self._calls(term, way) * exposed)
 
     def _beside(self, way: Way) -> Iterator[Event]:
         """Yield the collectives of a layer, or shares of them, that run beside its kernels."""
@@ -194,10 +169,7 @@ class LayerEvents:
         """Share of a collective of a layer that runs beside its kernels, or beside the other half of the batch."""
         if term.what == "layers":
             return self._hidden_share
-        if term.what in TOKENS:
-            name = "tokens" if self.plan.schedule.chunks > 1 else "tokens of one chunk"
-            return float(self.stack.until(name) == "layer")
-        return float(term.what == "keys and values" and self.stack.until(term.what) == "layer")
+        return float(term.what == "keys and values" and term.what in self.stack.overlaps)
 
     @property
     def _hidden_share(self) -> float:
@@ -206,9 +178,9 @@ class LayerEvents:
         On two halves of the batch a layer has twice as many collectives. Those of both halves are in flight at once, so
         that their latency counts once.
         """
-        if self.stack.until("tensor") == "layer" and self.plan.sequence_parallel:
+        if "tensor" in self.stack.overlaps and self.plan.sequence_parallel:
             return 1 - 1 / self.plan.tensors
-        return HALVES_SHARE if self.plan.train.halves == "on" and self.stack.until("halves") == "layer" else 0.0
+        return HALVES_SHARE if self.plan.train.halves == "on" and "halves" in self.stack.overlaps else 0.0
 
     def _layer_traffic(self, way: Way) -> Iterator[Traffic]:
         """What a layer sends in a pass. Gradients of weights need nothing of other devices."""
@@ -218,13 +190,9 @@ class LayerEvents:
     def _of_layers(self) -> tuple[Traffic, ...]:
         return tuple(term for term in self.traffic if term.what in LAYER_TRAFFIC)
 
-    def _priced(self, kernel: Kernel) -> Event:
-        return Event(kernel.kind, kernel.seconds(self.network.machine))
-
     def _launches(self, way: Way) -> float:
         """Kernels that are launched for a pass. A part of a backward pass has its share of the seconds."""
-        over = next((term.axes for term in self.traffic if term.what == "dispatch"), ())
-        launches = kernels_of(self.plan, self.stack, over, back=way != "forward")
+        launches = kernels_of(self.plan, self.stack, back=way != "forward")
         if way in ("forward", "backward"):
             return launches
         parts: tuple[Way, Way] = ("inputs", "weights")
@@ -240,34 +208,7 @@ class LayerEvents:
         again = self.layers_again * (1 / 3 if gathers else of_forward / counted)
         layers = self.plan.layers if term.what in TOKENS else self.layers + again
         sent = term.sent_bytes * share / self.plan.train.microbatches / layers
-        calls *= self._repeats(term, way)
-        sent *= self._narrowed(term) if term.what == "layers" else 1
-        if term.what in TOKENS and term.kind == "all_to_all" and self.stack.deduplicates:
-            where, config = self.network.group(term.axes), self.plan.config
-            places = where.hosts if where.hosts > 1 else where.devices
-            sent *= distinct(config.experts or 1, config.experts_per_token, places)
         return self.network.event("layer collectives", term.kind, term.axes, sent * calls, calls)
-
-    def _narrowed(self, term: Traffic) -> float:
-        """Bytes of what is gathered in the precision of the matmuls, as a share of those in the dtype of the step."""
-        precision = self.network.machine.precision
-        narrow = precision and term.kind == "all_gather"
-        return precision.gathered_bytes / BYTES[self.plan.train.dtype] if precision and narrow else 1.0
-
-    def _repeats(self, term: Traffic, way: Way) -> float:
-        """How often each collective of a layer is done, where each projection gathers its input alone.
-
-        Then its gradient is also reduced alone, and full recomputation gathers once more.
-        """
-        if term.what != "layers" or not self.plan.sequence_parallel or self.stack.gathers_inputs == "branch":
-            return 1.0
-        branches, full = self.plan.block.branches(), self.plan.train.remat == "full"
-        more = sum(count_sharing(self.plan, branch) for branch in branches) / len(branches)
-        gathers = term.kind == "all_gather"
-        if way == "forward":
-            return more if gathers else 1.0
-        again = full * (len(branches) - 1)
-        return 1 + full * more if gathers else (more * len(branches) + again) / (len(branches) + again)
 
     def _calls(self, term: Traffic, way: Way) -> float:
         """Collectives that a layer needs in a pass."""
@@ -279,7 +220,7 @@ class LayerEvents:
         return {key: self._counted(*key) for key in {(term.what, term.kind) for term in self._of_layers}}
 
     def _counted(self, what: str, kind: str) -> tuple[ForwardBackward, int]:
-        """One of `_calls_by_pass`. A stack that repeats whole layers also repeats the last reduction."""
+        """One of `_calls_by_pass`."""
         branches, full = len(self.plan.block.branches()), self.plan.train.remat == "full"
         attentions, mixtures = self.plan.block.attentions(), self.plan.block.mixtures()
         if what == "keys and values" and self.plan.share.ring > 1:
@@ -293,5 +234,4 @@ class LayerEvents:
             back = (4 if full else 2) * attentions
             return ForwardBackward(2 * attentions, back), 2 * attentions + back
         counted = 2 * branches + (branches - 1 if full else 0)  # as tensor.py counts them
-        done = 3 * branches if full and self.stack.repeats == "all" else counted
-        return ForwardBackward(branches, done - branches), counted
+        return ForwardBackward(branches, counted - branches), counted

@@ -6,7 +6,7 @@ neighbour along each of its dims.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -50,32 +50,28 @@ class Group:
         devices: in the group.
         hosts: that they are on; 1 on a torus, whose links do not end at a host.
         dims: of a torus: the positions of the group along each dim.
-        groups_sharing_hosts: groups, this one included, that have several but not all devices of the same hosts.
         links: names of the kinds of links that it uses.
     """
 
     devices: int
     hosts: int = 1
     dims: tuple[Along, ...] = ()
-    groups_sharing_hosts: int = 1
     links: tuple[str, ...] = ()
 
 
 @cache
-def group(topology: Topology, spec: MeshSpec, axes: Axes, outermost: Axes = ()) -> Group:
+def group(topology: Topology, spec: MeshSpec, axes: Axes) -> Group:
     """The group of a mesh along some axes, on all devices of a topology. GPUs are numbered host by host.
 
     Args:
         topology: the devices.
         spec: the mesh.
         axes: mesh axes along which the devices of the group differ.
-        outermost: of GPUs: mesh axes that lie outside of those that the mesh has first.
     """
     if topology.chip is None or not topology.chip.torus_dims:
-        order = sorted(spec.sizes, key=lambda axis: axis not in outermost)
-        hosts = np.arange(spec.size).reshape([spec.sizes[axis] for axis in order]) // topology.shape[-1]
-        along = hosts[tuple(slice(None) if axis in axes else 0 for axis in order)]
-        return _switched(along.size, len(np.unique(along)), topology.shape[-1])
+        hosts = np.arange(spec.size).reshape([*spec.sizes.values()]) // topology.shape[-1]
+        along = hosts[tuple(slice(None) if axis in axes else 0 for axis in spec.sizes)]
+        return _switched(along.size, len(np.unique(along)))
     return mesh_group(topology.chip, topology_mesh(topology, spec), axes)
 
 
@@ -85,15 +81,13 @@ def mesh_group(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> Group:
     if not chip.torus_dims:
         return _switched(len(members), len({device.process_index for device in members}))
     names = [name for name, extent in zip(TORUS_DIMS, extents(members), strict=False) if extent > 1]
-    return Group(len(members), 1, torus_dims(chip, mesh, members), 1, tuple(names) or ("between cores",))
+    return Group(len(members), 1, torus_dims(chip, mesh, members), tuple(names) or ("between cores",))
 
 
-def _switched(devices: int, hosts: int, per_host: int = 0) -> Group:
-    """A group of GPUs, on hosts that have so many."""
-    inside = devices // hosts
-    sharing = max(1, per_host // inside) if hosts > 1 and inside > 1 else 1
+def _switched(devices: int, hosts: int) -> Group:
+    """A group of GPUs on hosts."""
     links = ("inside a host",) * (devices > hosts) + ("between hosts",) * (hosts > 1)
-    return Group(devices, hosts, (Along(devices, ring=False),), sharing, links)
+    return Group(devices, hosts, (Along(devices, ring=False),), links)
 
 
 def bandwidth(chip: Chip, kind: str, where: Group) -> float:
@@ -182,17 +176,6 @@ def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
     return links * chip.link_bytes_per_second / hops
 
 
-def distinct(experts: int, chosen: int, places: int) -> float:
-    """Places that have experts of a token, as a part of its chosen experts, if all experts are as likely.
-
-    >>> round(8 * distinct(256, 8, 8), 2), distinct(8, 2, 8)
-    (5.29, 1.0)
-    """
-    here = experts // min(places, experts)
-    none = math.comb(experts - here, chosen) / math.comb(experts, chosen)
-    return min(1.0, experts / here * (1 - none) / chosen)
-
-
 @dataclass(frozen=True)
 class Network:
     """The links of a machine under a mesh on a topology."""
@@ -216,11 +199,7 @@ class Network:
 
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""
-        return group(self.topology, self.mesh, axes, self.machine.stack.outermost)
-
-    def first_and_last(self, axes: Axes) -> Group:
-        """Where the first and the last device along some axes lie."""
-        return Group(2, min(2, self.group(axes).hosts), (Along(2, ring=False),))
+        return group(self.topology, self.mesh, axes)
 
 
 def collective_seconds(machine: Machine, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:
@@ -234,8 +213,6 @@ def collective_seconds(machine: Machine, kind: str, where: Group, sent_bytes: By
         calls: how many collectives that are.
     """
     chip = machine.effective_chip
-    if machine.stack.shares_cards and where.groups_sharing_hosts > 1 and kind not in ("permute", "all_to_all"):
-        chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.groups_sharing_hosts)
     return calls * latency_seconds(machine.constants, kind, where) + float(sent_bytes) / bandwidth(chip, kind, where)
 
 

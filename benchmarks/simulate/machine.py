@@ -75,8 +75,6 @@ class Constants:
 
 NOT_FITTED = "Not fitted"
 """How the source of a machine begins whose constants and error are not measured, but assumed."""
-IN_SAMPLE = "its error is in sample"
-"""What the source of a machine says whose constants were fitted to the runs that its error is of."""
 START = Constants(**{name: range_.start for name, range_ in RANGES.items()})
 
 
@@ -92,9 +90,9 @@ class Machine:
         stack: what the software does.
         constants: what it reaches.
         error: mean error of predictions of runs that the constants were not fitted to, as a fraction. If the source
-            says `IN_SAMPLE`, of runs that they were fitted to.
+            says that it is in sample, of runs that they were fitted to.
         source: where the constants come from.
-        fitted_to: sources of published runs on such devices of which a fit took some.
+        without: sources of published runs to which constants were fitted -> constants that were fitted without them.
         float32_share: rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
         narrow: by `Precision.rate`, the best rate of matmuls as a multiple of that of bfloat16.
         precision: of the layers' matmuls; None if it is the dtype of the step.
@@ -108,7 +106,7 @@ class Machine:
     constants: Constants
     error: float
     source: str
-    fitted_to: tuple[str, ...] = ()
+    without: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     float32_share: float = 1.0
     narrow: Mapping[str, float] = field(default_factory=dict, hash=False)
     precision: Precision | None = None
@@ -117,14 +115,6 @@ class Machine:
     def assumed(self) -> bool:
         """Whether nobody measured what its stack reaches of such devices, nor how far predictions are off."""
         return self.source.startswith(NOT_FITTED)
-
-    @property
-    def error_text(self) -> str:
-        """How far predictions are off, in words that say whether anybody measured that."""
-        off = f"off by {self.error:.0%} on average"
-        if IN_SAMPLE in self.source:
-            return f"{off} for the runs that the constants were fitted to, and likely by more for others"
-        return f"assumed to be {off}, which nobody measured" if self.assumed else off
 
     @cached_property
     def effective_chip(self) -> Chip:
@@ -148,19 +138,19 @@ class Machine:
             return self.narrow[self.precision.rate]
         return self.float32_share if itemsize == 4 else 1
 
-    def running(self, stack: Stack, precision: Precision | None = None) -> "Machine":
-        """The machine under a stack whose constants it has, with a precision of the layers' matmuls.
-
-        Only TPUs, which form a torus, copy rows by index and pad heads.
+    def with_precision(self, precision: Precision | None) -> "Machine":
+        """The machine with a precision of the layers' matmuls.
 
         Raises:
             Infeasible: it does not multiply in that precision.
         """
         if precision and precision.rate not in self.narrow:
             raise Infeasible(f"machine {self.name} has no rate of {precision.rate} matmuls")
-        if not self.chip.torus_dims:
-            stack = replace(stack, kernels=replace(stack.kernels, row_seconds=0, head_multiple=1))
-        return replace(self, stack=stack, precision=precision)
+        return replace(self, precision=precision)
+
+    def leaving_out(self, source: str) -> "Machine":
+        """The machine with constants to which a source of published runs did not contribute."""
+        return replace(self, constants=replace(self.constants, **self.without.get(source, {})))
 
     def with_changes(self, changes: Mapping[str, str]) -> "Machine":
         """The machine with other specifications, such as {"inter_host_bandwidth": "2x", "hbm": "141GiB"}.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
@@ -16,13 +16,16 @@ from benchmarks.devices.gpus import GPU_KINDS, GPUS, generation
 from benchmarks.devices.topology import OUR_KINDS
 from benchmarks.simulate.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
 from benchmarks.simulate.peaks import NARROW, achieved_rate, float32_share
-from benchmarks.simulate.stacks import STACKS, stack_on
+from benchmarks.simulate.stack import Stack
 from strategies.files import read_json
-from strategies.schema import Count, Positive, checked
+from strategies.schema import Count, Positive, SchemaError, checked
 
+RENAMED = {
+    **dict.fromkeys(("torchtitan", "KempnerForge"), "PyTorch FSDP"),
+    **{"NeMo": "Megatron-Bridge", "MaxText": "meshmark"},
+}
+"""Names of stacks in older files -> those of today, which have the same rules."""
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
-
-ANY_HOSTS = 1, 10**6
 
 
 class UnknownMachine(ValueError):
@@ -33,18 +36,20 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a machine file says.
 
     Attributes:
-        stack: name of a `Stack`.
+        stack: name of the software.
+        rules: the other fields of a `Stack`; by default those of a packaged file of this stack for such devices.
         devices: kinds of devices that it predicts, as `CHIPS` or JAX name them.
         constants: all of `Constants`.
         error: mean error of predictions, as a fraction.
         source: where the figures come from.
-        fitted_to: sources of published runs on such devices, as tables name them, of which a fit took some.
+        without: sources of published runs, as tables name them, to which constants were fitted -> the constants of a
+            fit without them.
         chip: the kind whose specifications it has; by default the first of `devices`.
-        hosts: the fewest and the most hosts of the runs that it predicts.
         specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
         float32_share: rate of float32 matmuls as a fraction of that of bfloat16; by default by the kind.
         cores: of a GPU, where specifications are measured and their rate of matmuls is that without waves of tiles.
         not_measured, measured: notes of a calibration, for people.
+        hosts, fitted_to: of older files. They mean nothing today.
     """
 
     stack: str
@@ -52,9 +57,11 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constants: dict[str, Any]
     error: Annotated[float, Meta(ge=0.0, le=100.0)]
     source: str
+    rules: dict[str, Any] | None = None
     fitted_to: tuple[str, ...] = ()
+    without: dict[str, dict[str, float]] = {}
     chip: str | None = None
-    hosts: tuple[Count, Count] = ANY_HOSTS
+    hosts: tuple[Count, Count] | None = None
     specifications: dict[str, Any] = {}
     float32_share: Positive | None = None
     cores: Annotated[int, Meta(ge=0)] = 0
@@ -66,24 +73,19 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The kind of devices that it describes, or the first of several."""
         return self.chip or self.devices[0]
 
-    @property
-    def same_devices(self) -> tuple[str, ...]:
-        """Those of `devices` whose specifications are the ones of `kind`: all names of one chip, or the first kind."""
-        return self.devices if self.chip else self.devices[:1]
-
     def describes(self, kind: str) -> bool:
         """Whether its error is of predictions for this kind of device, which JAX or we name."""
         return kind in {self.kind, *self.devices, *(OUR_KINDS.get(name) for name in self.devices)}
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether the devices of a packaged file are GPUs."""
+        return not CHIPS[self.kind].torus_dims
+
+    @property
     def calibrated(self) -> bool:
         """Whether all specifications were measured, instead of published."""
         return {*self.specifications} >= {field.name for field in dataclasses.fields(Chip) if field.default is MISSING}
-
-    def fits(self, hosts: int) -> bool:
-        """Whether it is for runs of so many hosts."""
-        few, most = self.hosts
-        return few <= hosts <= most
 
 
 def _ranged(ranges: Mapping[str, Range]) -> type[msgspec.Struct]:
@@ -99,6 +101,7 @@ def _some(name: str, kinds: Mapping[str, Any]) -> type[msgspec.Struct]:
 
 
 PUBLISHED_CONSTANTS, CALIBRATED_CONSTANTS = _ranged(RANGES), _ranged(CALIBRATED_RANGES)
+RULES = {field.name for field in dataclasses.fields(Stack)} - {"name"}
 SPECIFICATIONS = _some("Specifications", get_type_hints(Chip, include_extras=True))
 
 
@@ -151,10 +154,15 @@ def read_file(content: Any, where: str) -> MachineFile:
     Raises:
         SchemaError: a field is missing, unknown, of another type, or out of range.
     """
+    if isinstance(content, dict) and (unknown := {*content} - {*MachineFile.__struct_fields__}):
+        way_out = "remove it, or write the file again with `meshmark calibrate` or `meshmark fit`"
+        raise SchemaError(f"{where} has an unknown field {min(unknown)!r}; {way_out}")
     file = checked(content, MachineFile, where)
+    if unknown := {*(file.rules or {})} - RULES:
+        raise SchemaError(f"{where}: rules has {', '.join(sorted(unknown))}; it can have {', '.join(sorted(RULES))}")
     checked(file.constants, CALIBRATED_CONSTANTS if file.calibrated else PUBLISHED_CONSTANTS, f"{where}: constants")
     checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
-    return file
+    return msgspec.structs.replace(file, stack=RENAMED.get(file.stack, file.stack))
 
 
 def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
@@ -167,9 +175,8 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     if kind and not file.describes(kind):
         return _carried(name, file, kind)
     chosen, whole = (kind if kind and not file.chip else file.kind), file.calibrated
-    for what, value, known in (("chip", chosen, CHIPS), ("stack", file.stack, STACKS)):
-        if value not in known and not (whole and what == "chip"):
-            raise UnknownMachine(f"machine {name}: {what} {value!r} is not known; known are {', '.join(known)}")
+    if chosen not in CHIPS and not whole:
+        raise UnknownMachine(f"machine {name}: chip {chosen!r} is not known; known are {', '.join(CHIPS)}")
     if not whole and bool(CHIPS[chosen].torus_dims) != bool(CHIPS.get(file.kind, CHIPS[chosen]).torus_dims):
         raise UnknownMachine(f"machine {name} is one of {CHIPS[file.kind].platform} devices, and {chosen} is not")
     chip = Chip(**file.specifications) if whole else dataclasses.replace(CHIPS[chosen], **file.specifications)
@@ -181,8 +188,27 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     share = file.float32_share or float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated: JAX's names
     constants = Constants(**file.constants)
     rates = NARROW.get(GPU_KINDS.get(chosen, chosen), {})
-    facts = file.error, file.source, file.fitted_to
-    return Machine(name, chip, achieved, cores, stack_on(file.stack, chip.platform), constants, *facts, share, rates)
+    facts = file.error, file.source, file.without
+    return Machine(name, chip, achieved, cores, _stack(name, file, chip), constants, *facts, share, rates)
+
+
+def _stack(name: str, file: MachineFile, chip: Chip) -> Stack:
+    """The stack of a file: of its own rules, or of those of the packaged file of this stack for such devices.
+
+    Raises:
+        UnknownMachine: there is none.
+    """
+    if file.rules is not None:
+        return checked({"name": file.stack, **file.rules}, Stack, f"machine {name}: rules")
+    on_gpus = chip.platform in ("cuda", "gpu")
+    known = {(own.stack, own.on_gpus): (other, own) for other, own in _files().items()}
+    found = known.get((file.stack, on_gpus)) or known.get((file.stack, not on_gpus))
+    if not found:
+        names = ", ".join(dict.fromkeys(own.stack for own in _files().values()))
+        raise UnknownMachine(
+            f"machine {name}: stack {file.stack!r} is not known; known are {names}; or state its rules"
+        )
+    return _stack(*found, chip)
 
 
 def _carried(name: str, file: MachineFile, kind: str) -> Machine:
@@ -195,7 +221,7 @@ def _carried(name: str, file: MachineFile, kind: str) -> Machine:
         problem = f"machine {name} was measured on {file.kind}, whose rates are not those of {kind}"
         raise UnknownMachine(f"{problem}; calibrate on {kind}, or omit --machine to use a packaged file")
     source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
-    told = {"devices": (file.kind, kind), "error": CARRIED_ERROR, "source": source, "fitted_to": ()}
+    told = {"devices": (file.kind, kind), "error": CARRIED_ERROR, "source": source, "without": {}}
     machine = made(name, msgspec.structs.replace(file, chip=None, specifications={}, **told), kind)
     return dataclasses.replace(machine, name=f"{name} on {kind}")
 
@@ -204,43 +230,31 @@ CARRIED_ERROR = 0.2
 """Assumed error of predictions for devices to which constants of other devices were carried over."""
 
 
-def machine_for(kind: str, stack: str, hosts: int) -> Machine:
+def machine_for(kind: str, stack: str) -> Machine:
     """The machine of a run.
 
     Args:
         kind: of device, as the run's source names it.
         stack: name of a `Stack`.
-        hosts: that the run took. Some clusters and some single hosts of the same devices are different machines.
 
     Returns:
-        The machine whose file names such devices, or, where only the stack has files for so many hosts, one with its
-        constants and the specifications of these devices; its source says so.
+        The machine whose file names such devices, or, where only the stack has files, one with its constants and the
+        specifications of these devices; its source says so.
 
     Raises:
         UnknownMachine: no file has this stack, or these devices have no specifications.
     """
-    files = _files()
-    of_stack = {name: file for name, file in files.items() if file.stack == stack and file.fits(hosts)}
-    for name, file in of_stack.items():
-        if kind in file.devices:
-            return machine(name, kind)
-    in_torus = kind in CHIPS and CHIPS[kind].torus_dims > 0
-    of_platform = {name: file for name, file in of_stack.items() if (CHIPS[file.kind].torus_dims > 0) == in_torus}
+    of_stack = {name: file for name, file in _files().items() if file.stack == stack}
+    if found := next((name for name, file in of_stack.items() if kind in file.devices), None):
+        return machine(found, kind)
+    on_gpus = kind in CHIPS and not CHIPS[kind].torus_dims
+    of_platform = {name: file for name, file in of_stack.items() if file.on_gpus == on_gpus}
     if kind not in CHIPS or not of_platform:
-        raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
-    # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts,
-    # or that is for many kinds.
+        raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(_files())}")
+    # Constants of a GPU of the same generation, if there are any, and rather of a file that is for many kinds.
     own = generation(kind)
-    name, file = max(
-        of_platform.items(),
-        key=lambda item: (generation(item[1].kind) == own, item[1].hosts != ANY_HOSTS, len(item[1].devices)),
-    )
+    name, file = max(of_platform.items(), key=lambda item: (generation(item[1].kind) == own, len(item[1].devices)))
     return _carried(name, file, kind)
-
-
-def machine_kinds(stack: str) -> tuple[str, ...]:
-    """Kinds of devices that a packaged machine file of a stack names."""
-    return tuple(dict.fromkeys(kind for file in _files().values() if file.stack == stack for kind in file.devices))
 
 
 @cache
@@ -251,10 +265,19 @@ def _files() -> Mapping[str, MachineFile]:
 
 
 def as_file(
-    content: Mapping[str, Any], constants: Constants, error: float, source: str, fitted_to: Collection[str]
+    content: Mapping[str, Any],
+    constants: Constants,
+    error: float,
+    source: str,
+    without: Mapping[str, Mapping[str, float]],
 ) -> str:
-    """The text of a machine file with other constants, to four digits; `fitted_to` is sorted."""
-    figures = {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(constants).items()}
-    facts = {"error": round(error, 4), "source": source, "fitted_to": sorted({*fitted_to})}
-    described = {**content, "constants": figures, **facts}
+    """The text of a machine file with other constants, to four digits; sources are sorted."""
+
+    def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+        return {name: float(f"{value:.4g}") for name, value in figures.items()}
+
+    facts = {"error": round(error, 4), "source": source}
+    facts["without"] = {name: rounded(own) for name, own in sorted(without.items())}
+    kept = {name: fact for name, fact in content.items() if name != "fitted_to"}
+    described = {**kept, "constants": rounded(dataclasses.asdict(constants)), **facts}
     return json.dumps(described, indent=2) + "\n"

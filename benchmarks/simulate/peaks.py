@@ -11,6 +11,7 @@ ACHIEVED: Mapping[str, float] = {
     "a100_40gb": 267.9e12,
     "a100_80gb": 267.9e12,
     "h100": 792.1e12,
+    "h100_96gb": 792.1e12 * 500 / 700,  # the same in proportion to its limit of power
     "h200": 794.5e12,
     "b200": 1745e12,
     "gb200": 1822e12,
@@ -23,6 +24,7 @@ LIKE = {"gb300": "b300"}
 """Kinds of devices of which no rate is known -> a kind that reaches the same share of its peak."""
 NARROW: Mapping[str, Mapping[str, float]] = {
     "h100": {"fp8": 1402.6 / 794.5},
+    "h100_96gb": {"fp8": 1402.6 / 794.5},
     "h200": {"fp8": 1453.4 / 794.5},
     "b200": {"fp8": 3432.5 / 1745, "fp4": 4},
     "gb200": {"fp8": 3615.6 / 1822, "fp4": 4},

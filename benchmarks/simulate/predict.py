@@ -16,10 +16,9 @@ from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, same, short, write_then_print
 from benchmarks.cli.tables import aligned
-from benchmarks.devices.chips import GIB
+from benchmarks.simulate.intervals import interval, kind_of
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
-from benchmarks.simulate.memory import held_of
 from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
 from benchmarks.simulate.published_row import AXES, COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
@@ -36,7 +35,16 @@ STEP_PARTS = {f"predicted.{part.replace(' ', '_')}_seconds": part for part in PA
 OF_MACHINE = "name", "error", "source"
 """What a table says of the machine that predicts a row."""
 ADDED = (
-    *("measured_seconds", "predicted_seconds", "bound_seconds", *STEP_PARTS, "predicted_memory_gib", "fits"),
+    *(
+        "measured_seconds",
+        "predicted_seconds",
+        "low_seconds",
+        "high_seconds",
+        "left_out_seconds",
+        "kind",
+        "bound_seconds",
+        *STEP_PARTS,
+    ),
     *(f"machine.{fact}" for fact in OF_MACHINE),
     *("machine.fitted", "machine.stack", "problem"),
 )
@@ -68,6 +76,21 @@ class PredictedRow:
         """Predicted seconds."""
         return self.timeline and self.timeline.step_seconds
 
+    @property
+    def interval_seconds(self) -> tuple[float, float]:
+        """Seconds between which 80% of such steps are expected."""
+        assert self.run
+        assert self.machine
+        assert self.step_seconds
+        expected = interval(self.machine, self.run.cost.plan.config)
+        return self.step_seconds * expected.low, self.step_seconds * expected.high
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured seconds of a measured row lie in the interval."""
+        low, high = self.interval_seconds
+        return bool(self.run and low <= (self.run.step_seconds or 0) <= high)
+
 
 def read_rows(path: Path) -> list[TableRow]:
     """Rows of a CSV file.
@@ -91,6 +114,12 @@ def read_tables(paths: Sequence[Path]) -> list[TableRow]:
     return [row for path in paths for row in read_rows(path)]
 
 
+def seconds_on(run: PublishedRun, machine: Machine) -> float:
+    """Predicted seconds of a run on a machine."""
+    chosen = machine.with_precision(run.precision)
+    return predict_seconds(run.cost, chosen, run.topology, run.losses).step_seconds
+
+
 def predicted_rows(rows: Iterable[TableRow], name: str = "") -> list[PredictedRow]:
     """Predictions of all rows, by the machine of this name or file, or by the one of the devices and stack of each."""
     return [_predicted(row, name) for row in rows]
@@ -99,15 +128,14 @@ def predicted_rows(rows: Iterable[TableRow], name: str = "") -> list[PredictedRo
 def _predicted(row: TableRow, name: str) -> PredictedRow:
     try:
         run = run_of(row)
-        own = (run.kind, run.stack.fitted_as, run.topology.hosts)
-        chosen = machine(name, run.kind) if name else machine_for(*own)
-        if chosen.stack.name != run.stack.fitted_as:
-            raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack.name}")
-        chosen = chosen.running(run.stack, run.precision)
+        chosen = machine(name, run.kind) if name else machine_for(run.kind, run.stack)
+        if chosen.stack.name != run.stack:
+            raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack}")
+        chosen = chosen.with_precision(run.precision)
     except (Infeasible, UnknownMachine, ValueError) as error:
         return PredictedRow(row, problem=str(error))
-    timeline, least = predict_seconds(run.cost, chosen, run.topology), bound_seconds(run.cost, chosen, run.topology)
-    return PredictedRow(row, run, timeline, least, chosen)
+    timeline = predict_seconds(run.cost, chosen, run.topology, run.losses)
+    return PredictedRow(row, run, timeline, bound_seconds(run.cost, chosen, run.topology), chosen)
 
 
 def as_csv(predictions: Sequence[PredictedRow]) -> str:
@@ -126,16 +154,15 @@ def _added(one: PredictedRow) -> dict[str, object]:
     known: dict[str, object] = {"measured_seconds": measured_seconds(one.row) or "", "problem": one.problem}
     if not (one.run and one.timeline and one.machine):
         return known
-    held, parts = held_of(one.run), one.timeline.parts
+    parts = one.timeline.parts
     numbers = {column: parts.get(part, 0.0) for column, part in STEP_PARTS.items()}
     numbers |= {"predicted_seconds": one.timeline.step_seconds, "bound_seconds": one.bound_seconds}
-    numbers["predicted_memory_gib"] = held.total_bytes / GIB
+    numbers |= dict(zip(("low_seconds", "high_seconds"), one.interval_seconds, strict=True))
+    numbers["left_out_seconds"] = seconds_on(one.run, one.machine.leaving_out(one.run.source))
     known |= {name: f"{value:.6g}" for name, value in numbers.items()}
     known |= {f"machine.{fact}": getattr(one.machine, fact) for fact in OF_MACHINE}
-    known["machine.fitted"] = str(one.row.get("source") in one.machine.fitted_to).lower()
-    known["machine.stack"] = one.run.stack.name
-    if not one.row.get("contradicts"):
-        known["fits"] = held.fit(one.machine.chip.memory_bytes, says_recomputation=one.run.says_recomputation)
+    known["machine.fitted"] = str(one.run.source in one.machine.without).lower()
+    known |= {"machine.stack": one.run.stack, "kind": kind_of(one.run.cost.plan.config)}
     return {**known, "microbatches": one.run.cost.plan.train.microbatches}
 
 
@@ -164,15 +191,10 @@ def cluster_of(row: TableRow) -> str:
 
 
 def error_report(predictions: Sequence[PredictedRow]) -> list[str]:
-    """Lines of the errors by source, cluster, size of the model and work, and of the rows that cannot be predicted."""
+    """Lines of the errors by source and work, of intervals, and of the rows that cannot be predicted."""
     judged = [one for one in predictions if one.step_seconds and one.run and one.run.step_seconds]
     lines: list[str] = []
-    for title, key in (
-        ("source", lambda row: row.get("source", "")),
-        ("cluster", cluster_of),
-        ("layers x embed", model_of),
-        ("work", work_of),
-    ):
+    for title, key in (("source", lambda row: row.get("source", "")), ("work", work_of)):
         groups: dict[str, list[PredictedRow]] = defaultdict(list)
         for prediction in judged:
             groups[key(prediction.row)].append(prediction)
@@ -181,7 +203,10 @@ def error_report(predictions: Sequence[PredictedRow]) -> list[str]:
         lines += [*aligned(table, ["<", *">" * 6]), ""]
     used = Counter((one.machine.name, one.machine.source) for one in predictions if one.machine)
     lines += [f"{count} rows by machine {name}: {source}" for (name, source), count in used.most_common()]
-    return [*lines, *_without(predictions), f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
+    lines += _without(predictions)
+    inside = sum(one.is_inside for one in judged)
+    count = f"{len(judged)} of {len(predictions)} rows are predicted and measured"
+    return [*lines, f"{count}, {inside} of them inside of their 80% interval" if judged else count]
 
 
 def _without(predictions: Sequence[PredictedRow]) -> list[str]:

@@ -35,18 +35,20 @@ from benchmarks.simulate.queues import (
     Wait,
     added,
 )
-from benchmarks.simulate.stacks import MESHMARK
+from benchmarks.simulate.stack import NONE, KernelCosts, Stack
 from strategies.core.sizes import BYTES
 
 IDEAL = Constants(**{name: float(name.endswith("efficiency")) for name in RANGES})
 """Constants of a stack that reaches all specifications, without latencies and overheads."""
+COMPILED = Stack("compiled", KernelCosts(NONE, NONE, 0, 0, NONE))
+"""What a compiled program overlaps and moves is in the program."""
 
 
-def published(kind: str) -> Machine:
+def ideal(kind: str) -> Machine:
     """The machine that reaches the published specifications of a kind of chip."""
     chip = CHIPS[kind]
     share = float32_share(kind, chip)
-    return Machine(kind, chip, chip.flops_per_second, 0, MESHMARK, IDEAL, 0.0, chip.source, float32_share=share)
+    return Machine(kind, chip, chip.flops_per_second, 0, COMPILED, IDEAL, 0.0, chip.source, float32_share=share)
 
 
 def replay(program: Program, mesh: Mesh, machine: Machine, dtype: str, bubble: float = 0.0) -> Timeline | None:

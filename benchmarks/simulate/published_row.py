@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from benchmarks.simulate.stack import ZeroStage
+from benchmarks.devices.topology import CLOUD_NAMES
 from strategies.infeasible import Infeasible
 from strategies.schema import Count, Positive, SchemaError, Whole, checked
 
+ZeroStage = Literal["none", "zero1", "zero2", "zero3"]
 Seconds = Annotated[float, Meta(ge=1e-6, le=1e7)]
 TableRow = Mapping[str, Any]
 """A row of a table, with texts or values; other columns than those of `Published` mean nothing here."""
@@ -30,7 +30,6 @@ class Published(msgspec.Struct, frozen=True):
     """The columns of a row. Empty cells have defaults, if there are any.
 
     Attributes:
-        variant: how the stack ran, if not as usual (`VARIANTS` in stacks.py).
         model: its name, which decides on the block (`BLOCKS`).
         kv_heads: heads of keys and of values.
         head_dim: features of a head.
@@ -40,18 +39,16 @@ class Published(msgspec.Struct, frozen=True):
         expert_mlp: hidden features of an expert.
         shared_experts: experts of the same size that take all tokens.
         dense_layers: layers without experts.
-        mtp_layers: further layers, each of which predicts one more token, with a loss of its own.
+        mtp_layers: further layers, each of which predicts one more token.
         capacity_factor: rows that the experts of a device compute, as a multiple of an equal share: their capacity,
             if tokens are dropped or experts are padded; otherwise those of the busiest device, for which all others
             wait. By default routing is balanced, and experts have no padding.
         expert: devices that split the experts. They are counted along other axes, too, unless the product of the others
             lacks them.
-        expert_tensor: devices of the tensor axis that split each expert. By default experts are whole, and the axis
-            splits their number, where it can.
         tied: whether the head is the table of tokens. By default it is with GPT-2's blocks.
         microbatch_size: sequences of a microbatch on one replica.
         microbatches: by default they follow from the batch, the size of a microbatch and the number of replicas.
-        recompute: "selective" recomputes attention. Here and in the next two columns the stack decides by default.
+        recompute: "selective" recomputes attention. Here and in the next two columns the program decides by default.
         sequence_parallel: whether the tensor axis also splits the tokens between matmuls.
         optimizer_sharded: which of ZeRO's stages is used along the data axis; along the fsdp axis it is the third.
         virtual_stages: model chunks on a pipeline stage, with the interleaved schedule.
@@ -76,7 +73,6 @@ class Published(msgspec.Struct, frozen=True):
     pipeline: Count
     dtype: str
     context: Count = 1
-    variant: str = ""
     model: str = ""
     kv_heads: Count | None = None
     head_dim: Count | None = None
@@ -89,7 +85,6 @@ class Published(msgspec.Struct, frozen=True):
     mtp_layers: Whole = 0
     capacity_factor: Positive | None = None
     expert: Count | None = None
-    expert_tensor: Count = 1
     tied: bool | None = None
     microbatch_size: Count | None = None
     microbatches: Count | None = None
@@ -124,7 +119,8 @@ class Published(msgspec.Struct, frozen=True):
         ['h100_96gb', 'tpu7x']
         """
         kind = self.device.lower().partition("(")[0].strip().removeprefix("tpu ").removesuffix(" core")
-        return kind.replace("-", "_").replace(" ", "_")
+        kind = kind.replace("-", "_").replace(" ", "_")
+        return CLOUD_NAMES.get(kind, kind)
 
     @property
     def block(self) -> str:
@@ -147,11 +143,6 @@ class Published(msgspec.Struct, frozen=True):
     def replicas(self) -> int:
         """Parts of the batch."""
         return self.data * self.fsdp * self.own_experts
-
-    @property
-    def expert_share(self) -> Fraction:
-        """Part of the layers that have experts."""
-        return 1 - Fraction(self.dense_layers or 0, self.layers)
 
     @property
     def own_experts(self) -> int:

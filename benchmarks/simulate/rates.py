@@ -10,7 +10,6 @@ from scipy.optimize import nnls
 from benchmarks.devices.chips import Chip
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
 from benchmarks.simulate.machines import CARRIED_ERROR, machine
-from benchmarks.simulate.stacks import MESHMARK, stack_on
 
 AGAIN = "calibrate again while the machine does nothing else"
 
@@ -96,7 +95,7 @@ def _shares(timings: Sequence[Timing], parts: Sequence[tuple[float, ...]]) -> Se
     return [float(share) for share in nnls(np.array(parts) / seconds, np.ones(len(timings)))[0]]
 
 
-def machine_of(
+def calibrated(
     name: str, timings: Sequence[Timing], platform: str, memory_bytes: int, source: str, cores: int = 0
 ) -> tuple[Machine, list[str]]:
     """The machine that timings show, and what they do not show.
@@ -123,7 +122,7 @@ def machine_of(
         f"attention: it is taken to reach {START.attention_efficiency:.0%} of the rate of matmuls",
         "the network between hosts; give `meshmark search` --set inter_host_bandwidth=10Gbit/s",
     ]
-    stack = stack_on(MESHMARK.name, platform)
+    stack = machine("meshmark_gpus" if platform in ("cuda", "gpu") else "meshmark_tpus").stack
     if stack.kernels_have_latency and kernel_seconds < (traced := machine("meshmark_gpus").constants.kernel_seconds):
         small = f"small ones take {1e6 * kernel_seconds:.1f}"
         missing.append(f"the latency of kernels: it is taken to be {1e6 * traced:g} us, as traced on an H100; {small}")
@@ -148,4 +147,4 @@ def machine_of(
     constants = replace(constants, link_seconds=latency, network_seconds=0.0, step_seconds=dispatch.seconds)
     source = f"{NOT_FITTED} to steps: rates are measured, the error is assumed; {source}"
     share = float32_flops / flops
-    return Machine(name, chip, flops, cores, stack, constants, CARRIED_ERROR, source, (), share), missing
+    return Machine(name, chip, flops, cores, stack, constants, CARRIED_ERROR, source, {}, share), missing

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.queues import Parts, added, scaled
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
@@ -80,15 +79,13 @@ class Stages:
         """The share of a chunk's layers that the last chunk lacks, which has the head instead.
 
         Where stages do not divide the layers, Megatron-Core counts the embedding and the loss as layers
-        (account_for_loss_in_pipeline_split), so that both ends have fewer. Recipes of DeepSeek-V3 and Kimi K2 state
-        layouts with all fewer layers on the last stage; it keeps the layer that predicts a further token.
+        (account_for_loss_in_pipeline_split), so that both ends have fewer.
         """
         plan = self.plan
         if not plan.staged or self.stack.embedding_and_head == "all":
             return 0.0
-        chunk, further = plan.layers // plan.schedule.chunks, further_of(plan.config)
-        missing = math.ceil((plan.layer_slots - plan.config.blocks) / further.short_ends)
-        return min(missing, chunk + 1 - further.predicted_tokens) / chunk
+        chunk = plan.layers // plan.schedule.chunks
+        return min(math.ceil((plan.layer_slots - plan.config.blocks) / 2), chunk) / chunk
 
     @property
     def lockstep(self) -> bool:

@@ -1,6 +1,6 @@
 """The predicted step: a pass through a layer is simulated, and the passes run on the stages of the pipeline.
 
-a100s = machine("a100_megatron_cluster")
+a100s = machine("a100_megatron")
 timeline = predict_seconds(predict("tensor", config, "tensor=8", train), a100s, Topology.parse("a100_80gb:1x8"))
 timeline.step_seconds, timeline.parts
 """
@@ -12,10 +12,9 @@ from itertools import groupby
 from operator import attrgetter
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.folding import further_of
 from benchmarks.simulate.kernels import Kernel
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
-from benchmarks.simulate.links import Network, bandwidth, collective_seconds, group
+from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import (
     COMPUTE,
@@ -31,14 +30,10 @@ from benchmarks.simulate.queues import (
     simulate,
 )
 from benchmarks.simulate.stages import Pass, Stages
-from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
-from strategies.core.traffic import SENT
 from strategies.costs.predict import Cost
 from strategies.pipelining.schedules import Kind
 
-PARAMETER_TRAFFIC = "gradients", "weights"
-"""What is sent once a step for each parameter that a device has."""
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 PASSES = "passes"
@@ -60,15 +55,16 @@ LANES = {
 """What a step is spent on -> its lane, as in a simulated program where that has it."""
 
 
-def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
+def predict_seconds(cost: Cost, machine: Machine, topology: Topology, losses: int = 1) -> Timeline:
     """Predict the time of a step, by what its last stage spends it on.
 
     Args:
         cost: the step by formulas.
         machine: the devices and the software.
         topology: the devices that the mesh takes, all of them.
+        losses: of each token (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
     """
-    return Step(cost, machine, topology).timeline()
+    return Step(cost, machine, topology, losses).timeline()
 
 
 def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
@@ -79,7 +75,7 @@ def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
     chip, mesh, busy = machine.chip, cost.plan.mesh, dict[str, float]()
     itemsize = machine.precision.itemsize if machine.precision else BYTES[cost.plan.train.dtype]
     for (kind, axes), parts in cost.sent.items():
-        where = group(topology, mesh, axes, machine.stack.outermost)
+        where = group(topology, mesh, axes)
         seconds = float(sum(parts.values())) / bandwidth(chip, kind, where)
         busy = added(busy, dict.fromkeys(where.links, seconds))
     compute = cost.least_flops / mesh.size / (1 - cost.bubble) / (chip.flops_per_second * machine.rate_share(itemsize))
@@ -89,7 +85,8 @@ def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
 class Step:
     """A step on a machine."""
 
-    def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
+    def __init__(self, cost: Cost, machine: Machine, topology: Topology, losses: int = 1) -> None:
+        self.losses = losses
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
         self.network = Network(machine, topology, cost.plan.mesh)
         layers, again = cost.plan.all_layers, cost.plan.layers_again
@@ -113,8 +110,7 @@ class Step:
     @cached_property
     def stages(self) -> Stages:
         """The passes on the stages."""
-        losses = further_of(self.plan.config).predicted_tokens
-        forward, backward = (scaled(simulate(one).parts, losses) for one in self.layer.embedding_and_head())
+        forward, backward = (scaled(simulate(one).parts, self.losses) for one in self.layer.embedding_and_head())
         if self.plan.layers_again:
             lead = self._lead_passes({"F": "forward", "B": "backward"})
             forward, backward = added(forward, lead["F"]), added(backward, lead["F"], lead["B"])
@@ -158,7 +154,7 @@ class Step:
     def send_seconds(self) -> float:
         """Seconds to send a microbatch's residual stream to the next stage."""
         plan = self.plan
-        hidden = self.machine.stack.until("sends") == "layer" and plan.schedule.chunks > 1
+        hidden = "sends" in self.machine.stack.overlaps and plan.schedule.chunks > 1
         if not plan.staged or hidden:
             return 0.0
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
@@ -170,8 +166,7 @@ class Step:
     def afterwards(self) -> Parts:
         """Seconds of what follows the passes, in order. With `gather="step"` all weights are gathered before them."""
         at_once = [*GATHERED["forward"], *GATHERED["backward"]] if self.plan.train.gather == "step" else []
-        updated = self.elements * self.plan.updated / self.plan.elements
-        moved = self.machine.stack.kernels.optimizer_bytes * updated
+        moved = self.machine.stack.kernels.optimizer_bytes * self.plan.updated
         return {
             "gathers": sum(event.seconds for wanted in at_once for event in self.layer.gathers([wanted], 1)),
             "gradients": self.gradients_seconds,
@@ -183,19 +178,16 @@ class Step:
     def gradients_seconds(self) -> float:
         """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides.
 
-        Weights are gathered after the update, beside nothing. The first stage may have more of both than others.
+        Weights are gathered after the update, beside nothing.
         """
-        plan, held, others = self.plan, self.elements / self.plan.elements, self.tied_seconds
-        stack = self.machine.stack
-        hides = {"gradients": stack.until("gradients") == "layer" or plan.train.reduce == "layer"}
-        hides["weights"] = stack.until("updated weights") == "layer"
+        plan, others = self.plan, 0.0
         beside: list[Event] = []
         apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES}
         once = (term for term in self.traffic if term.what not in apart and not self.layer.is_sharded(term))
         for (what, kind, axes), terms in groupby(once, attrgetter("what", "kind", "axes")):
-            sent = sum(term.sent_bytes for term in terms) * (held if what in PARAMETER_TRAFFIC else 1)
+            sent = sum(term.sent_bytes for term in terms)
             event = self.network.event("gradients", kind, axes, sent, calls=0)
-            if hides.get(what):
+            if what == "gradients" and plan.train.reduce == "layer":
                 beside.append(event._replace(seconds=event.seconds / plan.layers))
             else:
                 others += event.seconds
@@ -203,33 +195,6 @@ class Step:
             return others
         with_sums = simulate(self.layer.events("backward", beside)).step_seconds
         return plan.layers * (with_sums - self._backward.step_seconds) + others
-
-    @property
-    def elements(self) -> float:
-        """Parameters of a device. Of the first stage, the last to end, if only the ends have the table of tokens."""
-        return first_stage_elements(self.plan) if self.layer.head_on_last_stage else self.plan.elements
-
-    @property
-    def tied_seconds(self) -> float:
-        """Seconds to sum the gradients of a tied table over the first and the last stage, where both have it.
-
-        Megatron-LM does so after it has summed them over replicas, in the group of embeddings (megatron/training.py).
-        """
-        plan = self.plan
-        if not (plan.config.tied and self.layer.head_on_last_stage):
-            return 0.0
-        table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
-        where = self.network.first_and_last(plan.over(plan.axes_of("layers")))
-        return collective_seconds(self.machine, "all_reduce", where, SENT["all_reduce"](table, where.devices))
-
-
-def first_stage_elements(plan: Plan) -> float:
-    """Parameters of a device of the first stage: its layers, and the tables of tokens and positions.
-
-    Only the tensor axis splits the table of tokens. `Plan` splits it over the stages, too.
-    """
-    tables = (plan.padded_vocab / plan.tensors + plan.config.sequence) * plan.config.embed
-    return sum(weight.elements for weight in plan.weights if weight.spec.is_stacked) + tables
 
 
 def _spans(of_stage: Iterable[Pass]) -> Iterator[Span]:

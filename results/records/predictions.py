@@ -15,14 +15,14 @@ from strategies.schema import Amount, Count, Positive, SchemaError, checked
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
 SIZES = "layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES
 SECONDS = "measured_seconds", "predicted_seconds"
-NUMBERS = *(name for name in SIZES if name != "context"), *SECONDS, "machine.error"
+LEFT_OUT = "left_out_seconds"
+"""Predicted by constants to which the row's source did not contribute."""
+NUMBERS = *(name for name in SIZES if name != "context"), *SECONDS, LEFT_OUT
 """Columns of numbers that a table must have. Older ones have no context axis."""
 NOTHING = "", "-", "nan", "none", "null", "n/a"
 """Cells of numbers that are not known."""
 WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
-MEMORY = "peak_memory_gib", "predicted_memory_gib"
-"""Published and predicted memory of a device. Tables need not have it."""
-TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.fitted"
+TEXTS = "source", "device", "recompute", "problem", "kind", "machine.name", "machine.fitted"
 FIGURE_PARTS = {
     "matmuls": ("matmul",),
     "attention and memory": ("attention", "memory"),
@@ -39,16 +39,17 @@ def read(path: Path) -> pd.DataFrame:
     """Read a table of predictions.
 
     Returns:
-        Its rows, with `error` of the prediction, and names: `model`, `mesh`, `cluster`, `work` of a step, and `layout`,
-        which is the model and the mesh. `beside` is the median error of the other rows of the layout.
+        Its rows, with `error` of the prediction, `left_out` of the one without the row's source, and names: `model`,
+        `mesh`, `cluster`, `work` of a step, and `layout`, which is the model and the mesh. `beside` is the median error
+        of the other rows of the layout.
 
     Raises:
         RecordError: the file cannot be read, or `benchmarks.simulate.predict` did not write it.
     """
     names = [f"predicted.{part}_seconds" for parts in FIGURE_PARTS.values() for part in parts]
     table = read_table(path, [*NUMBERS, *TEXTS, *names], WRITTEN_BY)
-    kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, *MEMORY), Positive | None)}
-    kinds |= dict.fromkeys((*names, "machine.error"), Amount | None)
+    kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, LEFT_OUT), Positive | None)}
+    kinds |= dict.fromkeys(names, Amount | None)
     rows = pd.DataFrame(
         [{**row, **numbers_in(row, kinds, f"{shown(path)}: row {place}")} for place, row in enumerate(table, start=1)]
     )
@@ -58,7 +59,9 @@ def read(path: Path) -> pd.DataFrame:
         f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)
         for name, inside in FIGURE_PARTS.items()
     }
-    return with_names(rows.assign(error=rows["predicted_seconds"] / rows["measured_seconds"] - 1, **parts))
+    errors = {"error": rows["predicted_seconds"], "left_out": rows[LEFT_OUT]}
+    errors = {name: seconds / rows["measured_seconds"] - 1 for name, seconds in errors.items()}
+    return with_names(rows.assign(**errors, **parts))
 
 
 def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> dict[str, float | None]:
@@ -131,11 +134,6 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["error"].notna()]
 
 
-def fitted(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of sources of which a fit of their machine's constants took runs, as its file says."""
-    return rows[rows["machine.fitted"] == "true"]
-
-
-def errors_of(rows: pd.DataFrame) -> Errors:
-    """Errors of judged rows."""
-    return accuracy.errors_of(rows["predicted_seconds"].tolist(), rows["measured_seconds"].tolist())
+def errors_of(rows: pd.DataFrame, seconds: str = "predicted_seconds") -> Errors:
+    """Errors of judged rows, of predictions in a column."""
+    return accuracy.errors_of(rows[seconds].tolist(), rows["measured_seconds"].tolist())

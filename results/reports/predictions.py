@@ -1,16 +1,17 @@
 """The page that compares predicted with published seconds: its tables in Markdown, and every row as CSV."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.cli.accuracy import Errors
+from benchmarks.cli.accuracy import Errors, quantile
 from benchmarks.cli.outputs import require_apart, save, save_text
 from results.figures.pictures import draw, themed
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import AXES, MEMORY, SECONDS, errors_of, fitted, judged, read
+from results.records.predictions import AXES, LEFT_OUT, SECONDS, errors_of, judged, read
 from results.records.reading import RecordError
 from results.reports.tables import as_csv, as_markdown
 from strategies.files import read_text, shown
@@ -30,21 +31,14 @@ LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
 """Of a group, and groups in the table of the largest regrets."""
 LEAST_RANK, MOST_REGRET = 0.9, 0.03
 """Of a group whose configurations are ranked well."""
-AIMS = {"dense models": 0.1, "mixtures of experts": 0.12}
-"""Kinds of models -> the largest mean error of their seconds that is aimed at, for each machine file."""
-LEAST_RUNS = 6
-"""Of a kind of model by a machine file, for which the aim counts."""
-FSDP_FILE, FSDP_ERROR = "h100_fsdp", 0.08
-"""The machine file of PyTorch FSDP on H100s, and the largest mean error of its runs that is aimed at."""
-SIMUMAX, SIMUMAX_ERROR, SIMUMAX_MEMORY = "MooreThreads/SimuMax", 0.056, 0.05
-"""A source that prints errors of its own predictions; their mean, which is to be beaten; and the aim for its memory."""
+COVERAGE = 0.8
+"""Of the intervals."""
 LIMITS = {"rank correlation": f"least {LEAST_RANK}", "regret": f"most {MOST_REGRET:.0%}"}
 ROW = {
     **{"source": "source", "model": "layers x embed", "devices": "devices", "mesh": "mesh", "batch_size": "batch"},
     **{"microbatches": "microbatches", "sequence": "tokens", "recompute": "recompute", "dtype": "dtype"},
     **{"measured_seconds": "published_seconds", "predicted_seconds": "predicted_seconds", "error": "error"},
-    **{"peak_memory_gib": "published_memory_gib", "predicted_memory_gib": "predicted_memory_gib"},
-    **{"beside": "error_of_others", "problem": "problem"},
+    **{"left_out": "error_without_its_source", "beside": "error_of_others", "problem": "problem"},
 }
 """Columns of a row -> their names in the CSV file."""
 
@@ -66,9 +60,9 @@ def write_page(path: Path, folder: Path) -> list[Path]:
     before = read_text(paths[0]) if paths[0].exists() else EMPTY
     save_text(paths[0], page(rows, before))
     save_text(paths[1], every_row(rows))
-    drawn_rows = known if fitted(known).empty else fitted(known)
     with themed():
-        for picture, figure in zip(paths[2:], (predicted_figure(drawn_rows), parts_figure(drawn_rows)), strict=True):
+        figures = predicted_figure(without_own_source(known)), parts_figure(known)
+        for picture, figure in zip(paths[2:], figures, strict=True):
             save(picture, lambda to, drawn=figure: draw(drawn, to, dpi=110))
     return paths
 
@@ -89,95 +83,74 @@ def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
         raise RecordError(f"{PAGE} has no lines {BEGIN} and {END}; add them, or write to another folder")
     known = judged(rows)
     parts = [
-        f"{len(known)} of {len(rows)} rows have a prediction and a published time. [{TABLE}]({TABLE}) has every row.",
-        *aims(known),
-        "## Errors",
+        *left_out_parts(known),
+        f"![Published seconds of a step against those predicted without the source, a panel a source]({PICTURE})",
+        *choices(without_own_source(known)),
+        "## In sample",
+        f"{len(known)} of {len(rows)} rows have a prediction and a published time. [{TABLE}]({TABLE}) has every row. "
+        "Constants were fitted to most of these rows, and rules were chosen with them in view: these errors say how "
+        "well the formulas can describe what was measured, not how well they predict.",
         errors_table(known),
-        f"![Predicted against published seconds of a step, a panel for each source with fitted rows]({PICTURE})",
-        f"Where the predicted time goes in the {WORST} worst rows of each of these sources:",
+        f"Where the predicted time goes in the {WORST} worst rows of each source:",
         f"![Parts of the predicted time of the worst rows, relative to the published time]({PARTS_PICTURE})",
-        *choices(known),
-        *memory(rows),
     ]
     return "\n\n".join([head + BEGIN, *parts, END + tail])
 
 
-def aims(rows: pd.DataFrame) -> Iterator[str]:
-    """Yield which aims are met, if any is of such rows."""
-    seconds = *aims_for_seconds(rows), *aims_for_fsdp(rows), *aims_for_simumax(rows)
-    table = [("aim", "reached", "met"), *seconds, *aims_for_choices(rows)]
-    if len(table) == 1:
-        return
-    yield "## Aims"
+def left_out_parts(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield the errors on sources that had no part in the constants, and how many runs their intervals cover."""
+    inside = covered(rows)
+    kinds = [f"{mean_of(part)} for {kind} ({len(part)} runs)" for kind, part in rows.groupby("kind", sort=False)]
+    by_source, as_much = inside.groupby(rows["source"]).mean().mean(), "if each source counts as much"
     yield (
-        "Aims for seconds are by machine file and kind of model, of which there are at "
-        f"least {LEAST_RUNS} runs. If the file was fitted, the larger of two mean errors counts: that of all these "
-        "runs, or that of rows that the fit left out, which may be of both kinds."
+        f"On sources that had no part in the constants predictions are {mean_of(rows)} off on average, {as_much}: "
+        f"{', '.join(kinds)}. {by_source:.0%} of the runs lie inside of 80% intervals without their source, "
+        f"{as_much}; of all runs {inside.mean():.0%} do."
     )
-    yield as_markdown(table, "<<<")
+    yield "## Sources left out"
+    table: list[tuple[str, ...]] = [
+        ("source", "kind", "runs", "mean error", "median", "bias", "rank correlation", "inside of 80%")
+    ]
+    for (source, kind), part in rows.groupby(["source", "kind"], sort=False):
+        errors = errors_of(part, LEFT_OUT)
+        shares = f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.bias:+.1%}"
+        table.append(
+            (str(source), str(kind), str(errors.runs), *shares, errors.rank_text, f"{inside[part.index].mean():.0%}")
+        )
+    yield as_markdown(table, "<<" + ">" * 6)
 
 
-def aims_for_seconds(rows: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
-    """Yield the aims for errors of machine files."""
-    has_experts = pd.Series(rows.get("experts", ""), rows.index) != ""
-    for kind, part in (("dense models", rows[~has_experts]), ("mixtures of experts", rows[has_experts])):
-        files = {name: own for name, own in part.groupby("machine.name") if len(own) >= LEAST_RUNS}
-        missed = {name: error for name, own in files.items() if (error := larger_error(own)) > AIMS[kind]}
-        names = ", ".join(f"{name} {error:.1%}" for name, error in missed.items())
-        reached = f"{len(files) - len(missed)} of {len(files)} machine files" + (f"; not {names}" if missed else "")
-        if files:
-            yield f"mean error of seconds of {kind} at most {AIMS[kind]:.0%}", reached, met(not missed)
+def without_own_source(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with the predictions to which their source did not contribute."""
+    return rows.assign(predicted_seconds=rows[LEFT_OUT], error=rows["left_out"])
 
 
-def aims_for_fsdp(rows: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
-    """Yield the aim for PyTorch FSDP on H100s, if there are such runs."""
-    theirs = rows[rows["machine.name"] == FSDP_FILE]
-    if not theirs.empty:
-        aim, error = f"mean error of seconds of PyTorch FSDP on H100s at most {FSDP_ERROR:.0%}", larger_error(theirs)
-        yield aim, f"{error:.1%}", met(error <= FSDP_ERROR)
+def mean_of(rows: pd.DataFrame) -> str:
+    """Return the mean error of predictions without the source of each row. Each source counts as much."""
+    return f"{rows['left_out'].abs().groupby(rows['source']).mean().mean():.1%}"
 
 
-def aims_for_simumax(rows: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
-    """Yield the aims for SimuMax's runs, if there are any."""
-    theirs = rows[rows["source"].str.contains(SIMUMAX)]
-    if not theirs.empty:
-        mean, memory = errors_of(theirs).mean, (theirs[MEMORY[1]] / theirs[MEMORY[0]] - 1).abs().max()
-        below = f"mean error of seconds of SimuMax's runs below its own, {SIMUMAX_ERROR:.1%}"
-        yield below, f"{mean:.1%}", met(mean < SIMUMAX_ERROR)
-        largest = f"memory of each of SimuMax's runs at most {SIMUMAX_MEMORY:.0%} off"
-        yield largest, f"{memory:.1%}", met(memory <= SIMUMAX_MEMORY)
-
-
-def aims_for_choices(rows: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
-    """Yield the aims for groups of configurations, if there are any."""
-    found = {batch: within_limits(groups) for batch, groups in groups_of(rows).items() if groups}
-    for place, (name, limit) in enumerate(LIMITS.items() if found else ()):
-        within = {batch: [group[place] for group in groups] for batch, groups in found.items()}
-        reached = ", ".join(f"{sum(of)} of {len(of)} with {batch} batch" for batch, of in within.items())
-        yield f"{name} at {limit} in each group of configurations", reached, met(all(map(all, within.values())))
-
-
-def met(is_met: bool) -> str:
-    """Return the answer in a table."""
-    return "yes" if is_met else "no"
-
-
-def larger_error(rows: pd.DataFrame) -> float:
-    """Return the mean error of rows of a machine file, or that of what its fit left out if it is larger."""
-    left_out = 0.0 if fitted(rows).empty else rows["machine.error"].iloc[0]
-    return max(errors_of(rows).mean, left_out)
+def covered(rows: pd.DataFrame) -> pd.Series:
+    """Return whether the interval of each row, from the errors of other sources of its kind, covers its seconds."""
+    sizes = (rows[LEFT_OUT] / rows["measured_seconds"]).map(math.log).abs()
+    inside = pd.Series(index=rows.index, dtype=bool)
+    for _, part in rows.groupby("kind"):
+        by_source = {str(source): sizes[own.index].tolist() for source, own in part.groupby("source")}
+        for source, own in part.groupby("source"):
+            others = {name: found for name, found in by_source.items() if name != str(source)}
+            inside[own.index] = sizes[own.index] <= (quantile(others, COVERAGE) if others else 0.0)
+    return inside
 
 
 def errors_table(rows: pd.DataFrame) -> str:
-    """Return the errors of each source and machine file, and the error of rows that the machine's fit did not see."""
+    """Return the errors of each source and machine file, most of whose constants were fitted to them."""
     shares_of = "mean error", "median", "bias", "within 10%"
-    table: list[tuple[str, ...]] = [("source", "machine file", "runs", *shares_of, "rank correlation", "left out")]
+    table: list[tuple[str, ...]] = [("source", "machine file", "runs", *shares_of, "rank correlation")]
     for (source, name), part in rows.groupby(["source", "machine.name"], sort=False):
         errors = errors_of(part)
         shares = f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.bias:+.1%}", f"{errors.near:.0%}"
-        left_out = "not fitted" if fitted(part).empty else f"{part['machine.error'].iloc[0]:.1%}"
-        table.append((str(source), str(name), str(errors.runs), *shares, errors.rank_text, left_out))
-    return as_markdown(table, "<<" + ">" * 7)
+        table.append((str(source), str(name), str(errors.runs), *shares, errors.rank_text))
+    return as_markdown(table, "<<" + ">" * 6)
 
 
 def choices(rows: pd.DataFrame) -> Iterator[str]:
@@ -228,31 +201,6 @@ def compared(rows: pd.DataFrame, keys: list[str]) -> list[tuple[str, Errors]]:
         if len(means) >= LEAST_CONFIGURATIONS:
             found.append((part["work"].iloc[0], errors_of(means)))
     return sorted(found, key=lambda group: -group[1].regret)
-
-
-def memory(rows: pd.DataFrame) -> Iterator[str]:
-    """Yield the errors of predicted memory, of each source that published some and machine file."""
-    measured = rows[rows[list(MEMORY)].notna().all(axis=1)]
-    if measured.empty:
-        return
-    yield "## Memory"
-    table: list[tuple[str, ...]] = [("source", "machine file", "runs", "mean error", "bias", "largest")]
-    errors = measured[MEMORY[1]] / measured[MEMORY[0]] - 1
-    for (source, name), part in errors.groupby([measured["source"], measured["machine.name"]], sort=False):
-        largest = max(part, key=abs)
-        shares = f"{part.abs().mean():.1%}", f"{part.mean():+.1%}", f"{largest:+.1%}"
-        table.append((str(source), str(name), str(len(part)), *shares))
-    yield as_markdown(table, "<<" + ">" * 4)
-    if "fits" in rows:
-        found = rows["fits"].value_counts()
-        of = {words: int(found.get(words, 0)) for words in ("yes", "within the error", "no")}
-        runs = int(found.drop("", errors="ignore").sum())
-        yield (
-            f"All runs ran. Of {runs} whose rows do not contradict themselves, {of['yes']} fit by formulas into the "
-            f"memory of their devices as they are, and {runs - sum(of.values())} with layers recomputed, of which "
-            f"their rows say nothing. {of['within the error']} exceed it by less than the formulas' error, and "
-            f"{of['no']} are called too large."
-        )
 
 
 def every_row(rows: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ from strategies.infeasible import Infeasible
 DEVICES_PER_CHIP = {
     **dict.fromkeys(("v4", "v5e", "v5p", "v6e"), 1),
     "tpu7x": 2,
-    **dict.fromkeys(("v100", "a100_40gb", "a100_80gb", "h100", "h100_pcie", "h200", "cpu"), 1),
+    **dict.fromkeys(("v100", "a100_40gb", "a100_80gb", "h100", "h100_96gb", "h100_pcie", "h200", "cpu"), 1),
     **dict.fromkeys(("b200", "gb200", "b300", "gb300", "mi300x", "mi355x"), 1),
 }
 """Kinds of devices in the text of a topology -> how many devices a chip is; a GPU and a virtual device are one each."""

@@ -62,16 +62,31 @@ def test_a_calibrated_file_keeps_its_figures():
 
 @pytest.mark.parametrize(
     ("name", "topology"),
-    [("maxtext_tpu7x", "v5e:4x4"), ("a100_megatron_host", "h100:1x8"), ("h100_fsdp", "v100:1x8")],
+    [("b200_megatron_core", "gb200:1x4"), ("a100_megatron", "h100:1x8"), ("h100_fsdp", "v100:1x8")],
 )
 def test_constants_of_other_devices_have_an_assumed_error(name, topology):
     """A file's error holds for the devices that it names. Others keep their own specifications; the source says so."""
     topology = Topology.parse(topology)
     its = predicting_machine(name, topology)
-    assert (its.chip, its.error, its.fitted_to) == (topology.chip, CARRIED_ERROR, ())
+    assert (its.chip, its.error, its.without) == (topology.chip, CARRIED_ERROR, {})
     assert its.assumed
     assert its.source.endswith(f"constants of {name}, carried over to {topology.kind}")
     assert not machine(name).assumed
+
+
+def test_files_of_older_stacks_load():
+    """With the rules of today's, and notes that mean nothing today; unknown fields and rules are named."""
+    constants = vars(machine("h100_fsdp").constants)
+    told = {"stack": "torchtitan", "devices": ["h100"], "constants": constants, "error": 0.1, "source": "fitted"}
+    its = parsed("mine", {**told, "hosts": [1, 8], "fitted_to": ["a table"]})
+    assert (its.stack, its.constants) == (machine("h100_fsdp").stack, machine("h100_fsdp").constants)
+    for change, problem in (
+        ({"stack": "Abacus"}, "stack 'Abacus' is not known; known are PyTorch FSDP, .*; or state its rules"),
+        ({"rules": {"waits": {}}}, "rules has waits; it can have attention, embedding_and_head"),
+        ({"unfused": True}, "has an unknown field 'unfused'; remove it, or write the file again with `meshmark"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            parsed("mine", {**told, **change})
 
 
 def test_rates_that_were_measured_are_not_those_of_another_chip():
@@ -84,11 +99,15 @@ def test_rates_that_were_measured_are_not_those_of_another_chip():
 
 @pytest.mark.parametrize(
     ("kind", "stack", "name"),
-    [("gb300", "torchtitan", "b200_750w_torchtitan"), ("h100_pcie", "KempnerForge", "kempnerforge_h200")],
+    [
+        ("gb300", "PyTorch FSDP", "h100_fsdp"),
+        ("h100_pcie", "PyTorch FSDP", "h100_fsdp"),
+        ("gb300", "meshmark", "meshmark_gpus"),
+    ],
 )
 def test_constants_are_carried_over_inside_a_generation(kind, stack, name):
     """Where a stack has files of several generations, that of the same compute capability is taken."""
-    assert f"constants of {name}, carried over to {kind}" in machine_for(kind, stack, 1).source
+    assert f"constants of {name}, carried over to {kind}" in machine_for(kind, stack).source
 
 
 def test_a_run_is_predicted_by_a_machine_of_its_devices():

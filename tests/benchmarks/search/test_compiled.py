@@ -14,7 +14,7 @@ from benchmarks.search import compiling
 from benchmarks.search.compiled import SENDING, compile_best, compiled, table
 from benchmarks.search.compiling import EXPOSED, Compiler, compiled_record, exposed_seconds
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.program import published
+from benchmarks.simulate.program import ideal
 from strategies import GPTConfig, MeshSpec
 from strategies.config import Dtype
 from tests.benchmarks.search.test_ranking import ranking
@@ -49,9 +49,9 @@ def test_exposed_communication_is_that_of_the_replay_at_the_rates_of_the_machine
     record = compiled_record(case)
     assert record.estimate
     assert record.estimate.replay
-    exposed = exposed_seconds(record, published("h100"))
+    exposed = exposed_seconds(record, ideal("h100"))
     assert exposed == pytest.approx(record.estimate.replay.parts["exposed"])
-    half = exposed_seconds(record, published("h100").with_changes({"link_bandwidth": "0.5x"}))
+    half = exposed_seconds(record, ideal("h100").with_changes({"link_bandwidth": "0.5x"}))
     assert half is not None
     assert exposed is not None
     assert half > 1.2 * exposed > 0

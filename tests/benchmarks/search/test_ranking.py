@@ -8,6 +8,7 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.ranking import Ranking, layout, ranked
+from benchmarks.simulate.intervals import Widths
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from strategies import PRESETS, MeshSpec
@@ -60,13 +61,23 @@ def test_what_does_not_fit_is_not_ranked(found):
     assert len(fewer.too_large) - len(found.too_large) == len(found.fitting) - len(fewer.fitting) > 0
 
 
-def test_candidates_within_the_error_are_tied(found):
-    """A faster best by more than both errors is alone; without an error only equal predictions are tied."""
+def test_candidates_within_the_error_are_tied(found, monkeypatch):
+    """Those that differ by less than the error of a pair; without an error only equal predictions are tied."""
     first, last = found.fitting[0].step_seconds, found.fitting[-1].step_seconds
-    assert found.tied(0.0) == sum(each.step_seconds == first for each in found.fitting)
-    error = (last - first) / (last + first)  # the last may take as long as the first
-    assert found.tied(error + 1e-9) == len(found.fitting) > found.tied(error - 1e-3)
-    assert Ranking((), (), ()).tied(0.5) == 0
+    for pair, tied in ((0.0, sum(each.step_seconds == first for each in found.fitting)), (last / first, None)):
+        monkeypatch.setattr("benchmarks.search.ranking.widths", lambda pair=pair: Widths({}, {}, pair))
+        assert Ranking(found.fitting).tied == (tied or len(found.fitting))
+    assert Ranking(()).tied == 0
+
+
+def test_the_interval_of_an_assumed_machine_is_wider(found):
+    """80% of steps lie in it; it contains the prediction."""
+    best = found.fitting[0]
+    low, high = best.interval_seconds
+    assert low < best.step_seconds < high
+    known = replace(best, machine=replace(best.machine, source="fitted"))
+    assert best.machine.assumed
+    assert known.interval_seconds[1] < high
 
 
 def test_each_layout_has_its_fastest(found):

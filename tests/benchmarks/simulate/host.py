@@ -1,12 +1,15 @@
-"""A CPU host as a machine, and its machine file."""
+"""A CPU host as a machine, and its machine file; stacks of packaged files."""
 
 from dataclasses import replace
 
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import CPU
 from benchmarks.simulate.machine import START, Machine
-from benchmarks.simulate.stacks import MESHMARK
+from benchmarks.simulate.machines import machine
 
+MESHMARK, MEGATRON, MPT = (machine(name).stack for name in ("meshmark_tpus", "a100_megatron", "a100_fsdp"))
+"""XLA's kernels and stages in lockstep; scores in memory, and the embedding and the head on the ends of a pipeline;
+gathers and sums of gradients beside layers."""
 HOST = Chip(
     platform=CPU,
     flops_per_second=2e11,

@@ -7,13 +7,13 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import layer
 from benchmarks.simulate.links import bandwidth, group
-from benchmarks.simulate.machines import machine, machine_for
-from benchmarks.simulate.stacks import MEGATRON, MESHMARK, MPT
+from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import STRATEGIES, TrainConfig
 from strategies.core.traffic import Bytes
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
+from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
 
 LAYERS, EMBED, TOKENS, VOCAB = 8, 2048, 1024, 50304
 MODEL = GPTConfig(layers=LAYERS, embed=EMBED, heads=16, sequence=TOKENS)
@@ -39,7 +39,7 @@ COMPUTING = replace(IDEAL, chip=replace(CHIP, memory_bytes_per_second=ENDLESS))
 """Its kernels take the time of their FLOPs alone."""
 SENDING = replace(COMPUTING, matmul_flops_per_second=ENDLESS)
 """Its kernels take no time."""
-HIDES_NOTHING = {"waits": {}, "repeats": "all but the last"}
+HIDES_NOTHING = {"overlaps": ()}
 
 UNSTAGED = {
     "single": ("single", "data=1", {}),
@@ -84,16 +84,11 @@ def changed(its, **constants):
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
-@pytest.mark.parametrize(
-    ("name", "repeats"),
-    [*((each, "all but the last") for each in UNSTAGED), *((each, "all") for each in ("tensor", "three_d", "ulysses"))],
-)
-def test_a_step_without_compute_takes_as_long_as_its_traffic(name, remat, sequence_parallel, repeats):
+@pytest.mark.parametrize("name", UNSTAGED)
+def test_a_step_without_compute_takes_as_long_as_its_traffic(name, remat, sequence_parallel):
     """If kernels take no time and nothing is hidden, a step takes its bytes over the bandwidths of their links.
 
-    Of three gathers of a layer's inputs one runs beside a matmul, whatever the stack overlaps. A stack that repeats
-    whole layers sums six times for each layer where the formulas count five: twice forward, once more for attention
-    when it is repeated, and twice backward.
+    Of three gathers of a layer's inputs one runs beside a matmul, whatever the stack overlaps.
     """
     strategy, mesh, options = UNSTAGED[name]
     cost = step(strategy, mesh, remat=remat, sequence_parallel=sequence_parallel, **options)
@@ -102,10 +97,8 @@ def test_a_step_without_compute_takes_as_long_as_its_traffic(name, remat, sequen
         bytes_of: dict[str, Bytes | float] = {**parts}
         if kind == "all_gather" and "layers" in bytes_of:
             bytes_of["layers"] *= 2 / 3
-        elif "layers" in bytes_of and remat == "full" and repeats == "all":
-            bytes_of["layers"] *= 6 / 5
         wanted += sum(bytes_of.values()) / bandwidth(CHIP, kind, group(topology_of(cost), cost.plan.mesh, axes))
-    found = sum(seconds(cost, SENDING, **{**HIDES_NOTHING, "repeats": repeats}).values())
+    found = sum(seconds(cost, SENDING, **HIDES_NOTHING).values())
     assert found == pytest.approx(wanted, rel=1e-6)  # scalars, such as the loss, may be left out
 
 
@@ -117,8 +110,8 @@ def test_recomputed_matmuls_are_counted_by_hand(stack):
     as many, and a fused kernel 5/2 as many, of half of the scores. What is recomputed comes on top.
     """
     weights, scores = 24 * EMBED**2 * MICROBATCH, 4 * TOKENS * EMBED * MICROBATCH
-    again = weights if stack.repeats == "all" else 16 * EMBED**2 * MICROBATCH
-    fused = stack.kernels.score_bytes is None
+    again = 16 * EMBED**2 * MICROBATCH
+    fused = stack.attention == "fused"
     wanted = {
         "none": (3 * weights, 3.5 * scores / 2 if fused else 3 * scores),
         "dots": (3 * weights, 3.5 * scores / 2 if fused else 4 * scores),
@@ -131,7 +124,7 @@ def test_recomputed_matmuls_are_counted_by_hand(stack):
         of_attention = {"matmul": projections, "attention": of_scores}
         assert found == pytest.approx(of_attention if fused else {"matmul": projections + of_scores, "attention": 0})
         in_formulas = cost.flops["recomputed"] - (2 * cost.flops["attention again"] if remat == "full" else 0)
-        if stack.repeats != "all" and fused:
+        if fused:
             assert (found["matmul"] - 3 * weights) * LAYERS * TIMES == pytest.approx(in_formulas)
         parts = seconds(cost, replace(COMPUTING, stack=stack))
         whole = sum(found.values()) * LAYERS * TIMES / COMPUTING.matmul_flops_per_second
@@ -156,22 +149,6 @@ def test_stages_send_each_microbatch_once_forward_and_once_backward():
     assert parts["head collectives"] == pytest.approx((ends["embedding"] + ends["ends"]) / 450e9)
     late, now = (seconds(cost, its, lockstep=False)["sends"] for its in (changed(SENDING, link_seconds=1e-3), SENDING))
     assert late - now == pytest.approx(8 * 1e-3)
-
-
-def test_sums_of_gradients_of_inputs_are_hidden_behind_gradients_of_weights():
-    """One sum of each branch runs beside the gradient of a weight, and is hidden for as long as that takes."""
-    slow, fast = (replace(SENDING, matmul_flops_per_second=rate) for rate in (1e12, 1e16))
-    matmuls = 2 * MICROBATCH * EMBED * (3 + 4) * EMBED / 8 / 1e16
-    # Two of a layer's four sums are hidden. With sequence parallelism it waits for four scatters and four gathers.
-    for sequence_parallel, part in ((False, 2 / 4), (True, 1 / 4)):
-        cost = step("tensor", "tensor=8", sequence_parallel=sequence_parallel, halves="off")
-        whole, of_slow, of_fast = (
-            seconds(cost, machine, waits=MEGATRON.waits)["layer collectives"] for machine in (SENDING, slow, fast)
-        )
-        assert whole == pytest.approx(seconds(cost, SENDING)["layer collectives"])
-        assert of_slow == pytest.approx(whole * (1 - part))
-        hidden = whole - of_fast
-        assert hidden == pytest.approx(TIMES * LAYERS * matmuls)
 
 
 def test_the_first_and_the_last_stage_have_the_ends_alone():
@@ -210,29 +187,28 @@ def test_gathers_are_hidden_behind_the_compute_of_a_layer():
     exposed, compute = {}, {}
     for rate in (1, 2**-4, 2**-10):
         its = replace(COMPUTING, chip=replace(COMPUTING.chip, link_bytes_per_second=450e9 * rate))
-        parts = seconds(cost, its, waits={"gathers": "layer"})
+        parts = seconds(cost, its, overlaps=("gathers",))
         exposed[rate], compute[rate] = parts["gathers"], parts["matmul"] + parts["attention"]
-        assert seconds(cost, its, waits={})["gathers"] == pytest.approx(sent / 450e9 / rate)
+        assert seconds(cost, its, overlaps=())["gathers"] == pytest.approx(sent / 450e9 / rate)
     assert sent / 450e9 < compute[1] / 2
     assert sent / 2 / LAYERS <= exposed[1] * 450e9 <= sent / LAYERS
     assert exposed[2**-10] == pytest.approx(2**10 * (sent / 450e9 + exposed[1]) - compute[1])
 
 
-@pytest.mark.parametrize("times", [1, 4])
-def test_sums_of_gradients_are_hidden_behind_the_last_backward_pass(times):
+def test_sums_of_gradients_are_hidden_behind_the_backward_pass():
     """Longer sums are waited for by what they exceed one backward pass; shorter ones are not waited for.
 
     Backward take matmuls two of their three parts, and fused attention five of its seven.
     """
-    cost = step("data", "data=8", microbatches=times)
+    cost, beside = (step("data", "data=8", microbatches=1, reduce=reduce) for reduce in ("step", "layer"))
     sent = 2 * 4 * PARAMETERS * 7 / 8
     for rate in (4, 2**-8):
         its = replace(COMPUTING, chip=replace(COMPUTING.chip, link_bytes_per_second=450e9 * rate))
         whole = sent / 450e9 / rate
-        parts = seconds(cost, its, waits={})
+        parts = seconds(cost, its, overlaps=())
         assert parts["gradients"] == pytest.approx(whole)
-        backward = (parts["matmul"] * 2 / 3 + parts["attention"] * 5 / 7) / times
-        left = seconds(cost, its, waits={"gradients": "layer"}).get("gradients", 0.0)
+        backward = parts["matmul"] * 2 / 3 + parts["attention"] * 5 / 7
+        left = seconds(beside, its, overlaps=()).get("gradients", 0.0)
         assert left == pytest.approx(max(0.0, whole - backward), rel=1e-6, abs=1e-8)
         assert (whole > backward) == (rate < 1)
 
@@ -268,9 +244,9 @@ def test_latency_is_that_of_each_call(name, shape, links, doublings):
 def test_a_layer_waits_for_launches_that_take_longer_than_its_kernels(remat, kernels):
     """If launches take long, a layer takes a launch for each kernel; if they take less than kernels, they cost none."""
     cost = step("single", "data=1", remat=remat)
-    slow = seconds(cost, changed(SENDING.running(MESHMARK), kernel_seconds=1e-3))
+    slow = seconds(cost, replace(changed(SENDING, kernel_seconds=1e-3), stack=MESHMARK))
     assert slow["launches"] == pytest.approx(TIMES * LAYERS * kernels * 1e-3)
-    assert "launches" not in seconds(cost, changed(IDEAL.running(MESHMARK), kernel_seconds=1e-9))
+    assert "launches" not in seconds(cost, replace(changed(IDEAL, kernel_seconds=1e-9), stack=MESHMARK))
     assert seconds(cost, changed(IDEAL, step_seconds=1.0))["fixed"] == 1
 
 
@@ -291,10 +267,3 @@ def test_the_bound_is_the_longer_of_compute_and_network():
     assert bound_seconds(cost, slow, Topology("h100", (2, 1))) == pytest.approx(gradients / 1e9, rel=1e-6)
     staged = bound_seconds(step("pipeline", "pipeline=4", microbatches=8), H100, Topology("h100", (1, 4)))
     assert staged == pytest.approx(flops / 4 / 989e12 * (8 + 3) / 8)
-
-
-def test_a_machine_is_chosen_by_the_number_of_hosts():
-    """Some files are for one host of a kind of device, and others for clusters of it."""
-    for hosts, name in ((1, "a100_megatron_host"), (2, "a100_megatron_cluster"), (128, "a100_megatron_cluster")):
-        assert machine_for("a100", "Megatron-LM", hosts) == machine(name, "a100")
-    assert machine_for("h100", "PyTorch FSDP", 16) == machine("h100_fsdp", "h100")

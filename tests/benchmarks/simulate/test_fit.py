@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.predict import cluster_of, errors, model_of, predicted_rows, read_rows
+from benchmarks.simulate.predict import errors, predicted_rows, read_rows
 from tests.commands import command
 from tests.processes import ROOT
 
@@ -47,36 +47,52 @@ def test_what_is_written_is_a_machine(table, tmp_path, capsys):
         assert (value == getattr(start.constants, name)) is (name not in ONLY.split(","))
         assert f"{name} " in said
     assert its.stack == start.stack
-    assert its.source == f"fitted to {len(read_rows(table)) - 1} runs of runs.csv"
-    assert its.fitted_to == (read_rows(table)[0]["source"],)
+    assert f"fitted to {len(read_rows(table)) - 1} runs of 1 sources" in its.source
+    assert {*its.without} == {read_rows(table)[0]["source"]}
     assert 0 < its.error < 0.2
     assert "the kernels of stack 'nanoGPT' are not known" in left_out
-    assert "models that were left out" in said
 
 
 def test_only_runs_on_devices_of_the_machine_are_fitted(capsys):
-    """Of a table with five kinds of devices under one stack: a run on another kind says nothing of this one's rates."""
-    rows = read_rows(FSDP.parent / "megatron_bridge.csv")
-    main([str(FSDP.parent / "megatron_bridge.csv"), "--machine=megatron_bridge_b300", "--only=matmul_efficiency"])
+    """Of a table with five kinds of devices under one stack, each kind with its own specifications."""
+    table = FSDP.parent / "megatron_bridge.csv"
+    rows = read_rows(table)
+    main([str(table), "--machine=megatron_bridge_h100", "--only=matmul_efficiency"])
     said, left_out = capsys.readouterr()
-    others = sum(row["device"] != "B300" for row in rows)
+    others = sum(row["device"] != "H100" for row in rows)
+    contradicting = sum(row["device"] == "H100" and bool(row["contradicts"]) for row in rows)
     assert 0 < others < len(rows)
-    assert left_out.count("and machine megatron_bridge_b300 of b300") == others
-    assert re.search(rf"the runs that were fitted +{len(rows) - others} ", said)
+    assert left_out.count("and machine megatron_bridge_h100 of h100, h200") == others
+    assert re.search(rf"the runs that were fitted +{len(rows) - others - contradicting} ", said)
 
 
-def test_an_error_in_sample_is_not_said_to_be_held_out(tmp_path, capsys):
-    """With one model and one cluster nothing can be left out: the report and the machine file say `in sample`."""
-    rows = read_rows(FSDP)
-    one = [row for row in rows if (model_of(row), cluster_of(row)) == (model_of(rows[0]), cluster_of(rows[0]))]
-    table, out = write_rows(tmp_path / "one.csv", one), tmp_path / "fitted.json"
+def test_a_source_is_left_out_with_all_of_its_runs(table, tmp_path, capsys):
+    """The file has constants of a fit without each source; of one alone those of another machine stand in.
+
+    Without another machine the error is in sample, and the report and the file say so.
+    """
+    rows = read_rows(table)[:-1]
+    two = [{**row, "source": f"source {index % 2}"} for index, row in enumerate(rows)]
+    of_two, out = write_rows(tmp_path / "two.csv", two), tmp_path / "two.json"
+    main([str(of_two), "--machine=a100_fsdp", "--only=matmul_efficiency", f"--out={out}"])
+    its = machine(str(out))
+    assert {*its.without} == {"source 0", "source 1"}
+    assert its.without["source 0"] != its.without["source 1"]
+    assert its.leaving_out("source 0").constants.matmul_efficiency == its.without["source 0"]["matmul_efficiency"]
+    assert "sources that were left out" in capsys.readouterr().out
+    out = tmp_path / "otherwise.json"
+    main([str(table), "--machine=a100_fsdp", "--only=matmul_efficiency", "--otherwise=h100_fsdp", f"--out={out}"])
+    (source,) = machine(str(out)).without
+    assert machine(str(out)).leaving_out(source).constants.matmul_efficiency == pytest.approx(
+        machine("h100_fsdp").leaving_out(source).constants.matmul_efficiency, rel=1e-3
+    )
+    capsys.readouterr()
+    out = tmp_path / "alone.json"
     main([str(table), "--machine=a100_fsdp", "--only=matmul_efficiency", f"--out={out}"])
-    said, its = "".join(capsys.readouterr()), machine(str(out))
-    assert "these errors are in sample" in said
-    assert "left out" not in said.replace("could be left out", "")
+    its = machine(str(out))
+    assert "these errors are in sample" in capsys.readouterr().out
     assert its.source.endswith("its error is in sample")
-    assert its.error == pytest.approx(errors(predicted_rows(one, str(out))).mean, abs=1e-4)
-    assert its.error_text.endswith("for the runs that the constants were fitted to, and likely by more for others")
+    assert its.error == pytest.approx(errors(predicted_rows(rows, str(out))).mean, abs=1e-4)
 
 
 def test_a_fit_is_no_worse_than_where_it_started(table, tmp_path):

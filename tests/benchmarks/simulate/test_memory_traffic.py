@@ -9,15 +9,16 @@ from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from benchmarks.program.schedule import Event
 from benchmarks.simulate.kernels import head, layer
-from benchmarks.simulate.machines import machine
+from benchmarks.simulate.machines import machine, parsed
 from benchmarks.simulate.memory_traffic import kept_bytes
-from benchmarks.simulate.stacks import MESHMARK_ON_GPUS, MPT, STACKS, stack_on
 from benchmarks.simulate.step import Step
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.core.plan import Plan
 from strategies.costs.predict import predict
+from tests.benchmarks.simulate.host import FILE, HOST, MPT
 from tests.strategies.sampling import nightly
 
+GPUS = machine("meshmark_gpus").stack
 GPT2 = dataclasses.replace(PRESETS["gpt2"], layers=4)
 LLAMA = dataclasses.replace(PRESETS["llama3.2-1b"], layers=4)
 QWEN3 = dataclasses.replace(PRESETS["qwen3-0.6b"], layers=4, sequence=1024)
@@ -34,19 +35,19 @@ def plan(**options: object) -> Plan:
 def test_a_loop_copies_what_layers_keep(remat: str) -> None:
     """So it moves more than layers without a loop, the more of it the more they keep, and the same for weights."""
     looped, straight = plan(remat=remat), plan(remat=remat, unroll=4)
-    with_loop, without = (sum(kept_bytes(each, MESHMARK_ON_GPUS)) for each in (looped, straight))
+    with_loop, without = (sum(kept_bytes(each, GPUS)) for each in (looped, straight))
     fuller = plan(remat=remat, batch_size=32)
     of_loop = with_loop - without
-    assert sum(kept_bytes(fuller, MESHMARK_ON_GPUS)) - with_loop > without > 0
+    assert sum(kept_bytes(fuller, GPUS)) - with_loop > without > 0
     assert of_loop > looped.block.kept_bytes(looped.share) > 0
     assert not any(kept_bytes(looped, MPT))
 
 
 def test_only_gpus_run_the_stack_of_gpus() -> None:
-    """Of meshmark; other stacks are the same everywhere."""
-    assert stack_on("meshmark", "tpu") == stack_on("meshmark", "cpu") == STACKS["meshmark"]
-    assert stack_on("meshmark", "gpu") == machine("meshmark_gpus", "h200").stack == MESHMARK_ON_GPUS
-    assert stack_on("MaxText", "cuda") == STACKS["MaxText"]
+    """A calibrated file names the stack alone, and has the rules of the packaged file of its platform."""
+    for platform, name in (("cpu", "meshmark_tpus"), ("cuda", "meshmark_gpus"), ("gpu", "meshmark_gpus")):
+        told = FILE | {"specifications": vars(HOST) | {"platform": platform}}
+        assert parsed("mine", told).stack == machine(name).stack
 
 
 def passes(events: Sequence[Event], times: float = 1, trips: int = 0) -> Iterator[float]:

@@ -1,11 +1,13 @@
 """`meshmark predict` predicts every row of a table, and says how far off it is and which rows it cannot predict."""
 
 import csv
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulate.machines import FOLDER
 from benchmarks.simulate.predict import mesh_of, model_of, read_rows, work_of
 from benchmarks.simulate.published import config_of
 from benchmarks.simulate.published_row import Published
@@ -59,19 +61,17 @@ def test_every_row_is_written(rows, write, tmp_path):
 
 
 def test_a_row_of_gpt_oss_is_the_model_of_its_preset():
-    """It has the same sizes, blocks and window; stages may split layers that take turns, so all are means of two."""
+    """It has the same sizes, blocks and window, and every second layer has full attention."""
     (row,) = [row for row in read_rows(PUBLISHED / "nemo.csv") if row["model"] == "gpt-oss-20b"]
     config, preset = config_of(Published.of(row)), replace(PRESETS["gpt-oss-20b"], sequence=4096)
-    assert config.dim_sizes == replace(preset, full_attention_every=None).dim_sizes
-    for name in ("layers", "block", "attention_window", "experts_per_token", "tied"):
+    assert config.dim_sizes == preset.dim_sizes
+    for name in ("layers", "block", "attention_window", "full_attention_every", "experts_per_token", "tied"):
         assert getattr(config, name) == getattr(preset, name), name
-    assert config.dense_share * (preset.full_attention_every or 0) == 1
 
 
 WRONG = {
     "unknown device": ({"device": "Z9"}, "topology z9:8x8: 'z9' is not known"),
     "device without a machine": ({"device": "v5e"}, "no machine has devices 'v5e' under Megatron-LM"),
-    "unknown variant": ({"variant": "no compile"}, "variant 'no compile' of Megatron-LM is not known; known are none"),
     "unknown stack": ({"stack": "nanoGPT"}, "the kernels of stack 'nanoGPT' are not known; known are Megatron-LM"),
     "heads": ({"heads": "7"}, "heads=7 does not divide embed=3072"),
     "devices": ({"devices": "63"}, "are 64 devices, and the row has 63"),
@@ -89,13 +89,9 @@ WRONG = {
     "no MLP": ({"mlp": ""}, "the row lacks mlp"),
     "no microbatches": ({"microbatches": "", "microbatch_size": ""}, "the row lacks microbatches, or microbatch_size"),
     "experts": ({"experts": "8"}, "the row lacks expert_mlp"),
-    "8 bits": ({"dtype": "mxfp8"}, "machine a100_megatron_cluster has no rate of fp8 matmuls"),
+    "8 bits": ({"dtype": "mxfp8"}, "machine a100_megatron has no rate of fp8 matmuls"),
     "recomputation": ({"recompute": "some of it"}, "recompute is 'some of it'; what is predicted is full"),
     "other blocks": ({"model": "gemma3-12b", "kv_heads": "8"}, "there are no formulas for the blocks of gemma3"),
-    "blocks of today": (
-        {"kv_heads": "8", "stack": "Megatron-DeepSpeed"},
-        "Megatron-DeepSpeed is known as it was in 2022, when it had no llama blocks",
-    ),
     "no hosts": ({"devices_per_host": "0"}, "devices_per_host is '0'; it must be a whole number of at least 1"),
     "truth": ({"sequence_parallel": "maybe"}, "sequence_parallel is 'maybe'; it must be true or false"),
     "schedule": ({"schedule": "foo"}, "schedule is 'foo'; it can be gpipe, 1f1b, interleaved, zb-h1"),
@@ -106,7 +102,8 @@ WRONG = {
 
 def test_what_a_row_says_changes_the_step(rows, write, tmp_path):
     """Interleaving, selective recomputation, sequence parallelism and sharding are read."""
-    pipeline = {**rows[0], "data": "1", "tensor": "8", "pipeline": "8", "microbatches": "64", "layers": "32"}
+    pipeline = {**rows[0], "data": "1", "tensor": "8", "pipeline": "8", "layers": "32"}
+    pipeline |= {"microbatches": "16", "microbatch_size": ""}
     changes: list[dict[str, str]] = [
         {},
         {"schedule": "interleaved", "virtual_stages": "2"},
@@ -136,7 +133,6 @@ def test_what_a_row_does_not_say_follows(rows, write, tmp_path):
     assert followed["predicted_seconds"] == unscored["predicted_seconds"] == said["predicted_seconds"]
     assert float(followed["measured_seconds"]) == pytest.approx(float(row["step_seconds"]), rel=1e-12)
     assert (followed["step_seconds"], unscored["measured_seconds"]) == ("", "")
-    assert (followed["fits"], unscored["fits"]) == ("yes", "")  # what contradicts itself is not judged
     assert followed["microbatches"] == said["microbatches"] == row["microbatches"]
     without = {name: cell for name, cell in rated.items() if name not in silent}  # as a table without these columns
     (lacking,) = predicted(tmp_path, write([without], "lacking.csv"))
@@ -151,7 +147,7 @@ def test_what_a_row_does_not_say_follows(rows, write, tmp_path):
 
 @pytest.mark.parametrize("axes", [{"data": "8", "tensor": "8"}, {"data": "16", "pipeline": "4", "microbatches": "4"}])
 def test_a_sharded_optimizer_is_divided_over_the_data_axis(axes, rows, write, tmp_path):
-    """Beside other axes, too: it updates its part, holds 16 of 20 bytes in parts, and sends what an all-reduce does.
+    """Beside other axes, too: it updates its part, and sends what an all-reduce does.
 
     Weights are gathered in two bytes, as gradients are scattered; norms and biases in four.
     """
@@ -162,10 +158,6 @@ def test_a_sharded_optimizer_is_divided_over_the_data_axis(axes, rows, write, tm
     assert updates == pytest.approx(seconds / int(axes["data"]), rel=1e-3)
     sent = [float(each["predicted.gradients_seconds"]) for each in (sharded, plain)]
     assert sent[0] == pytest.approx(sent[1], rel=0.01)
-    tensors, stages = int(axes.get("tensor", 1)), int(axes.get("pipeline", 1))
-    parameters = (12 * 32 * 3072**2 / stages + 3072 * 51200) / tensors
-    saved = float(plain["predicted_memory_gib"]) - float(sharded["predicted_memory_gib"])
-    assert saved == pytest.approx(16 * parameters * (1 - 1 / int(axes["data"])) / 2**30, rel=0.02)
 
 
 def test_constants_are_carried_over_to_devices_without_a_machine(rows, write, tmp_path, capsys):
@@ -174,14 +166,6 @@ def test_constants_are_carried_over_to_devices_without_a_machine(rows, write, tm
     assert float(faster["predicted_seconds"]) < float(usual["predicted_seconds"])
     assert faster["machine.name"].endswith(" on h100")
     assert "carried over to h100" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("hosts", "name"), [(1, "a100_megatron_host"), (2, "a100_megatron_cluster")])
-def test_constants_are_carried_over_from_as_many_hosts(hosts, name, rows, write, tmp_path):
-    """Single hosts and clusters of A100s are different machines, and so are those of other devices."""
-    devices = {"device": "H100", "devices": str(8 * hosts), "data": str(8 * hosts), "microbatch_size": ""}
-    (row,) = predicted(tmp_path, write([{**rows[0], **devices}]))
-    assert row["machine.source"].startswith(f"Not fitted: constants of {name}, carried over to h100")
 
 
 def test_a_machine_of_another_stack_is_refused(rows, write, tmp_path):
@@ -225,23 +209,24 @@ def test_a_machine_may_be_named_for_all_rows(rows, write, tmp_path):
 
     They are carried over to devices that the file does not name, and their error is then assumed.
     """
+    told, path = json.loads((FOLDER / "a100_megatron.json").read_text()), tmp_path / "mine.json"
+    path.write_text(json.dumps(told | {"constants": told["constants"] | {"matmul_efficiency": 0.8}}))
     usual, other = (
         [float(row["predicted_seconds"]) for row in predicted(tmp_path, write(rows), *more)]
-        for more in ([], ["--machine=a100_megatron_host"])
+        for more in ([], [f"--machine={path}"])
     )
     assert all(abs(one / two - 1) > 0.001 for one, two in zip(usual, other, strict=True))
     on_h100 = write([{**rows[0], "device": "H100"}], "h100.csv")
-    (row,) = predicted(tmp_path, on_h100, "--machine=a100_megatron_host")
-    assert (row["machine.name"], row["machine.error"]) == ("a100_megatron_host on h100", "0.2")
+    (row,) = predicted(tmp_path, on_h100, f"--machine={path}")
+    assert (row["machine.name"], row["machine.error"]) == ("mine on h100", "0.2")
 
 
 def test_the_report_has_the_errors_of_each_group(rows, write, tmp_path, capsys):
-    """A line for each source, cluster, model and work, with the number of its runs."""
+    """A line for each source and work, with the number of its runs, and how many lie in their intervals."""
     predicted(tmp_path, write([{**row, "source": "ours"} for row in rows]))
     said = capsys.readouterr().out
     assert re.search(r"ours +8 +\d+\.\d%", said)
-    assert re.search(r"64 x A100 +8 +", said)
-    assert re.search(rf"{model_of(rows[0])} +8 +", said)
+    assert re.search(r"8 of 8 rows are predicted and measured, [5-8] of them inside of their 80% interval", said)
     assert re.search(rf"{re.escape(work_of(rows[0]))} +8 +", said)
 
 
@@ -256,7 +241,7 @@ def test_the_report_has_a_line_for_each_machine(rows, write, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "problem"),
     [
-        (["{good}", "--machine=abacus"], 2, "machine 'abacus' is not known; known are a100_40gb_fsdp, a100"),
+        (["{good}", "--machine=abacus"], 2, "machine 'abacus' is not known; known are a100_fsdp, a100"),
         (["{folder}/none.csv"], 5, "does not exist"),
         (["{good}", "{good}"], 2, "is given twice, and its rows would count twice; give each table once"),
         (["{folder}"], 5, "is a folder, not a file"),

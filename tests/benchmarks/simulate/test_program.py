@@ -14,7 +14,7 @@ from benchmarks.program.work import Work
 from benchmarks.simulate.kernels import Kernel
 from benchmarks.simulate.links import mesh_group
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.program import Priced, published, replay
+from benchmarks.simulate.program import Priced, ideal, replay
 from benchmarks.simulate.queues import Timeline
 from strategies import STRATEGIES, GPTConfig, TrainConfig
 from strategies.core.sizes import BYTES
@@ -29,7 +29,7 @@ CHIP = replace(
     link_bytes_per_second=1536 / 3,
     network_bytes_per_second=1536 / 3,
 )
-MACHINE = replace(published("h100"), chip=CHIP, matmul_flops_per_second=CHIP.flops_per_second)
+MACHINE = replace(ideal("h100"), chip=CHIP, matmul_flops_per_second=CHIP.flops_per_second)
 OTHER = GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2")
 """A second gather."""
 SYNCHRONOUS = GATHER.replace("-start", "").replace("(f32[8,16], f32[32,16])", "f32[32,16]")
@@ -130,7 +130,7 @@ def test_permutes_in_opposite_directions_go_side_by_side(kind: str, seconds: dic
     places = [SimpleNamespace(coords=(0, 0, index), process_index=0) for index in range(8)]
     line: Any = SimpleNamespace(axis_names=("data", "fsdp"), devices=np.array(places, dtype=object).reshape(2, 4))
     machine = replace(
-        published(kind), chip=replace(CHIPS[kind], memory_bytes_per_second=ENDLESS, link_bytes_per_second=512 / 3)
+        ideal(kind), chip=replace(CHIPS[kind], memory_bytes_per_second=ENDLESS, link_bytes_per_second=512 / 3)
     )
     up = "{{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
     down = "{{1,0},{2,1},{3,2},{0,3},{5,4},{6,5},{7,6},{4,7}}"
@@ -188,7 +188,7 @@ def test_a_collective_has_the_latency_of_the_machine() -> None:
 @pytest.mark.parametrize("kind", CHIPS)
 def test_compiled_and_predicted_matmuls_have_one_price(kind: str, dtype: str) -> None:
     """On every kind of chip and in each dtype a FLOP of a compiled program takes as long as one of the formulas."""
-    its, flops = published(kind), 10**15
+    its, flops = ideal(kind), 10**15
     predicted = Kernel("attention", flops, 0, itemsize=BYTES[dtype]).seconds(its)
     assert Priced(H100S, its, dtype).compute_seconds(Work(flops=flops)) == predicted > 0
 

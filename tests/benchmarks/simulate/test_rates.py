@@ -10,7 +10,7 @@ from benchmarks.run import calibrate
 from benchmarks.run.probes import ACCELERATOR_SCALE, MATMULS, Probe, probes
 from benchmarks.simulate.kernels import tiles_filled
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.rates import NotMeasurableError, Timing, link_rate, machine_of, matmul_rate
+from benchmarks.simulate.rates import NotMeasurableError, Timing, calibrated, link_rate, matmul_rate
 from tests.commands import command
 
 FLOPS, FLOAT32_FLOPS, DIM, BANDWIDTH, LATENCY, STREAMING = 2e11, 1e11, 20.0, 1e10, 3e-6, 3e10
@@ -40,7 +40,7 @@ def others():
 
 def test_rates_are_recovered():
     """Timings of planted rates give these rates, and what nothing shows is named."""
-    found, missing = machine_of("host", [*matmuls(), *collectives(), *others()], "cpu", 2**30, "a test")
+    found, missing = calibrated("host", [*matmuls(), *collectives(), *others()], "cpu", 2**30, "a test")
     assert found.effective_chip.flops_per_second == pytest.approx(FLOPS)
     assert found.best_rate(4) == pytest.approx(FLOAT32_FLOPS)
     assert found.effective_chip.memory_bytes_per_second == pytest.approx(STREAMING)
@@ -49,14 +49,14 @@ def test_rates_are_recovered():
     assert (constants.matmul_dim, constants.link_seconds) == pytest.approx((DIM, LATENCY))
     assert (constants.kernel_seconds, constants.step_seconds) == pytest.approx((2e-6, 1e-4))
     assert [each.partition(":")[0].partition(";")[0] for each in missing] == ["attention", "the network between hosts"]
-    assert "links: there is one device" in machine_of("host", [*matmuls(), *others()], "cpu", 1, "")[1][-1]
+    assert "links: there is one device" in calibrated("host", [*matmuls(), *others()], "cpu", 1, "")[1][-1]
 
 
 def test_an_iteration_of_a_loop_is_no_work():
     """If each iteration of the loops of probes takes longer, the same rates are recovered."""
     plain = [*matmuls(), *collectives(), *others()]
     late = [each._replace(seconds=each.seconds + 1e-5 * (each.kind != "dispatch")) for each in plain]
-    (found, _), (wanted, _) = (machine_of("host", some, "cpu", 2**30, "a test") for some in (late, plain))
+    (found, _), (wanted, _) = (calibrated("host", some, "cpu", 2**30, "a test") for some in (late, plain))
     rates = (dataclasses.asdict(each.chip) | dataclasses.asdict(each.constants) for each in (found, wanted))
     mine, its = ({name: rate for name, rate in some.items() if isinstance(rate, float)} for some in rates)
     assert mine == pytest.approx(its)
@@ -66,8 +66,8 @@ def test_waves_of_tiles_are_no_part_of_the_rate(tmp_path):
     """A GPU whose tiles allow half of its peak has twice the rate, with its cores; other constants stay."""
     some = [*matmuls(), *others()]
     half = [each._replace(filled=0.5) if each.kind == "matmul" else each for each in some]
-    whole, _ = machine_of("gpu", some, "cuda", 2**30, "a test")
-    tiled, missing = machine_of("gpu", half, "cuda", 2**30, "a test", cores=132)
+    whole, _ = calibrated("gpu", some, "cuda", 2**30, "a test")
+    tiled, missing = calibrated("gpu", half, "cuda", 2**30, "a test", cores=132)
     assert tiled.matmul_flops_per_second == pytest.approx(2 * whole.matmul_flops_per_second)
     assert (whole.cores, tiled.cores) == (0, 132)
     path = tmp_path / "gpu.json"
@@ -78,11 +78,11 @@ def test_waves_of_tiles_are_no_part_of_the_rate(tmp_path):
 def test_the_latency_of_kernels_is_that_of_steps():
     """Where steps are graphs it is at least that of traced steps, whose kernels are slower than the smallest."""
     quick = [each._replace(seconds=each.work * 1e-6) if each.kind == "launch" else each for each in others()]
-    found, missing = machine_of("gpu", [*matmuls(), *quick], "cuda", 2**30, "a test")
+    found, missing = calibrated("gpu", [*matmuls(), *quick], "cuda", 2**30, "a test")
     assert found.constants.kernel_seconds == machine("meshmark_gpus").constants.kernel_seconds
     assert any("as traced on an H100; small ones take 1.0" in each for each in missing)
     slow = [each._replace(seconds=each.work * 9e-6) if each.kind == "launch" else each for each in others()]
-    assert machine_of("gpu", [*matmuls(), *slow], "cuda", 1, "")[0].constants.kernel_seconds == pytest.approx(9e-6)
+    assert calibrated("gpu", [*matmuls(), *slow], "cuda", 1, "")[0].constants.kernel_seconds == pytest.approx(9e-6)
 
 
 def test_a_rate_that_timings_do_not_show_is_refused():

@@ -12,7 +12,7 @@ from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.program.collectives import Collective
 from benchmarks.program.work import Work
 from benchmarks.simulate.links import bandwidth, mesh_group
-from benchmarks.simulate.program import Priced, Roofline, published
+from benchmarks.simulate.program import Priced, Roofline, ideal
 
 V5P, H100 = CHIPS["v5p"], CHIPS["h100"]
 
@@ -117,7 +117,7 @@ def test_an_all_gather_on_v5e_takes_as_long_as_published():
 
     The source is How to Scale Your Model, part 3, pop quiz 2, where 680 us were measured. Two links would take half.
     """
-    usual = published("v5e")
+    usual = ideal("v5e")
     slower = usual.with_changes({"link_bandwidth": "45GB/s"})
     spread = mesh({"data": 8, "tensor": 4}, chip_of((8, 4)))
     work = Work((sent("all_gather", ("tensor",), 2**25 * 3 / 4),))
@@ -152,7 +152,7 @@ def test_the_busiest_resource_is_the_bound():
         sent("permute", ("tensor",), 1e11),
         sent("permute", ("data",), 1e11),
     )
-    cubes = Priced(mesh({"data": 16, "tensor": 4}, cube), published("v5p"), "bfloat16")
+    cubes = Priced(mesh({"data": 16, "tensor": 4}, cube), ideal("v5p"), "bfloat16")
     least = cubes.roofline(Work(collectives, int(459e12), memory_bytes=int(2 * 2765e9)))
     parts = least.compute_seconds, least.memory_seconds, least.network_seconds
     assert parts == pytest.approx((1.0, 2.0, 1.0 + 1.0))

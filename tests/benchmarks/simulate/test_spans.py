@@ -38,7 +38,7 @@ def machines():
     """Stages in lockstep, stages that wait only for what they need, and hosts of one CPU device."""
     return {
         "meshmark": (machine("meshmark_gpus", "h100"), Topology.parse("h100:1x8")),
-        "Megatron-LM": (machine("a100_megatron_cluster"), Topology.parse("a100_80gb:1x8")),
+        "Megatron-LM": (machine("a100_megatron"), Topology.parse("a100_80gb:1x8")),
         "hosts": (MACHINE, Topology(CPU, (8, 1))),
     }
 

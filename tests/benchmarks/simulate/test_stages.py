@@ -11,13 +11,13 @@ from benchmarks.simulate.layer import GATHERED, Way
 from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.predict import predicted_rows, read_rows
 from benchmarks.simulate.queues import Parts
-from benchmarks.simulate.stacks import MESHMARK
 from benchmarks.simulate.stages import Stages, pass_name
 from benchmarks.simulate.step import Step
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
 from strategies.pipelining.schedules import Kind
+from tests.benchmarks.simulate.host import MESHMARK
 from tests.benchmarks.simulate.test_accounting import (
     CHIP,
     COMPUTING,
@@ -110,10 +110,10 @@ def test_a_split_backward_pass_takes_as_long_as_its_flops(remat, tensors):
 def test_pipelines_wait_for_their_gathers():
     """A stage has no layer ahead whose weights it could gather, so it waits for all of them."""
     cost = step("three_d", "fsdp=4,pipeline=2")
-    waited = {until: seconds(cost, COMPUTING, waits={"gathers": until})["gathers"] for until in ("layer", "at once")}
+    waited = [seconds(cost, COMPUTING, overlaps=overlaps)["gathers"] for overlaps in (("gathers",), ())]
     sent = sum(sum(parts.values()) for (_, axes), parts in cost.sent.items() if axes == ("fsdp",))
-    assert waited["layer"] == waited["at once"]
-    assert sent / 2 < waited["layer"] * 450e9 <= sent
+    assert waited[0] == waited[1]
+    assert sent / 2 < waited[0] * 450e9 <= sent
 
 
 @pytest.mark.parametrize("name", UNSTAGED)
@@ -126,7 +126,7 @@ def test_a_link_takes_the_time_of_all_that_it_sends(name):
         float(sum(parts.values())) / bandwidth(CHIP, kind, group(devices, cost.plan.mesh, axes))
         for (kind, axes), parts in cost.sent.items()
     )
-    found = sum(seconds(cost, SENDING, devices, waits={**MESHMARK.waits, "gradients": "layer"}).values())
+    found = sum(seconds(cost, SENDING, devices, overlaps=MESHMARK.overlaps).values())
     assert found >= wanted * (1 - 1e-6)  # scalars, such as the loss, may be left out
 
 
