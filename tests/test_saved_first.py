@@ -14,6 +14,7 @@ import pytest
 from benchmarks.cli.commands import COMMANDS
 from benchmarks.cli.main import prepared, resolved
 from benchmarks.cli.outputs import Unwritable, write_then_print
+from benchmarks.cli.statuses import UNWRITTEN
 from tests.processes import ROOT
 from tests.results.synthetic import sweep, write_run
 from tests.test_bad_input import found
@@ -132,4 +133,4 @@ def test_a_run_whose_output_nobody_reads_has_its_report(tmp_path: Path, reader: 
     os.close(begin)
     assert [row["extra_info"]["strategy"] for row in json.loads(path.read_text())["untimed"]] == ["data"]
     assert ended.stderr.splitlines()[-1].startswith("meshmark: the output could not be printed: ")
-    assert ended.returncode == 5
+    assert ended.returncode == UNWRITTEN
