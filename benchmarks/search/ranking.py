@@ -23,6 +23,8 @@ UNLIMITED = 1e6
 MOST_ERROR = 0.99
 """A time whose prediction is off by more has no upper end."""
 BUBBLE = "pipeline bubble"
+KINDS = "pipeline", "tensor", "context", "expert"
+"""Mesh axes that split more than weights and the batch. Each changes more of a step than those after it."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,11 @@ class Ranking:
         """The fastest of each strategy and set of mesh axes, fastest first."""
         return first_of_each(self.fitting, layout)
 
+    @cached_property
+    def best_per_kind(self) -> list[Candidate]:
+        """The fastest of each kind of parallelism, fastest first."""
+        return first_of_each(self.fitting, kind)
+
     def tied(self, error: float) -> int:
         """How many predictions, from the first, differ by less than their errors. They may be in any order."""
         if not self.fitting:
@@ -181,6 +188,11 @@ def first_of_each(candidates: Iterable[Candidate], key: Callable[[Case], Hashabl
 def layout(case: Case) -> Hashable:
     """Its strategy and its mesh axes."""
     return case.strategy, *case.mesh.sizes
+
+
+def kind(case: Case) -> str:
+    """Its kind of parallelism: the axis of `KINDS` that changes its step most, or else its strategy."""
+    return next((axis for axis in KINDS if axis in case.mesh.sizes), case.strategy)
 
 
 def layout_cells(case: Case) -> tuple[str, str, str]:

@@ -87,12 +87,60 @@ def test_ties_are_marked(tmp_path, capsys):
     assert sum(rank.endswith("=") for rank in ranks) == told["tied"] > 1
 
 
+def test_the_answer_comes_first(tmp_path, capsys):
+    """The first line is the best candidate with its time, its range, its speed and its memory."""
+    best = fitting(found(tmp_path))[0]
+    first = capsys.readouterr().out.splitlines()[0]
+    seconds, rate = best["predicted_seconds"], best["tokens_per_second"] / 8
+    low, high = (f"{1e3 * seconds / factor:.3g} ms" for factor in (1.2, 0.8))
+    assert first.startswith("Use fsdp=8, remat=dots, gather=layer: ")
+    assert f": {1e3 * seconds:.3g} ms a step ({low} to {high}, assumed), {rate:,.0f} tokens/s a device, " in first
+    assert first.endswith(f"{best['needed_bytes'] / 2**30:.1f} of 79.1 GiB")
+
+
+def test_few_candidates_are_shown(tmp_path, capsys):
+    """They are at most five, each the best of another kind of parallelism; with --all there are more."""
+    asked = "--strategy=fsdp,zero1,zero2,tensor,pipeline,three_d", "--preset=gpt2-xl", "--batch-size=64"
+    row = re.compile(r"^(\d+)=? +(\w+) +(\w+=\S+) ", re.MULTILINE)
+    ranks = {row["rank"]: row for row in fitting(found(tmp_path, *asked))}
+    shown = [ranks[int(rank)] for rank, *_ in row.findall(capsys.readouterr().out)]
+    kinds = [kind_of(one["strategy"], one["mesh"]) for one in shown]
+    assert 3 <= len(shown) == len({*kinds}) <= 5
+    for rank, one in ranks.items():  # those that are not shown are slower than the shown one of their kind
+        kind = kind_of(one["strategy"], one["mesh"])
+        assert kind not in kinds or shown[kinds.index(kind)]["rank"] <= rank
+    found(tmp_path, *asked, "--all")
+    assert len(row.findall(capsys.readouterr().out)) == len(ranks)
+
+
+def kind_of(strategy, mesh):
+    """The kind of parallelism of a row."""
+    return next((axis for axis in ("pipeline", "tensor", "context") if f"{axis}=" in mesh), strategy)
+
+
+def test_the_nearest_published_runs_are_shown(tmp_path, capsys):
+    """Below are published runs of such a model on such devices, with their speed and source."""
+    asked = "--preset=llama3-8b", "--batch-size=16", "--sequence=8192", "--strategy=fsdp"
+    near = found(tmp_path, *asked)["nearest"]
+    said = capsys.readouterr().out
+    assert len({(run["stack"], run["device"]) for run in near}) == len(near) >= 3
+    assert "torchtitan" in {run["stack"] for run in near}
+    for run in near:
+        assert run["device"].lower().startswith("h100")
+        assert f"{run['tokens_per_second_per_device']:,.0f}" in said
+        assert run["source"] in said
+    found(tmp_path, "--preset=nano")
+    assert "no published run is near" in capsys.readouterr().out
+
+
 def test_the_report_says_what_limits_the_best(tmp_path, capsys):
     """A network that is a thousand times slower is named, and a machine's source and error are stated."""
     slow = ("--topology=h100:2x8", "--set=inter_host_bandwidth=0.001x")
     found(tmp_path, *slow)
     said = capsys.readouterr().out
-    (share,) = re.findall(r"bottlenecks \(time saved if infinitely fast\): network between hosts (\d+)%", said)
+    (share,) = re.findall(
+        r"bottlenecks of the best \(time saved if infinitely fast\): network between hosts (\d+)%", said
+    )
     assert int(share) > 50
     assert "machine meshmark_gpus: Not fitted" in said
     assert "predictions are assumed to be off by 20% on average, which nobody measured" in said
@@ -100,8 +148,8 @@ def test_the_report_says_what_limits_the_best(tmp_path, capsys):
 
 
 def test_the_report_says_what_would_be_faster(tmp_path, capsys):
-    """Each row has its bottleneck, and lines below name a faster neighbour. So does the document."""
-    slow = ("--topology=h100:8x8", "--set=inter_host_bandwidth=0.05x")
+    """Each row has its bottleneck, and with --all lines below name a faster neighbour. So does the document."""
+    slow = ("--all", "--topology=h100:8x8", "--set=inter_host_bandwidth=0.05x")
     told = found(
         tmp_path, *slow, "--preset=gpt2-xl", "--strategy=hsdp,zero1", "--mesh=data=64", "--mesh=data=4,fsdp=16"
     )
@@ -190,12 +238,12 @@ def test_one_host_needs_no_network(tmp_path, capsys):
 
 def test_days_and_money(tmp_path, capsys):
     """Tokens over throughput are the days, times devices the hours, times a price the money; each is a range."""
-    rate = fitting(found(tmp_path, "--tokens=1e12", "--price=2"))[0]["tokens_per_second"]
+    rate = fitting(found(tmp_path, "--tokens=1T", "--price=2"))[0]["tokens_per_second"]
     days, hours, money = 1e12 / rate / 86400, 1e12 / rate * 8 / 3600, 2e12 / rate * 8 / 3600
     said = " ".join(capsys.readouterr().out.split())
-    assert f"as predicted: {days:,.1f} days, {hours:,.0f} device-hours, {money:,.0f} at 2 an hour" in said
+    assert f"as predicted: {days:,.1f} days, {hours:,.0f} device-hours, {money:,.0f} in all at 2 a device-hour" in said
     assert f"1e+12 tokens take {days / 1.2:,.1f} to {days / 0.8:,.1f} days, " in said
-    assert f"{money / 1.2:,.0f} to {money / 0.8:,.0f} at 2 an hour" in said
+    assert f"{money / 1.2:,.0f} to {money / 0.8:,.0f} in all at 2 a device-hour" in said
 
 
 def test_a_margin_of_memory_is_stated(tmp_path, capsys):
@@ -227,9 +275,21 @@ def test_the_best_is_drawn(tmp_path, capsys):
 def test_nothing_fits(capsys):
     """The report says so and what to do, or why nothing is feasible, and the status is 1."""
     assert main(["--preset=gpt3-175b", "--topology=h100:1x8", "--batch-size=8", "--strategy=fsdp"]) == 1
-    assert re.search(
-        r"no candidate fits: the smallest needs .* GiB a device; take more devices", capsys.readouterr().out
+    least = "no candidate fits: the smallest needs .* GiB a device, fsdp fsdp=8; take more devices"
+    assert re.match(rf"{least} or meshes with tensor or pipeline or context\n", capsys.readouterr().out)
+    ways = "more devices, a smaller batch, meshes with tensor or pipeline or context or --remat full"
+    assert (
+        main(
+            [
+                "--preset=gpt3-13b",
+                "--topology=h100:1x8",
+                *["--batch-size=64", "--remat=none", "--mesh=fsdp=8"],
+                "--microbatches=1",
+            ]
+        )
+        == 1
     )
+    assert f"take {ways}" in capsys.readouterr().out
     assert main(["--preset=gpt2", "--topology=h100:1x8", "--batch-size=63", "--strategy=fsdp,tensor"]) == 1
     said = capsys.readouterr().out
     assert "no candidate fits" not in said
