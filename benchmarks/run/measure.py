@@ -75,11 +75,10 @@ class Training:
             weights: returns those before the first step (`checking.initial_weights`).
         """
         recorder = Recorder(step)
-        for _ in range(CHECKED_STEPS):
-            batch = next(self.batches)
+        for batch in itertools.islice(self.batches, CHECKED_STEPS):
             recorder.before(self.state, batch)
-            metrics = self._advance(batch)  # which donates the state of before
-            recorder.after(self.state, metrics)
+            self._advance(batch)
+            recorder.after(self.state, self.metrics)
             require_finite([self.metrics], "in the first steps")
         return recorder.first_steps(self.state, weights)
 
