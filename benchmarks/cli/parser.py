@@ -1,6 +1,7 @@
 """The parser of all commands, and the options that it reads. It reports what it cannot parse in one line."""
 
 import argparse
+import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from types import MappingProxyType
@@ -164,7 +165,9 @@ def one_of(noun: str, names: Collection[str]) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}; there are {', '.join(names)}")
+            near = difflib.get_close_matches(text.lower(), names, n=1)
+            suggestion = f"; did you mean {near[0]}?" if near else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}; there are {', '.join(names)}{suggestion}")
         return text
 
     return parse

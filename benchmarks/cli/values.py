@@ -78,6 +78,19 @@ def positive(text: str, what: str = "a positive number; give one such as 2.5", m
     return float(text)
 
 
+def tokens(text: str) -> float:
+    """Parse a number of tokens, with the suffix K, M, B or T if that is shorter.
+
+    >>> tokens("15T"), tokens("300B"), tokens("1.4e12")
+    (15000000000000.0, 300000000000.0, 1400000000000.0)
+    """
+    factor = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:].lower())
+    number = text[:-1] if factor else text
+    if not DECIMAL.fullmatch(number) or not 0 < float(number) * (factor or 1.0) <= MOST_AMOUNT:
+        refuse(text, "is not a number of tokens; give one such as 15T, 300B or 1.4e12")
+    return float(number) * (factor or 1.0)
+
+
 def amount(text: str) -> float:
     """Parse a number of at least 0."""
     zero = DECIMAL.fullmatch(text) and float(text) == 0

@@ -84,7 +84,8 @@ class Topology:
         ('v5p:4x4x4', 'cuda')
         """
         if not (parts := re.fullmatch(r"([a-z0-9_]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text.lower())):
-            raise ValueError(f"topology {text!r} cannot be read; write one as {EXAMPLES}")
+            meant = f"; did you mean {near}?" if (near := _meant(text)) else ""
+            raise ValueError(f"topology {text!r} cannot be read; write one as {EXAMPLES}{meant}")
         return cls(CLOUD_NAMES.get(parts[1], parts[1]), tuple(map(int, parts[2].split("x"))))
 
     def __str__(self) -> str:
@@ -222,3 +223,21 @@ def _devices(topology: Topology) -> Devices:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, terminated if terminated is not None else signal.SIG_DFL)
+
+
+def _meant(text: str) -> str:
+    """The topology that is meant by a number of devices and their kind; empty if that is unclear.
+
+    >>> _meant("8xh100"), _meant("H100x16"), _meant("64 v5p"), _meant("eight")
+    ('h100:1x8', 'h100:2x8', 'v5p:4x4x4', '')
+    """
+    first = re.fullmatch(r"([0-9]{1,6})[ x*-]?([a-z][a-z0-9_]*)", text.lower().strip())
+    last = re.fullmatch(r"([a-z][a-z0-9_]*?)[ x*-]([0-9]{1,6})", text.lower().strip())
+    count, kind = first.groups() if first else last.groups()[::-1] if last else ("0", "")
+    kind, devices = CLOUD_NAMES.get(kind, kind), int(count)
+    if kind not in CHIPS or not devices:
+        return ""
+    if dims := CHIPS[kind].torus_dims:
+        return str(Topology(kind, balanced_factors(devices, dims)))
+    inside = min(devices, 8)
+    return "" if devices % inside else str(Topology(kind, (devices // inside, inside)))

@@ -15,10 +15,11 @@ from benchmarks.search import scaled
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.compiled import compile_best
 from benchmarks.search.compiling import Compiler, log
+from benchmarks.search.document import document
 from benchmarks.search.improvements import improvements
 from benchmarks.search.measured import measure_best
 from benchmarks.search.ranking import Candidate, ranked
-from benchmarks.search.report import Result, document, report
+from benchmarks.search.report import Result, report
 from benchmarks.search.request import prepared
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import trace

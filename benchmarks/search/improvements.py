@@ -83,13 +83,17 @@ def improvements(ranking: Ranking) -> dict[Case, Improvement | None]:
     return {candidate.case: improvement(candidate, ranking) for candidate in ranking.best_per_layout}
 
 
+def words(better: Improvement) -> str:
+    """What a change saves, and what it needs."""
+    lacking = better.lacking_bytes / GIB
+    more = f", but needs {lacking:.1f} GiB more than there is" if lacking else ""
+    return f"{better.change} saves {better.saves:.0%}{more}"
+
+
 def table(found: Mapping[Case, Improvement | None]) -> list[str]:
     """The lines of the table of improvements."""
     rows = [("strategy", "mesh", "best single change", "bottleneck that it relieves")]
     for case, better in found.items():
         if better:
-            lacking = better.lacking_bytes / GIB
-            more = f", but needs {lacking:.1f} GiB more than there is" if lacking else ""
-            change = f"{better.change} saves {better.saves:.0%}{more}"
-            rows.append((case.strategy, str(case.mesh), change, f"{better.resource} {better.share:.0%}"))
+            rows.append((case.strategy, str(case.mesh), words(better), f"{better.resource} {better.share:.0%}"))
     return aligned(rows) if len(rows) > 1 else ["no single change is faster"]

@@ -20,6 +20,8 @@ from strategies.infeasible import WrongSize
 UNLIMITED = 1e6
 """Factor of a resource that no longer limits anything."""
 BUBBLE = "pipeline bubble"
+KINDS = "pipeline", "tensor", "context", "expert"
+"""Mesh axes that split more than weights and the batch. Each changes more of a step than those after it."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ class Ranking:
         return first_of_each(self.fitting, layout)
 
     @cached_property
+    def best_per_kind(self) -> list[Candidate]:
+        """The fastest of each kind of parallelism, fastest first."""
+        return first_of_each(self.fitting, kind)
+
+    @cached_property
     def tied(self) -> int:
         """How many predictions, from the first, are nearer than errors of two ways to spread a step differ."""
         if not self.fitting:
@@ -180,6 +187,11 @@ def first_of_each(candidates: Iterable[Candidate], key: Callable[[Case], Hashabl
 def layout(case: Case) -> Hashable:
     """Its strategy and its mesh axes."""
     return case.strategy, *case.mesh.sizes
+
+
+def kind(case: Case) -> str:
+    """Its kind of parallelism: the axis of `KINDS` that changes its step most, or else its strategy."""
+    return next((axis for axis in KINDS if axis in case.mesh.sizes), case.strategy)
 
 
 def layout_cells(case: Case) -> tuple[str, str, str]:

@@ -1,35 +1,38 @@
-"""The report of a search as text, and its document of JSON values."""
+"""What a search found, and the report of it as text: the answer first."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
-from benchmarks.search import compiled, improvements, measured
+from benchmarks.search import compiled, improvements, measured, nearest
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.compiled import CompiledCandidate
-from benchmarks.search.compiling import versions
 from benchmarks.search.improvements import LEAST_SHARE, Improvement
 from benchmarks.search.measured import MeasuredCandidate
 from benchmarks.search.ranking import (
     Candidate,
     Ranking,
     layout_cells,
-    layout_row,
     usable_bytes,
 )
 from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
-from strategies.model.gpt import param_count
+from strategies import STRATEGIES
 
-SCHEMA_VERSION = 3
 DAY_SECONDS = 86_400
 SHOWN_LIMITS = 3
+SHOWN = 5
+"""Candidates in the table, unless all are asked for."""
+
+
+SPLITTING = "fsdp", "tensor", "pipeline", "context", "expert"
+"""Mesh axes that split a model or its activations."""
 
 
 @dataclass(frozen=True)
@@ -66,46 +69,81 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
 
     Args:
         result: what was found.
-        everything: whether to list all candidates that fit, instead of the best of each strategy and set of mesh axes,
-            and why others are infeasible.
+        everything: whether to list all candidates that fit, instead of the best of five kinds, and what would make
+            them faster, and why others are infeasible.
         tokens: to train on, for days and device-hours.
         price: of a device-hour.
     """
     ranking, machine = result.ranking, result.machine
-    blocks = [heading(result)]
+    blocks = [answer(result), heading(result)]
     if result.measured and not result.predicted:
         blocks.append([*measured.table(result.measured, predicted=False)])
     elif ranking.fitting:
-        shown = ranking.fitting if everything else ranking.best_per_layout
+        shown = ranking.fitting if everything else ranking.best_per_kind[:SHOWN]
         blocks += [
             table(shown, ranking, machine),
             dense_layers(shown),
             certainty(ranking),
-            best_lines(ranking.fitting[0]),
-            improvements.table(result.improvements),
+            best_lines(ranking.fitting[0], result.improvements),
+            improvements.table(result.improvements) if everything else [],
         ]
-    elif ranking.too_large:
-        blocks.append(nothing_fits(result))
     if result.compiled:
         blocks.append(compiled.table(result.compiled, ranking))
     if tokens and ranking.fitting:
         blocks.append(cost_lines(result, tokens, price))
     if result.measured and result.predicted:
         blocks.append([*measured.table(result.measured)])
+    if result.predicted:
+        blocks.append(nearest.table(nearest.nearest(result.space)))
     if everything or not ranking.fitting:
         blocks.append([part for line in left_out(result) for part in wrapped(line)])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
 
 
+def answer(result: Result) -> list[str]:
+    """The candidate to use, how long its step takes, how fast it is and what it holds: by measuring, if it was."""
+    ranking, machine = result.ranking, result.machine
+    if not ranking.fitting:
+        return nothing_fits(result) if ranking.too_large else ["no candidate is feasible; the reasons are below"]
+    if timed := next((one for one in result.measured if one.step_seconds), None):
+        best, seconds, how = timed.candidate, timed.step_seconds or 0.0, "measured"
+    elif replayed := next((one for one in result.compiled if one.step_seconds), None):
+        best, seconds, how = replayed.candidate, replayed.step_seconds or 0.0, "as compiled"
+    else:
+        best, seconds = ranking.fitting[0], ranking.fitting[0].step_seconds
+        how = "{} to {} with a probability of 80%".format(*map(amount, best.interval_seconds))
+    strategy, mesh, options = layout_cells(best.case)
+    spread = [] if mesh.startswith(f"{strategy}=") and "," not in mesh else [strategy]
+    layout = ", ".join((*spread, mesh, *options.split()))
+    tokens = best.case.batch_size * best.case.config.sequence / seconds / best.case.mesh.size
+    held = f"{best.needed_bytes / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
+    return wrapped(f"Use {layout}: {amount(seconds)} a step ({how}), {tokens:,.0f} tokens/s a device, {held}")
+
+
+def amount(seconds: float) -> str:
+    """A time in the unit that suits it.
+
+    >>> amount(0.0123), amount(1.6234)
+    ('12.3 ms', '1.62 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
 def nothing_fits(result: Result) -> list[str]:
     """How much memory the smallest candidate needs, where none fits, and what takes less."""
-    least, config = min(candidate.needed_bytes for candidate in result.ranking.too_large) / GIB, result.space.config
-    ways = ["more devices", "a smaller batch"]
-    ways += [] if "full" in result.space.remats else ["--remat full"]
+    space, smallest = result.space, min(result.ranking.too_large, key=lambda candidate: candidate.needed_bytes)
+    config, case = space.config, smallest.case
+    others = [axis for axis in SPLITTING if axis not in case.mesh.sizes and (axis != "expert" or config.experts)]
+    whole = case.batch_size == case.microbatches * STRATEGIES[case.strategy].batch_shards(case.mesh)
+    ways = ["more devices"]
+    ways += [] if whole else ["a smaller batch"]  # below one sequence a device nothing gets smaller
+    ways += [f"meshes with {' or '.join(others)}"] if others and (space.strategies or space.meshes) else []
+    ways += [] if "full" in space.remats else ["--remat full"]
     # Without a capacity factor there are rows for the most uneven routing, and not only those that the tokens need.
     ways += ["--capacity-factor 1.25"] if config.experts and config.capacity_factor is None else []
-    way_out = f"take {', '.join(ways[:-1])} or {ways[-1]}"
-    return wrapped(f"no candidate fits: the smallest needs {least:.1f} GiB a device; {way_out}")
+    way_out = f"take {', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else f"take {ways[0]}"
+    least = f"{smallest.needed_bytes / GIB:.1f} GiB a device, {case.strategy} {case.mesh}"
+    return wrapped(f"no candidate fits: the smallest needs {least}; {way_out}")
 
 
 def heading(result: Result) -> list[str]:
@@ -161,22 +199,20 @@ def certainty(ranking: Ranking) -> list[str]:
     return wrapped(text)
 
 
-def best_lines(best: Candidate) -> list[str]:
-    """How fast the best candidate is, its bottlenecks, and where its time goes."""
-    machine = best.machine
-    low, high = (1e3 * seconds for seconds in best.interval_seconds)
-    rate = best.tokens_per_second / best.case.mesh.size
-    likely = f"{1e3 * best.step_seconds:,.0f} ms, {low:,.0f} to {high:,.0f} ms with a probability of 80%"
-    lines = [f"the best takes {likely}; {rate:,.0f} tokens/s a device"]
-    if machine.assumed:
-        lines.append("no source has measured such devices: the range is one that covers 90% on others")
+def best_lines(best: Candidate, found: Mapping[Case, Improvement | None]) -> list[str]:
+    """The bottlenecks of the best candidate, where its time goes, and what would make it faster."""
+    unmeasured = "no source has measured such devices: the range is one that covers 90% on others"
     saved = [(name, share) for name, share in best.limits.items() if share > LEAST_SHARE]
     limits = ", ".join(f"{name} {share:.0%}" for name, share in saved[:SHOWN_LIMITS])
-    lines += [f"bottlenecks (time saved if infinitely fast): {limits}"] if limits else []
+    lines = [unmeasured] if best.machine.assumed else []
+    lines += [f"bottlenecks of the best (time saved if infinitely fast): {limits}"] if limits else []
     spent = sorted(best.timeline.parts.items(), key=lambda part: -part[1])
     shares = {name: f"{seconds / best.step_seconds:.0%}" for name, seconds in spent}
     parts = ", ".join(f"{name} {share}" for name, share in shares.items() if share != "0%")
-    return [line for text in [*lines, f"where its time goes: {parts}"] for line in wrapped(text)]
+    lines.append(f"where its time goes: {parts}")
+    if better := found.get(best.case):
+        lines.append(f"best single change: {improvements.words(better)}")
+    return [line for text in lines for line in wrapped(text)]
 
 
 def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
@@ -190,7 +226,7 @@ def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
     seconds = step_seconds * tokens / (space.batch_size * space.config.sequence)
     days, hours = seconds / DAY_SECONDS, seconds * device_count(space.topology) / 3600
     amounts = [(days, ",.1f", " days"), (hours, ",.0f", " device-hours")]
-    amounts += [] if price is None else [(hours * price, ",.0f", f" at {price:g} an hour")]
+    amounts += [] if price is None else [(hours * price, ",.0f", f" in all at {price:g} a device-hour")]
     low, high = interval(machine, space.config)
     ranges = [f"{amount * low:{spec}} to {amount * high:{spec}}{unit}" for amount, spec, unit in amounts]
     exact = [f"{amount:{spec}}{unit}" for amount, spec, unit in amounts]
@@ -220,79 +256,3 @@ def reason_template(reason: str) -> str:
     'tensor=N does not divide heads=N'
     """
     return re.sub(r"[0-9]+", "N", reason.partition(";")[0])
-
-
-def document(results: Sequence[Result]) -> dict[str, Any]:
-    """What was found as JSON values: facts of the first result, and a row for each candidate of all of them."""
-    result = results[0]
-    space, machine, ranking = result.space, result.machine, result.ranking
-    return {
-        "kind": "search",
-        "schema_version": SCHEMA_VERSION,
-        "topology": str(space.topology),
-        "devices": device_count(space.topology),
-        "preset": space.preset,
-        "param_count": param_count(space.config),
-        "global_batch_sequences": space.batch_size,
-        "sequence_tokens": space.config.sequence,
-        "dtype": space.dtype,
-        "machine": machine.name if result.predicted else None,
-        "error": machine.error if result.predicted else None,
-        "error_assumed": machine.assumed,
-        "interval": [*interval(machine, space.config)] if result.predicted else None,
-        "capacity_bytes": machine.chip.memory_bytes,
-        "usable_bytes": int(usable_bytes(machine)),
-        "tied": ranking.tied if result.predicted and not result.scaling else None,
-        "versions": versions(space.topology),
-        "candidates": [row for found in results for row in _rows(found)],
-    }
-
-
-COLUMNS = (
-    *("scaling", "topology", "devices", "global_batch_sequences"),
-    *("rank", "status", "reason"),
-    *("needed_bytes", "sent_bytes", "bubble"),
-    *("predicted_seconds", "tokens_per_second", "model_flops_utilization", "bound_seconds", "parts"),
-    *("waits_for", "improvement"),
-    *(
-        f"compiled.{name}"
-        for name in ("seconds", "needed_bytes", "exposed_seconds", "predicted_exposed_seconds", "reason")
-    ),
-    *(f"measured.{name}" for name in ("seconds", "rounds_seconds", "final", "reason", "unchecked")),
-)
-"""Columns of a candidate besides those of its layout; None where something is not known."""
-
-
-def _rows(result: Result) -> Iterator[dict[str, Any]]:
-    """Yield a row for each candidate: those that fit, too large ones, infeasible ones."""
-    too_large = f"needs more than {int(usable_bytes(result.machine))} bytes"
-    yield from (_fitting_row(candidate, result) for candidate in result.ranking.fitting)
-    for candidate in result.ranking.too_large:
-        yield _row(candidate.case, result, "too_large", too_large, **_formulas(candidate))
-    yield from (_row(case, result, "infeasible", reason) for case, reason in result.ranking.infeasible)
-
-
-def _row(case: Case, result: Result, status: str, reason: str, **known: Any) -> dict[str, Any]:
-    devices = {"scaling": result.scaling, "topology": str(result.space.topology), "devices": case.mesh.size}
-    facts = {**devices, "global_batch_sequences": case.batch_size, "status": status, "reason": reason}
-    return layout_row(case) | dict.fromkeys(COLUMNS) | facts | known
-
-
-def _formulas(candidate: Candidate) -> dict[str, Any]:
-    cost = candidate.cost
-    return {"needed_bytes": candidate.needed_bytes, "sent_bytes": float(cost.sent_bytes), "bubble": cost.bubble}
-
-
-def _fitting_row(candidate: Candidate, result: Result) -> dict[str, Any]:
-    """The row of a candidate that fits."""
-    case = candidate.case
-    known = _formulas(candidate)
-    if result.predicted:
-        known |= {"rank": result.ranking.ranks[case], **candidate.as_row()}
-        known |= {"bound_seconds": candidate.bound_seconds, "parts": dict(candidate.timeline.parts)}
-    if result.predicted and case in result.improvements:
-        found = result.improvements[case]
-        known |= {"waits_for": dict(candidate.limits), "improvement": found and found._asdict()}
-    for tried in (*result.compiled, *result.measured):
-        known |= tried.as_row() if tried.candidate.case == case else {}
-    return _row(case, result, "fits", "", **known)

@@ -92,7 +92,9 @@ def test_the_report_says_what_limits_the_best(tmp_path, capsys):
     slow = ("--topology=h100:2x8", "--set=inter_host_bandwidth=0.001x")
     found(tmp_path, *slow)
     said = capsys.readouterr().out
-    (share,) = re.findall(r"bottlenecks \(time saved if infinitely fast\): network between hosts (\d+)%", said)
+    (share,) = re.findall(
+        r"bottlenecks of the best \(time saved if infinitely fast\): network between hosts (\d+)%", said
+    )
     assert int(share) > 50
     assert "machine meshmark_gpus: Not fitted" in said
     assert "with a probability of 80%" in said
@@ -101,8 +103,8 @@ def test_the_report_says_what_limits_the_best(tmp_path, capsys):
 
 
 def test_the_report_says_what_would_be_faster(tmp_path, capsys):
-    """Each row has its bottleneck, and lines below name a faster neighbour. So does the document."""
-    slow = ("--topology=h100:8x8", "--set=inter_host_bandwidth=0.05x")
+    """Each row has its bottleneck, and with --all lines below name a faster neighbour. So does the document."""
+    slow = ("--all", "--topology=h100:8x8", "--set=inter_host_bandwidth=0.05x")
     told = found(
         tmp_path, *slow, "--preset=gpt2-xl", "--strategy=hsdp,zero1", "--mesh=data=64", "--mesh=data=4,fsdp=16"
     )
@@ -191,13 +193,13 @@ def test_one_host_needs_no_network(tmp_path, capsys):
 
 def test_days_and_money(tmp_path, capsys):
     """Tokens over throughput are the days, times devices the hours, times a price the money; each is a range."""
-    told = found(tmp_path, "--tokens=1e12", "--price=2")
+    told = found(tmp_path, "--tokens=1T", "--price=2")
     rate, (low, high) = fitting(told)[0]["tokens_per_second"], told["interval"]
     days, hours, money = 1e12 / rate / 86400, 1e12 / rate * 8 / 3600, 2e12 / rate * 8 / 3600
     said = " ".join(capsys.readouterr().out.split())
-    assert f"as predicted: {days:,.1f} days, {hours:,.0f} device-hours, {money:,.0f} at 2 an hour" in said
+    assert f"as predicted: {days:,.1f} days, {hours:,.0f} device-hours, {money:,.0f} in all at 2 a device-hour" in said
     assert f"1e+12 tokens take {days * low:,.1f} to {days * high:,.1f} days, " in said
-    assert f"{money * low:,.0f} to {money * high:,.0f} at 2 an hour" in said
+    assert f"{money * low:,.0f} to {money * high:,.0f} in all at 2 a device-hour" in said
 
 
 def test_a_margin_of_memory_is_stated(tmp_path, capsys):
@@ -229,9 +231,21 @@ def test_the_best_is_drawn(tmp_path, capsys):
 def test_nothing_fits(capsys):
     """The report says so and what to do, or why nothing is feasible, and the status is 1."""
     assert main(["--preset=gpt3-175b", "--topology=h100:1x8", "--batch-size=8", "--strategy=fsdp"]) == 1
-    assert re.search(
-        r"no candidate fits: the smallest needs .* GiB a device; take more devices", capsys.readouterr().out
+    least = "no candidate fits: the smallest needs .* GiB a device, fsdp fsdp=8; take more devices"
+    assert re.match(rf"{least} or meshes with tensor or pipeline or context\n", capsys.readouterr().out)
+    ways = "more devices, a smaller batch, meshes with tensor or pipeline or context or --remat full"
+    assert (
+        main(
+            [
+                "--preset=gpt3-13b",
+                "--topology=h100:1x8",
+                *["--batch-size=64", "--remat=none", "--mesh=fsdp=8"],
+                "--microbatches=1",
+            ]
+        )
+        == 1
     )
+    assert f"take {ways}" in capsys.readouterr().out
     assert main(["--preset=gpt2", "--topology=h100:1x8", "--batch-size=63", "--strategy=fsdp,tensor"]) == 1
     said = capsys.readouterr().out
     assert "no candidate fits" not in said
