@@ -135,6 +135,12 @@ def positions(folder: str | Path) -> list[int]:
         raise CheckpointError(f"the folder of checkpoints {folder} cannot be read: {error.strerror}") from error
 
 
+def _near(folder: Path) -> str:
+    """Which folder is meant by that of a training, or by one of its checkpoints; empty if neither has any."""
+    near = next((near for near in (folder / "checkpoints", folder.parent) if positions(near)), None)
+    return f"; name {near}" if near else ""
+
+
 def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
     """Read what a checkpoint says of itself; `at` is its position, by default the latest.
 
@@ -144,7 +150,8 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
     found = positions(local(folder))
     if not found or at not in (None, *found) or isinstance(at, bool | float):
         there = f"has those of {', '.join(map(str, found))}" if found else "has none"
-        raise CheckpointError(f"no checkpoint{'' if at is None else f' of {at!r}'}: {folder} {there}")
+        near = "" if found else _near(local(folder))
+        raise CheckpointError(f"no checkpoint{'' if at is None else f' of {at!r}'}: {folder} {there}{near}")
     path = Path(folder) / str(found[-1] if at is None else at) / INFO
     if path.is_symlink():
         raise damaged(path.parent, f"{INFO} is a link; put the file in its place")

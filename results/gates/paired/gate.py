@@ -53,7 +53,7 @@ def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started
     if not cases:
         first, other = next(iter(of_base.cases)), next(iter(of_head.cases))
         raise NotComparable(f"no case of BASE is in HEAD: BASE begins with {first}, HEAD with {other}")
-    left_seconds = options.time_budget - (time.monotonic() - started)
+    left_seconds = max(0.0, options.time_budget - (time.monotonic() - started))
     comparison = Comparison(
         functools.partial(launched, base, head, options.selection, options.case_timeout),
         cases,

@@ -274,7 +274,8 @@ def test_a_newer_format_is_refused(two):
     ("folder", "at", "message"),
     [
         ("", 3, r"no checkpoint of 3: .* has those of 1, 2"),
-        ("nowhere", None, r"no checkpoint: .*nowhere has none"),
+        ("nowhere/at/all", None, r"no checkpoint: .*all has none$"),
+        ("2", None, r"no checkpoint: .*two/2 has none; name .*two$"),
         (
             "x" * 300,
             None,
@@ -283,6 +284,13 @@ def test_a_newer_format_is_refused(two):
     ],
 )
 def test_a_checkpoint_that_is_not_there(folder, at, message, two):
-    """The error names the folder, and the checkpoints that it has."""
+    """The error names the folder, and the checkpoints that it has, or the folder that has some."""
     with pytest.raises(CheckpointError, match=message):
         restore(step_of("single"), two / folder, at=at)
+
+
+def test_the_folder_of_a_training_names_that_of_its_checkpoints(two):
+    """They are in a folder of it."""
+    two.rename(two.parent / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"has none; name .*/checkpoints$"):
+        restore(step_of("single"), two.parent)
