@@ -17,6 +17,7 @@ PROGRAMS = {
     "benchmarks.run.server",
     "benchmarks.cases.columns",
     "benchmarks.cli.reference",
+    "benchmarks.simulate.intervals",
 }
 """The modules that are programs, each described where it begins. Their own tests run them."""
 
