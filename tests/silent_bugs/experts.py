@@ -139,7 +139,7 @@ BUGS = [
         "https://github.com/NVIDIA/Megatron-LM/issues/1652",
         "Losses of the router were scaled by a rank's own token count, where counts of all ranks were meant.",
         "balance loss and gradient of the router: shares of experts among one device's tokens",
-        "choices|router",
+        "gradient",
         "expert",
         "expert=4",
         changed_hooks(batch_sum=of_own_tokens),

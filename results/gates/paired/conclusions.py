@@ -90,7 +90,8 @@ def made_of(comparison: Comparison) -> Iterator[str]:
     if launches < design.launches:
         need = f"{launches or MIN_LAUNCHES} launches and as many fresh ones"
         fit = f"{need} fit" if launches else f"{need} do not fit; select fewer cases, or allow more time"
-        yield f"of {design.budget_seconds:.0f} s that were left the first launch took {comparison.launch_seconds:.0f} s: {fit}"
+        left = f"of {design.budget_seconds:.0f} s that were left"
+        yield f"{left} the first launch took {comparison.launch_seconds:.0f} s: {fit}"
 
 
 def run_with(base: Introduction, head: Introduction) -> Iterator[str]:
