@@ -83,7 +83,7 @@ def python_documentation() -> Corpus:
 
 @dataclass(frozen=True)
 class Sequences:
-    """A batch of sequences of a text, read lazily: indexing reads only the rows asked for, as `Step.place` does.
+    """A batch of sequences. Indexing, which is how `Step.place` takes shards, reads the indexed rows and no others.
 
     Attributes:
         tokens_N: the whole text.

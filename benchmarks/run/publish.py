@@ -118,7 +118,7 @@ class WhileRead:
         self._error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it."""
+        """Write characters, or drop them."""
         try:
             return self._stream.write(text)
         except OSError as error:

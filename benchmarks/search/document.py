@@ -6,7 +6,6 @@ from typing import Any
 from benchmarks.cases.case import Case
 from benchmarks.devices.placement import device_count
 from benchmarks.search.compiling import versions
-from benchmarks.search.nearest import nearest
 from benchmarks.search.ranking import Candidate, layout_row, usable_bytes
 from benchmarks.search.report import Result
 from benchmarks.simulate.intervals import interval
@@ -36,7 +35,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "capacity_bytes": machine.chip.memory_bytes,
         "usable_bytes": int(usable_bytes(machine)),
         "tied": ranking.tied if result.predicted and not result.scaling else None,
-        "nearest": [run.as_row() for run in nearest(space)] if result.predicted else [],
+        "nearest": [run.as_row() for run in result.nearest],
         "versions": versions(space.topology),
         "candidates": [row for found in results for row in _rows(found)],
     }

@@ -1,16 +1,19 @@
 """The published training runs nearest to a search: what others reached with such a model on such devices."""
 
-import csv
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.placement import device_count
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.simulate.published_row import AXES, Published
+from benchmarks.simulate.predict import read_rows
+from benchmarks.simulate.published import config_of
+from benchmarks.simulate.published_row import AXES, Published, TableRow
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import param_count
 
@@ -26,6 +29,7 @@ class Run:
     Attributes:
         row: as published.
         source: where.
+        parameters: of the model.
         distance: sum of the logarithms of how many times larger or smaller the model, the number of devices, the
             sequence and the dtype are, all but the first halved.
         tokens_per_second_per_device: measured.
@@ -33,6 +37,7 @@ class Run:
 
     row: Published
     source: str
+    parameters: int
     distance: float
     tokens_per_second_per_device: float
 
@@ -59,45 +64,32 @@ def nearest(space: SearchSpace) -> list[Run]:
     return [*of_stack.values()][:SHOWN]
 
 
-def published() -> Iterator[dict[str, str]]:
+def published() -> Iterator[TableRow]:
     """The rows of all published tables."""
-    for table in sorted(files("results").joinpath("published").iterdir(), key=lambda table: table.name):
-        if table.name.endswith(".csv"):
-            with table.open() as lines:
-                yield from csv.DictReader(lines)
+    tables = Path(str(files("results"))) / "published"
+    return itertools.chain.from_iterable(read_rows(table) for table in sorted(tables.glob("*.csv")))
 
 
-def _run(row: dict[str, str], space: SearchSpace) -> Run | None:
+def _run(row: TableRow, space: SearchSpace) -> Run | None:
     """The run of a row; None if it is of other devices or another kind of model, or has no speed."""
     try:
         published = Published.of(row)
+        if published.kind.partition("_")[0] != space.topology.kind.partition("_")[0]:
+            return None
+        if bool(published.experts) != bool(space.config.experts) or not (seconds := published.measured_seconds):
+            return None
+        parameters = param_count(config_of(published))
     except Infeasible:
         return None
-    if published.kind.partition("_")[0] != space.topology.kind.partition("_")[0]:
-        return None
-    if bool(published.experts) != bool(space.config.experts) or not (seconds := published.measured_seconds):
-        return None
     ratios = (
-        (parameters(published), param_count(space.config), 1.0),
+        (parameters, param_count(space.config), 1.0),
         (published.devices, device_count(space.topology), 0.5),
         (published.sequence, space.config.sequence, 0.5),
         (dtype_bytes(published.dtype), dtype_bytes(space.dtype), 0.5),
     )
     distance = sum(weight * abs(math.log(theirs / ours)) for theirs, ours, weight in ratios)
     tokens = published.batch_size * published.sequence
-    return Run(published, row["source"], distance, tokens / seconds / published.devices)
-
-
-def parameters(row: Published) -> int:
-    """Parameters of a row's model without norms and biases; latent attention counts as that of its heads."""
-    head_dim = row.head_dim or row.embed // row.heads
-    attention = 2 * row.embed * head_dim * (row.heads + (row.kv_heads or row.heads))
-    matrices = 3 if row.kv_heads or row.experts else 2  # a gated MLP has three
-    experts = (row.experts or 0) + (row.shared_experts or 0)
-    mixtures = row.layers - (row.dense_layers or 0) if row.experts else 0
-    mlps = mixtures * experts * (row.expert_mlp or 0) + (row.layers - mixtures) * (row.mlp or 4 * row.embed)
-    tables = 1 if row.tied or (row.tied is None and not row.kv_heads) else 2
-    return row.layers * attention + matrices * row.embed * mlps + tables * row.embed * row.vocab
+    return Run(published, row["source"], parameters, distance, tokens / seconds / published.devices)
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -116,7 +108,7 @@ def table(runs: list[Run]) -> list[str]:
         rows.append(
             (
                 row.stack,
-                f"{row.model} {parameters(row) / 1e9:.1f}B".strip(),
+                f"{row.model} {run.parameters / 1e9:.1f}B".strip(),
                 f"{row.devices} {row.device}",
                 f"{row.sequence:,}",
                 f"{row.batch_size:,}",

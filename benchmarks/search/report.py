@@ -4,23 +4,21 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
-from benchmarks.search import compiled, improvements, measured, nearest
+from benchmarks.search import compiled, improvements, measured
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.compiled import CompiledCandidate
 from benchmarks.search.improvements import LEAST_SHARE, Improvement
 from benchmarks.search.measured import MeasuredCandidate
-from benchmarks.search.ranking import (
-    Candidate,
-    Ranking,
-    layout_cells,
-    usable_bytes,
-)
+from benchmarks.search.nearest import Run, nearest
+from benchmarks.search.nearest import table as published_table
+from benchmarks.search.ranking import Candidate, Ranking, layout_cells, usable_bytes
 from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
 from strategies import STRATEGIES
@@ -29,8 +27,6 @@ DAY_SECONDS = 86_400
 SHOWN_LIMITS = 3
 SHOWN = 5
 """Candidates in the table, unless all are asked for."""
-
-
 SPLITTING = "fsdp", "tensor", "pipeline", "context", "expert"
 """Mesh axes that split a model or its activations."""
 
@@ -63,6 +59,11 @@ class Result:
         """Whether the seconds are those of the machine; steps on virtual devices are measured, not predicted."""
         return not self.space.topology.is_virtual
 
+    @cached_property
+    def nearest(self) -> list[Run]:
+        """Published runs that are near; none of steps that are not predicted."""
+        return nearest(self.space) if self.predicted else []
+
 
 def report(result: Result, everything: bool, tokens: float | None = None, price: float | None = None) -> list[str]:
     """The lines of the report.
@@ -74,14 +75,14 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
         tokens: to train on, for days and device-hours.
         price: of a device-hour.
     """
-    ranking, machine = result.ranking, result.machine
+    ranking = result.ranking
     blocks = [answer(result), heading(result)]
     if result.measured and not result.predicted:
         blocks.append([*measured.table(result.measured, predicted=False)])
     elif ranking.fitting:
         shown = ranking.fitting if everything else ranking.best_per_kind[:SHOWN]
         blocks += [
-            table(shown, ranking, machine),
+            table(shown, ranking),
             dense_layers(shown),
             certainty(ranking),
             best_lines(ranking.fitting[0], result.improvements),
@@ -94,7 +95,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     if result.measured and result.predicted:
         blocks.append([*measured.table(result.measured)])
     if result.predicted:
-        blocks.append(nearest.table(nearest.nearest(result.space)))
+        blocks.append(published_table(result.nearest))
     if everything or not ranking.fitting:
         blocks.append([part for line in left_out(result) for part in wrapped(line)])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
@@ -161,7 +162,7 @@ def heading(result: Result) -> list[str]:
     return [line for text in texts for line in wrapped(text)]
 
 
-def table(shown: Sequence[Candidate], ranking: Ranking, machine: Machine) -> list[str]:
+def table(shown: Sequence[Candidate], ranking: Ranking) -> list[str]:
     """The lines of the table of candidates that fit."""
     tied = ranking.tied
     rows: list[tuple[str, ...]] = [

@@ -117,7 +117,7 @@ def machine_path(name: str) -> Path:
         name: of a file in `FOLDER` without its suffix, or the path of another.
 
     Raises:
-        UnknownMachine: there is none.
+        UnknownMachine: no packaged machine has this name.
     """
     if name.endswith(".json"):
         return Path(name)
@@ -196,7 +196,7 @@ def _stack(name: str, file: MachineFile, chip: Chip) -> Stack:
     """The stack of a file: of its own rules, or of those of the packaged file of this stack for such devices.
 
     Raises:
-        UnknownMachine: there is none.
+        UnknownMachine: no packaged file has such rules.
     """
     if file.rules is not None:
         return checked({"name": file.stack, **file.rules}, Stack, f"machine {name}: rules")

@@ -47,7 +47,7 @@ class Program(NamedTuple):
         sequence_parallel: whether the tensor axis also splits the tokens between matmuls; likewise.
         recompute: likewise.
         reduce_dtype: of gradients while they are reduced over devices.
-        pads_experts: whether each expert computes as many rows as the busiest one.
+        pads_experts: whether all experts are padded to the number of rows of the busiest.
     """
 
     stack: str
@@ -209,9 +209,9 @@ GPT_OSS = PRESETS["gpt-oss-20b"]
 
 
 def latent_heads(row: Published) -> dict[str, int]:
-    """Heads with as many parameters as multi-head latent attention has (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
+    """Plain heads with the parameter count of multi-head latent attention.
 
-    Sizes are those of DeepSeek-V2, -V3 and Kimi K2.
+    The latter is that of DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. Sizes are those of DeepSeek-V2, -V3 and Kimi K2.
 
     >>> latent_heads(Published("", "", 8, 8, 61, 7168, 128, 129280, 4096, 8, 8, 1, 1, 1, "bf16"))
     {'head_size': 96, 'key_heads': 1}

@@ -57,7 +57,7 @@ def _axes(sharded: ZeroStage | None) -> tuple[Axis, ...]:
 
 
 def _shared(of: Term, wanted: tuple[str, ...], parts: int, plan: Plan) -> Iterator[Traffic]:
-    """Traffic of an axis, of which mixtures send one of `parts`, or if that is 0 one of those of the tensor axis."""
+    """Traffic of an axis. Of the wanted terms a mixture sends a share: 1 / `parts`, or 1 / tensor if `parts` is 0."""
     parts = (parts or plan.tensors) if plan.config.experts else 1
     for term in of(plan):
         part = replace(term, operand_bytes=term.operand_bytes // parts, sent_bytes=Fraction(term.sent_bytes) / parts)
