@@ -52,7 +52,7 @@ from jaxtyping import Array
 from strategies import data, expert, fsdp, tensor
 from strategies.core.axis import Axis
 from strategies.core.key_copies import sum_whole_copies
-from strategies.core.placement import Spec, size_of
+from strategies.core.placement import Placement, size_of
 from strategies.core.plan import Plan
 from strategies.model.hooks import Hooks
 from strategies.model.matmul import project
@@ -71,12 +71,12 @@ AXES = (
 """What the hand-written axes split. The compiler does the rest."""
 
 
-def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
+def hooks(mesh: Mesh, placement: Placement, sequence_parallel: bool) -> Hooks:
     """Hooks of sharding constraints, where hand-written strategies have collectives.
 
     Args:
         mesh: with all axes of `AXES`.
-        used: how each weight is split while it is used.
+        placement: which axes split the dims of weights while they are used.
         sequence_parallel: split the residual stream over its tokens, too.
     """
 
@@ -91,7 +91,8 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
     all_tokens, own_tokens = split(BATCH), split(BATCH, tokens)
 
     def gather(weight: Array, spec: WeightSpec, dtype: str) -> Array:
-        weight = lax.with_sharding_constraint(weight.astype(dtype), split(*used(spec.dims)))
+        used = split(*(placement.dims.get(dim) for dim in spec.dims))
+        weight = lax.with_sharding_constraint(weight.astype(dtype), used)
         # The head's backward pass follows its forward pass at once, and the compiler would not merge two gathers.
         return checkpoint_name(weight, GATHERED) if "vocab" in spec.dims else weight
 
@@ -127,9 +128,8 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
 
 def implement(plan: Plan, mesh: Mesh) -> Implementation:
     """The sharding constraints of the axes, by what they split."""
-    used = replace(plan.placement, shards=()).spec(plan.config, plan.mesh.sizes)
     return Implementation(
-        hooks=replace(hooks(mesh, used, plan.train.sequence_parallel), needs_loop=plan.needs_loop),
+        hooks=replace(hooks(mesh, plan.placement, plan.train.sequence_parallel), needs_loop=plan.needs_loop),
         reduce=lambda loss, grads: (loss, sum_whole_copies(grads, plan)),
         compiler_partitioned=True,
     )

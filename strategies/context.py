@@ -67,6 +67,7 @@ from strategies.model.attention import (
 )
 from strategies.model.attention.ring import AXIS as RING
 from strategies.model.experts import require_groups
+from strategies.model.hooks import Hooks
 from strategies.model.order import after
 from strategies.model.remat import KEPT
 from strategies.model.share import Share
@@ -209,15 +210,14 @@ def _require_ring(share: Share, size: int) -> None:
             raise Infeasible(f"{problem} of a device; take a sequence with more divisors, or a smaller window")
 
 
-def implement(plan: Plan, before: Implementation) -> Implementation:
-    """Add the hooks of a context axis. Other axes may split heads or tokens further, after it."""
+def implement(plan: Plan) -> Implementation:
+    """Attend to the tokens of other devices. Other axes may split heads or tokens further."""
     if plan.train.context_attention == "ulysses":
-        own_context, attend = contiguous, ulysses_attention
-    elif plan.share.zigzag:
-        own_context, attend = zigzag, zigzag_attention
-    else:
-        own_context, attend = contiguous, window_attention
-    return replace(before, hooks=replace(before.hooks, own_context=own_context, attend=attend))
+        return Implementation(Hooks(own_context=contiguous, attend=ulysses_attention))
+    if plan.share.zigzag:
+        return Implementation(Hooks(own_context=zigzag, attend=zigzag_attention))
+    attend: Any = window_attention  # there is a window
+    return Implementation(Hooks(own_context=contiguous, attend=attend))
 
 
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from jaxtyping import Array
 
 from strategies.core.axis import Axis
 from strategies.core.compression import BLOCK, compressed, padded
-from strategies.core.gradients import cast
+from strategies.core.gradients import cast, sum_remaining
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, replica_sums, traffic
@@ -33,7 +34,7 @@ from strategies.infeasible import Infeasible
 from strategies.model.gpt import weight_specs
 from strategies.model.order import after
 from strategies.model.weights import Weights
-from strategies.step import Implementation, LossTerms
+from strategies.step import Implementation
 from strategies.strategy import Strategy
 
 MOST_BUCKETS = 1000
@@ -64,24 +65,14 @@ def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]
     return filled
 
 
-def all_reduce_buckets(loss: LossTerms, grads: Weights, bucket_bytes: int, dtype: str) -> tuple[LossTerms, Weights]:
-    """Sum loss and gradients over devices with one all-reduce for each bucket, one after another.
+def all_reduce_buckets(grads: Weights, bucket_bytes: int, dtype: str) -> Weights:
+    """Sum gradients over devices, in `dtype`, with one all-reduce for each bucket, one after another.
 
-    Args:
-        loss: this device's part, float32 [].
-        grads: this device's part.
-        bucket_bytes: size of a bucket.
-        dtype: of the sums. If it is float32, the first bucket contains the loss; otherwise the loss is summed alone.
-
-    Returns:
-        The sums, in float32.
+    The sums are float32.
     """
-    packs_loss, parts = dtype == "float32", [part for part in BACKWARD if part in grads]
-    ready = loss if packs_loss else None, [cast(grads[part], dtype) for part in parts]
-    arrays, structure = jax.tree.flatten(ready)
-    packed_loss, sums = jax.tree.unflatten(structure, sum_in_buckets(arrays, bucket_bytes))
-    grads = cast(dict(zip(parts, sums, strict=True)), "float32")
-    return packed_loss if packs_loss else lax.psum(loss, "data"), grads
+    arrays, structure = jax.tree.flatten([cast(grads[part], dtype) for part in BACKWARD if part in grads])
+    sums = jax.tree.unflatten(structure, cast(sum_in_buckets(arrays, bucket_bytes), "float32"))
+    return dict(zip([part for part in BACKWARD if part in grads], sums, strict=True))
 
 
 def all_reduce_layer(grads: list[Array], bucket_bytes: int, dtype: str) -> list[Array]:
@@ -165,24 +156,20 @@ def require_few_buckets(plan: Plan) -> None:
         raise Infeasible(f"{problem}; take at least bucket_bytes={least}, for {MOST_BUCKETS:,} or fewer")
 
 
-def stack(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
-    """Sum the loss. Each device keeps its own gradients, as [1,...]; compression.py sums them later."""
-    return lax.psum(loss, "data"), jax.tree.map(lambda grad: grad[None], grads)
-
-
-def implement(plan: Plan, before: Implementation) -> Implementation:
+def implement(plan: Plan) -> Implementation:
     """Sum gradients compressed or in buckets, if the options say so; otherwise as every strategy does."""
     train = plan.train
     if train.compression != "none":
         optimizer = partial(compressed, train=train, devices=plan.size("data"))
-        return replace(before, sum_replicas=stack, optimizer=optimizer, inexact=f"compression={train.compression}")
+        # Each device keeps its own gradients, as [1,...]; compression.py sums them later.
+        own = partial(jax.tree.map, lambda grad: grad[None])
+        reduce = partial(sum_remaining, plan=plan, sum_replicas=own)
+        return Implementation(reduce=reduce, optimizer=optimizer, inexact=f"compression={train.compression}")
     if train.bucket_bytes:
-        buckets_of = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
-        sum_replicas, sum_layer = (
-            partial(function, **buckets_of) for function in (all_reduce_buckets, all_reduce_layer)
-        )
-        return replace(before, sum_replicas=sum_replicas, sum_layer=sum_layer)
-    return before
+        buckets_of: Any = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
+        reduce = partial(sum_remaining, plan=plan, sum_replicas=partial(all_reduce_buckets, **buckets_of))
+        return Implementation(reduce=reduce, sum_layer=partial(all_reduce_layer, **buckets_of))
+    return Implementation()
 
 
 def compressed_sums(plan: Plan) -> Iterator[Traffic]:
@@ -195,7 +182,6 @@ def compressed_sums(plan: Plan) -> Iterator[Traffic]:
         yield from replica_sums(plan)
         return
     devices = plan.size("data")
-    yield from traffic(plan, "loss", "all_reduce", ("data",), plan.loss_terms, array="number", when=plan.when_summed)
     codes = padded(plan.elements, devices)
     term = partial(traffic, plan, axes=("data",), array="gradients", when=plan.when_summed)
     for kind, count in (("all_to_all", codes), ("all_gather", codes // devices)):

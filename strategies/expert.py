@@ -66,7 +66,7 @@ from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import WrongSize, divisors, require_divides
 from strategies.model.expert_rows import batch_parts, buffer_rows, kept_slots, sent_rows
 from strategies.model.grouped_matmul import from_rows, to_rows
-from strategies.model.hooks import Exchanged
+from strategies.model.hooks import Exchanged, Hooks
 from strategies.model.remat import KEPT
 from strategies.model.router import Routed, Slots, packed_slots, slots
 from strategies.step import Implementation
@@ -175,15 +175,13 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     return {**resolve_reduce(plan), **halves, "dispatch": chosen}
 
 
-def implement(plan: Plan, before: Implementation) -> Implementation:
-    """Add the hooks of an expert axis."""
+def implement(plan: Plan) -> Implementation:
+    """Exchange tokens with the devices that have their experts."""
     if plan.train.dispatch == "all_gather":
-        hooks: dict[str, Any] = {"exchange": exchange_tokens}
-    elif plan.blocks_rows:
-        hooks = {"exchange": partial(exchange_rows, _ragged if plan.backend.sends_ragged else _plain)}
-    else:
-        hooks = {"dispatch": dispatch, "combine": combine}
-    return replace(before, hooks=replace(before.hooks, **hooks))
+        return Implementation(Hooks(exchange=exchange_tokens))
+    if plan.blocks_rows:
+        return Implementation(Hooks(exchange=partial(exchange_rows, _ragged if plan.backend.sends_ragged else _plain)))
+    return Implementation(Hooks(dispatch=dispatch, combine=combine))
 
 
 def dispatches(plan: Plan) -> int:

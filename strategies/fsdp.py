@@ -37,18 +37,17 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from strategies.config import ReduceDtype
 from strategies.core.axis import Axis
-from strategies.core.placement import Weight
 from strategies.core.plan import Plan
-from strategies.core.shards import Shards
+from strategies.core.shards import gather, scatter
+from strategies.core.table import Weight
 from strategies.core.traffic import Traffic, is_tied, traffic
 from strategies.infeasible import Infeasible
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
 from strategies.model.remat import GATHERED
-from strategies.model.weights import Weights, WeightSpec
-from strategies.step import Implementation, LossTerms
+from strategies.model.weights import WeightSpec
+from strategies.step import Implementation
 from strategies.strategy import Strategy
 
 
@@ -102,66 +101,46 @@ def require(plan: Plan) -> None:
         raise Infeasible(f"{problem} once for each microbatch in flight; use gather=step, which keeps them once")
 
 
-def implement(plan: Plan, before: Implementation) -> Implementation:
-    """Gather weights and reduce-scatter their gradients: for each layer and microbatch, or once a step."""
-    shards, train = plan.shards_of(plan.placement.shards), plan.train
-
-    def gather_all(weights: Weights) -> Weights:
-        def gather(part: Array, spec: WeightSpec) -> Array:
-            return shards.gather(part.astype(spec.used_dtype(train.dtype)), spec)
-
-        return shards.map_weights(gather, before.prepare_params(weights))
-
-    def scatter_all(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
-        loss, grads = before.reduce(loss, grads)
-        scatter = partial(shards.scatter, dtype=train.reduce_dtype)
-        return lax.psum(loss, shards.axes), shards.map_weights(scatter, grads)
-
-    def sum_loss(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
-        loss, grads = before.reduce(loss, grads)
-        return lax.psum(loss, shards.axes), grads
-
-    if train.gather == "step":
-        return replace(before, prepare_params=gather_all, reduce=scatter_all)
+def implement(plan: Plan) -> Implementation:
+    """Gather the weights of a layer when it runs. With `gather="step"` the step gathers all of them (gradients.py)."""
+    if plan.train.gather == "step":
+        return Implementation()
     by_token = plan.backend.attends_by_token and plan.shards == plan.mesh.size
-    hooks = replace(before.hooks, gather=gather_hook(shards, plan, before.hooks, by_token))
+    hooks = Hooks(gather=gather_hook(plan, by_token))
     hooks = replace(hooks, head=head_first) if plan.virtual else hooks
-    hooks = replace(hooks, projected=by_token_first) if by_token else hooks
-    return replace(before, hooks=hooks, reduce=sum_loss)
+    return Implementation(replace(hooks, projected=by_token_first) if by_token else hooks)
 
 
-def gather_hook(shards: Shards, plan: Plan, before: Hooks, by_token: bool) -> Callable[[Array, WeightSpec, str], Array]:
+def gather_hook(plan: Plan, by_token: bool) -> Callable[[Array, WeightSpec, str], Array]:
     """`Hooks.gather`: all-gathers a weight when a layer runs. Its transpose reduce-scatters the gradient.
 
     The backward pass gathers the weight again, because no policy of remat.py keeps the result of an all-gather.
     """
 
-    def gather(part: Array, spec: WeightSpec, dtype: str) -> Array:
+    def gather_whole(part: Array, spec: WeightSpec, dtype: str) -> Array:
         if by_token and "qkv" in spec.dims and part.ndim == 3:  # [D,3,A], see `by_token_first`
-            weight = gather(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
+            weight = gather_whole(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
             return weight.reshape(-1, *part.shape[1:])
-        reduce_dtype = spec.summed_dtype(plan.train.reduce_dtype)
-        weight = before.gather(_gather_scatter(shards, reduce_dtype, spec, dtype)(part), spec, dtype)
+        weight = _gather_scatter(plan, spec, dtype)(part)
         return weight if plan.train.regather else checkpoint_name(weight, GATHERED)
 
-    return gather
+    return gather_whole
 
 
-def _gather_scatter(
-    shards: Shards, reduce_dtype: ReduceDtype, spec: WeightSpec, dtype: str
-) -> Callable[[Array], Array]:
+def _gather_scatter(plan: Plan, spec: WeightSpec, dtype: str) -> Callable[[Array], Array]:
     """A function that gathers a weight in `dtype`, and whose transpose sums the gradients in `reduce_dtype`.
 
     If both dtypes are equal it is the plain gather, whose transpose by autodiff sums in the same dtype.
     """
+    split, reduce_dtype = plan.placed(spec.dims).gathered, spec.summed_dtype(plan.train.reduce_dtype)
 
-    def gather(part: Array) -> Array:
-        return shards.gather(part.astype(dtype), spec)
+    def gathered(part: Array) -> Array:
+        return gather(part.astype(dtype), split)
 
     if dtype == reduce_dtype:
-        return gather
-    function = jax.custom_vjp(gather)
-    function.defvjp(lambda part: (gather(part), None), lambda _, grad: (shards.scatter(grad, spec, reduce_dtype),))
+        return gathered
+    function = jax.custom_vjp(gathered)
+    function.defvjp(lambda part: (gathered(part), None), lambda _, grad: (scatter(grad, split, spec, reduce_dtype),))
     return function
 
 
@@ -205,7 +184,7 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     The gradient of a tied table is scattered for each of its two uses.
     """
     axes, by_layer = plan.placement.shards, plan.train.gather == "layer"
-    for weight in (weight for weight in plan.weights if {*axes} & {*weight.axes}):
+    for weight in (weight for weight in plan.weights.values() if weight.gathered):
         whole = weight.elements * plan.shards
         once, again = weight.elements, 0
         if by_layer and weight.spec.is_layered:
@@ -213,7 +192,7 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         elif by_layer:
             once = embedding_or_head_gathers(plan, weight) * weight.elements
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
-        innermost = weight.spec.is_matrix and bool({*axes} & {*weight.last_axes})
+        innermost = weight.spec.is_matrix and bool({*axes} & {*weight.stored[-1]})
         term = partial(traffic, plan, axes=axes, innermost=innermost)
         dtype, reduce_dtype = plan.dtype(weight), plan.summed_dtype(weight)
         forward, backward = ("forward", "backward") if by_layer else ("before forward", "after backward")

@@ -23,9 +23,6 @@ all-reduces, in the compute dtype. Positions, leading dense layers and the last 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +30,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from strategies import tensor
+from strategies.core import vocabulary
 from strategies.core.axis import Axis
-from strategies.core.gradients import cast, microbatched
+from strategies.core.gradients import microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.device_mesh import mark_varying
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.layer_passes import Leaves, Result
 from strategies.model.weights import Weights, WeightSpec
@@ -57,16 +53,18 @@ def require(plan: Plan) -> None:
     _ = plan.order
 
 
-def implement(plan: Plan, before: Implementation) -> Implementation:
-    """Run the microbatches in the order of the schedule, and split embedding and head over the vocabulary."""
-    return replace(
-        before,
-        hooks=tensor.vocab_hooks(before.hooks, plan.vocab_axes),
+def implement(plan: Plan) -> Implementation:
+    """Run the microbatches in the order of the schedule."""
+    return Implementation(
         differentiate=scheduled(plan),
         schedules_microbatches=True,
         losses=forward(plan.schedule.chunks, plan.train.microbatches),
-        layer_slots=plan.slots,
     )
+
+
+def has_partial_gradient(plan: Plan, spec: WeightSpec) -> bool:
+    """Whether stages have parts of the gradient of a replicated weight: of the last norm, by their vocabulary."""
+    return spec.name.startswith("head.") and "vocab" not in spec.dims
 
 
 def scheduled(plan: Plan) -> Differentiate:
@@ -79,8 +77,6 @@ def scheduled(plan: Plan) -> Differentiate:
     ) -> tuple[LossTerms, Weights]:
         blocks, structure = jax.tree.flatten(_cast_ahead(weights["blocks"], plan))
         ends = {name: part for name, part in weights.items() if name != "blocks"}
-        # The last norm is replicated. Its gradient is summed over stages once a step, not once a microbatch.
-        ends |= _replicated_of_head(partial(mark_varying, axes="pipeline"), ends, plan)
 
         def model(ends: Weights, blocks: Leaves = blocks) -> GPT:
             return build({**ends, "blocks": jax.tree.unflatten(structure, blocks)})
@@ -103,8 +99,7 @@ def scheduled(plan: Plan) -> Differentiate:
         loss, dblocks, dends = executor()
         # Devices that split the features of a layer compute extras alike, and each backpropagates its share of them.
         loss |= {name: plan.tensors * model(ends).hooks.alike(loss[name]) for name in plan.block.extras()}
-        sums = _replicated_of_head(lambda grads: lax.psum(cast(grads, train.reduce_dtype), "pipeline"), dends, plan)
-        return loss, {**dends, **cast(sums, "float32"), "blocks": jax.tree.unflatten(structure, dblocks)}
+        return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
 
     return differentiate
 
@@ -118,14 +113,6 @@ def _cast_ahead(blocks: Weights, plan: Plan) -> Weights:
         return weight.astype(spec.used_dtype(plan.train.dtype))
 
     return map_weights(cast_one, plan.config, {"blocks": blocks})["blocks"]
-
-
-def _replicated_of_head(function: Callable[[Any], Any], ends: Weights, plan: Plan) -> Weights:
-    """The head, with a function applied to its weights that are replicated on every stage, together."""
-    head = {"head": ends["head"]}
-    chosen = map_weights(lambda weight, spec: None if "vocab" in spec.dims else weight, plan.config, head)
-    found = function(chosen)
-    return jax.tree.map(lambda new, old: old if new is None else new, found, head, is_leaf=lambda each: each is None)
 
 
 def forward(chunks: int, microbatches: int) -> Losses:
@@ -157,9 +144,6 @@ def all_reduces(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
     extras = len(plan.block.extras())
     yield from traffic(plan, "extras", "all_reduce", along, extras, array="number", when="after backward")
-    of_head = (weight for weight in plan.weights if weight.spec.name.startswith("head."))
-    whole = (weight for weight in of_head if "vocab" not in weight.spec.dims)
-    yield from tensor.replicated_gradients(plan, along, whole, plan.gathered)
 
 
 AXIS = Axis(
@@ -167,7 +151,8 @@ AXIS = Axis(
     dims=("layers", "vocab"),
     options=("schedule", "chunks", "reduce_dtype"),
     require=require,
+    partial_gradient=has_partial_gradient,
     implement=implement,
-    traffic=(exchanges, all_reduces, tensor.vocabulary),
+    traffic=(exchanges, all_reduces, vocabulary.traffic_of),
 )
 PIPELINE = Strategy("pipeline", (AXIS,))

@@ -123,7 +123,8 @@ class Optimizer(NamedTuple):
 class Implementation:
     """The functions by which the axes of a strategy change a step. The defaults are those of one device.
 
-    They run inside `jax.shard_map`, unless the compiler partitions the step.
+    An axis sets those that it changes, and no other axis of the mesh may set the same. They run inside `jax.shard_map`,
+    unless the compiler partitions the step.
 
     Attributes:
         hooks: functions that the model calls, for communication inside it.
@@ -132,13 +133,8 @@ class Implementation:
             does. Otherwise gradients are accumulated, one microbatch after another.
         losses: this device's shard of the batch, or of a microbatch, as `differentiate` takes -> the loss of each of
             its tokens, by a forward pass.
-        layer_slots: the layer in each slot of the stacked blocks, -1 for none; None if they are in order.
-        prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
-        reduce: this device's part of loss and gradients, after all microbatches -> their sums over the axes that shard
-            weights; of the loss alone where hooks have summed the gradients.
-        sum_replicas: such sums -> sums over `Placement.replicas`; None is an all-reduce of each in
-            `reduce_dtype`.
-        sum_layer: the same for gradients of one layer (layer_reduction.py).
+        reduce: each device's part of loss and gradients -> their sums; None is `gradients.sum_remaining`.
+        sum_layer: gradients of one layer -> their sums over replicas, in the backward loop (layer_reduction.py).
         optimizer: AdamW with clipping -> the optimizer that replaces it.
         inexact: why the step does not compute what one device computes, by design; empty if it does.
         compiler_partitioned: whether the compiler partitions the step, so that functions see global arrays.
@@ -148,10 +144,7 @@ class Implementation:
     differentiate: Differentiate = autodiff
     schedules_microbatches: bool = False
     losses: Losses = lambda build, weights, tokens_BS: forward(build(weights), tokens_BS)[0]
-    layer_slots: tuple[int, ...] | None = None
-    prepare_params: Callable[[Weights], Weights] = lambda weights: weights
-    reduce: Callable[[LossTerms, Weights], tuple[LossTerms, Weights]] = lambda loss, grads: (loss, grads)
-    sum_replicas: Callable[[LossTerms, Weights], tuple[LossTerms, Weights]] | None = None
+    reduce: Callable[[LossTerms, Weights], tuple[LossTerms, Weights]] | None = None
     sum_layer: Callable[[list[Array]], list[Array]] | None = None
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
     inexact: str = ""

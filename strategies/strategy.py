@@ -5,7 +5,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from jax import lax
@@ -17,6 +17,7 @@ from strategies.arguments import require_count, require_instance
 from strategies.backends.backend import backend_of
 from strategies.backends.xla_options import xla_options
 from strategies.config import TrainConfig
+from strategies.core import vocabulary
 from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import DEFAULTS, Plan, applicable, require_options
@@ -26,38 +27,49 @@ from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec, factorisations
 from strategies.model.gpt import weight_specs
-from strategies.model.hooks import ONE_DEVICE
+from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types
 from strategies.step import Implementation, Step
 
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
-    """The implementation of all axes of a plan, composed from the outermost to the innermost axis.
+    """What all axes of a plan do in the step together. Each field of it, and each hook, is of one axis.
 
     Raises:
         TypeError: what an axis returns is no `Implementation`.
-        Infeasible: two axes set `Implementation.sum_replicas`.
+        Infeasible: two axes set the same field.
     """
     split = plan.over((*plan.placement.batch, *plan.placement.tokens))
 
     def batch_sum(x: Array) -> Array:
         return mark_varying(lax.psum(x, split), split)
 
-    hooks = replace(ONE_DEVICE, grouped_matmuls=plan.grouped_matmuls, needs_loop=plan.needs_loop)
-    implementation = Implementation(hooks=replace(hooks, batch_sum=batch_sum) if split else hooks)
-    summing = ""
+    of_all = {"grouped_matmuls": plan.grouped_matmuls, "needs_loop": plan.needs_loop, **vocabulary.hooks_of(plan)}
+    of_all |= {"batch_sum": batch_sum} if split else {}
+    hooks, functions = dict.fromkeys(of_all, "the vocabulary"), dict[str, str]()
+    found: dict[str, Any] = {}
     for axis in plan.active:
-        before, implementation = implementation, axis.implement(plan, implementation)
-        require_instance(
-            implementation, Implementation, f"what `implement` of the axis {axis.name} returned", TypeError
-        )
-        if implementation.sum_replicas is not before.sum_replicas:
-            if before.sum_replicas:
-                problem = f"the axes {summing} and {axis.name} both set `sum_replicas`, which sums over all replicas"
-                raise Infeasible(f"{problem}; set it in one of them")
-            summing = axis.name
-    return implementation
+        what = f"what `implement` of the axis {axis.name} returned"
+        own = require_instance(axis.implement(plan), Implementation, what, TypeError)
+        of_all |= _claimed(own.hooks, hooks, axis.name)
+        found |= _claimed(own, functions, axis.name)
+    return Implementation(**{**found, "hooks": replace(ONE_DEVICE, **of_all)})
+
+
+def _claimed(own: Hooks | Implementation, owners: dict[str, str], axis: str) -> dict[str, Any]:
+    """The fields that an axis sets, which become its own.
+
+    Raises:
+        Infeasible: one of them belongs to another axis.
+    """
+    values = {each.name: (getattr(own, each.name), each.default) for each in fields(own) if each.name != "hooks"}
+    claimed = {name: value for name, (value, default) in values.items() if value is not default}
+    for name in claimed:
+        if other := owners.get(name):
+            raise Infeasible(f"{other} and the axis {axis} both set `{name}`; set it in one of them")
+        owners[name] = f"the axis {axis}"
+    return claimed
 
 
 @dataclass(frozen=True)

@@ -30,27 +30,26 @@ For L layers on n devices a device sends (10 L + 4) B T D (n-1)/n elements a ste
 sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With `remat="full"` the backward pass repeats the sums after attention.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from jax import lax
 from jaxtyping import Array
 
+from strategies.core import vocabulary
 from strategies.core.axis import Axis
 from strategies.core.collectives import all_gather, reduce_scatter
-from strategies.core.key_copies import copied_elements, sum_copies
-from strategies.core.placement import Weight
+from strategies.core.key_copies import copied_elements
 from strategies.core.plan import Plan
-from strategies.core.traffic import Traffic, elements_by_dtype, traffic
+from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
 from strategies.infeasible import WrongSize, divisors, require_divides
 from strategies.model.expert_rows import batch_parts
-from strategies.model.gpt import map_weights, weight_specs
+from strategies.model.gpt import weight_specs
 from strategies.model.hooks import Hooks
-from strategies.model.weights import Weights, WeightSpec
-from strategies.step import Implementation, LossTerms
+from strategies.model.weights import WeightSpec
+from strategies.step import Implementation
 from strategies.strategy import Strategy
 
 DIMS = "heads", "head_features", "key_features", "mlp", "expert_mlp", "shared_mlp", "vocab"
@@ -99,79 +98,30 @@ def _halves_problem(plan: Plan) -> str:
     return ""
 
 
-def vocab_hooks(before: Hooks, axes: Sequence[str]) -> Hooks:
-    """Add hooks for an embedding and a loss whose vocabulary is split over these axes."""
-    axes = tuple(axes)
-    return replace(
-        before,
-        embed_sum=partial(lax.psum, axis_name=axes),
-        vocab_start=lambda rows: rows * lax.axis_index(axes),
-        vocab_sum=partial(lax.psum, axis_name=axes),
-        vocab_max=partial(lax.pmax, axis_name=axes),
-    )
-
-
-def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
-    """Hooks for layers split over `tensor`, and an embedding and a loss whose vocabulary is split over `vocab_axes`."""
+def implement(plan: Plan) -> Implementation:
+    """Sum the partial results of a layer's branches over the devices that split its features."""
     mean = partial(lax.pmean, axis_name="tensor")
 
     def part(x: Array) -> Array:
         part = x / lax.axis_size("tensor")
-        return part if sequence_parallel else mark_varying(part, "tensor")  # with it weights are marked already
+        return part if plan.sequence_parallel else mark_varying(part, "tensor")  # with it weights are marked already
 
-    vocab = replace(vocab_hooks(before, vocab_axes), alike=mean, mean=mean, part=part)
-    if not sequence_parallel:
+    shared = {"alike": mean, "mean": mean, "part": part}
+    if not plan.sequence_parallel:
         # All tokens are here. Marked once, before several matmuls: their gradients are added, and then summed once.
         all_tokens = partial(mark_varying, axes="tensor")
-        return replace(vocab, sum=partial(lax.psum, axis_name="tensor"), all_tokens=all_tokens)
+        return Implementation(Hooks(**shared, sum=partial(lax.psum, axis_name="tensor"), all_tokens=all_tokens))
 
     def own_tokens(x_TD: Array) -> Array:
         count = x_TD.shape[0] // lax.axis_size("tensor")
         return lax.dynamic_slice_in_dim(x_TD, lax.axis_index("tensor") * count, count)
 
-    scatter = partial(reduce_scatter, axes="tensor", dim=1)
-    other_axes = tuple(axis for axis in vocab_axes if axis != "tensor")
-    return replace(
-        vocab,
-        sum=scatter,
-        all_tokens=partial(all_gather, axes="tensor", dim=1),
-        own_tokens=own_tokens,
-        embed_sum=lambda x_BTD: lax.psum(scatter(x_BTD), other_axes),
-    )
+    along_tokens = {"axes": "tensor", "dim": 1}
+    scatter, gather = partial(reduce_scatter, **along_tokens), partial(all_gather, **along_tokens)
+    return Implementation(Hooks(**shared, sum=scatter, all_tokens=gather, own_tokens=own_tokens))
 
 
-def implement(plan: Plan, before: Implementation) -> Implementation:
-    """Add the hooks of a tensor axis. Gradients of replicated weights that differ are summed here."""
-    implementation = replace(before, hooks=hooks(before.hooks, plan.vocab_axes, plan.sequence_parallel))
-
-    def prepare_params(weights: Weights) -> Weights:
-        """Mark replicated weights as varying, so that autodiff does not sum their gradients in each layer."""
-        return before.prepare_params(_map_replicated(lambda w, _: mark_varying(w, "tensor"), weights, plan))
-
-    def summed(dw: Array, spec: WeightSpec) -> Array:
-        return lax.psum(dw.astype(spec.summed_dtype(plan.train.reduce_dtype)), "tensor").astype("float32")
-
-    def reduce(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
-        """Sum the gradients of replicated weights."""
-        loss, grads = before.reduce(loss, grads)
-        grads = _map_replicated(summed, grads, plan)
-        in_loop = {"blocks"} if plan.train.reduce == "layer" else set()  # (layer_reduction.py)
-        rest = {part: each for part, each in grads.items() if part not in in_loop}
-        return loss, {**grads, **sum_copies(rest, plan)}
-
-    return replace(implementation, prepare_params=prepare_params, reduce=reduce)
-
-
-def _map_replicated(function: Callable[[Array, WeightSpec], Array], weights: Weights, plan: Plan) -> Weights:
-    """Apply a function to the replicated weights whose gradients differ over `tensor`. The others stay as they are."""
-
-    def apply(weight: Array, spec: WeightSpec) -> Array:
-        return function(weight, spec) if _has_partial_gradient(spec, plan) else weight
-
-    return map_weights(apply, plan.config, weights)
-
-
-def _has_partial_gradient(spec: WeightSpec, plan: Plan) -> bool:
+def has_partial_gradient(plan: Plan, spec: WeightSpec) -> bool:
     """Whether a weight is replicated over `tensor`, but each device has only a part of its gradient.
 
     With sequence parallelism devices have different tokens; without it they have different heads, in a norm of each
@@ -192,8 +142,6 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     times = (3 if again else 2) * plan.all_layers + plan.layers_again
     means = sum(part.means for part in plan.block.branches()) * times * plan.tokens
     yield from traffic(plan, "norms of all heads", "all_reduce", tensors, means)
-    partial_gradients = [weight for weight in plan.weights if _has_partial_gradient(weight.spec, plan)]
-    yield from replicated_gradients(plan, tensors, partial_gradients)
     copies = partial(traffic, plan, dtype=plan.train.reduce_dtype, array="gradients", when=plan.when_summed)
     yield from copies("gradients of key copies", "all_gather", tensors, copied_elements(plan), group=plan.key_copies)
     if not plan.sequence_parallel:
@@ -215,43 +163,12 @@ def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
     There is one for each half of a microbatch, except for biases that are changed by loads, which are sums of both.
     """
     term = partial(traffic, plan, "router's gradients", "all_reduce", tuple(tensors), array="gradients")
-    for weight in plan.weights:
+    for weight in plan.weights.values():
         if {"routes", "experts"} & {*weight.spec.dims} and not {*DIMS} & {*weight.spec.dims}:
             gathered = plan.size(*{*plan.placement.shards} & {*weight.axes})
             times = plan.train.microbatches * (batch_parts(plan.share) if weight.spec.trained else 1)
             elements = times * weight.elements * gathered
             yield from term(elements, dtype=plan.dtype(weight), when="backward")
-
-
-def replicated_gradients(
-    plan: Plan, axes: Sequence[str], weights: Iterable[Weight], gathered: int = 1
-) -> Iterator[Traffic]:
-    """The all-reduces of gradients of replicated weights, along axes that split the work on a layer or on the head.
-
-    `gathered` is how many shards of each weight are gathered for a whole step (`Plan.gathered`).
-    """
-    what, when = "replicated-weight gradients", plan.when_summed
-    for dtype, elements in elements_by_dtype(plan, weights):
-        term = partial(traffic, plan, what, "all_reduce", tuple(axes), array="gradients", when=when)
-        yield from term(gathered * elements, dtype=dtype)
-
-
-def vocabulary(plan: Plan) -> Iterator[Traffic]:
-    """Sums of an embedding and a loss that are split over the vocabulary, forward and backward.
-
-    Leading dense layers that run forward again (`Plan.layers_again`) embed again.
-    """
-    axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.layers_again else 1
-    if plan.sequence_parallel:
-        tensors = plan.axes_of("head_features")
-        other_axes = tuple(axis for axis in axes if axis not in tensors)
-        yield from traffic(plan, "embedding", "reduce_scatter", tensors, times * plan.residual, dtype=dtype)
-        yield from traffic(plan, "embedding", "all_reduce", other_axes, times * plan.own_residual, dtype=dtype)
-        yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
-    else:
-        yield from traffic(plan, "embedding", "all_reduce", axes, times * plan.residual, dtype=dtype)
-    # Three numbers a token: the largest logit, the sum of exponentials, and the target's logit.
-    yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens, when="forward")
 
 
 AXIS = Axis(
@@ -260,7 +177,8 @@ AXIS = Axis(
     options=("sequence_parallel", "halves", "reduce_dtype"),
     resolve=resolve_halves,
     require=require,
+    partial_gradient=has_partial_gradient,
     implement=implement,
-    traffic=(layers, vocabulary),
+    traffic=(layers, vocabulary.traffic_of),
 )
 TENSOR = Strategy("tensor", (AXIS,))

@@ -45,13 +45,14 @@ def updates(plan: Plan) -> Iterator[Traffic]:
     at_once = plan.train.reduce != "layer" and per_microbatch
     when = "after each microbatch" if at_once else plan.when_summed
     times = plan.train.microbatches if per_microbatch else 1
-    for axes in dict.fromkeys(weight.shared_by for weight in plan.weights):
-        split = [weight for weight in plan.weights if weight.shared_by == axes]
+    shared = [(weight.shared.axes, weight) for weight in plan.weights.values() if weight.shared]
+    for axes in dict.fromkeys(axes for axes, _ in shared):
+        split = [weight for each, weight in shared if each == axes]
         term = partial(traffic, plan, "gradients", "reduce_scatter", axes, array="gradients", when=when)
         for dtype, elements in elements_by_dtype(plan, split):
             yield from term(times * elements, dtype=dtype)
         for weight in split:
-            held, part = held_dtype(weight.spec, plan.train), weight.updated
+            held, part = held_dtype(weight.spec, plan.train), weight.updated_elements
             yield from traffic(plan, "weights", "all_gather", axes, part, dtype=held, array="weights", when="update")
 
 

@@ -26,25 +26,27 @@ def shown(name: str) -> str:
 
 
 GROUPED = """
-from dataclasses import replace
-
 from jax import lax
 
 from strategies import Axis, Strategy, register
+from strategies.core.gradients import sum_remaining
 from strategies.core.traffic import traffic
+from strategies.step import Implementation
 from strategies.zero import AXIS1
 
 
-def largest_loss(plan, before):
+def largest_loss(plan):
     def reduce(loss, grads):
-        loss, grads = before.reduce(loss, grads)
-        return {**loss, "loss": loss["loss"] + 0 * lax.pmax(loss["loss"], "group")}, grads
+        largest = lax.pmax(loss["loss"], "group")
+        loss, grads = sum_remaining(loss, grads, plan)
+        return {**loss, "loss": loss["loss"] + 0 * lax.pmax(largest, "data")}, grads
 
-    return replace(before, reduce=reduce)
+    return Implementation(reduce=reduce)
 
 
 def sent(plan):
     yield from traffic(plan, "largest loss", "all_reduce", ("group",), 1)
+    yield from traffic(plan, "largest loss", "all_reduce", ("data",), 1)
 
 
 GROUP = Axis("group", batch=True, implement=largest_loss, traffic=(sent,))

@@ -189,7 +189,7 @@ class _Ledger:
 
     def added_up(self) -> Iterator[Rewrite]:
         """Gradients of a tied embedding, stated once for each of its two uses and compiled once."""
-        for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
+        for table in (weight for weight in self.plan.weights.values() if is_tied(self.plan, weight)):
             axes, itemsize = self.plan.over(self.plan.placement.shards), BYTES[self.plan.train.reduce_dtype]
             once = itemsize * table.elements * self.plan.shards * self.plan.train.microbatches
             # The tolerance of 10% is for vectors that are reduced in another way.
@@ -237,7 +237,7 @@ class _Ledger:
         table = "embedding.token" if self.plan.config.tied else "head."
         mine = [
             weight
-            for weight in self.plan.weights
+            for weight in self.plan.weights.values()
             if weight.spec.name.startswith(("head.", table)) and set(axes) <= set(weight.axes)
         ]
         return sum(BYTES[self.plan.dtype(weight)] * weight.elements for weight in mine)
@@ -261,7 +261,7 @@ def with_weights(array: str, plan: Plan) -> str:
     wanted = sorted(size for size in dims(array) if size > 1)
     names = [
         weight.spec.name
-        for weight in plan.weights
+        for weight in plan.weights.values()
         if sorted(local(dim) for dim in weight.spec.dims if dim not in STACKS) == wanted
         or sorted(plan.layers if dim == "layers" else local(dim) for dim in weight.spec.dims) == wanted
     ]

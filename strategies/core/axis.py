@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.core.placement import Placement
+from strategies.model.weights import WeightSpec
 from strategies.schema import require_types
 from strategies.step import Implementation
 
@@ -14,8 +15,12 @@ def _nothing(plan: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _unchanged(plan: Any, implementation: Implementation) -> Implementation:
-    return implementation
+def _unchanged(plan: Any) -> Implementation:
+    return Implementation()
+
+
+def _whole(plan: Any, spec: WeightSpec) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,13 @@ class Axis:
         resolve: plan with options as they were given -> values of options in place of "auto". It raises Infeasible for
             an option that is impossible here.
         require: plan with resolved options -> nothing. It raises Infeasible if what the axis splits does not divide.
-        implement: (plan, what the axes before this one do in the step) -> what they and this axis do.
+        partial_gradient: (plan, spec of a weight) -> whether devices along this axis replicate the weight, but each has
+            only a part of its gradient. The parts are summed once a step, in `reduce_dtype`.
+        implement: plan -> what this axis does in the step. No two axes of a mesh may set the same function or hook.
         traffic: terms of what the axis sends (core/traffic.py), each a function of the plan.
-        replica_sums: the term of what `Implementation.sum_replicas` of this axis sends, in place of the all-reduces of
-            loss and gradients over replicas; None if it leaves that as it is, or sends as much by all-reduces. With
-            "reduce" among its options the axis sums gradients of single layers, too (`Implementation.sum_layer`).
+        replica_sums: the term of what `Implementation.reduce` of this axis sends to replicas, in place of the
+            all-reduces of gradients; None if it leaves that as it is, or sends as much by all-reduces. With "reduce"
+            among its options the axis sums gradients of single layers, too (`Implementation.sum_layer`).
 
     Raises:
         ValueError: a field is of another type, or fields exclude each other.
@@ -62,6 +69,7 @@ class Axis:
     options: tuple[str, ...] = ()
     resolve: Callable[..., Mapping[str, Any]] = _nothing
     require: Callable[..., Any] = _nothing
+    partial_gradient: Callable[..., bool] = _whole
     implement: Callable[..., Implementation] = _unchanged
     traffic: tuple[Callable[..., Iterator[Any]], ...] = ()
     replica_sums: Callable[..., Iterator[Any]] | None = None

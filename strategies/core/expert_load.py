@@ -25,7 +25,7 @@ def expert_load(model: GPT, tokens_BS: Tokens, plan: Plan, implementation: Imple
     stages = () if whole else plan.over(plan.axes_of("layers"))
     stored = nnx.split(model.blocks)[1]
     held = len(jax.tree.leaves(stored)[0])
-    slots = implementation.layer_slots or range(layers)
+    slots = plan.slots if plan.staged else range(layers)
     slot_L = jnp.array([slots.index(layer) for layer in range(layers)])
 
     def layer(x_BTD: Array, slot: Array) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -9,9 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from strategies.config import TrainConfig
-from strategies.core.placement import Axes
+from strategies.core.axis import Axis
+from strategies.core.key_copies import sum_copies
 from strategies.core.plan import Plan
+from strategies.core.shards import gather, scatter
+from strategies.core.table import Part, Placed
 from strategies.device_mesh import mark_varying
 from strategies.model.gpt import map_weights, spec_tree
 from strategies.model.order import after
@@ -22,45 +25,109 @@ Arrays = TypeVar("Arrays", Weights, list[Array])
 LossAndGrads = Callable[[Weights, Tokens], tuple[LossTerms, Weights]]
 
 
-def all_reduce(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, Weights]:
-    """Sum the loss over replicas, and each gradient over those of its weight, in `reduce_dtype`; float32 results."""
+def sum_remaining(
+    loss: LossTerms, grads: Weights, plan: Plan, sum_replicas: Callable[[Weights], Weights] | None = None
+) -> tuple[LossTerms, Weights]:
+    """Sum over devices what no hook has summed: the loss, and gradients as the table of weights says.
+
+    Gradients of weights that were gathered for the whole step are scattered; parts of the gradients of replicated
+    weights (`Axis.partial_gradient`) and those of copies of KV heads are added; those that devices update in parts are
+    scattered; and all are summed over replicas. With `reduce="layer"` the backward loop has done that for the blocks,
+    but for the parts (layer_reduction.py).
+
+    Args:
+        loss, grads: this device's, after all microbatches.
+        plan: of the step.
+        sum_replicas: gradients -> their sums over replicas (`Placed.summed`); by default `all_reduce`.
+    """
+    split = *plan.placement.batch, *plan.placement.tokens
+    loss = lax.psum(loss, split) if split else loss
+    if plan.train.gather == "step":
+        grads = _scattered(grads, plan, lambda placed: placed.gathered)
+    for axis in plan.active:
+        grads = _sum_parts(grads, axis, plan)
+    remaining, summed = apart(grads, plan)
+    remaining = sum_copies(remaining, plan)
+    if not plan.placement.reduce_scatter_per_microbatch:
+        remaining = scatter_shared(remaining, plan)
+    if any(weight.summed for weight in plan.weights.values()):
+        remaining = (sum_replicas or partial(all_reduce, plan=plan))(remaining)
+    return loss, {**remaining, **summed}
+
+
+def apart(weights: Weights, plan: Plan) -> tuple[Weights, Weights]:
+    """Those whose gradients are summed after the backward pass, and those whose gradients are summed in its loop."""
+    in_loop = {"blocks": weights["blocks"]} if plan.train.reduce == "layer" else {}
+    return {name: part for name, part in weights.items() if name not in in_loop}, in_loop
+
+
+def scatter_shared(grads: Weights, plan: Plan) -> Weights:
+    """This device's parts of the sums of gradients, where devices update parts of weights (ZeRO stages 1 and 2)."""
+    return _scattered(grads, plan, lambda placed: placed.shared) if plan.placement.updates else grads
+
+
+def _scattered(grads: Weights, plan: Plan, part_of: Callable[[Placed], Part | None]) -> Weights:
+    def scattered(grad: Array, spec: WeightSpec) -> Array:
+        return scatter(grad, part_of(plan.placed(spec.dims)), spec, plan.train.reduce_dtype)
+
+    return map_weights(scattered, plan.config, grads)
+
+
+def _sum_parts(grads: Weights, axis: Axis, plan: Plan) -> Weights:
+    """Sum the gradients of replicated weights of which each device along an axis has a part."""
+
+    def total(grad: Array, spec: WeightSpec) -> Array:
+        if not axis.partial_gradient(plan, spec):
+            return grad
+        return lax.psum(grad.astype(spec.summed_dtype(plan.train.reduce_dtype)), axis.name).astype("float32")
+
+    return map_weights(total, plan.config, grads)
+
+
+def all_reduce(grads: Weights, plan: Plan) -> Weights:
+    """Sum each gradient over the replicas of its weight, in `reduce_dtype`; float32 results."""
     specs: list[WeightSpec] = jax.tree.leaves({part: spec_tree(plan.config)[part] for part in grads})
-    axes = [plan.replicas_of(spec) for spec in specs]
     leaves, structure = jax.tree.flatten(grads)
-    leaves = to_sum(leaves, axes, specs, plan.train)
-    sums = sum_over([*[plan.placement.replicas] * len(loss), *axes], [*loss.values(), *leaves])
-    loss = dict(zip(loss, sums, strict=False))
-    return loss, cast(jax.tree.unflatten(structure, sums[len(loss) :]), "float32")
+    return jax.tree.unflatten(structure, all_reduce_listed(leaves, specs, plan))
 
 
-def mark_shares(weights: Weights, plan: Plan) -> Weights:
-    """Mark weights as varying over the axes along which each is replicated or updated in shards (`mark_varying`)."""
-
-    def mark(weight: Array, spec: WeightSpec) -> Array:
-        axes = tuple(dict.fromkeys((*plan.replicas_of(spec), *plan.placement.updates_of(spec.dims))))
-        return mark_varying(weight, axes) if axes else weight
-
-    return map_weights(mark, plan.config, weights)
-
-
-def to_sum(
-    grads: Sequence[Array], axes: Sequence[Axes], specs: Sequence[WeightSpec], train: TrainConfig
-) -> list[Array]:
-    """Cast each gradient that is summed over mesh axes to the dtype of the sums."""
-    return [
-        grad.astype(spec.summed_dtype(train.reduce_dtype)) if over else grad
+def all_reduce_listed(grads: Sequence[Array], specs: Sequence[WeightSpec], plan: Plan) -> list[Array]:
+    """`all_reduce` of a list of gradients. Those with the same replicas are summed in one call."""
+    axes = [plan.placed(spec.dims).summed for spec in specs]
+    sums = [
+        grad.astype(spec.summed_dtype(plan.train.reduce_dtype)) if over else grad
         for grad, over, spec in zip(grads, axes, specs, strict=True)
     ]
-
-
-def sum_over(axes: Sequence[Axes], arrays: Sequence[Array]) -> list[Array]:
-    """Sum each array over its mesh axes. Arrays with the same axes are summed in one call."""
-    sums = list(arrays)
     for group in dict.fromkeys(filter(None, axes)):
         chosen = [i for i, each in enumerate(axes) if each == group]
-        for i, total in zip(chosen, lax.psum([arrays[i] for i in chosen], group), strict=True):
+        for i, total in zip(chosen, lax.psum([sums[i] for i in chosen], group), strict=True):
             sums[i] = total
-    return sums
+    return cast(sums, "float32")
+
+
+def ready(weights: Weights, plan: Plan) -> Weights:
+    """Weights as the step stores them -> those with respect to which gradients are taken.
+
+    They are marked as varying over the axes over which gradients are summed later (`mark_varying`). With
+    `gather="step"` they are gathered here.
+    """
+
+    def one(weight: Array, spec: WeightSpec) -> Array:
+        placed = plan.placed(spec.dims)
+        if not (plan.train.reduce == "layer" and spec.is_stacked):
+            weight = mark_shares(weight, placed)
+        if plan.train.gather == "step":
+            weight = gather(weight.astype(spec.used_dtype(plan.train.dtype)), placed.gathered)
+        parts = tuple(axis.name for axis in plan.active if axis.partial_gradient(plan, spec))
+        return mark_varying(weight, parts) if parts else weight
+
+    return map_weights(one, plan.config, weights)
+
+
+def mark_shares(weight: Array, placed: Placed) -> Array:
+    """Mark a weight as varying over the axes along which it is replicated, or updated in parts."""
+    axes = *placed.summed, *(placed.shared.axes if placed.shared else ())
+    return mark_varying(weight, axes) if axes else weight
 
 
 def cast(arrays: Arrays, dtype: str) -> Arrays:

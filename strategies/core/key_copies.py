@@ -94,7 +94,7 @@ def copied_elements(plan: Plan) -> int:
     """Elements of copied heads on a device, in all weights; 0 without copies."""
     if plan.key_copies == 1:
         return 0
-    rows, weights = plan.held_config.dim_sizes, [weight for weight in plan.weights if _has_heads(weight.spec)]
+    rows, weights = plan.held_config.dim_sizes, [weight for weight in plan.weights.values() if _has_heads(weight.spec)]
     return sum(each.elements // rows[each.spec.dims[-2]] * KEYS[each.spec.dims[-2]] for each in weights)
 
 

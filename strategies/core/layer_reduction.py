@@ -17,10 +17,11 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
-from strategies.core.gradients import cast, mark_shares, sum_over, to_sum
+from strategies.core.gradients import all_reduce_listed, cast, mark_shares
 from strategies.core.key_copies import sum_listed_copies
 from strategies.core.plan import Plan
-from strategies.core.shards import Shards
+from strategies.core.shards import scatter
+from strategies.core.updates import own_parts
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
@@ -69,20 +70,17 @@ class LayerReduction:
 
     Attributes:
         plan, implementation: those of the step.
-        shards: of the weights over `Placement.updates`; None if each device updates all weights that it holds.
     """
 
     plan: Plan
     implementation: Implementation
-    shards: Shards | None
 
     @classmethod
     def of(cls, plan: Plan, implementation: Implementation) -> "LayerReduction | None":
         """The sums in the backward loop of a step; None if `reduce` is not "layer"."""
         if plan.train.reduce != "layer":
             return None
-        updates = plan.placement.updates
-        return cls(plan, implementation, plan.shards_of(updates) if updates else None)
+        return cls(plan, implementation)
 
     @property
     def hooks(self) -> Hooks:
@@ -95,10 +93,13 @@ class LayerReduction:
         def of_targets(
             build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
         ) -> tuple[LossTerms, Weights]:
-            blocks = weights["blocks"]
-            run_with = mark_shares(lax.stop_gradient({"blocks": blocks}), self.plan)["blocks"]
-            parts = self.shards.map_weights(self.shards.local_part, {"blocks": blocks}) if self.shards else {}
-            targets = cast(parts, "float32")  # as the sums of gradients are, whatever `master` makes of the weights
+            plan, blocks = self.plan, {"blocks": weights["blocks"]}
+            run_with = map_weights(
+                lambda weight, spec: mark_shares(lax.stop_gradient(weight), plan.placed(spec.dims)), plan.config, blocks
+            )["blocks"]
+            targets = own_parts(blocks, plan)
+            if plan.placement.updates:  # sums of gradients are float32, whatever `master` makes of the weights
+                targets = cast(targets, "float32")
 
             def paired(weights: Weights) -> GPT:
                 return build({**weights, "blocks": jax.tree.map(Paired, run_with, weights["blocks"])})
@@ -126,14 +127,15 @@ class LayerReduction:
 
     def summed(self, grads: list[Array], specs: list[WeightSpec]) -> list[Array]:
         """Gradients of one layer on each device, and the specs of its weights -> the gradients of the targets."""
-        train, grads = self.plan.train, sum_listed_copies(grads, specs, self.plan)
-        if self.shards:
-            scatter = partial(self.shards.scatter, dtype=train.reduce_dtype)
-            grads = [scatter(grad, spec) for grad, spec in zip(grads, specs, strict=True)]
+        plan, grads = self.plan, sum_listed_copies(grads, specs, self.plan)
+        if plan.placement.updates:
+            grads = [
+                scatter(grad, plan.placed(spec.dims).shared, spec, plan.train.reduce_dtype)
+                for grad, spec in zip(grads, specs, strict=True)
+            ]
         if self.implementation.sum_layer:
             return self.implementation.sum_layer(grads)
-        axes = [self.plan.replicas_of(spec) for spec in specs]
-        return cast(sum_over(axes, to_sum(grads, axes, specs, train)), "float32")
+        return all_reduce_listed(grads, specs, plan)
 
     def _after_blocks(self, grads: Weights) -> Weights:
         """Make the gradients of the head depend on those of the blocks. Their values do not change if all are finite.

@@ -15,6 +15,7 @@ from strategies.config import OF_AXES, OFF, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import require_master
 from strategies.core.sizes import Sizes
+from strategies.core.table import require_parts
 from strategies.core.way_out import way_out
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, WrongSize, legal
@@ -255,8 +256,8 @@ class Plan(Sizes):
         require_master(placement_of(tuple(axis for axis in self.axes if axis.name in self.mesh.sizes)), self.train)
         for axis in reversed(self.active):
             axis.require(self)
-        for axes in filter(None, (placement.shards, placement.updates)):
-            self.shards_of(axes)
+        if axes := placement.shards or placement.updates:
+            require_parts(placement, self.held_config, self.mesh.sizes, axes)
         self._require_batch()
         _ = self.logits_tokens
 

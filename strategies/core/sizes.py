@@ -3,16 +3,18 @@
 This is arithmetic alone: no devices, no arrays. The step and the formulas in costs/ use these numbers.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import Dtype, ReduceDtype, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import held_dtype
-from strategies.core.placement import Axes, Placement, Weight, size_of
-from strategies.core.shards import Shards
+from strategies.core.placement import Axes, Placement, size_of
+from strategies.core.table import Placed, Weight, placed
 from strategies.gpt_config import GPTConfig
 from strategies.mesh import MeshSpec
 from strategies.model.block import Block, block_of
@@ -65,23 +67,9 @@ class Sizes:
         """What the active axes split."""
         return placement_of(self.active)
 
-    def replicas_of(self, spec: WeightSpec) -> Axes:
-        """Mesh axes over which the gradient of a weight is summed: also those that shard weights, but not this one."""
-        sharded = self.placement.shards or self.placement.updates
-        whole = sharded and self._sharding.find(spec.dims) is None
-        return (*self.placement.replicas_of(spec.dims), *(self._sharding.axes_of(spec.dims) if whole else ()))
-
-    @cached_property
-    def _sharding(self) -> Shards:
-        return self.shards_of(self.placement.shards or self.placement.updates)
-
-    def shards_of(self, axes: Axes) -> Shards:
-        """Shards of each weight along some axes, such as `Placement.shards` or `Placement.updates`.
-
-        Raises:
-            Infeasible: the axes do not divide the embed or mlp dim.
-        """
-        return self.placement.shards_of(axes, self.held_config, self.mesh.sizes)
+    def placed(self, dims: Sequence[str]) -> Placed:
+        """Where the parts of a weight with these dims are. The weight of one layer has the dims without `layers`."""
+        return _placed(self.active, self.held_config, self.mesh, tuple(dims))
 
     @cached_property
     def block(self) -> type[Block]:
@@ -151,7 +139,7 @@ class Sizes:
 
     def gathered_of(self, weight: Weight) -> int:
         """`gathered`, of a weight that is sharded; otherwise 1."""
-        return self.gathered if {*self.placement.shards} & {*weight.axes} else 1
+        return self.gathered if weight.gathered else 1
 
     @property
     def virtual(self) -> bool:
@@ -241,8 +229,8 @@ class Sizes:
         return tokens_at_once(tokens, local_vocab, self.train.logits_bytes) if self.train.logits_bytes else tokens
 
     @cached_property
-    def weights(self) -> tuple[Weight, ...]:
-        """All weights of the model, with padding of the vocabulary and empty slots for layers."""
+    def weights(self) -> Mapping[str, Weight]:
+        """The table of weights by name, with padding of the vocabulary and empty slots for layers."""
         return weights_of(self.active, self.config, self.block, self.mesh, self.layer_slots)
 
     def dtype(self, weight: Weight) -> Dtype:
@@ -260,29 +248,40 @@ class Sizes:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the parameters as the state holds them, on one device."""
-        return sum(map(self.held_bytes, self.weights))
+        return sum(map(self.held_bytes, self.weights.values()))
 
     @property
     def elements(self) -> int:
         """Parameters that one device holds."""
-        return sum(weight.elements for weight in self.weights)
+        return sum(weight.elements for weight in self.weights.values())
 
     @property
-    def updated(self) -> float:
-        """Parameters that one device updates, if the axes of `Placement.updates` divide every weight."""
-        axes_of = self.placement.updates_of
-        return sum(weight.elements / self.size(*axes_of(weight.spec.dims)) for weight in self.weights)
+    def updated_elements(self) -> int:
+        """Parameters that one device updates."""
+        return sum(weight.updated_elements for weight in self.weights.values())
+
+
+@lru_cache(maxsize=4096)
+def _placed(axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, dims: tuple[str, ...]) -> Placed:
+    """`Sizes.placed` of all plans with these active axes and this model as devices hold it."""
+    return placed(placement_of(axes), config, mesh.sizes, dims)
 
 
 @lru_cache(maxsize=1024)
 def weights_of(
     axes: tuple[Axis, ...], config: GPTConfig, block: type[Block], mesh: MeshSpec, layer_slots: int
-) -> tuple[Weight, ...]:
+) -> Mapping[str, Weight]:
     """`Sizes.weights` of all plans with these active axes: the batch and other options change no weight.
 
     By the block too, as of `weight_specs`: its name may come to mean another one.
     """
     plan = Sizes(config, mesh, TrainConfig(1), axes)
     sizes = dict(plan.held_config.dim_sizes, vocab=plan.padded_vocab, layers=layer_slots)
-    splits = plan.placement.splits(plan.held_config, mesh.sizes)
-    return tuple(splits(spec, sizes, plan.replicas_of(spec)) for spec in weight_specs(config).values())
+
+    def row(spec: WeightSpec) -> Weight:
+        where = plan.placed(spec.dims)
+        elements = math.prod(sizes[dim] for dim in spec.dims)
+        stored, updated = (elements // plan.size(*chain(*split)) for split in (where.stored, where.updated))
+        return Weight(**vars(where), spec=spec, elements=stored, updated_elements=updated)
+
+    return {name: row(spec) for name, spec in weight_specs(config).items()}

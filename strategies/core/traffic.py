@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any, Literal
 
 from strategies.arguments import require_instance
-from strategies.core.placement import Axes, Weight
+from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
+from strategies.core.table import Weight
 from strategies.infeasible import BrokenStrategy
 from strategies.names import Named, in_a_line
 
@@ -116,9 +117,21 @@ def traffic(
 
 
 def losses(plan: Plan) -> Iterator[Traffic]:
-    """The loss, over the axes that split the batch and weights (fsdp.py) or updates (train_step.py)."""
-    for axes in (plan.placement.shards, plan.placement.updates):
-        yield from traffic(plan, "loss", "all_reduce", axes, plan.loss_terms, array="number", when=plan.when_summed)
+    """The loss, over all axes that split tokens (gradients.py)."""
+    axes = *plan.placement.batch, *plan.placement.tokens
+    yield from traffic(plan, "loss", "all_reduce", axes, plan.loss_terms, array="number", when=plan.when_summed)
+
+
+def partial_gradients(plan: Plan) -> Iterator[Traffic]:
+    """Sums of gradients of replicated weights of which each device along an axis has a part (`Axis.partial_gradient`).
+
+    They follow a gather of weights for a whole step, and scatters in each microbatch or layer.
+    """
+    for axis in plan.active:
+        term = partial(traffic, plan, "replicated-weight gradients", "all_reduce", (axis.name,), array="gradients")
+        weights = [weight for weight in plan.weights.values() if axis.partial_gradient(plan, weight.spec)]
+        for dtype, elements in elements_by_dtype(plan, weights):
+            yield from term(elements, dtype=dtype, when=plan.when_summed)
 
 
 def balance(plan: Plan) -> Iterator[Traffic]:
@@ -130,17 +143,16 @@ def balance(plan: Plan) -> Iterator[Traffic]:
 
 
 def replica_sums(plan: Plan) -> Iterator[Traffic]:
-    """The loss, and each gradient once a step, over the axes along which the weight is replicated (gradients.py).
+    """Each gradient once a step, over the axes along which the weight is replicated (gradients.py).
 
     `Axis.replica_sums` replaces this term.
     """
     when = plan.when_summed
-    yield from traffic(plan, "loss", "all_reduce", plan.placement.replicas, plan.loss_terms, array="number", when=when)
     times = plan.train.microbatches if plan.train.reduce == "layer" else 1
-    for weight in plan.weights:
-        summed = weight.updated * (times if weight.spec.is_stacked else 1)
+    for weight in plan.weights.values():
+        summed = weight.updated_elements * (times if weight.spec.is_stacked else 1)
         term = partial(traffic, plan, "gradients", "all_reduce", array="gradients", when=when)
-        yield from term(weight.replicas, summed, dtype=plan.summed_dtype(weight))
+        yield from term(weight.summed, summed, dtype=plan.summed_dtype(weight))
 
 
 def elements_by_dtype(plan: Plan, weights: Iterable[Weight]) -> Iterator[tuple[str, int]]:
@@ -153,7 +165,7 @@ def elements_by_dtype(plan: Plan, weights: Iterable[Weight]) -> Iterator[tuple[s
 
 def norm(plan: Plan) -> Iterator[Traffic]:
     """A sum of squares for each set of axes that splits any gradients (gradients.py)."""
-    for axes in sorted({plan.over(weight.update_axes) for weight in plan.weights}):
+    for axes in sorted({plan.over(weight.updated_axes) for weight in plan.weights.values()}):
         yield from traffic(plan, "norm", "all_reduce", axes, 1, array="number", when="update")
 
 
@@ -163,7 +175,7 @@ def terms_of(plan: Plan) -> tuple[Term, ...]:
     of_batch = dict.fromkeys(term for axis in plan.active if axis.batch for term in axis.traffic)
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term
-    return (*of_batch, balance, losses, *sums, *last, norm)
+    return (*of_batch, balance, losses, partial_gradients, *sums, *last, norm)
 
 
 def stated(plan: Plan) -> Iterator[Traffic]:

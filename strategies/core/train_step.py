@@ -6,7 +6,7 @@ updated in shards. All other communication comes with the `Implementation`. If t
 (auto.py), the same code runs on whole arrays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -24,7 +25,7 @@ from strategies.arguments import require_key
 from strategies.config import TrainConfig
 from strategies.core.adamw import adamw
 from strategies.core.expert_load import expert_load
-from strategies.core.gradients import accumulated, all_reduce, mark_shares, total_of_microbatches
+from strategies.core.gradients import accumulated, apart, ready, scatter_shared, sum_remaining, total_of_microbatches
 from strategies.core.jitted import guarded, jitted
 from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import LayerReduction
@@ -33,10 +34,11 @@ from strategies.core.master import held
 from strategies.core.placement import Placement
 from strategies.core.plan import Plan
 from strategies.core.router_bias import moves_biases, without_biases
-from strategies.core.sharded_update import ShardedUpdate
+from strategies.core.table import Split, Weight, partition
+from strategies.core.updates import gather_updated, own_parts
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
-from strategies.model.gpt import GPT, spec_tree
+from strategies.model.gpt import GPT
 from strategies.model.weights import Weights
 from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, Optimizer, State, Step, Tokens
 
@@ -52,8 +54,8 @@ def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
     Raises:
         Infeasible: gradients cannot be summed by layer, or the attention kernel does not run on these devices.
     """
-    if plan.train.reduce == "layer" and implementation.sum_replicas and not implementation.sum_layer:
-        raise Infeasible("reduce=layer needs `sum_layer` beside `sum_replicas`; give it, or use reduce=step")
+    if plan.train.reduce == "layer" and implementation.reduce and not implementation.sum_layer:
+        raise Infeasible("reduce=layer needs `sum_layer` beside `reduce`; give it, or use reduce=step")
     return _Assembly(plan, mesh, implementation).step()
 
 
@@ -88,12 +90,16 @@ class _Assembly:
     @cached_property
     def specs(self) -> Weights:
         """The `PartitionSpec` of every weight as the state holds it."""
-        return _specs(self.placement.spec(self.plan.held_config, self.mesh.shape), self.config)
+        return self._partitioned(lambda weight: weight.stored)
 
     @cached_property
     def update_specs(self) -> Weights:
         """The `PartitionSpec` of every weight as AdamW updates it."""
-        return _specs(self.placement.update_spec(self.plan.held_config, self.mesh.shape), self.config)
+        return self._partitioned(lambda weight: weight.updated)
+
+    def _partitioned(self, split_of: Callable[[Weight], Split]) -> Weights:
+        split = {name: partition(split_of(weight)) for name, weight in self.plan.weights.items()}
+        return unflatten_dict(split, sep=".")
 
     @cached_property
     def optimizer(self) -> Optimizer:
@@ -105,14 +111,14 @@ class _Assembly:
         return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
     @cached_property
-    def sharded_update(self) -> ShardedUpdate | None:
-        """How each device updates its shard of the weights (ZeRO stages 1 and 2); None in other strategies."""
-        return ShardedUpdate.of(self.plan)
-
-    @cached_property
     def layer_reduction(self) -> LayerReduction | None:
         """How gradients are summed in the backward loop; None if all are summed after it."""
         return LayerReduction.of(self.plan, self.implementation)
+
+    @property
+    def layer_slots(self) -> tuple[int, ...] | None:
+        """The layer in each slot of the stacked blocks, -1 for none; None if they are in order."""
+        return self.plan.slots if self.plan.staged else None
 
     @cached_property
     def abstract(self) -> tuple[Any, Weights]:
@@ -127,7 +133,7 @@ class _Assembly:
             self.train,
             nnx.Rngs(key),
             padded_vocab=self.plan.padded_vocab,
-            layer_slots=self.implementation.layer_slots,
+            layer_slots=self.layer_slots,
             hooks=self.layer_reduction.hooks if self.layer_reduction else self.implementation.hooks,
             attention=self.plan.kernel(partitioned=self.implementation.compiler_partitioned),
         )
@@ -148,15 +154,10 @@ class _Assembly:
         if self.layer_reduction:
             differentiate = self.layer_reduction.differentiate(differentiate)
         loss, grads = differentiate(build, params, tokens_BS, divisor)
-        if self.sharded_update and self.placement.reduce_scatter_per_microbatch:
-            rest, reduced = self.unreduced(grads)
-            grads = {**self.sharded_update.scatter(rest), **reduced}
+        if self.placement.reduce_scatter_per_microbatch:
+            remaining, summed = apart(grads, self.plan)
+            grads = {**scatter_shared(remaining, self.plan), **summed}
         return loss, grads
-
-    def unreduced(self, grads: Weights) -> tuple[Weights, Weights]:
-        """The gradients that the backward loop did not sum, and those that it did."""
-        reduced = {"blocks": grads["blocks"]} if self.layer_reduction else {}
-        return {part: grads[part] for part in grads if part not in reduced}, reduced
 
     def gradients(self, state: State, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
         """Loss and gradients, summed over microbatches and devices."""
@@ -174,25 +175,17 @@ class _Assembly:
 
     def summed(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
         """The sum of all losses over `divisor`, and its gradients, summed over microbatches and devices."""
-        strategy, placement, sharded = self.implementation, self.placement, self.sharded_update
+        strategy, plan = self.implementation, self.plan
         microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
         differentiate = accumulated(partial(self.loss_and_grads, divisor), microbatches)
         # By default GPUs and TPUs multiply float32 in reduced precision (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            loss, grads = strategy.reduce(*differentiate(self.prepared(params), tokens_BS))
-            grads, reduced = self.unreduced(grads)
-            if sharded:
-                loss = lax.psum(loss, placement.updates)
-                grads = grads if placement.reduce_scatter_per_microbatch else sharded.scatter(grads)
-            if any(weight.replicas for weight in self.plan.weights) and not strategy.compiler_partitioned:
-                loss, grads = (strategy.sum_replicas or partial(all_reduce, plan=self.plan))(loss, grads)
-            return loss, {**grads, **reduced}
+            loss, grads = differentiate(self.prepared(params), tokens_BS)
+            return strategy.reduce(loss, grads) if strategy.reduce else sum_remaining(loss, grads, plan)
 
     def prepared(self, params: Weights) -> Weights:
-        """The weights as the implementation takes them."""
-        rest, reduced = self.unreduced(params)
-        rest = rest if self.implementation.compiler_partitioned else mark_shares(rest, self.plan)
-        return self.implementation.prepare_params({**rest, **reduced})
+        """The weights with respect to which gradients are taken."""
+        return params if self.implementation.compiler_partitioned else ready(params, self.plan)
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
         """The mean loss of a batch by a forward pass, one microbatch after another."""
@@ -217,12 +210,12 @@ class _Assembly:
 
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         """Update weights and optimizer state with summed gradients."""
-        sharded = self.sharded_update
-        params = sharded.shard_params(state) if sharded else state.master or state.params
+        in_parts = bool(self.placement.updates)
+        params = state.master or (own_parts(state.params, self.plan) if in_parts else state.params)
         changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
         new_params, master = held(updated, self.config, self.train)
-        new_params = sharded.unshard_params(new_params, state.params) if sharded else new_params
+        new_params = gather_updated(new_params, state.params, self.plan) if in_parts else new_params
         scale = {"loss_scale": state.optimizer.loss_scale} if self.scales_loss else {}
         return State(new_params, optimizer_state, master), {"grad_norm": norm, **scale}
 
@@ -258,15 +251,10 @@ class _Assembly:
             state=state,
             grads=grads,
             batch=batch,
-            layer_slots=self.implementation.layer_slots,
+            layer_slots=self.layer_slots,
             inexact=self.implementation.inexact,
         )
 
     def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:
         """The shape and dtype of an array, sharded over the mesh."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
-
-
-def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
-    """The `PartitionSpec` of every weight, in the tree of the model."""
-    return jax.tree.map(lambda weight: spec(weight.dims), spec_tree(config))

@@ -4,17 +4,14 @@ Everything follows from the placement and the sizes of model and mesh. No device
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from jax.sharding import PartitionSpec as P
-
-from strategies.config import TrainConfig
 from strategies.core.master import held_dtype
-from strategies.core.placement import Axes, Placement, Spec, size_of
+from strategies.core.placement import Axes, size_of
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
-from strategies.model.gpt import weight_specs
+from strategies.core.table import Split
 
 
 @dataclass(frozen=True)
@@ -52,48 +49,27 @@ def held_arrays(plan: Plan) -> Iterator[HeldArray]:
     Gradients are those that a device accumulates over microbatches, before any reduce-scatter once a step. They are
     float32 if they are sums over microbatches or devices; otherwise they have the dtype of the weight.
     """
-    config, mesh, train, placement = plan.held_config, plan.mesh, plan.train, plan.placement
+    config, mesh, train = plan.held_config, plan.mesh, plan.train
+    per_microbatch = plan.placement.reduce_scatter_per_microbatch
     sizes = {**config.dim_sizes, "layers": plan.layer_slots, "vocab": plan.padded_vocab}
-    moments = placement.update_spec(config, mesh.sizes)
-    specs: Mapping[str, Spec] = {
-        "weight": placement.spec(config, mesh.sizes),
-        "gradient": accumulated(placement, train).spec(config, mesh.sizes),
-        "m": moments,
-        "v": moments,
-    }
-    specs = specs if train.master == "none" else {**specs, "master": moments}
-
-    summed = train.microbatches > 1 or placement.reduce_scatter_per_microbatch
-    as_held = ("weight",) if summed else ("weight", "gradient")
+    as_held = ("weight",) if train.microbatches > 1 or per_microbatch else ("weight", "gradient")
 
     def array(
-        what: str, name: str, dims: Sequence[str], shape: Sequence[int], spec: P, dtype: str = "float32"
+        what: str, name: str, dims: Sequence[str], shape: Sequence[int], axes: Split, dtype: str = "float32"
     ) -> HeldArray:
-        axes = tuple(() if each is None else (each,) if isinstance(each, str) else tuple(each) for each in spec)
-        axes += ((),) * (len(dims) - len(axes))
         whole_bytes = BYTES[dtype] * math.prod(shape)
         parts = math.prod(size_of(each, mesh.sizes) for each in axes)
         return HeldArray(what, name, tuple(dims), tuple(shape), axes, whole_bytes, whole_bytes // parts)
 
-    for weight in weight_specs(config).values():
-        shape = [sizes[dim] for dim in weight.dims]
-        held = held_dtype(weight, train)
-        for what, spec in specs.items():
-            dtype = held if what in as_held else "float32"
-            if weight.trained or what not in ("m", "v"):
-                yield array(what, weight.name, weight.dims, shape, spec(weight.dims), dtype)
-    yield array("step count", "count", (), (), P())
+    for name, weight in plan.weights.items():
+        spec, whole = weight.spec, weight.used if train.gather == "step" else weight.stored
+        splits = {"weight": weight.stored, "gradient": weight.updated if per_microbatch else whole}
+        splits |= {"m": weight.updated, "v": weight.updated} if spec.trained else {}
+        splits |= {"master": weight.updated} if train.master != "none" else {}
+        shape = [sizes[dim] for dim in spec.dims]
+        for what, axes in splits.items():
+            dtype = held_dtype(spec, train) if what in as_held else "float32"
+            yield array(what, name, spec.dims, shape, axes, dtype)
+    yield array("step count", "count", (), (), ())
     tokens = (train.batch_size, config.sequence + 1)  # their numbers have as many bytes as float32
-    yield array("batch", "tokens", ("batch", "sequence"), tokens, P(placement.batch or None))
-
-
-def accumulated(placement: Placement, train: TrainConfig) -> Placement:
-    """The placement that splits weights as gradients are split while they are accumulated over microbatches.
-
-    If weights are gathered once a step, a device accumulates whole gradients, although it holds a shard of the weights.
-    If the gradients of each microbatch are reduce-scattered, it accumulates a shard.
-    """
-    shards = placement.shards if train.gather == "layer" else ()
-    if placement.reduce_scatter_per_microbatch:
-        shards = placement.updates
-    return replace(placement, shards=shards, updates=(), reduce_scatter_per_microbatch=False)
+    yield array("batch", "tokens", ("batch", "sequence"), tokens, (plan.placement.batch, ()))

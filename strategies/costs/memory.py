@@ -34,11 +34,11 @@ def arguments(plan: Plan) -> Mapping[str, int]:
 
     def copied(weight: Weight) -> int:
         """Elements of its moments, if it is trained, and of its master."""
-        return (masters + 2 * weight.spec.trained) * weight.updated
+        return (masters + 2 * weight.spec.trained) * weight.updated_elements
 
     return {
         "parameters": plan.parameter_bytes,
-        "optimizer": 4 * (sum(map(copied, plan.weights)) + scalars),
+        "optimizer": 4 * (sum(map(copied, plan.weights.values())) + scalars),
         "errors": 4 * error_elements,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }
@@ -61,7 +61,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     """
     train, shards = plan.train, plan.shards
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
-    gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights)
+    gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights.values())
     cast_bytes = ahead_bytes(plan) if plan.casts_ahead or not plan.loops_layers else 0
     held = {
         "weights": gathered_bytes if keeps_gathered else cast_bytes,
@@ -82,7 +82,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 
 def ahead_bytes(plan: Plan) -> int:
     """Bytes of the weights of all layers that are cast before any layer runs, as XLA does without a loop."""
-    used = [(each, BYTES[plan.dtype(each)] * each.elements) for each in plan.weights if each.spec.is_stacked]
+    used = [(each, BYTES[plan.dtype(each)] * each.elements) for each in plan.weights.values() if each.spec.is_stacked]
     return sum(size for each, size in used if size != plan.held_bytes(each))
 
 
@@ -112,8 +112,8 @@ def replica_sum_bytes(plan: Plan) -> int:
     if plan.size(*plan.placement.replicas) == 1 or plan.train.reduce == "layer" or plan.backend.sums_in_place:
         return 0
     together = Counter[Axes]()
-    for weight in plan.weights:
-        together[weight.replicas] += weight.elements if weight.replicas else 0
+    for weight in plan.weights.values():
+        together[weight.summed] += weight.elements if weight.summed else 0
     return plan.parameter_bytes + 4 * max(together.values())
 
 
@@ -122,8 +122,10 @@ def gradient_bytes(plan: Plan) -> int:
     train, gradients = plan.train, microbatch_gradient_bytes(plan)
     if train.microbatches > 1 and not plan.staged:
         scattered = plan.placement.reduce_scatter_per_microbatch
-        counts = [each.updated if scattered else each.elements * plan.gathered_of(each) for each in plan.weights]
-        gradients += 4 * sum(counts)
+        gradients += 4 * sum(
+            weight.updated_elements if scattered else weight.elements * plan.gathered_of(weight)
+            for weight in plan.weights.values()
+        )
     return gradients
 
 
@@ -142,10 +144,10 @@ def microbatch_gradient_bytes(plan: Plan) -> int:
         cast = fused or (plan.gathered_of(weight) > 1 and not plan.staged)
         return BYTES[plan.dtype(weight)] * weight.elements if cast else plan.held_bytes(weight)
 
-    gradients = sum(held(weight) * plan.gathered_of(weight) for weight in plan.weights)
+    gradients = sum(held(weight) * plan.gathered_of(weight) for weight in plan.weights.values())
     if plan.train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
-        gradients -= sum(held(weight) for weight in plan.weights if weight.spec.is_stacked)
-        gradients += 4 * sum(weight.updated for weight in plan.weights if weight.spec.is_stacked)
+        gradients -= sum(held(weight) for weight in plan.weights.values() if weight.spec.is_stacked)
+        gradients += 4 * sum(weight.updated_elements for weight in plan.weights.values() if weight.spec.is_stacked)
     return gradients
 
 
@@ -262,4 +264,4 @@ def whole_layer(plan: Plan) -> int:
 
 def block_elements(plan: Plan) -> int:
     """Parameters that one device holds of its layers."""
-    return sum(weight.elements for weight in plan.weights if weight.spec.is_stacked)
+    return sum(weight.elements for weight in plan.weights.values() if weight.spec.is_stacked)

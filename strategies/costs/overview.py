@@ -16,7 +16,7 @@ from strategies.backends.topologies import devices_of
 from strategies.config import TrainConfig
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
-from strategies.costs.arrays import HeldArray, accumulated, held_arrays
+from strategies.costs.arrays import HeldArray, held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.exchanges import Sent, exchanges, features, united
 from strategies.costs.predict import Cost, predict
@@ -191,9 +191,10 @@ def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iter
     held_bytes: Mapping[str, int] = cost.arguments if cost else {}
     placement, shards, updates = plan.placement, plan.placement.shards, plan.placement.updates
     rows, table = placement.dims.get("layers", ()), placement.dims.get("vocab", ())
-    splitting = {axis for weight in plan.weights for axis in weight.axes}
+    splitting = {axis for weight in plan.weights.values() for axis in weight.axes}
     columns = tuple(axis for axis in features(placement) if axis in splitting)
-    summed = accumulated(placement, plan.train).shards
+    kept_parts = shards if plan.train.gather == "layer" else ()
+    summed = updates if placement.reduce_scatter_per_microbatch else kept_parts
     grads = sum(each.held_bytes for each in arrays if each.what == "gradient") if cost else None
     yield Held("batch", placement.batch, placement.tokens, (), held_bytes.get("batch"))
     yield Held("weights", rows, columns + shards, table + shards, held_bytes.get("parameters"))

@@ -1,19 +1,25 @@
 """Averages and sums: gradients that are averaged where they are summed, summed twice, or added up wrongly."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from strategies.core.gradients import all_reduce
 from strategies.core.plan import Plan
 from strategies.device_mesh import mark_missing
 from strategies.step import Implementation
 from tests.silent_bugs.museum import QWEN3, Bug
-from tests.silent_bugs.plants import Plant, accumulated_as, changed_gradients, changed_parts, chosen, scaled_gradients
+from tests.silent_bugs.plants import (
+    Plant,
+    accumulated_as,
+    changed_gradients,
+    changed_parts,
+    chosen,
+    reduced,
+    scaled_gradients,
+)
 
 HALVES, QUARTERS = {"microbatches": 2}, {"microbatches": 4}
 
@@ -48,11 +54,11 @@ def mean_of_means(axis: str) -> Plant:
 def summed_again(plan: Plan, sound: Implementation) -> Implementation:
     """Sum gradients over replicas, and multiply by their number, as the transpose of another sum does."""
 
-    def sum_replicas(loss: Any, grads: Any) -> Any:
-        loss, grads = (sound.sum_replicas or partial(all_reduce, plan=plan))(loss, grads)
+    def reduce(loss: Any, grads: Any) -> Any:
+        loss, grads = reduced(sound, plan)(loss, grads)
         return loss, jax.tree.map(lambda dw: dw * plan.size("data"), grads)
 
-    return replace(sound, sum_replicas=sum_replicas)
+    return replace(sound, reduce=reduce)
 
 
 def last_only(total: Any, grads: Any, _: Any) -> Any:

@@ -31,9 +31,9 @@ def head_of_all_rows(model: Any, build: Any, weights: Any, plan: Plan) -> None:
 
 def swapped(plan: Plan, sound: Implementation) -> Implementation:
     """Say that the two layers of the first stage are in each other's slot."""
-    slots = sound.layer_slots
-    assert slots
-    return replace(sound, layer_slots=(slots[1], slots[0], *slots[2:]))
+    first, second, *others = plan.slots
+    vars(plan)["slots"] = (second, first, *others)
+    return sound
 
 
 def without_rest(plan: Plan, sound: Implementation) -> Implementation:

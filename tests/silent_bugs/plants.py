@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from strategies.core.gradients import all_reduce, microbatched
+from strategies.core.gradients import all_reduce, microbatched, sum_remaining
 from strategies.core.plan import Plan
 from strategies.model.gpt import GPT
 from strategies.step import Implementation, Optimizer
@@ -84,7 +84,7 @@ def without_sum(pattern: str, axis: str) -> Plant:
 
     def plant(plan: Plan, sound: Implementation) -> Implementation:
         def reduce(loss: Any, grads: Any) -> Any:
-            summed_loss, summed = sound.reduce(loss, grads)
+            summed_loss, summed = reduced(sound, plan)(loss, grads)
             own = by_name(grads)
             return summed_loss, chosen(pattern, summed, lambda dw, name: unsummed(own[name].astype(dw.dtype), axis))
 
@@ -97,14 +97,19 @@ def without_replica_sum(pattern: str, axis: str) -> Plant:
     """Leave out the sum over replicas of some gradients: each replica keeps its own."""
 
     def plant(plan: Plan, sound: Implementation) -> Implementation:
-        def sum_replicas(loss: Any, grads: Any) -> Any:
-            summed_loss, summed = (sound.sum_replicas or partial(all_reduce, plan=plan))(loss, grads)
+        def sum_replicas(grads: Any) -> Any:
             own = by_name(grads)
-            return summed_loss, chosen(pattern, summed, lambda dw, name: unsummed(own[name].astype(dw.dtype), axis))
+            summed = all_reduce(grads, plan)
+            return chosen(pattern, summed, lambda dw, name: unsummed(own[name].astype(dw.dtype), axis))
 
-        return replace(sound, sum_replicas=sum_replicas)
+        return replace(sound, reduce=partial(sum_remaining, plan=plan, sum_replicas=sum_replicas))
 
     return plant
+
+
+def reduced(sound: Implementation, plan: Plan) -> Callable[[Any, Any], Any]:
+    """How a sound implementation sums loss and gradients."""
+    return sound.reduce or partial(sum_remaining, plan=plan)
 
 
 def changed_hooks(**functions: Callable[[Any], Any]) -> Plant:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from strategies import tensor
+from strategies.core import gradients
 from strategies.core.plan import Plan
 from strategies.step import Implementation
 from tests.silent_bugs.museum import GPT_OSS, QWEN3, Bug
@@ -14,6 +14,7 @@ from tests.silent_bugs.plants import (
     changed_hooks,
     chosen,
     patched,
+    reduced,
     scaled_gradients,
     unsummed,
     without_replica_sum,
@@ -28,7 +29,7 @@ def averaged(pattern: str, axis: str) -> Any:
 
     def plant(plan: Plan, sound: Implementation) -> Implementation:
         def reduce(loss: Any, grads: Any) -> Any:
-            loss, grads = sound.reduce(loss, grads)
+            loss, grads = reduced(sound, plan)(loss, grads)
             return loss, chosen(pattern, grads, lambda dw, _: dw / plan.size(axis))
 
         return replace(sound, reduce=reduce)
@@ -40,8 +41,8 @@ def without_copies(plan: Plan, sound: Implementation) -> Implementation:
     """Leave the gradients of copies of a head of keys as each device has them."""
 
     def reduce(loss: Any, grads: Any) -> Any:
-        with patched(tensor, "sum_copies", lambda grads, plan: grads):
-            return sound.reduce(loss, grads)
+        with patched(gradients, "sum_copies", lambda grads, plan: grads):
+            return reduced(sound, plan)(loss, grads)
 
     return replace(sound, reduce=reduce)
 

@@ -103,11 +103,11 @@ def updated_apart(pattern: str, axis: str, factor: float) -> Plant:
 def other_weights(plan: Plan, sound: Implementation) -> Implementation:
     """Let the second replica compute with weights of its own."""
 
-    def prepare_params(weights: Any) -> Any:
+    def differentiate(build: Any, weights: Any, *inputs: Any) -> Any:
         own = 1 + 0.1 * lax.axis_index("data")
-        return chosen(r"blocks.mlp.*", sound.prepare_params(weights), lambda w, _: w * own)
+        return sound.differentiate(build, chosen(r"blocks.mlp.*", weights, lambda w, _: w * own), *inputs)
 
-    return replace(sound, prepare_params=prepare_params)
+    return replace(sound, differentiate=differentiate)
 
 
 def leftover(pattern: str) -> Plant:

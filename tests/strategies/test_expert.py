@@ -208,11 +208,11 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
     Each weight is updated in shards by just the devices that sum its gradient, with `zero1`.
     """
     plan = predict("expert", PRESETS["nano-moe"], "data=2,expert=4", TrainConfig(16)).plan
-    replicas = {weight.spec.name.split(".")[-1]: weight.replicas for weight in plan.weights}
+    replicas = {name.split(".")[-1]: weight.summed for name, weight in plan.weights.items()}
     assert replicas["gate_EDF"] == replicas["down_EFD"] == ("data",)
     assert replicas["router_DE"] == replicas["token_VD"] == ("data", "expert")
     sharded = predict("zero1", PRESETS["nano-moe"], "data=2,expert=4", TrainConfig(16)).plan
-    shared = {weight.spec.name.split(".")[-1]: weight.shared_by for weight in sharded.weights}
+    shared = {name.split(".")[-1]: weight.shared.axes for name, weight in sharded.weights.items() if weight.shared}
     assert shared == replicas
 
 

@@ -87,7 +87,7 @@ def test_weights_are_gathered_in_the_compute_dtype(name, scatters, reduce_dtype)
     train = {"dtype": "bfloat16", "microbatches": 2, "reduce_dtype": reduce_dtype, "master": "float32"}
     counted = communication(name, "data=8", part="update", unit="bytes", **train)
     cost = predict(name, CONFIG, "data=8", dataclasses.replace(TRAIN, **train))
-    vectors = sum(weight.elements for weight in cost.plan.weights if cost.plan.dtype(weight) == "float32")
+    vectors = sum(weight.elements for weight in cost.plan.weights.values() if cost.plan.dtype(weight) == "float32")
     assert counted == {
         ("reduce_scatter", ("data",)): BYTES[reduce_dtype] * scatters * WEIGHTS,
         ("all_gather", ("data",)): (2 * WEIGHTS + 2 * vectors) / 8,

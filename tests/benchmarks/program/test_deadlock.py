@@ -19,7 +19,7 @@ from benchmarks.run.attribution import require_safe
 from benchmarks.run.compilation import Clock
 from benchmarks.run.ledger import RunSettings
 from benchmarks.run.prepare import Preparation
-from strategies import STRATEGIES, GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, fsdp
+from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig, fsdp
 from strategies.backends.backend import CPU, GPU
 from strategies.core.plan import Plan
 from strategies.fsdp import head_first
@@ -131,7 +131,7 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
     assert (backward((3 * x, same))[0] == 3 * x).all()
     for backend, head in ((GPU, ONE_DEVICE.head), (CPU, head_first)):
         plan = Plan.of((fsdp.AXIS,), SMALL, MeshSpec.parse("fsdp=2"), TrainConfig(2), backend)
-        assert fsdp.implement(plan, Implementation()).hooks.head is head
+        assert fsdp.implement(plan).hooks.head is head
 
 
 @pytest.mark.factorisations

@@ -40,7 +40,7 @@ def test_devices_that_split_experts_are_counted_once(change, mesh):
     assert str(plan.mesh) == mesh
     assert plan.mesh.size == 64
     split = plan.size("expert") * plan.size("tensor")
-    held = sum(weight.elements for weight in plan.weights if "expert_mlp" in weight.spec.dims)
+    held = sum(weight.elements for weight in plan.weights.values() if "expert_mlp" in weight.spec.dims)
     assert held == 3 * 64 * 1024 * 512 * 8 // 2 // split // plan.shards
 
 

@@ -29,32 +29,32 @@ from strategies.core.collectives import all_gather
 from strategies.core.traffic import traffic
 from strategies.costs.arrays import held_arrays
 from strategies.costs.predict import predict_axes
+from strategies.model.hooks import Hooks
 from strategies.single import SINGLE
+from strategies.step import Implementation
 from tests.strategies.costs.steps import by_axes, sent
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, single, trained
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
 
 
-def implement(plan, before):
+def implement(plan):
     """Gather the positions before they are used. The transpose reduce-scatters their gradient."""
 
     def gather(part, spec, dtype):
-        weight = before.hooks.gather(part, spec, dtype)
+        weight = part.astype(dtype)
         return all_gather(weight, "data", 0) if "sequence" in spec.dims else weight
 
-    return replace(before, hooks=replace(before.hooks, gather=gather))
+    return Implementation(Hooks(gather=gather))
 
 
 def positions(plan):
     """The gather of the positions, and the reduce-scatter of their gradient for each microbatch."""
-    weight = next(each for each in plan.weights if "sequence" in each.spec.dims)
-    part = weight.elements * plan.shards  # fsdp has gathered its shards before
+    weight = plan.weights["embedding.position_TD"]
     term = partial(traffic, plan, axes=("data",), dtype=plan.dtype(weight))
-    yield from term(
-        "positions", "all_gather", elements=fsdp.embedding_or_head_gathers(plan, weight) * part, array="weights"
-    )
-    whole = plan.train.microbatches * part * plan.size("data")
+    gathered = fsdp.embedding_or_head_gathers(plan, weight) * weight.elements
+    yield from term("positions", "all_gather", elements=gathered, array="weights")
+    whole = plan.train.microbatches * weight.elements * plan.size("data")
     yield from term("their gradients", "reduce_scatter", elements=whole, array="gradients")
 
 
@@ -64,11 +64,10 @@ TOY = Axis("data", batch=True, dims=("sequence",), implement=implement, traffic=
 @pytest.mark.parametrize(
     ("axes", "mesh", "options"),
     [
-        ((TOY, fsdp.AXIS, tensor.AXIS), "data=2,fsdp=2,tensor=2", {}),
+        ((TOY, context.AXIS, tensor.AXIS), "data=2,context=2,tensor=2", {}),
         *nightly(
             ((TOY,), "data=4", {"microbatches": 2}),
             ((TOY, pipeline.AXIS), "data=2,pipeline=2", {"microbatches": 4}),
-            ((TOY, context.AXIS), "data=2,context=2", {}),
             ((TOY, tensor.AXIS), "data=2,tensor=2", {"sequence_parallel": False}),
         ),
     ],
@@ -106,7 +105,7 @@ def test_a_split_that_no_term_knows_is_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"implement": lambda plan, before: None}, "what `implement` of the axis data returned is None; give an? Impl"),
+        ({"implement": lambda plan: None}, "what `implement` of the axis data returned is None; give an? Impl"),
         ({"resolve": lambda plan: None}, "what `resolve` of the axis data returned is None; give an? Mapping"),
     ],
 )
@@ -122,17 +121,23 @@ def test_a_strategy_that_implements_nothing_is_named():
         Strategy("mine", (TOY,), lambda plan, mesh: None).build(CONFIG, "data=2", TRAIN)  # type: ignore[arg-type]
 
 
-def test_two_axes_cannot_both_sum_over_replicas():
-    """Sums of one axis would replace those of the other. Only active axes count."""
-
-    def summing(plan, before):
-        return replace(before, sum_replicas=lambda loss, grads: data.stack(loss, grads))
-
-    strategy = Strategy("mine", tuple(Axis(name, batch=True, implement=summing) for name in ("data", "expert")))
-    message = r"the axes data and expert both set `sum_replicas`, .*; set it in one of them"
-    with pytest.raises(Infeasible, match=message):
-        strategy.build(CONFIG, "data=2,expert=2", TRAIN)
-    strategy.build(CONFIG, "data=2,expert=1", TRAIN)
+@pytest.mark.parametrize(
+    ("others", "own"),
+    [
+        ("the axis data", {"reduce": lambda loss, grads: (loss, grads)}),
+        ("the axis data", {"hooks": Hooks(sum=lambda x: x)}),
+        ("the vocabulary", {"hooks": Hooks(vocab_sum=lambda x: x)}),
+    ],
+    ids=["a function", "a hook", "a hook of the plan"],
+)
+def test_two_axes_cannot_set_the_same_field(others, own):
+    """That of one would replace that of the other. Only active axes count."""
+    axes = (*(Axis(name, batch=True, implement=lambda plan: Implementation(**own)) for name in ("data", "expert")),)
+    strategy = Strategy("mine", (*axes, Axis("tensor", dims=("vocab",))))
+    with pytest.raises(Infeasible, match=rf"{others} and the axis \w+ both set `\w+`; set it in one of them"):
+        strategy.build(CONFIG, "data=2,expert=2,tensor=2", TRAIN)
+    if others == "the axis data":
+        strategy.build(CONFIG, "data=2,expert=1,tensor=2", TRAIN)
 
 
 @pytest.mark.parametrize("option", [{"bucket_bytes": 4096}, {"compression": "int8"}])

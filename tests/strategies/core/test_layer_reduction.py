@@ -76,7 +76,7 @@ def test_the_backward_loop_sums_one_layer(name, mesh, reduce):
 def test_a_sharded_update_by_layer_holds_no_whole_gradients():
     """With reduce=layer, zero1 holds gradients of the blocks in shards: by formula 7/8 of them less on 8 devices."""
     step, layer = (cost("zero1", "data=8", reduce=reduce).temporaries["gradients"] for reduce in ("step", "layer"))
-    blocks = sum(weight.elements for weight in cost("zero1", "data=8").plan.weights if weight.spec.is_stacked)
+    blocks = sum(weight.elements for weight in cost("zero1", "data=8").plan.weights.values() if weight.spec.is_stacked)
     assert step - layer == 4 * blocks * 7 // 8
 
 

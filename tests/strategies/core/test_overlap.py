@@ -9,6 +9,7 @@ from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, Axis, Infeasible, MeshSpec, Strategy, TrainConfig, auto, data
 from strategies.backends.backend import NVIDIA_GPU, backend_for
 from strategies.core.plan import Plan
+from strategies.step import Implementation
 from tests.strategies.costs.steps import SMALL
 
 TRAIN = TrainConfig(batch_size=16)
@@ -193,11 +194,11 @@ def test_a_step_has_what_its_axes_implement():
     """An axis that does not resolve `reduce` sums gradients once a step, on GPUs too. One that resolves it has to
     implement it. The compiler takes none of the options.
     """
-    plain = Axis("data", batch=True, implement=lambda plan, before: replace(before, sum_replicas=lambda *sums: sums))
+    plain = Axis("data", batch=True, implement=lambda plan: Implementation(reduce=lambda *sums: sums))
     mesh, by_layer = MeshSpec.parse("data=2"), replace(TRAIN, reduce="layer")
     assert Plan.of((plain,), SMALL, mesh, TRAIN, NVIDIA_GPU, checked=False).train.reduce == "step"
     strategy = Strategy("mine", (replace(plain, resolve=data.REPLICAS.resolve, options=("reduce",)),))
-    with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `sum_replicas`"):
+    with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `reduce`"):
         strategy.build(SMALL, mesh, by_layer)
     found = Plan.of(auto.AXES, SMALL, MeshSpec.parse("fsdp=2,tensor=2"), TRAIN, NVIDIA_GPU, checked=False).train
     assert (found.reduce, found.prefetch, found.halves, found.unroll) == ("step", "off", "off", 1)

@@ -7,6 +7,7 @@ import pytest
 
 from strategies import STRATEGIES, Axis, GPTConfig, Strategy, TrainConfig
 from strategies.core.axis import placement_of
+from strategies.core.table import placed
 from strategies.costs.predict import predict, strategies_with_formulas
 
 CONFIG = GPTConfig(layers=8, embed=64, heads=8, vocab=256, sequence=64)
@@ -66,5 +67,5 @@ def test_contradictory_axes_are_refused(axes, message):
 def test_a_weight_that_an_axis_splits_is_no_replica_along_it():
     """An axis may split the batch and a dim of weights: along it only the others' gradients are summed."""
     placement = placement_of((Axis("data", batch=True), Axis("toy", batch=True, dims=("mlp",))))
-    assert placement.replicas_of(("layers", "embed")) == ("data", "toy")
-    assert placement.replicas_of(("layers", "embed", "mlp")) == ("data",)
+    summed = {dims: placed(placement, CONFIG, {"data": 2, "toy": 2}, dims).summed for dims in (("embed",), ("mlp",))}
+    assert summed == {("embed",): ("data", "toy"), ("mlp",): ("data",)}

@@ -70,13 +70,13 @@ def test_arrays_add_up_to_what_formulas_say(name, mesh, config, train):
     held: dict[str, int] = dict.fromkeys(("weight", "gradient", "m", "v", "master", "step count", "batch"), 0)
     for each in held_arrays(cost.plan):
         held[each.what] += each.held_bytes
-    formula, weights = cost.arguments, cost.plan.weights
+    formula, weights = cost.arguments, [*cost.plan.weights.values()]
     assert (held["weight"], held["batch"]) == (formula["parameters"], formula["batch"])
     of_scale = 8 if how.dtype == "float16" else 0
     assert held["m"] + held["v"] + held["master"] + held["step count"] + of_scale == formula["optimizer"]
     scattered = cost.plan.placement.reduce_scatter_per_microbatch
     itemsizes = [4 if scattered or how.microbatches > 1 else cost.plan.held_bytes(w) // w.elements for w in weights]
-    counts = [w.updated if scattered else w.elements * cost.plan.gathered_of(w) for w in weights]
+    counts = [w.updated_elements if scattered else w.elements * cost.plan.gathered_of(w) for w in weights]
     assert held["gradient"] == sum(map(int.__mul__, counts, itemsizes))
 
 

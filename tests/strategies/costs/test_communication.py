@@ -158,7 +158,7 @@ def test_fsdp_gathers_in_the_compute_dtype_and_sums_gradients_in_another(options
     train = {"dtype": "bfloat16", "reduce_dtype": reduce_dtype, **options}
     counted = communication("fsdp", "fsdp=8", unit="bytes", **train)
     cost = predict("fsdp", CONFIG, MeshSpec.parse("fsdp=8"), dataclasses.replace(TRAIN, **train))
-    wide = sum(weight.elements for weight in cost.plan.weights if cost.plan.dtype(weight) == "float32")
+    wide = sum(weight.elements for weight in cost.plan.weights.values() if cost.plan.dtype(weight) == "float32")
     assert 8 * wide == (13 * CONFIG.layers + 2) * CONFIG.embed
     assert {axes for _, axes in counted} == {("fsdp",)}
     # The last norm, the bias at the end of a layer, and those of queries, keys and values, which are kept with these.

@@ -196,7 +196,7 @@ def test_bfloat16_is_sent_as_float32():
     half, whole = cost("fsdp", "fsdp=4", dtype="bfloat16"), cost("fsdp", "fsdp=4")
     assert sent(program) == by_axes(whole)
     gathered = "all_gather", ("fsdp",)
-    vectors = sum(w.elements for w in half.plan.weights if half.plan.dtype(w) == "float32")
+    vectors = sum(w.elements for w in half.plan.weights.values() if half.plan.dtype(w) == "float32")
     wide = 2 * by_axes(half)[gathered] - by_axes(whole)[gathered]
     # All but the last norm, the bias at a layer's end, and those of queries, keys and values.
     again = vectors - (4 * SMALL.layers + 2) * SMALL.embed // 4

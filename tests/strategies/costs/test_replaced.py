@@ -1,44 +1,43 @@
 """What a strategy sends in place of the default sum of gradients is stated by a term of its own."""
 
-from dataclasses import replace
+from functools import partial
 
 import jax
 from jax import lax
 
 from benchmarks.program.compiled import read_program
 from strategies import Axis, MeshSpec, Strategy, TrainConfig
+from strategies.core.gradients import sum_remaining
 from strategies.core.plan import Plan
 from strategies.core.traffic import traffic
 from strategies.costs.predict import predict_axes
+from strategies.step import Implementation
 from tests.strategies import quick
 from tests.strategies.costs.steps import BATCH, SMALL, by_axes, sent
 
-AXES = ("data", "fsdp")  # hosts, and devices of a host
 
-
-def sum_replicas(loss, grads):
+def sum_replicas(grads):
     """Reduce-scatter inside a host, all-reduce between hosts, all-gather inside a host."""
 
     def summed(grad):
         part = lax.psum_scatter(grad.reshape(-1), "fsdp", tiled=True)
         return lax.all_gather(lax.psum(part, "data"), "fsdp", tiled=True, to="invarying").reshape(grad.shape)
 
-    return lax.psum(loss, AXES), jax.tree.map(summed, grads)
+    return jax.tree.map(summed, grads)
 
 
 def sums(plan: Plan):
     """The term of `sum_replicas`."""
-    yield from traffic(plan, "loss", "all_reduce", AXES, 1)
-    for weight in plan.weights:
+    for weight in plan.weights.values():
         part = weight.elements // plan.size("fsdp")
         yield from traffic(plan, "gradients", "reduce_scatter", ("fsdp",), weight.elements)
         yield from traffic(plan, "gradients", "all_reduce", ("data",), part)
         yield from traffic(plan, "gradients", "all_gather", ("fsdp",), part)
 
 
-def hierarchical(plan, before):
+def hierarchical(plan):
     """The sums of gradients along the devices of a host and, between, of hosts."""
-    return replace(before, sum_replicas=sum_replicas)
+    return Implementation(reduce=partial(sum_remaining, plan=plan, sum_replicas=sum_replicas))
 
 
 HOSTS = Axis("data", batch=True)

@@ -1,0 +1,50 @@
+"""An embedding and a loss whose vocabulary is split, along a tensor axis, over pipeline stages, or over both.
+
+Each device has some rows of the token table: it looks up the tokens that are in them, and computes their logits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from jax import lax
+
+from strategies.core.collectives import reduce_scatter
+from strategies.core.plan import Plan
+from strategies.core.traffic import Traffic, traffic
+
+
+def hooks_of(plan: Plan) -> Mapping[str, Callable[..., Any]]:
+    """The hooks of the model (`Hooks`), by name; none if no axis splits the vocabulary."""
+    axes = plan.vocab_axes
+    if not axes:
+        return {}
+    embed_sum = partial(lax.psum, axis_name=axes)
+    if plan.sequence_parallel:
+        tensors = plan.axes_of("head_features")
+        others = tuple(axis for axis in axes if axis not in tensors)
+        embed_sum = lambda x_BTD: lax.psum(reduce_scatter(x_BTD, tensors, 1), others)  # noqa: E731
+    return {
+        "embed_sum": embed_sum,
+        "vocab_start": lambda rows: rows * lax.axis_index(axes),
+        "vocab_sum": partial(lax.psum, axis_name=axes),
+        "vocab_max": partial(lax.pmax, axis_name=axes),
+    }
+
+
+def traffic_of(plan: Plan) -> Iterator[Traffic]:
+    """Sums of an embedding and a loss that are split over the vocabulary, forward and backward.
+
+    Leading dense layers that run forward again (`Plan.layers_again`) embed again.
+    """
+    axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.layers_again else 1
+    if plan.sequence_parallel:
+        tensors = plan.axes_of("head_features")
+        other_axes = tuple(axis for axis in axes if axis not in tensors)
+        yield from traffic(plan, "embedding", "reduce_scatter", tensors, times * plan.residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_reduce", other_axes, times * plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
+    else:
+        yield from traffic(plan, "embedding", "all_reduce", axes, times * plan.residual, dtype=dtype)
+    # Three numbers a token: the largest logit, the sum of exponentials, and the target's logit.
+    yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens, when="forward")
