@@ -55,9 +55,8 @@ from strategies.core.key_copies import sum_whole_copies
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import Plan
 from strategies.model.hooks import Hooks
-from strategies.model.matmul import project
 from strategies.model.remat import GATHERED, KEPT
-from strategies.model.weights import WeightSpec
+from strategies.model.weights import WeightSpec, project
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 

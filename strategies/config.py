@@ -49,9 +49,9 @@ class TrainConfig:
             them.
         dtype: compute dtype. Optimizer state is float32, and so are parameters unless `master` says otherwise.
             "float32" means float32 on every backend, without the reduced precision (TF32, bfloat16 passes) that
-            accelerators use by default. "float16" has dynamic loss scaling (core/loss_scaling.py).
+            accelerators use by default. "float16" has dynamic loss scaling (core/optimizer.py).
         master: "float32": zero1 and zero2 hold parameters in `dtype`, and float32 master weights in shards
-            (core/sharded_update.py). "none": parameters are float32.
+            (core/shards.py). "none": parameters are float32.
         reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32, and so are
             those of the loads of experts. It cannot be float16, in which sums of scaled gradients would overflow.
         reduce: whether gradients are summed over replicas layer by layer in the backward loop over layers ("layer"), or

@@ -58,7 +58,7 @@ class GPTConfig:
             same experts); `forced` in model/router.py.
         routed_scale: factor of the weights of the chosen experts. This field and the next three need router="sigmoid".
         router_bias_rate: by how much the bias of an expert's score, which counts for the choice alone, moves after each
-            step, up with fewer choices than the mean and down with more (core/router_bias.py). With 0 biases stay as
+            step, up with fewer choices than the mean and down with more (core/optimizer.py). With 0 biases stay as
             they are; None: there are none.
         router_groups: of equally many experts. A token chooses among the experts of `groups_per_token` groups alone,
             those with the largest sums of their two highest scores.

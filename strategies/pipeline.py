@@ -36,7 +36,7 @@ from strategies.core.gradients import microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.model.gpt import GPT, map_weights
-from strategies.model.layer_passes import Leaves, Result
+from strategies.model.passes import Leaves, Result
 from strategies.model.weights import Weights, WeightSpec
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.forward import run_forward

@@ -4,13 +4,14 @@ A strategy is a list of mesh axes. This is how it builds a step, and what a step
 
     Strategy.build      strategy.py            builds the three below
     Plan.of             core/plan.py           resolves "auto" options, and refuses what does not fit
-    Axis.implement      fsdp.py, tensor.py ..  each axis adds its functions to an `Implementation`
+    Plan.weights        core/table.py          how each weight is used, stored and updated
+    Axis.implement      fsdp.py, tensor.py ..  the functions of each axis, together an `Implementation`
     assemble            core/train_step.py     makes the `Step` from both, in `jax.shard_map`
 
     update              core/train_step.py     on each device: gradients, then `apply`
-    GPT.run             model/layers.py        the loop over layers, which calls the hooks (model/hooks.py)
-    reduce, all_reduce  core/gradients.py      sums of gradients that the hooks have not summed
-    apply               core/adamw.py          clipping, and the update of the weights
+    Layers              model/layers.py        the loop over layers, which calls the hooks (model/hooks.py)
+    sum_remaining       core/gradients.py      sums loss and gradients that no hook has summed
+    adamw               core/optimizer.py      clipping, and the update of the weights
 """
 
 import functools
@@ -33,7 +34,7 @@ from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
-from strategies.model.layer_passes import Extras
+from strategies.model.passes import Extras
 from strategies.model.weights import Weights
 from strategies.tokens import CheckedBatches, as_tokens
 
@@ -49,7 +50,7 @@ class State(NamedTuple):
     optimizer: Any
     """AdamW's moments and count, as optax keeps them, and any other state of the optimizer."""
     master: Any = None
-    """Float32 weights that AdamW updates, if `params` are of another dtype (core/master.py)."""
+    """Float32 weights that AdamW updates, if `params` are of another dtype (core/shards.py)."""
 
 
 class Load(NamedTuple):

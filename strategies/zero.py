@@ -23,7 +23,7 @@ optimizer state is split over data alone, and that of all other weights over bot
     dW[D,F] -reduce_scatter(data x expert)-> dW[D_(data,expert),F]; W[D_(data,expert),F] -all_gather-> back
 
 By default weights are float32, and so are their gradients. With `master="float32"` both are in the compute dtype, but
-for vectors, and each device has a float32 shard of the weights beside its moments (core/sharded_update.py).
+for vectors, and each device has a float32 shard of the weights beside its moments (core/shards.py).
 """
 
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ from functools import partial
 from strategies import expert
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
-from strategies.core.master import held_dtype
 from strategies.core.plan import Plan
+from strategies.core.sizes import held_dtype
 from strategies.core.traffic import Traffic, elements_by_dtype, traffic
 from strategies.strategy import Strategy
 

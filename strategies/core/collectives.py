@@ -1,6 +1,6 @@
 """Collectives along mesh axes, with their transposes: gather and reduce-scatter, and all-to-alls of rows.
 
-Where the transport's reduce-scatter is wrong (backends/transport.py), it is an all-to-all, and each device sums its
+Where the transport's reduce-scatter is wrong (backends/backend.py), it is an all-to-all, and each device sums its
 parts. The byte count is unchanged.
 """
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from strategies.backends.transport import reduce_scatters_wrongly
+from strategies.backends.backend import reduce_scatters_wrongly
 
 Axes = str | tuple[str, ...]
 

@@ -15,7 +15,7 @@ from strategies.core.plan import Plan
 from strategies.device_mesh import mark_missing
 from strategies.model.experts import Experts
 from strategies.model.gpt import GPT
-from strategies.model.layer_passes import read_slot
+from strategies.model.passes import read_slot
 from strategies.step import Implementation, Load, Tokens
 
 

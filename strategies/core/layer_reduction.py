@@ -20,8 +20,7 @@ from jaxtyping import Array
 from strategies.core.gradients import all_reduce_listed, cast, mark_shares
 from strategies.core.key_copies import sum_listed_copies
 from strategies.core.plan import Plan
-from strategies.core.shards import scatter
-from strategies.core.updates import own_parts
+from strategies.core.shards import own_parts, scatter
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
@@ -74,13 +73,6 @@ class LayerReduction:
 
     plan: Plan
     implementation: Implementation
-
-    @classmethod
-    def of(cls, plan: Plan, implementation: Implementation) -> "LayerReduction | None":
-        """The sums in the backward loop of a step; None if `reduce` is not "layer"."""
-        if plan.train.reduce != "layer":
-            return None
-        return cls(plan, implementation)
 
     @property
     def hooks(self) -> Hooks:

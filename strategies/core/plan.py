@@ -13,7 +13,7 @@ from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import OF_AXES, OFF, TrainConfig
 from strategies.core.axis import Axis, placement_of
-from strategies.core.master import require_master
+from strategies.core.placement import Placement
 from strategies.core.sizes import Sizes
 from strategies.core.table import require_parts
 from strategies.core.way_out import way_out
@@ -23,8 +23,8 @@ from strategies.mesh import MeshSpec
 from strategies.model.attention import kernel_for
 from strategies.model.expert_rows import fit_kernel
 from strategies.model.grouped_matmul import GroupedMatmuls
-from strategies.model.layer_loop import is_loop
 from strategies.model.pallas import grouped_kernel
+from strategies.model.passes import is_loop
 from strategies.model.share import Share
 
 DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}
@@ -34,7 +34,7 @@ MOST_WITHOUT_LOOP = 48
 
 
 def require_options(axes: Sequence[Axis], train: TrainConfig) -> None:
-    """Refuse options of axes that a strategy does not have. Of `master` core/master.py says more.
+    """Refuse options of axes that a strategy does not have. `require_master` says more of `master`.
 
     Raises:
         Infeasible: an option would change nothing.
@@ -55,6 +55,24 @@ def _without_effect(axes: Sequence[Axis]) -> Mapping[str, Any]:
     """Options of axes that none of these axes has, and their defaults."""
     own = {option for axis in axes for option in axis.options}
     return {name: DEFAULTS[name] for name in OF_AXES if name not in own}
+
+
+def require_master(placement: Placement, train: TrainConfig) -> None:
+    """Refuse `master` where it changes nothing.
+
+    Raises:
+        Infeasible: weights are sharded already, every device updates all weights, or the compute dtype is float32.
+    """
+    if train.master == "none":
+        return
+    asked = f"master={train.master}"
+    if placement.shards:
+        problem = f"{asked} changes nothing where weights are sharded over {' x '.join(placement.shards)}"
+        raise Infeasible(f"{problem}: the shards are float32 already, and are gathered in dtype; leave it out")
+    if not placement.updates:
+        raise Infeasible(f"{asked} needs devices that update shards of weights; leave it out, or use zero1 or zero2")
+    if train.dtype == "float32":
+        raise Infeasible(f"{asked} changes nothing with dtype=float32; leave it out, or use dtype=bfloat16 or float16")
 
 
 @dataclass(frozen=True)
@@ -194,7 +212,7 @@ class Plan(Sizes):
         """Whether the layers are a loop even if one iteration has all of them.
 
         They need not be where a loop copies what it stacks, if layers send no more than their counts of choices
-        (model/layer_loop.py).
+        (model/passes.py).
         """
         within = any(axis.dims for axis in self.active) or self.size(*self.placement.tokens) > 1 or self.shards > 1
         return within or self.train.reduce == "layer" or not self.backend.copies_into_stacks

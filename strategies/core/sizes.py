@@ -12,14 +12,13 @@ from itertools import chain
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import Dtype, ReduceDtype, TrainConfig
 from strategies.core.axis import Axis, placement_of
-from strategies.core.master import held_dtype
 from strategies.core.placement import Axes, Placement, size_of
 from strategies.core.table import Placed, Weight, placed
 from strategies.gpt_config import GPTConfig
 from strategies.mesh import MeshSpec
 from strategies.model.block import Block, block_of
 from strategies.model.gpt import weight_specs
-from strategies.model.loss import tokens_at_once
+from strategies.model.head import tokens_at_once
 from strategies.model.weights import WeightSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.stages import Order, layer_slots, order_of
@@ -27,6 +26,11 @@ from strategies.pipelining.timetable import Ticks
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of an element, by dtype."""
+
+
+def held_dtype(spec: WeightSpec, train: TrainConfig) -> Dtype:
+    """The dtype of a weight in `State.params`."""
+    return "float32" if train.master == "none" else spec.used_dtype(train.dtype)
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,8 @@ class Sizes:
     @cached_property
     def slots(self) -> tuple[int, ...]:
         """Which layer is in each slot of the stacked blocks, by stage; -1 for none (`stages.layer_slots`)."""
+        if not self.staged:
+            return tuple(range(self.config.blocks))
         return layer_slots(self.config.blocks, self.schedule.stages, self.schedule.chunks)
 
     @property

@@ -21,21 +21,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
-from strategies.arguments import require_key
+from strategies.arguments import guarded, jitted, require_key
 from strategies.config import TrainConfig
-from strategies.core.adamw import adamw
 from strategies.core.expert_load import expert_load
 from strategies.core.gradients import accumulated, apart, ready, scatter_shared, sum_remaining, total_of_microbatches
-from strategies.core.jitted import guarded, jitted
 from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import LayerReduction
-from strategies.core.loss_scaling import loss_scaled
-from strategies.core.master import held
+from strategies.core.optimizer import adamw, loss_scaled, moves_biases, without_biases
 from strategies.core.placement import Placement
 from strategies.core.plan import Plan
-from strategies.core.router_bias import moves_biases, without_biases
+from strategies.core.shards import gather_updated, held, own_parts
 from strategies.core.table import Split, Weight, partition
-from strategies.core.updates import gather_updated, own_parts
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT
@@ -84,7 +80,7 @@ class _Assembly:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss is scaled (loss_scaling.py)."""
+        """Whether the loss is scaled (optimizer.py)."""
         return self.train.dtype == "float16"
 
     @cached_property
@@ -113,7 +109,7 @@ class _Assembly:
     @cached_property
     def layer_reduction(self) -> LayerReduction | None:
         """How gradients are summed in the backward loop; None if all are summed after it."""
-        return LayerReduction.of(self.plan, self.implementation)
+        return LayerReduction(self.plan, self.implementation) if self.train.reduce == "layer" else None
 
     @property
     def layer_slots(self) -> tuple[int, ...] | None:

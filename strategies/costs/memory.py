@@ -13,15 +13,15 @@ from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
 from strategies.costs import working
-from strategies.model.layer_loop import layers_at_once, layers_in_iteration
 from strategies.model.layers import is_ordered
+from strategies.model.passes import layers_at_once, layers_in_iteration
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
     """Bytes of a step's arguments on one device: parameters, AdamW's two moments and its count, and tokens.
 
     With compression there are also the quantisation errors, for error feedback (core/compression.py). In float16
-    the optimizer also has the loss scale and the count of good steps (core/loss_scaling.py). Master weights count
+    the optimizer also has the loss scale and the count of good steps (core/optimizer.py). Master weights count
     as optimizer state, as in Rajbhandari et al. 2020, "ZeRO", section 3.1.
     """
     sequences = plan.train.batch_size // plan.size(*plan.placement.batch)

@@ -20,12 +20,11 @@ from strategies.infeasible import Infeasible
 from strategies.model.attention import Reach
 from strategies.model.clamped_experts import ClampedExperts
 from strategies.model.experts import Experts
-from strategies.model.hooks import Hooks
-from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_passes import Extras, Sums, added
+from strategies.model.hooks import Hooks, LayerInfo
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
 from strategies.model.part import Matmul, Part
+from strategies.model.passes import Extras, Sums, added
 from strategies.model.self_attention import (
     Attention,
     BiasedRotaryAttention,

@@ -42,11 +42,9 @@ from strategies.model.expert_rows import (
     rows_of,
 )
 from strategies.model.grouped_matmul import Rows, from_rows
-from strategies.model.hooks import Hooks
-from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_passes import Extras, Result, Sums
-from strategies.model.matmul import matmul
+from strategies.model.hooks import Hooks, LayerInfo
 from strategies.model.part import Matmul, Part, add_branch
+from strategies.model.passes import Extras, Result, Sums
 from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import (
     Routed,
@@ -62,7 +60,7 @@ from strategies.model.router import (
     slots,
 )
 from strategies.model.share import Share
-from strategies.model.weights import WeightSpec, matrix, vector
+from strategies.model.weights import WeightSpec, matmul, matrix, vector
 
 
 class Experts(Part):

@@ -25,11 +25,9 @@ from strategies.model.block import Block, block_of
 from strategies.model.embedding import Embedding
 from strategies.model.halves import by_halves
 from strategies.model.head import Head
-from strategies.model.hooks import ONE_DEVICE, Hooks
-from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_loop import is_loop, layers_at_once
-from strategies.model.layer_passes import Result
+from strategies.model.hooks import ONE_DEVICE, Hooks, LayerInfo
 from strategies.model.layers import Layers, is_ordered
+from strategies.model.passes import Result, is_loop, layers_at_once
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
 from strategies.model.weights import Weights, WeightSpec
 

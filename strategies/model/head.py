@@ -1,16 +1,27 @@
-"""The head: the last norm, and the loss of each token. Dims: B batch, T tokens, N = B x T, V vocabulary, D embed."""
+"""The head: the last norm, and from normalised features to the loss of each token, a chunk of tokens at a time.
+
+Dims: B batch, T tokens, N = B x T, C chunks, n tokens of a chunk, D embed, V the rows of the vocabulary that are held
+here.
+"""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
+from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
-from strategies.model.loss import losses
+from strategies.model.passes import scan_kept
+from strategies.model.remat import TOTALS
 from strategies.model.weights import WeightSpec, create, matrix
 
 TABLE = matrix("vocab", "embed")
@@ -44,3 +55,69 @@ class Head(nnx.Module):
     def matmul_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
         """FLOPs of the logits of one token, forward; without padding by default."""
         return 2 * config.embed * (padded_vocab or config.vocab)
+
+
+def losses(
+    x_ND: Float[Array, "N D"],
+    token_VD: Float[Array, "V D"],
+    targets_N: Int[Array, " N"],
+    hooks: Hooks,
+    *,
+    vocab: int,
+    train: TrainConfig,
+) -> Float[Array, " N"]:
+    """The loss of each token, in float32. Rows of the table from `vocab` on are padding.
+
+    With `logits_bytes` logits are computed for a chunk of tokens at a time, and recomputed in the backward pass. The
+    gradients of the table are accumulated over chunks in float32.
+
+    Raises:
+        Infeasible: `logits_bytes` are too few for one token.
+    """
+    if train.logits_bytes is None:
+        return _losses(x_ND, token_VD, targets_N, hooks, vocab, train.z_loss)
+    wide_VD, (parts, vocab_parts) = token_VD.astype(jnp.float32), hooks.compiler_shards
+    at_once = tokens_at_once(len(x_ND) // parts, len(token_VD) // vocab_parts, train.logits_bytes)
+
+    keep_totals = jax.checkpoint_policies.save_only_these_names(TOTALS)
+
+    @partial(jax.checkpoint, prevent_cse=False, policy=keep_totals)  # iterations of a loop do not share subexpressions
+    def of_chunk(x_pnD: Array, targets_pn: Array) -> Array:
+        x_ND, targets_N = x_pnD.reshape(-1, x_pnD.shape[-1]), targets_pn.reshape(-1)
+        losses_N = _losses(x_ND, wide_VD.astype(token_VD.dtype), targets_N, hooks, vocab, train.z_loss)
+        return losses_N.reshape(targets_pn.shape)
+
+    # A chunk has as many tokens of each part (p) of them: parts are on devices of their own.
+    x_CpnD = x_ND.reshape(parts, -1, at_once, x_ND.shape[1]).swapaxes(0, 1)
+    targets_Cpn = targets_N.reshape(parts, -1, at_once).swapaxes(0, 1)
+    _, losses_Cpn = scan_kept(lambda carry, chunk: (carry, of_chunk(*chunk)), (), (x_CpnD, targets_Cpn))
+    return losses_Cpn.swapaxes(0, 1).reshape(-1)
+
+
+def _losses(x_ND: Array, token_VD: Array, targets_N: Array, hooks: Hooks, vocab: int, z_loss: float) -> Array:
+    """Softmax over a split vocabulary: Shoeybi et al. 2019, "Megatron-LM", section 3."""
+    logits_NV = x_ND @ token_VD.T
+    rows = token_VD.shape[0]
+    row_V = hooks.vocab_start(rows) + jnp.arange(rows)
+    logits_NV = jnp.where(row_V < vocab, logits_NV.astype(jnp.float32), -jnp.inf)
+    largest_N = checkpoint_name(hooks.vocab_max(lax.stop_gradient(logits_NV.max(-1))), TOTALS)
+    total_N = checkpoint_name(hooks.vocab_sum(jnp.exp(logits_NV - largest_N[:, None]).sum(-1)), TOTALS)
+    target_N = hooks.vocab_sum(jnp.where(row_V == targets_N[:, None], logits_NV, 0).sum(-1))
+    log_total_N = jnp.log(total_N) + largest_N
+    losses_N = log_total_N - target_N
+    return losses_N + z_loss * jnp.square(log_total_N) if z_loss else losses_N
+
+
+def tokens_at_once(tokens: int, rows: int, logits_bytes: int) -> int:
+    """The largest divisor of `tokens` for which float32 logits [divisor, rows] take at most `logits_bytes` bytes.
+
+    >>> tokens_at_once(512, 50304, 2**20), tokens_at_once(512, 50304, 2**30)
+    (4, 512)
+
+    Raises:
+        Infeasible: the logits of one token take more.
+    """
+    most = min(tokens, logits_bytes // (4 * rows))
+    if not most:
+        raise Infeasible(f"logits_bytes={logits_bytes}; those of one token are {4 * rows} bytes on a device")
+    return max(part for part in range(1, most + 1) if tokens % part == 0)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.grouped_matmul import GroupedMatmuls
-from strategies.model.matmul import project
 from strategies.model.router import Routed
-from strategies.model.weights import WeightSpec
+from strategies.model.weights import WeightSpec, project
 
 Exchanged = tuple[Routed, Callable[[Array], Array]]
 """What `Hooks.exchange` returns."""
@@ -51,7 +51,7 @@ class Hooks:
             with their choices of this device's experts; and what gives sums [M,D] of the outputs for them back: they
             become the sums [N,D] of all experts for its own tokens.
         grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
-        needs_loop: whether the layers are a loop even if one iteration has all of them (layer_loop.py).
+        needs_loop: whether the layers are a loop even if one iteration has all of them (passes.py).
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
@@ -88,3 +88,29 @@ class Hooks:
 
 
 ONE_DEVICE = Hooks()
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """What all layers of a model have in common.
+
+    Attributes:
+        hooks: functions by which a strategy acts inside the layer.
+        kernel: the kind of attention kernel, as `causal_attention` takes it.
+        reach: the tokens before it to which a token attends, unless the part is dense; None for all.
+        sequence: tokens of a whole sequence.
+    """
+
+    hooks: Hooks
+    kernel: str
+    reach: Reach | None
+    sequence: int
+
+    @property
+    def positions_T(self) -> Int[Array, " T"]:
+        """The position in its sequence of each token that attention and the MLP work on, from 0, in their order.
+
+        Devices of a context axis have those of their shard: consecutive ones, or those of an early and a late chunk.
+        They are computed where they are read, so a layer that does not read them computes none.
+        """
+        return self.hooks.own_context(jnp.arange(self.sequence), 0)

@@ -26,9 +26,8 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.config import TrainConfig
-from strategies.model.layer_loop import scan_layers
-from strategies.model.layer_passes import Extras, Result, Run, added, backward, forward, read_slot, write_slot
 from strategies.model.order import after
+from strategies.model.passes import Extras, Result, Run, added, backward, forward, read_slot, scan_layers, write_slot
 
 Tree = Any
 """Weights of one layer, or of all layers stacked, as a tree of arrays."""

@@ -9,12 +9,11 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.gpt_config import GPTConfig
-from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_passes import Result
-from strategies.model.matmul import matmul
+from strategies.model.hooks import LayerInfo
 from strategies.model.part import Part, add_bias, add_branch
+from strategies.model.passes import Result
 from strategies.model.share import Share
-from strategies.model.weights import WeightSpec, matrix, vector
+from strategies.model.weights import WeightSpec, matmul, matrix, vector
 
 
 class MLP(Part):

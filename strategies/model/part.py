@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from strategies.gpt_config import GPTConfig
 from strategies.model.hooks import Hooks
-from strategies.model.layer_passes import Extras, Sums
+from strategies.model.passes import Extras, Sums
 from strategies.model.remat import KEPT
 from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, create
@@ -44,7 +44,7 @@ class Part(nnx.Module):
     Attributes:
         attends: whether it calls the attention of the hooks, once.
         dense: whether it attends to all tokens before a token, whatever the window or the stride of the model.
-        extras: the names of what it adds to the loss (`layer_passes.Extras`).
+        extras: the names of what it adds to the loss (`passes.Extras`).
         means: how many numbers of a token it averages over devices by `Hooks.mean`, forward, and as many backward.
     """
 

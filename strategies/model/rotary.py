@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from strategies.infeasible import Infeasible
-from strategies.model.layer_info import LayerInfo
+from strategies.model.hooks import LayerInfo
 
 ORIGINAL_TOKENS = 8192
 """Tokens of a sequence before Llama 3.1's scaling."""

@@ -169,7 +169,7 @@ def dropped_choices(experts_Nk: Int[Array, "N k"], experts: int, groups: int, ca
 
 
 def load_term(bias_E: Array, count_E: Array) -> Float[Array, ""]:
-    """Zero, with the choices of each expert less their mean as the gradient of the biases (core/router_bias.py)."""
+    """Zero, with the choices of each expert less their mean as the gradient of the biases (core/optimizer.py)."""
     return (lax.stop_gradient(count_E - count_E.sum() / len(count_E)) * (bias_E - lax.stop_gradient(bias_E))).sum()
 
 

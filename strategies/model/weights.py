@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jaxtyping import Array, Float
 
 from strategies.config import Dtype, ReduceDtype
 from strategies.gpt_config import GPTConfig
@@ -37,7 +38,7 @@ class WeightSpec:
         deviation: its initial values are drawn from a normal distribution around 0 with this deviation.
         value: of all its elements, initially, if `deviation` is 0.
         backward: whether the backward pass needs it.
-        trained: whether the optimizer updates it. Otherwise it is a bias of the router (core/router_bias.py).
+        trained: whether the optimizer updates it. Otherwise it is a bias of the router (core/optimizer.py).
         name: in its part, such as "up_DF"; in the table of a model the whole path, "blocks.mlp.up_DF".
     """
 
@@ -107,3 +108,13 @@ def create(specs: Mapping[str, WeightSpec], config: GPTConfig, rngs: nnx.Rngs, p
         return nnx.Param(array, spec=replace(spec, name=name))
 
     return {name: param(name, spec) for name, spec in specs.items()}
+
+
+def matmul(x_BTD: Array, w_DF: Array) -> Array:
+    """Matmul over the last dim. It is two-dimensional: XLA's CPU backend runs that about twice as fast."""
+    return (x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_DF).reshape(*x_BTD.shape[:-1], -1)
+
+
+def project(x_BTD: Float[Array, "B T D"], w_DA: Float[Array, "D *more A"]) -> Float[Array, "B T *more A"]:
+    """Project features with one matmul, without biases. A weight may have more dims between D and A."""
+    return matmul(x_BTD, w_DA.reshape(len(w_DA), -1)).reshape(*x_BTD.shape[:-1], *w_DA.shape[1:])

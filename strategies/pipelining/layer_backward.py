@@ -19,8 +19,7 @@ from jaxtyping import Array, Bool
 
 from strategies.backends.layouts import row_major
 from strategies.device_mesh import mark_missing
-from strategies.model.layer_loop import scan_layers
-from strategies.model.layer_passes import (
+from strategies.model.passes import (
     Extras,
     Leaves,
     Run,
@@ -28,6 +27,7 @@ from strategies.model.layer_passes import (
     backward,
     forward,
     read_slot,
+    scan_layers,
     write_slot,
     zeros_buffer,
 )

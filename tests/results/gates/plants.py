@@ -173,7 +173,7 @@ EXACT = (
     ),
     regression(
         "a loss that is NaN",
-        "strategies/model/loss.py",
+        "strategies/model/head.py",
         ("= jnp.log(total_N) + ", "= jnp.nan + jnp.log(total_N) + "),
         cases=(SINGLE,),
         evidence="worse nan_loss: ",

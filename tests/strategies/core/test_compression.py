@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.run.corpus import batch, read_corpus
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.core.adamw import adamw
 from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
+from strategies.core.optimizer import adamw
 from tests.strategies.costs.test_communication import sent
 from tests.strategies.quick import compiled, jit
 

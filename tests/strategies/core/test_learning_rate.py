@@ -10,8 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from strategies import TrainConfig
-from strategies.core.adamw import adamw
-from strategies.core.learning_rate import learning_rate_at
+from strategies.core.optimizer import adamw, learning_rate_at
 
 SCHEDULED = TrainConfig(4, learning_rate=1e-2, warmup_steps=4, decay_steps=10, final_learning_rate=1e-3)
 

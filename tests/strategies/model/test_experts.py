@@ -15,8 +15,7 @@ from strategies.core.sizes import BYTES
 from strategies.model.block import block_of
 from strategies.model.experts import Experts
 from strategies.model.gpt import active_param_count, flops_per_token, param_count
-from strategies.model.hooks import ONE_DEVICE
-from strategies.model.layer_info import LayerInfo
+from strategies.model.hooks import ONE_DEVICE, LayerInfo
 from strategies.model.router import choose
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import compiled, cost, step

@@ -7,8 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from strategies.context import contiguous
 from strategies.model.attention import zigzag
-from strategies.model.hooks import ONE_DEVICE, Hooks
-from strategies.model.layer_info import LayerInfo
+from strategies.model.hooks import ONE_DEVICE, Hooks, LayerInfo
 from tests.strategies.model.test_gpt import TINY, build, tokens
 from tests.strategies.test_context import around
 

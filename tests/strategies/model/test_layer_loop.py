@@ -11,8 +11,8 @@ import pytest
 
 from strategies import MeshSpec, strategy
 from strategies.backends.backend import CPU
-from strategies.model.layer_loop import scan_layers
 from strategies.model.layers import unstacked
+from strategies.model.passes import scan_layers
 from tests.strategies import test_expert as experts
 from tests.strategies.costs.test_kept import loops
 from tests.strategies.equality import ROUNDING, assert_equal, initial, trained

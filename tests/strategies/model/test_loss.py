@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.model.head import losses, tokens_at_once
 from strategies.model.hooks import ONE_DEVICE
-from strategies.model.loss import losses, tokens_at_once
 from tests.strategies.quick import compiled, jit
 
 TOKENS, EMBED, ROWS, VOCAB = 48, 16, 40, 37

@@ -1,0 +1,179 @@
+"""The optimizer: AdamW with clipping by the global norm (Loshchilov & Hutter 2019), of sharded gradients.
+
+Its learning rate is constant, or a linear warmup followed by a cosine decay (Loshchilov & Hutter 2017, "SGDR").
+
+Biases of routers follow the loads of their experts instead: load balancing without a loss (Wang et al. 2024, algorithm
+1). The router chooses experts by score plus bias (model/router.py). A bias is a weight, so it is sharded, gathered and
+saved like one, and its gradient is summed over microbatches and devices like any other. But this gradient is the
+expert's load: its choices less the mean of all experts, over the tokens of the batch (`router.load_term`). After a step
+the bias moves by `GPTConfig.router_bias_rate` against the sign of its load. AdamW sees no biases: they have no moments
+and no weight decay, and are not in the norm.
+
+In float16 the loss is scaled (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2). float16 has no normal
+numbers below 2^-14, and many gradients are smaller. The step differentiates the loss times a scale, and divides the
+gradients by it in float32, before their norm is taken. The scale adapts: a step whose gradients overflow is skipped and
+halves it, and `TrainConfig.loss_scale_growth_steps` steps in a row that do not overflow double it. Scales are powers of
+two, so scaling rounds nothing. An inf or NaN anywhere in the gradients makes their global norm inf or NaN. That norm is
+summed over devices anyway, so all devices skip the same steps, and loss scaling sends nothing.
+`optax.apply_if_finite` skips such updates as well, but decides by the updates that one device holds.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from strategies.config import LOSS_SCALES, TrainConfig
+from strategies.core.gradients import global_norm
+from strategies.gpt_config import GPTConfig
+from strategies.model.gpt import weight_specs
+from strategies.model.weights import Weights
+from strategies.step import Optimizer
+
+
+def adamw(
+    train: TrainConfig, specs: Weights, once: Callable[[Weights], Weights] = lambda grads: grads, *, whole: bool = False
+) -> Optimizer:
+    """AdamW with clipping by the global norm.
+
+    Args:
+        train: the hyperparameters.
+        specs: how gradients and moments are sharded.
+        once: gradients -> those whose norm counts each weight once, where devices hold copies.
+        whole: whether `update` sees whole arrays, which the compiler partitions.
+    """
+
+    def at(updates: Any) -> optax.GradientTransformation:
+        rate = learning_rate_at(train, updates)
+        return optax.adamw(rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay)
+
+    adamw = at(0)  # its state does not depend on the learning rate
+
+    def state_specs(state: Any) -> Any:
+        return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
+
+    def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
+        norm = global_norm(once(grads), jax.tree.map(lambda _: P(), specs) if whole else specs)
+        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
+        updates: Any
+        updates, state = at(optax.tree.get(state, "count")).update(
+            jax.tree.map(lambda g: g * clip, grads), state, weights
+        )
+        return updates, state, norm
+
+    return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)
+
+
+def learning_rate_at(train: TrainConfig, updates: Any) -> Any:
+    """The learning rate of the next update, after so many updates.
+
+    Args:
+        train: `learning_rate`, `warmup_steps`, `decay_steps` and `final_learning_rate` are used.
+        updates: AdamW's count, which is the only count of updates in the state. It may be traced.
+
+    Returns:
+        A Python float if the learning rate is constant, so that the compiled step has a constant; otherwise an array.
+    """
+    if train.warmup_steps == 0 and train.decay_steps is None:
+        return train.learning_rate
+    return schedule(train)(updates)
+
+
+def schedule(train: TrainConfig) -> optax.Schedule:
+    """The learning rate as an optax schedule. In the warmup, update k of w has k / (w + 1) of the peak, from 1 on."""
+    peak, warmup = train.learning_rate, train.warmup_steps
+    after = optax.constant_schedule(peak)
+    if train.decay_steps is not None:
+        after = optax.cosine_decay_schedule(peak, train.decay_steps - warmup, train.final_learning_rate / peak)
+    if warmup == 0:
+        return after
+    return optax.join_schedules([optax.linear_schedule(peak / (warmup + 1), peak, warmup), after], [warmup])
+
+
+def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[str, Any]]:
+    """A tree of all weights -> the tree of those that the optimizer trains, and the rest by name."""
+    if config.router_bias_rate is None:
+        return weights, {}
+    flat, specs = flatten_dict(weights, sep="."), weight_specs(config)
+    trained = {name: array for name, array in flat.items() if specs[name].trained}
+    return unflatten_dict(trained, sep="."), {name: flat[name] for name in flat if name not in trained}
+
+
+def moves_biases(optimizer: Optimizer, specs: Weights, config: GPTConfig, train: TrainConfig) -> Optimizer:
+    """Wrap an optimizer of the weights without biases, if the router has biases.
+
+    Args:
+        optimizer: of the weights that `without_biases` gives.
+        specs: how gradients are sharded, biases included.
+        config: the model.
+        train: the size of the batch.
+    """
+    rate = config.router_bias_rate
+    if rate is None:
+        return optimizer
+    # Loads are multiples of 1 / (tokens x experts). Rounded to them, a load of zero is zero for any order of the sums.
+    units = train.batch_size * config.sequence * config.dim_sizes["experts"]
+
+    def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
+        grads, loads = without_biases(grads, config)
+        updates, state, norm = optimizer.update(grads, state, without_biases(weights, config)[0])
+        moves = {name: -rate * jnp.sign(jnp.round(load * units)) for name, load in loads.items()}
+        return unflatten_dict({**flatten_dict(updates, sep="."), **moves}, sep="."), state, norm
+
+    return Optimizer(
+        takes=lambda weights: (weights, specs),
+        init=lambda weights: optimizer.init(without_biases(weights, config)[0]),
+        specs=optimizer.specs,
+        update=update,
+    )
+
+
+class Scaled(NamedTuple):
+    """State of an optimizer with loss scaling.
+
+    Attributes:
+        optimizer: state of the wrapped optimizer.
+        loss_scale: factor of the loss in the next step, in float32.
+        good_steps: steps without overflow since the scale last changed.
+    """
+
+    optimizer: Any
+    loss_scale: Any
+    good_steps: Any
+
+
+def loss_scaled(optimizer: Optimizer, train: TrainConfig) -> Optimizer:
+    """Wrap an optimizer: a step whose gradients are not finite changes nothing but the loss scale.
+
+    Updates and state are selected element by element. A conditional would copy the state, where the step updates it in
+    place.
+    """
+
+    def init(weights: Weights) -> Scaled:
+        return Scaled(optimizer.init(weights), jnp.float32(train.loss_scale), jnp.int32(0))
+
+    def specs(state: Scaled) -> Scaled:
+        return Scaled(optimizer.specs(state.optimizer), P(), P())
+
+    def update(grads: Weights, state: Scaled, weights: Weights) -> tuple[Weights, Scaled, Array]:
+        updates, inner, norm = optimizer.update(grads, state.optimizer, weights)
+        finite = jnp.isfinite(norm)
+        select = partial(jnp.where, finite)
+        updates = jax.tree.map(lambda change: select(change, 0), updates)
+        return updates, Scaled(jax.tree.map(select, inner, state.optimizer), *_adapted(state, finite, train)), norm
+
+    return optimizer._replace(init=init, specs=specs, update=update)
+
+
+def _adapted(state: Scaled, finite: Array, train: TrainConfig) -> tuple[Array, Array]:
+    """The loss scale and the count of good steps after a step."""
+    good_steps = jnp.where(finite, state.good_steps + 1, 0)
+    grows = good_steps == train.loss_scale_growth_steps
+    factor = jnp.where(finite, jnp.where(grows, 2.0, 1.0), 0.5)
+    return jnp.clip(state.loss_scale * factor, *LOSS_SCALES), jnp.where(grows, 0, good_steps)
