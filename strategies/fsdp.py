@@ -33,7 +33,6 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
@@ -52,15 +51,12 @@ from strategies.strategy import Strategy
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `prefetch="auto"` and `unroll="auto"`.
+    """Resolve `prefetch="auto"`.
 
     Raises:
         Infeasible: `prefetch="on"`, and the model or other options do not allow it.
     """
-    replicated = {*plan.placement.batch} & {*plan.placement.replicas}  # with a context axis nothing was measured
-    faster = plan.backend.prefetches_replicated if replicated else plan.backend.prefetches
-    prefetch = plan.choose("prefetch", _prefetch_problem(plan), faster)
-    return {"prefetch": prefetch, "unroll": _unroll(plan, prefetch)}
+    return {"prefetch": plan.choose("prefetch", _prefetch_problem(plan), plan.backend.prefetches)}
 
 
 def _prefetch_problem(plan: Plan) -> str:
@@ -75,19 +71,6 @@ def _prefetch_problem(plan: Plan) -> str:
         lead = f" and dense_layers={plan.config.dense_layers}" if plan.config.lead else ""
         return f"needs a second layer to gather, and layers={plan.config.layers}{lead}; use prefetch=off"
     return ""
-
-
-def _unroll(plan: Plan, prefetch: str) -> int:
-    """Resolve `unroll="auto"`: several layers in an iteration only where that hides the gathers of weights.
-
-    With sums in float32 it takes much more memory, so there it is left to the user.
-    """
-    train, placement = plan.train, plan.placement
-    if train.unroll != "auto":
-        return train.unroll
-    gathers = not placement.dims and not placement.tokens and train.gather == "layer"
-    hidden = gathers and prefetch == "off" and train.reduce_dtype == "bfloat16"
-    return plan.backend.layers_per_gather if hidden else 1
 
 
 def require(plan: Plan) -> None:
@@ -105,22 +88,17 @@ def implement(plan: Plan) -> Implementation:
     """Gather the weights of a layer when it runs. With `gather="step"` the step gathers all of them (gradients.py)."""
     if plan.train.gather == "step":
         return Implementation()
-    by_token = plan.backend.attends_by_token and plan.shards == plan.mesh.size
-    hooks = Hooks(gather=gather_hook(plan, by_token))
-    hooks = replace(hooks, head=head_first) if plan.virtual else hooks
-    return Implementation(replace(hooks, projected=by_token_first) if by_token else hooks)
+    hooks = Hooks(gather=gather_hook(plan))
+    return Implementation(replace(hooks, head=head_first) if plan.virtual else hooks)
 
 
-def gather_hook(plan: Plan, by_token: bool) -> Callable[[Array, WeightSpec, str], Array]:
+def gather_hook(plan: Plan) -> Callable[[Array, WeightSpec, str], Array]:
     """`Hooks.gather`: all-gathers a weight when a layer runs. Its transpose reduce-scatters the gradient.
 
     The backward pass gathers the weight again, because no policy of remat.py keeps the result of an all-gather.
     """
 
     def gather_whole(part: Array, spec: WeightSpec, dtype: str) -> Array:
-        if by_token and "qkv" in spec.dims and part.ndim == 3:  # [D,3,A], see `by_token_first`
-            weight = gather_whole(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
-            return weight.reshape(-1, *part.shape[1:])
         weight = _gather_scatter(plan, spec, dtype)(part)
         return weight if plan.train.regather else checkpoint_name(weight, GATHERED)
 
@@ -142,20 +120,6 @@ def _gather_scatter(plan: Plan, spec: WeightSpec, dtype: str) -> Callable[[Array
     function = jax.custom_vjp(gathered)
     function.defvjp(lambda part: (gathered(part), None), lambda _, grad: (scatter(grad, split, spec, reduce_dtype),))
     return function
-
-
-def by_token_first(qkv_BTCA: Array) -> Array:
-    """Return queries, keys and values unchanged, but make the projection write them token by token.
-
-    A fused kernel takes heads first. If the projection wrote heads first, the compiler would copy the gathered weights
-    for that. With this barrier it copies queries, keys and values instead, which are smaller. The weights are gathered
-    as [D,3A]: gathered as [D,3,A], they would be copied again.
-
-    It is used on some backends, if all devices shard the weights. It makes hsdp slower, and backends that prefetch
-    (docs/experiments/2026-11-25-defaults-of-backends.md).
-    """
-    flat_NF = lax.optimization_barrier(qkv_BTCA.reshape(qkv_BTCA.shape[0] * qkv_BTCA.shape[1], -1))
-    return flat_NF.reshape(qkv_BTCA.shape)
 
 
 @jax.custom_vjp

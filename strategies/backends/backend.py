@@ -33,12 +33,8 @@ class Backend:
         prefers_all_to_all: whether context attention is Ulysses by default where attention is a fused kernel.
         sums_by_layer: whether summing gradients in the backward loop hides enough to be the default.
         prefetches: whether gathering weights one layer ahead is faster, and so the default.
-        prefetches_replicated: the same where an axis of the batch replicates the weights.
         halves: whether layers that a tensor or an expert axis splits run on halves of the batch by default.
         halves_blocks: the same where rows of experts are sorted into blocks (model/experts.py).
-        layers_per_gather: layers in one iteration of a loop that gathers weights and sums gradients in bfloat16, by
-            default.
-        attends_by_token: whether fsdp lets the projection write queries, keys and values token by token.
         gathers_outermost_only: whether the transport joins gathered parts along the outermost dim only.
         gathers_in_loops: whether the compiler moves a gather of weights into a loop that reads parts of them.
         sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
@@ -61,11 +57,8 @@ class Backend:
     prefers_all_to_all: bool = False
     sums_by_layer: bool = False
     prefetches: bool = False
-    prefetches_replicated: bool = False
     halves: bool = False
     halves_blocks: bool = False
-    layers_per_gather: int = 1
-    attends_by_token: bool = False
     gathers_outermost_only: bool = False
     gathers_in_loops: bool = False
     sums_in_place: bool = False
@@ -90,7 +83,6 @@ GPU = Backend(
     prefers_all_to_all=True,
     sums_by_layer=True,
     prefetches=True,
-    prefetches_replicated=True,
     halves=True,
     gathers_outermost_only=True,
     sums_in_place=True,
@@ -114,7 +106,6 @@ TPU = Backend(
     "tpu",
     fused_attention="splash",
     prefetches=True,
-    prefetches_replicated=True,
     gathers_in_loops=True,
     sends_ragged=True,
 )
@@ -127,22 +118,12 @@ for on v5e they add more memory traffic than they hide (docs/experiments/2026-11
 V5P = replace(TPU, halves=True, halves_blocks=True)
 """v5p hides gathers that start one layer ahead, and sums of one half of the batch behind matmuls of the other."""
 
-V6E = replace(V5P, prefetches_replicated=False, two_dim_torus=True)
-"""v6e hides as v5p does, except where an axis of the batch replicates the weights: there prefetch is slower."""
+V6E = replace(V5P, two_dim_torus=True)
+"""v6e hides as v5p does."""
 
-V5E = replace(
-    V5P,
-    prefetches=False,
-    prefetches_replicated=False,
-    layers_per_gather=4,
-    attends_by_token=True,
-    two_dim_torus=True,
-)
-"""v5e overlaps nothing with another iteration: it does not prefetch, and runs four layers in an iteration.
-
-Over all of its chips a reduce-scatter becomes an all-reduce, of which less is hidden with prefetch. Splash attention
-takes heads first, and libtpu would copy gathered weights for that if the projection wrote heads first
-(docs/experiments/2026-11-24-fsdp-overlap.md)."""
+V5E = replace(V6E, prefetches=False)
+"""v5e overlaps nothing with another iteration, so it does not prefetch. Over all of its chips a reduce-scatter becomes an
+all-reduce, of which less is hidden with prefetch (docs/experiments/2026-11-24-fsdp-overlap.md)."""
 
 KINDS = {
     "TPU v5 lite": V5E,

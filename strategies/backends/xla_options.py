@@ -57,11 +57,6 @@ def sums_beside_gathers(plan: Any) -> bool:
     )
 
 
-def updates_shards_by_layer(plan: Any) -> bool:
-    """Whether weights are updated in shards, and the gradients of single layers are summed (ZeRO-1 and 2)."""
-    return bool(plan.placement.updates) and plan.train.reduce == "layer"
-
-
 @dataclass(frozen=True)
 class Default:
     """XLA options that steps are compiled with, unless the user sets them.
@@ -155,14 +150,6 @@ DEFAULTS: tuple[Default, ...] = (
         "Let sums between hosts and gathers inside a host be in flight at once. With reduce=step or float32 sums the "
         "option makes steps slower.",
         sums_beside_gathers,
-    ),
-    Default(
-        "gpu",
-        {"xla_gpu_enable_while_loop_double_buffering": "true"},
-        "Run two layers in an iteration, so that gradients that wait for their sum, and weights that were gathered, "
-        "are not copied to where the next iteration expects them. data gets slower with it; with reduce=step it gains "
-        "little, for much more memory.",
-        updates_shards_by_layer,
     ),
 )
 

@@ -134,8 +134,7 @@ BETWEEN_HOSTS = {"prefetch": "off", "reduce": "layer", "reduce_dtype": "bfloat16
         ("gpu", "expert", "data=2,expert=2", {"halves": "on"}, {}),
         ("gpu", "three_d", "data=2,tensor=2", {"halves": "off"}, {}),
         ("gpu", "three_d", "data=2,tensor=2", {"halves": "on"}, {LIMIT}),
-        ("gpu", "zero1", "data=4", {"reduce": "layer"}, {BUFFERS}),
-        ("gpu", "zero1", "data=4", {"reduce": "step"}, {}),
+        ("gpu", "zero1", "data=4", {"reduce": "layer"}, {}),
         ("tpu", "fsdp", "fsdp=4", {}, {SUMS, GATHERS}),
         ("tpu", "hsdp", "data=2,fsdp=2", {}, {GATHERS}),
         ("tpu", "three_d", "data=2,tensor=2", {}, {}),
@@ -151,9 +150,9 @@ BETWEEN_HOSTS = {"prefetch": "off", "reduce": "layer", "reduce_dtype": "bfloat16
 def test_what_overlaps_has_options_that_hide_it(
     monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, mesh: str, options: dict[str, Any], expected: Any
 ) -> None:
-    """Of the committed table, GPUs have options for steps with prefetch, for halves beside another axis, for sums
-    beside gathers, and for ZeRO by layer; TPUs for sums over all devices, for gathers, and for all-to-alls of experts.
-    All steps of a platform are compiled without one of XLA's passes.
+    """Of the committed table, GPUs have options for steps with prefetch, for halves beside another axis, and for sums
+    beside gathers; TPUs for sums over all devices, for gathers, and for all-to-alls of experts. All steps of a platform
+    are compiled without one of XLA's passes.
     """
     monkeypatch.setattr(module, "has_option", lambda *_: True)
     found = xla_options(SimpleNamespace(platform=platform), plan_of(STRATEGIES[strategy], mesh, platform, **options))
