@@ -258,7 +258,7 @@ def test_a_broken_pipe_is_quiet() -> None:
 
 
 @pytest.mark.usefixtures("_interruptible")
-@pytest.mark.parametrize("command", ["show fsdp", "strategies", LOTS])
+@pytest.mark.parametrize("command", ["show fsdp", LOTS])
 def test_ctrl_c_as_soon_as_a_command_is_imported_is_quiet(command: str) -> None:
     """Ctrl-C ends a command by SIGINT or with 130, without a traceback, once `benchmarks.cli` is there."""
     started = [sys.executable, "-X", "importtime", "-m", "benchmarks", *command.split()]
@@ -272,7 +272,7 @@ def test_ctrl_c_as_soon_as_a_command_is_imported_is_quiet(command: str) -> None:
 
 
 @pytest.mark.usefixtures("_interruptible")
-@pytest.mark.parametrize("command", ["strategies", "plot none.json"])
+@pytest.mark.parametrize("command", ["show", "plot none.json"])
 @pytest.mark.parametrize("seconds", [0.2, 0.6])
 def test_ctrl_c_while_importing_is_quiet(command: str, seconds: float) -> None:
     """Ctrl-C while a command imports ends it by SIGINT or with 130, without a traceback."""

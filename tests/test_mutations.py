@@ -63,7 +63,7 @@ READERS = [
     Reader("plot FILE --out=figures", "log.jsonl", 10),
     Reader("timeline x.svg", "schedule.json", 15),
     Reader("shards x.svg", "overview.json", 10),
-    Reader("diagram --out=diagrams", "overviews.json", 10),
+    Reader("plot - --out=diagrams", "overviews.json", 10),
     Reader("predictions FILE --out=pages", "predicted.csv", 6),
     Reader("predict FILE --out=out.csv", "runs.csv"),
     Reader("predict runs.csv --machine=FILE", "machine.json"),

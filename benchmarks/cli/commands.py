@@ -145,9 +145,8 @@ PLANNED = {
     ),
 }
 SHOWN = {
-    "strategies": Command("list the strategies, with their mesh axes and options", "benchmarks.explain.listing"),
     "show": Command(
-        "print what a device holds and sends in a step",
+        "print the options of strategies, and what a device holds and sends in a step",
         "benchmarks.explain.show",
         option("names STRATEGY", "such as fsdp; default: all", str, many="*"),
         CASES["--mesh"].one(help="such as fsdp=4; default: four devices, or two along each of several axes"),
@@ -259,11 +258,3 @@ STEPS_COMMANDS = "measure", "launch", "train", "search", "compile", "calibrate",
 """The commands that compile or run training steps."""
 SECTIONS = {"measure and train": MEASURED, "plan": PLANNED, "look up": SHOWN, "draw and judge results": JUDGED}
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
-OLD = {
-    "advise": ("search",),
-    **dict.fromkeys(("frontier", "scaling", "lanes", "predictions"), ("plot",)),
-    **dict.fromkeys(("timeline", "shards"), ("plot", "-", "--out")),
-    "diagram": ("plot", "-"),
-    "baseline": ("regress", "baseline"),
-}
-"""Old names of commands -> how the command begins today."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.cli.commands import COMMANDS, OLD, SECTIONS, STEPS_COMMANDS
+from benchmarks.cli.commands import COMMANDS, SECTIONS, STEPS_COMMANDS
 from benchmarks.cli.ending import Refused, run
 from benchmarks.cli.outputs import Unwritable
 from benchmarks.cli.starting import pytest_problem, steps_problem
@@ -52,12 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def resolved(given: Sequence[str]) -> tuple[str, list[str]]:
     """The name of the command that some words begin with, empty if there is none, and the words after it.
 
-    >>> resolved(["diagram", "--out", "x"]), resolved(["regress", "exact", "a.json", "b.json"])
-    (('plot', ['-', '--out', 'x']), ('regress exact', ['a.json', 'b.json']))
+    >>> resolved(["plot", "a.json"]), resolved(["regress", "exact", "a.json", "b.json"])
+    (('plot', ['a.json']), ('regress exact', ['a.json', 'b.json']))
     """
-    words = [*OLD.get(given[0], given[:1]), *given[1:]]
-    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
-    return name, words[len(name.split()) :]
+    name = next((name for name in (" ".join(given[:2]), given[0]) if name in COMMANDS), "")
+    return name, [*given[len(name.split()) :]]
 
 
 def verbs_of(word: str) -> list[str]:

@@ -73,7 +73,7 @@ EXPERT_OPTIONS = (
 EXPERTS = tuple(declared.name.strip("-").replace("-", "_") for declared in EXPERT_OPTIONS)
 """Options of models with experts, which are fields of `GPTConfig`."""
 DTYPE, REMAT = one_of("dtype", DTYPES), one_of("rematerialisation policy", REMATS)
-LISTED = "`meshmark strategies` lists them"
+LISTED = "`meshmark show` lists them"
 OF_STRATEGIES = f"option of a strategy, such as schedule=1f1b; {LISTED}; repeatable"
 XLA_OPTION = "an XLA option, such as xla_tpu_enable_latency_hiding_scheduler=true; repeatable"
 WINDOW = "tokens that a token attends to, itself included, or `dense`"
@@ -136,7 +136,6 @@ TEXT = Group("text", option("--corpus FILE", "the text to train on; default: the
 MEASURING = Group(
     "measuring",
     option("--attribution", "say where the time of a step goes; times variants of each step, too"),
-    option("--checkpoint", "also time saving and restoring a checkpoint of each case, in TMPDIR"),
     option("--case-timeout S", "seconds without progress that end a case; default: %(default)s", seconds, CASE_TIMEOUT),
     option("--memory-profile DIR", "write profiles of device memory for pprof, and count live bytes", Path),
     option("--compile-only", "compile and analyse each step, and run nothing"),

@@ -6,7 +6,7 @@ python -m benchmarks.cli.reference
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.cli.commands import OLD, SECTIONS
+from benchmarks.cli.commands import SECTIONS
 from benchmarks.cli.parser import Option, sentence
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,6 @@ def page() -> str:
         lines.append(f"## {sentence(title).rstrip('.')}")
         for name, command in commands.items():
             lines += [f"### {name}", sentence(command.summary), *table(command.all_options())]
-    lines += ["## Old names", *(f"`meshmark {old}` is `meshmark {' '.join(new)}`." for old, new in OLD.items())]
     return "\n\n".join(lines).replace("|\n\n|", "|\n|") + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Prints what each device holds, and what it sends in a step. It runs no step.
+"""Prints what each device holds, what it sends in a step, and the options of strategies. It runs no step.
 
 meshmark show fsdp --mesh fsdp=4,tensor=2 --png shards.png
 """
@@ -24,11 +24,18 @@ def main(option: argparse.Namespace) -> None:
         if option.png and len(option.names or STRATEGIES) > 1:
             raise Infeasible(f"--png draws one strategy, and {len(option.names or STRATEGIES)} are named; name one")
         found = named(option) if option.names else possible(option)
-    texts = [
-        f"{overview}\n\n{overview.array_table()}" if option.mesh or option.topology else str(overview)
-        for overview in found
-    ]
+    texts = [text_of(overview, option) for overview in found]
     present(option, json.dumps([overview.as_dict() for overview in found]), "\n\n".join(texts))
+
+
+def text_of(overview: Overview, option: argparse.Namespace) -> str:
+    """An overview as text; of a mesh with each array by itself, and in a list of all strategies with the options."""
+    parts = [str(overview)]
+    if option.mesh or option.topology:
+        parts.append(overview.array_table())
+    if not option.names and (options := STRATEGIES[overview.strategy].options):
+        parts.append(f"options: {', '.join(options)}")
+    return "\n\n".join(parts)
 
 
 def of_strategy(name: str, option: argparse.Namespace) -> Overview:

@@ -31,7 +31,6 @@ class RunSettings:
         trace: folder for a profiler trace of each case, which is recorded apart from the timed blocks.
         case_timeout: seconds without progress after which the supervisor ends a case.
         attribution: whether to attribute each step's time to its causes.
-        checkpoints: folder in which saving and restoring each state is timed; None to time neither.
         memory_profile: folder for profiles of device memory of each case.
         machine: by which times of steps are predicted; None to predict none.
     """
@@ -43,7 +42,6 @@ class RunSettings:
     trace: Path | None = None
     case_timeout: float = CASE_TIMEOUT
     attribution: bool = False
-    checkpoints: Path | None = None
     memory_profile: Path | None = None
     machine: Machine | None = None
 

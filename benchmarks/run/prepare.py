@@ -1,6 +1,5 @@
 """Prepares a case: compiles its step, and compares its first steps with those of one device."""
 
-import shutil
 import warnings
 from collections.abc import Generator, Mapping
 from dataclasses import replace
@@ -16,12 +15,10 @@ from benchmarks.explain.local_devices import case_seconds
 from benchmarks.explain.memory import planned_memory
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
-from benchmarks.run.checkpoint import checkpoint_times
 from benchmarks.run.compilation import Clock, bytes_accessed, compile_step
 from benchmarks.run.expert_load import expert_facts
 from benchmarks.run.ledger import RunSettings
 from benchmarks.run.live import profile_memory
-from benchmarks.run.measure import Training
 from benchmarks.run.record import Record
 from benchmarks.run.references import References, Stages
 from strategies import Step
@@ -107,27 +104,11 @@ class Preparation:
         with self.clock.phase("checked"):
             first_steps = self.references.first_steps(record, training)
             facts = expert_facts(record.step, training, record.case) if record.step else {}
-        if self.settings.checkpoints:
-            folder = self.settings.checkpoints / str(record.case)
-            record = self._checkpoint(record, training, folder)
-            yield record
-            shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
         del training  # free its memory
         losses = {"loss_first": first_steps.losses[0], "loss_last": first_steps.losses[-1]}
         record = record.adding(losses).adding(**facts)
         yield record
         return (yield from self.references.compare(record, first_steps))
-
-    def _checkpoint(self, record: Record, training: Training, folder: Path) -> Record:
-        """Time checkpoints of the state. A failure is only a warning, because the row is complete without."""
-        assert record.step
-        try:
-            with self.clock.phase("checkpoint"):
-                times = checkpoint_times(record.step, training.state, record.case.single.build, folder)
-            return record.adding(times)
-        except Exception as error:
-            warnings.warn(f"{record.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
-            return record
 
     def _profile_memory(self, record: Record, folder: Path) -> Stages:
         """Stages of the memory profile. A failure is only a warning, because the row is complete without."""

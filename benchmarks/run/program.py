@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import signal
 import sys
 import tempfile
@@ -134,7 +133,7 @@ def set_up(
         tell(known)
         return None
     disable_compilation_cache()
-    settings = settings_of(option, corpus_N, selection, stack)
+    settings = settings_of(option, corpus_N, selection)
     given = os.environ.get(JOURNAL) or option.out
     path = Path(given or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshmark-")), "rows.jsonl"))
     journal = shared_journal(path, option, selection, settings)
@@ -209,8 +208,8 @@ def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
     return selection, read_corpus(option.corpus, selection.config, max(selection.batch_sizes))
 
 
-def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selection, stack: ExitStack) -> RunSettings:
-    """The settings of a run; `stack` removes the folder for checkpoints at the end.
+def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selection) -> RunSettings:
+    """The settings of a run.
 
     Raises:
         ValueError: a memory profile cannot be made or written, or the machine file cannot be read.
@@ -228,19 +227,9 @@ def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selecti
         trace=option.trace_dir,
         case_timeout=option.case_timeout,
         attribution=option.attribution,
-        checkpoints=checkpoint_folder(stack) if option.checkpoint else None,
         memory_profile=option.memory_profile,
         machine=predicting_machine(option.machine, option.topology) if option.machine else None,
     )
-
-
-def checkpoint_folder(stack: ExitStack) -> Path:
-    """A folder for checkpoints, the same in all processes. `stack` removes it."""
-    first = processes.is_first()
-    folder = processes.broadcast_first(lambda: tempfile.mkdtemp(prefix="meshmark-checkpoints-") if first else "")
-    if first:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def shared_journal(path: Path, option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
@@ -277,7 +266,6 @@ def open_journal(path: Path, option: argparse.Namespace, selection: Selection, s
         "selection": str(selection),
         "compile_only": settings.compile_only,
         "attribution": settings.attribution,
-        "checkpoint": settings.checkpoints is not None,
         "memory_profile": settings.memory_profile is not None,
         "machine": str(settings.machine),
         "corpus": hashlib.sha256(settings.corpus_N.data).hexdigest()[:16],

@@ -41,7 +41,7 @@ def outcome(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = False) -> dict[str, list[str]]:
-    """Return the lines of the summary of a run by title: the table of steps, where their time goes, and checkpoints.
+    """Return the lines of the summary of a run by title: the table of steps, and where their time goes.
 
     Args:
         rows: the rows of the run.
@@ -53,7 +53,6 @@ def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = Fal
     tables = {
         "steps": [*(lines_of(rows, ABSENT, width) if absent else measured), *reasons(rows, width)],
         "where the time of a step goes": where_time_goes(rows, width),
-        "checkpoints": checkpoints(rows, width),
     }
     return {title: lines for title, lines in tables.items() if lines} if rows else {}
 
@@ -74,11 +73,6 @@ def table(rows: Sequence[Row], width: int | None = None) -> list[str]:
 def where_time_goes(rows: Iterable[Row], width: int | None = None) -> list[str]:
     """Return a table of the parts of each step's time in percent; only cases where they were measured have a row."""
     return lines_of([row for row in rows if row.extra_info["attribution.total_over_step"] is not None], SHARES, width)
-
-
-def checkpoints(rows: Iterable[Row], width: int | None = None) -> list[str]:
-    """Return a table of times of checkpoints; only cases where they were measured have a row."""
-    return lines_of([row for row in rows if row.extra_info["checkpoint.save_seconds"] is not None], CHECKPOINTS, width)
 
 
 def lines_of(rows: Sequence[Row], columns: Columns, width: int | None = None) -> list[str]:
@@ -247,12 +241,4 @@ SHARES: Columns = (
     ("optimizer %", share("optimizer")),
     ("dispatch %", share("dispatch")),
     ("sum %", number("attribution.total_over_step", unit=1e-2)),
-)
-CHECKPOINTS: Columns = (
-    *CASE,
-    ("MiB", number("checkpoint.total_bytes", unit=MIB)),
-    ("blocking ms", number("checkpoint.save_blocking_seconds", ",.0f", 1e-3)),
-    ("save ms", number("checkpoint.save_seconds", ",.0f", 1e-3)),
-    ("restore ms", number("checkpoint.restore_seconds", ",.0f", 1e-3)),
-    ("restore by single ms", number("checkpoint.restore_single_seconds", ",.0f", 1e-3)),
 )

@@ -90,7 +90,7 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     if not any(True for _ in space.strategy_meshes()):
         wanted = " or ".join(map(str, meshes)) or f"a mesh of {device_count(args.topology)} devices"
         experts = "" if space.config.experts else ", and the axis expert needs a model with experts"
-        raise ValueError(f"no candidate: no selected strategy takes {wanted}{experts}; see `meshmark strategies`")
+        raise ValueError(f"no candidate: no selected strategy takes {wanted}{experts}; see `meshmark show`")
     require_options(space.options, space.cases())
     return space
 

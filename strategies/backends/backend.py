@@ -122,8 +122,8 @@ V6E = replace(V5P, two_dim_torus=True)
 """v6e hides as v5p does."""
 
 V5E = replace(V6E, prefetches=False)
-"""v5e overlaps nothing with another iteration, so it does not prefetch. Over all of its chips a reduce-scatter becomes an
-all-reduce, of which less is hidden with prefetch (docs/experiments/2026-11-24-fsdp-overlap.md)."""
+"""v5e overlaps nothing with another iteration, so it does not prefetch. Over all of its chips a reduce-scatter becomes
+an all-reduce, of which less is hidden with prefetch (docs/experiments/2026-11-24-fsdp-overlap.md)."""
 
 KINDS = {
     "TPU v5 lite": V5E,

@@ -27,7 +27,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
     """The rows of single and data, two real strategies, measured in one run."""
     folder = tmp_path_factory.mktemp("session")
     journal = Journal(folder / "run.journal.jsonl", {}, resume=False)
-    folders = {"checkpoints": folder / "checkpoints", "memory_profile": folder / "memory"}
+    folders = {"memory_profile": folder / "memory"}
     engine = Engine(replace(PLAN, attribution=True, **folders), journal)
     try:
         return measure(engine, SINGLE, DATA)
@@ -107,17 +107,6 @@ def test_time_is_attributed(rows: list[Info]) -> None:
     for row in rows:
         assert row["attribution.dispatch_seconds"] > 0
         assert row["attribution.total_over_step"] > 0
-
-
-def test_checkpoints_are_timed(rows: list[Info]) -> None:
-    """A checkpoint has weights and two moments in float32; saving blocks for less time than it takes."""
-    for row in rows:
-        assert row["checkpoint.total_bytes"] == 3 * 4 * param_count(CONFIG)
-        assert 0 < row["checkpoint.save_blocking_seconds"] < row["checkpoint.save_seconds"]
-        for action in ("save", "restore"):
-            seconds = row[f"checkpoint.{action}_seconds"]
-            assert row[f"checkpoint.{action}_bytes_per_second"] == row["checkpoint.total_bytes"] / seconds
-        assert row["checkpoint.restore_single_seconds"] > 0
 
 
 def test_memory_is_profiled(rows: list[Info]) -> None:

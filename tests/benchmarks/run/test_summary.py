@@ -8,7 +8,6 @@ from benchmarks.explain.explanations import WIDENED
 from benchmarks.run.measure import Interval
 from benchmarks.run.summary import (
     MIB,
-    checkpoints,
     noise,
     outcome,
     progress,
@@ -136,17 +135,6 @@ def test_parts_of_the_time_are_shown_in_percent() -> None:
         "95.0",
     ]
     assert where_time_goes([INFEASIBLE.as_row()]) == []
-
-
-def test_times_of_checkpoints_are_shown() -> None:
-    """Times stand in milliseconds, unknown ones empty; rows without a checkpoint are left out."""
-    seconds = {"save_blocking": 0.01, "save": 0.5, "restore": 0.02}
-    columns = {f"checkpoint.{name}_seconds": value for name, value in seconds.items()}
-    timed = MEASURED.adding({"checkpoint.total_bytes": 9 * MIB, **columns})
-    header, line = checkpoints([INFEASIBLE.as_row(), timed.as_row()])
-    assert header.split()[-2:] == ["single", "ms"]
-    assert line.split() == ["fsdp", "fsdp=8", "microbatches=2", "16", "9.0", "10", "500", "20"]
-    assert checkpoints([MEASURED.as_row()]) == []
 
 
 def test_numbers_that_are_not_as_predicted_are_marked() -> None:
