@@ -203,11 +203,14 @@ def test_gradients_are_summed_in_reduce_dtype(name, mesh, kind, options):
 
 @pytest.mark.parametrize("options", [{"microbatches": 2}, {"gather": "step"}], ids=str)
 def test_hsdp_is_fsdp_in_a_group_and_sums_parts_between_groups(options):
-    """Inside a group as fsdp over as many devices; between groups each device's part of the gradients, once a step."""
-    counted = communication("hsdp", "data=2,fsdp=4", **options)
-    between = counted.pop(("psum", ("data",)))
-    assert counted == communication("fsdp", "fsdp=4", **options)
-    assert between == WEIGHTS / 4 + 1
+    """Inside a group as fsdp over as many devices; between groups each device's part of the gradients, once a step. The
+    loss is summed over all devices at once.
+    """
+    counted, alone = communication("hsdp", "data=2,fsdp=4", **options), communication("fsdp", "fsdp=4", **options)
+    assert counted.pop(("psum", ("data",))) == WEIGHTS / 4
+    assert counted.pop(("psum", ("data", "fsdp"))) == 1
+    counted["psum", ("fsdp",)] += 1
+    assert counted == alone
 
 
 @pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
