@@ -7,13 +7,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 STDOUT = Path("-")
+PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
+"""Formats of pictures: suffixes without the dot."""
+FILES = frozenset({*PICTURES, "csv", "gz", "html", "json", "jsonl", "log", "md", "txt", "xml", "zip"})
+"""Suffixes that a folder's name does not have."""
+NO_PICTURE = f"has no suffix of a picture; it can be {', '.join(f'.{name}' for name in PICTURES)}"
 
 
 class Unwritable(ValueError):
@@ -43,8 +48,10 @@ def require_folder(path: Path) -> None:
     """Check that files can be written into a folder, and create it.
 
     Raises:
-        Unwritable: the folder cannot be created or written to.
+        Unwritable: the folder cannot be created or written to, or a new one would be named like a file.
     """
+    if path.suffix[1:].lower() in FILES and not path.is_dir():
+        raise Unwritable(f"{short(path)} is named like a file, and would be a folder; leave out {path.suffix}")
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
@@ -52,16 +59,20 @@ def require_folder(path: Path) -> None:
         raise Unwritable(f"{short(path)} cannot be written to: {cause(error)}; name another folder") from error
 
 
-def require_picture(path: Path, formats: Collection[str]) -> None:
-    """Check that a picture can be written, and that its suffix is one of the formats, which are names without a dot.
+def require_picture(path: Path) -> None:
+    """Check that a picture can be written, and that its suffix is the format of one.
 
     Raises:
         Unwritable: the suffix is no such format, or the file cannot be written.
     """
-    if path.suffix.removeprefix(".").lower() not in formats:
-        known = ", ".join(sorted(f".{name}" for name in formats))
-        raise Unwritable(f"{short(path)} has no suffix of a picture format; use one of {known}")
+    if not is_picture(path):
+        raise Unwritable(f"{short(path)} {NO_PICTURE}")
     require_file(path)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the suffix of a path is the format of a picture."""
+    return path.suffix[1:].lower() in PICTURES
 
 
 def require_apart(outputs: Mapping[str, Path], inputs: Iterable[Path] = ()) -> None:
