@@ -62,8 +62,8 @@ class MeshSpec:
 
     def __post_init__(self) -> None:
         """Check types, names, sizes and order of the axes."""
-        if isinstance(self.axes, str):
-            raise Infeasible(f"axes={reprlib.repr(self.axes)} is a text; MeshSpec.parse reads it")
+        if not isinstance(self.axes, tuple | list):
+            raise Infeasible(f"axes={reprlib.repr(self.axes)}; write a mesh as MeshSpec.parse('data=2,tensor=4')")
         require_types(self, Infeasible)
         names, legal = [name for name, _ in self.axes], all_axes()
         if not names:

@@ -4,7 +4,7 @@ It gives the options that are "auto" a value, and refuses what does not fit, for
 formulas (costs/) alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
@@ -15,7 +15,7 @@ from strategies.config import OF_AXES, OFF, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import require_master
 from strategies.core.sizes import Sizes
-from strategies.core.way_out import way_out
+from strategies.core.way_out import other_problems, way_out
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, WrongSize, legal
 from strategies.mesh import MeshSpec
@@ -38,10 +38,19 @@ def require_options(axes: Sequence[Axis], train: TrainConfig) -> None:
     Raises:
         Infeasible: an option would change nothing.
     """
-    for name, default in _without_effect(axes).items():
-        if (value := getattr(train, name)) not in (default, OFF.get(name, default)) and name != "master":
-            names = ", ".join(axis.name for axis in axes)
-            where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
+    names = ", ".join(axis.name for axis in axes)
+    where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
+    require_default(train, (name for name in _without_effect(axes) if name != "master"), where)
+
+
+def require_default(train: TrainConfig, names: Iterable[str], where: str) -> None:
+    """Refuse other values of options than the default, or "off", where they have no effect.
+
+    Raises:
+        Infeasible: an option would change nothing; the message says where.
+    """
+    for name in names:
+        if (value := getattr(train, name)) not in (DEFAULTS[name], OFF.get(name, DEFAULTS[name])):
             raise Infeasible(f"{name}={value} changes nothing {where}; leave it out")
 
 
@@ -86,6 +95,9 @@ class Plan(Sizes):
         except WrongSize as error:
             make = partial(cls._of, axes, backend=backend, checked=True)
             error.narrowed = partial(way_out, error, config, mesh, train, make)
+            raise
+        except Infeasible as error:
+            error.narrowed = partial(other_problems, error, config, mesh, train, partial(cls.of, axes, backend=backend))
             raise
 
     @classmethod

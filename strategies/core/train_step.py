@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
-from strategies.arguments import require_key
+from strategies.arguments import described, require_key
 from strategies.config import TrainConfig
 from strategies.core.adamw import adamw
 from strategies.core.expert_load import expert_load
@@ -147,7 +147,8 @@ class _Assembly:
         build, differentiate = partial(nnx.merge, self.abstract[0]), self.implementation.differentiate
         if self.layer_reduction:
             differentiate = self.layer_reduction.differentiate(differentiate)
-        loss, grads = differentiate(build, params, tokens_BS, divisor)
+        found = differentiate(build, params, tokens_BS, divisor)
+        loss, grads = require_gradients(found, params, "differentiate")
         if self.sharded_update and self.placement.reduce_scatter_per_microbatch:
             rest, reduced = self.unreduced(grads)
             grads = {**self.sharded_update.scatter(rest), **reduced}
@@ -179,13 +180,15 @@ class _Assembly:
         differentiate = accumulated(partial(self.loss_and_grads, divisor), microbatches)
         # By default GPUs and TPUs multiply float32 in reduced precision (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            loss, grads = strategy.reduce(*differentiate(self.prepared(params), tokens_BS))
+            loss, grads = differentiate(self.prepared(params), tokens_BS)
+            loss, grads = require_gradients(strategy.reduce(loss, grads), grads, "reduce")
             grads, reduced = self.unreduced(grads)
             if sharded:
                 loss = lax.psum(loss, placement.updates)
                 grads = grads if placement.reduce_scatter_per_microbatch else sharded.scatter(grads)
             if any(weight.replicas for weight in self.plan.weights) and not strategy.compiler_partitioned:
-                loss, grads = (strategy.sum_replicas or partial(all_reduce, plan=self.plan))(loss, grads)
+                summed = (strategy.sum_replicas or partial(all_reduce, plan=self.plan))(loss, grads)
+                loss, grads = require_gradients(summed, grads, "sum_replicas")
             return loss, {**grads, **reduced}
 
     def prepared(self, params: Weights) -> Weights:
@@ -265,6 +268,20 @@ class _Assembly:
     def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:
         """The shape and dtype of an array, sharded over the mesh."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
+
+
+def require_gradients(found: Any, like: Weights, hook: str) -> tuple[LossTerms, Weights]:
+    """Return what a function of an `Implementation` returned, if it is the terms of the loss and the gradients.
+
+    Raises:
+        TypeError: it is something else; the message names the function.
+    """
+    loss, grads = found if isinstance(found, tuple | list) and len(found) == 2 else (None, {})
+    if isinstance(loss, dict) and "loss" in loss and jax.tree.structure(grads) == jax.tree.structure(like):
+        return loss, grads
+    what = f"{len(found)} values" if isinstance(found, tuple | list) else described(found)
+    needed = 'two values: the terms of the loss by name, with "loss" among them, and the tree of gradients'
+    raise TypeError(f"`{hook}` of the implementation returned {what}; it must return {needed} that it was given")
 
 
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from strategies.arguments import described, require_instance
 from strategies.checkpoints import read_info, zarr_arrays
 from strategies.checkpoints.canonical import Index, Leaf, assembled, leaves
 from strategies.checkpoints.info import damaged, local
@@ -72,7 +74,7 @@ class Pretrained:
         Raises:
             HuggingFaceError: the step is of another model, or a weight is not finite.
         """
-        self.require_same(step.config)
+        self.require_same(require_instance(step, Step, "the step").config)
         layouts, found = tensors.layouts(step.config, self.family), leaves(step)
         fresh = initial(step, {leaf.name for leaf in found if not leaf.name.startswith("params/")})
 
@@ -96,7 +98,7 @@ def read(folder: str | Path) -> Pretrained:
         HuggingFaceError: its model is not supported, or it lacks a tensor, or has one of another shape or name.
         SchemaError: a file is missing or is not what its name says.
     """
-    folder = Path(folder)
+    folder = _path(folder)
     family, config = config_of(_facts(folder / CONFIG), str(folder / CONFIG))
     expected = tensors.shapes(tensors.layouts(config, family))
     there = {name: tensor for name, tensor in _tensors(folder).items() if not NO_WEIGHT.search(name)}
@@ -114,6 +116,12 @@ def read(folder: str | Path) -> Pretrained:
             problem = f"{name} has shape {list(there[name].shape)}, and {CONFIG} says {list(shape)}"
             raise HuggingFaceError(f"{folder}: {problem}")
     return Pretrained(folder, family, config, there)
+
+
+def _path(folder: Any) -> Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise HuggingFaceError(f"the folder is {described(folder)}; give a path, as a text or a Path")
+    return Path(folder)
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -152,11 +160,14 @@ def write(folder: str | Path, checkpoints: str | Path, *, at: int | None = None,
         dtype: of the tensors.
 
     Raises:
-        HuggingFaceError: there is something in the folder already, or no family of transformers has the model.
+        HuggingFaceError: there is something in the folder already, no family of transformers has the model, or the
+            dtype is another.
         CheckpointError: the checkpoint cannot be read.
         OSError: the folder cannot be written.
     """
-    info, folder = read_info(checkpoints, at), Path(folder)
+    if dtype not in safetensors.DTYPES.values():
+        raise HuggingFaceError(f"dtype={described(dtype)}; it can be {', '.join(safetensors.DTYPES.values())}")
+    info, folder = read_info(checkpoints, at), _path(folder)
     path = local(checkpoints) / str(info.position)
     require_unchanged(path, info)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
