@@ -34,11 +34,11 @@ from results.figures.shards import MOST_DEVICES, shards
 from results.figures.timeline import timeline
 from results.records import overviews, schedules, traces
 from results.records.documents import read_search
-from results.records.reading import RecordError, read_json
+from results.records.reading import RecordError
 from results.records.rows import load
 from results.records.training import SUFFIX, read_training
 from results.reports.predictions import write_page
-from strategies.files import decode_json, read_text, shown
+from strategies.files import decode_json, read_json, read_text, shown
 
 STDIN = Path("-")
 PRINTED_BY = "print one with `meshmark schedule NAME ... --json` or `meshmark show STRATEGY --json`"
@@ -49,6 +49,7 @@ DRAWINGS = {
     "training": lambda options: drawings_of_training(read_training(options.files)),
 }
 """Kinds of which there may be several figures -> the options of the command -> the figures, not drawn yet."""
+DRAWN = "name a file of `measure --benchmark-json`, `train`, `search --json`, `show --json` or `schedule --json`"
 READ = ".jsonl", ".json", ".csv"
 """Suffixes of files that are drawn."""
 OF_TEXT = "schedule", "overviews"
@@ -104,7 +105,7 @@ def kind_of(path: Path, text: str) -> str:
         return "training" if path.suffix == SUFFIX else "predictions"
     if path == STDIN:
         return kind_of_output(text)
-    content = read_json(path)
+    content = read_json(path, DRAWN)
     if isinstance(content, list) and content and isinstance(content[0], dict):
         return "overviews"
     if not isinstance(content, dict):

@@ -25,11 +25,11 @@ class Unwritable(ValueError):
     """A result cannot be written to its path; the message says why, and where it was saved instead, if anywhere."""
 
 
-def require_file(path: Path) -> None:
+def require_file(path: Path, *, picture: bool = False) -> None:
     """Check that a file can be written, and create its folder. An existing file keeps its content.
 
     Raises:
-        Unwritable: the file or its folder cannot be written.
+        Unwritable: the file or its folder cannot be written, or it is named like a picture and is none.
     """
     if special(path):
         return  # opening it may disturb it
@@ -42,6 +42,8 @@ def require_file(path: Path) -> None:
         tempfile.TemporaryFile(dir=path.parent).close()  # another program may be writing the file itself
     except OSError as error:
         raise Unwritable(f"{short(path)} cannot be written: {cause(error)}; name another file") from error
+    if is_picture(path) and not picture:
+        raise Unwritable(f"{short(path)} is named like a picture, and what is written is none; name another file")
 
 
 def require_folder(path: Path) -> None:
@@ -67,7 +69,7 @@ def require_picture(path: Path) -> None:
     """
     if not is_picture(path):
         raise Unwritable(f"{short(path)} {NO_PICTURE}")
-    require_file(path)
+    require_file(path, picture=True)
 
 
 def is_picture(path: Path) -> bool:
@@ -243,6 +245,7 @@ def present(option: argparse.Namespace, document: str, text: str) -> None:
     paths = {"--json": option.json, "--png": option.png}
     require_apart({name: path for name, path in paths.items() if path not in (None, STDOUT)})
     if option.json not in (None, STDOUT):
+        require_file(option.json)
         save_text(option.json, document)
     drawn = drawn_elsewhere(document, option.png) if option.png else None
     print(document if option.json == STDOUT else text)

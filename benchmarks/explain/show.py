@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.cases.selection import values_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import present
-from strategies import STRATEGIES, Infeasible
+from strategies import STRATEGIES, Infeasible, MeshSpec
 from strategies.costs.overview import Overview, asked_overview
 
 
@@ -86,7 +86,8 @@ def possible(option: argparse.Namespace) -> list[Overview]:
         else:
             found += [overview] if overview.strategy == name else []  # the others are shown by their own name
     if not found:
-        raise next(iter(refused.values()))
+        axes = MeshSpec.of(option.mesh).sizes.keys() if option.mesh else ()
+        raise next((refused[name] for name in refused if {*axes} <= {*STRATEGIES[name].axis_names}), refused["single"])
     for name, error in refused.items():
         print(f"without {name}: {error}", file=sys.stderr)
     return found

@@ -82,7 +82,7 @@ class Plan:
         text = Text.read(option.corpus, option.tokenizer)
         case = _case_of(option)
         out = option.out.expanduser() if option.out else Path("runs", safe_name(f"{case.strategy}-{case.mesh}"))
-        saved = checkpoint_of(out) if option.resume and positions(out / CHECKPOINTS) else None
+        saved = checkpoint_of(out) if option.resume else None
         preset, config, init = _model_of(option, text, saved)
         text.require_sequences(config.sequence)
         if not 0 <= option.temperature < math.inf:
@@ -197,7 +197,8 @@ def checkpoint_of(out: Path) -> CheckpointInfo:
     try:
         return read_info(out / CHECKPOINTS)
     except CheckpointError as error:
-        raise ValueError(f"--resume: {error}") from error
+        way_out = "" if positions(out / CHECKPOINTS) else "; name the folder of a run by --out, or leave --resume out"
+        raise ValueError(f"--resume: {error}{way_out}") from error
 
 
 def _microbatches_of(saved: CheckpointInfo, out: Path) -> int:

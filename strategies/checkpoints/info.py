@@ -128,8 +128,9 @@ def positions(folder: str | Path) -> list[int]:
     Raises:
         CheckpointError: the folder cannot be read.
     """
+    folder = local(folder)
     try:
-        there = Path(folder).iterdir() if Path(folder).is_dir() else ()
+        there = folder.iterdir() if folder.is_dir() else ()
         numbered = [path for path in there if re.fullmatch("0|[1-9][0-9]{0,18}", path.name)]
         return sorted(int(path.name) for path in numbered if (path / INFO).is_file())
     except OSError as error:
@@ -137,8 +138,10 @@ def positions(folder: str | Path) -> list[int]:
 
 
 def _near(folder: Path) -> str:
-    """Which folder is meant by that of a training, or by one of its checkpoints; or which files lack `INFO`."""
-    torn = [path for path in (folder, *(folder.iterdir() if folder.is_dir() else ())) if path.name.isdecimal()]
+    """Which folder is meant by that of a training, or by one of its checkpoints; or why there are none."""
+    if not folder.is_dir():
+        return ", because it is a file" if folder.exists() else ", because it does not exist"
+    torn = [path for path in (folder, *folder.iterdir()) if path.name.isdecimal()]
     if not positions(folder) and torn and not positions(folder.parent):
         return f": {torn[0]} lacks {INFO}, without which a checkpoint is not whole; restore another"
     near = next((near for near in (folder / "checkpoints", folder.parent) if positions(near)), None)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from strategies.arguments import require_instance, require_like, require_placed
+from strategies.arguments import require_instance, require_like, require_placed, require_present
 from strategies.checkpoints import info
 from strategies.checkpoints.canonical import leaves
 from strategies.checkpoints.info import CheckpointError, CheckpointInfo
@@ -128,6 +128,7 @@ def save(
 
     expected = require_instance(step, Step, "the step").state
     require_like(require_instance(state, State, "the state"), expected, "the state")
+    require_present(state, "the state")
     require_placed(jax.tree.leaves(state), jax.tree.leaves(expected), "the state")
     folder = info.local(folder)
     try:

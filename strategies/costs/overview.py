@@ -20,7 +20,7 @@ from strategies.costs.arrays import HeldArray, accumulated, held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.exchanges import Sent, exchanges, features, united
 from strategies.costs.predict import Cost, predict
-from strategies.infeasible import Infeasible
+from strategies.infeasible import Infeasible, WrongSize
 from strategies.mesh import MeshSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.presets import PRESETS
@@ -182,7 +182,13 @@ def asked_overview(
         if spec.size != devices:
             raise Infeasible(f"mesh {spec} takes {spec.size} devices, and must take all {devices} of {topology}")
     batch_size = (devices or 16) if batch_size is None else batch_size
-    return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size, **options)
+    try:
+        return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size, **options)
+    except WrongSize as error:
+        if devices is None or mesh is not None:
+            raise
+        problem = f"the usual mesh of {topology} is {spec}, and {error.problem}"
+        raise Infeasible(f"{problem}; name another mesh or another topology") from error
 
 
 def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:

@@ -21,7 +21,7 @@ from strategies.checkpoints.canonical import Index, Leaf, assembled, leaves
 from strategies.checkpoints.info import damaged, local
 from strategies.checkpoints.restoring import initial, require_unchanged
 from strategies.config import Dtype
-from strategies.files import decode_json, read_bytes
+from strategies.files import read_json
 from strategies.gpt_config import GPTConfig
 from strategies.huggingface import safetensors, tensors
 from strategies.huggingface.config_json import HuggingFaceError, config_of, differences, facts_of
@@ -32,6 +32,7 @@ from strategies.step import State, Step
 CONFIG, FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 NO_WEIGHT = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 """How names of tensors end that older versions of transformers wrote, and that follow from the configuration."""
+OF_MODELS = "name a folder of a model of Hugging Face, with config.json and safetensors"
 MOST_FILE_BYTES = 5 * 10**9
 """Of a file that is written, as in transformers, unless one tensor is larger."""
 MOST_TILE_BYTES = 2**26
@@ -125,7 +126,7 @@ def _path(folder: Any) -> Path:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    return checked(decode_json(read_bytes(path), str(path)), dict[str, Any], str(path))
+    return checked(read_json(path, OF_MODELS), dict[str, Any], str(path))
 
 
 def _tensors(folder: Path) -> dict[str, np.ndarray]:

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from strategies import STRATEGIES, CheckpointError, GPTConfig, Infeasible, MeshSpec, State, Step, Strategy, TrainConfig
-from strategies.checkpoints import restore, save
+from strategies.checking import check_step
+from strategies.checkpoints import positions, restore, save
 from strategies.core.axis import Axis
 from strategies.huggingface import HuggingFaceError, read, write
 from strategies.huggingface.config_json import config_of, facts_of
+from strategies.schema import SchemaError
 
 CONFIG = GPTConfig(layers=2, embed=16, heads=4, vocab=31, sequence=8)
 TRAIN = TrainConfig(batch_size=8)
@@ -34,6 +36,13 @@ def built(mesh: str) -> Step:
 def state(mesh: str) -> State:
     """Its first state."""
     return built(mesh).init(jax.random.key(0))
+
+
+def donated() -> State:
+    """A state that a step has taken."""
+    taken = state("data=2")
+    built("data=2")(taken, TOKENS)
+    return taken
 
 
 def reducing(reduce: Callable[..., Any]) -> Step:
@@ -100,6 +109,23 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         lambda folder: save(built("data=2"), state("tensor=2"), folder),
         Infeasible,
         "the state is of another placement",
+    ),
+    "a state that was donated saved": (
+        lambda folder: save(built("data=2"), donated(), folder),
+        Infeasible,
+        "arrays of the state are deleted",
+    ),
+    "positions of nothing": (lambda _: positions(None), CheckpointError, "the folder of checkpoints is None; give"),
+    "a folder that is not there": (
+        lambda folder: restore(built("data=2"), folder / "x"),
+        CheckpointError,
+        "/x has none, because it does not exist",
+    ),
+    "check of no step": (lambda _: check_step(None), TypeError, "the step is None; give a Step"),
+    "an empty folder of Hugging Face": (
+        read,
+        SchemaError,
+        "name a folder of a model of Hugging Face, with config.json",
     ),
     "save swapped": (
         lambda folder: save(state("data=2"), built("data=2"), folder),
