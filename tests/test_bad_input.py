@@ -100,15 +100,13 @@ TABLE: dict[str, tuple[int, str]] = {
     "schedule gpipe --stages=2 --microbatches=2 --png=x": (2, "argument --png: 'x' has no suffix of a picture"),
     "show data --option=gather=step": (2, "gather=step changes nothing with the axis data; leave it out"),
     "show tensor --mesh=tensor=3 --option=sequence_parallel=1": (2, "'1' is neither true nor false"),
-    "launch --processes=2 --strategy=fsdp": (
-        2,
-        "unrecognized arguments: --strategy=fsdp; options of `meshmark measure",
-    ),
+    "launch --processes=2 --strategy=fsdp": (2, "unrecognized arguments: --strategy=fsdp; options of `meshmark"),
     "show fsdp --mesh=fsdp=4 --batch-size=0": (2, "argument --batch-size: '0' is not a count"),
     f"{SEARCH} --compile=-1": (2, "'-1' is not a number; give a whole number of at least 0"),
     f"{SEARCH} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
     f"{SEARCH} --topology=v4-8": (2, "what Cloud TPU calls v5e-16 is v5e:4x4, and v4-8 is v4:2x2x1"),
     f"{SEARCH} --topology=h100:8": (2, "write one as h100:16x8"),
+    f"{SEARCH} --mesh=tensor=4": (2, "data has no axis tensor; mesh tensor=4 takes a strategy with"),
     f"{SEARCH} --strategy=zero3": (2, "'zero3' is no strategy; there are single, data, "),
     f"{SEARCH} --batch-size=0": (2, "'0' is not a count"),
 }

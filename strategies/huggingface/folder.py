@@ -64,8 +64,8 @@ class Pretrained:
         """
         but = ["sequence"] if self.family.is_rotary and config.sequence <= self.config.sequence else []
         if differs := differences(self.config, config, but):
-            own = ", ".join(differences(config, self.config, but))
-            raise HuggingFaceError(f"{self.folder / CONFIG} has {own}, which cannot be {', '.join(differs)}")
+            own = differences(config, self.config, but)
+            raise HuggingFaceError(f"{self.folder / CONFIG} has {_some(own, 5)}, which cannot be {_some(differs, 5)}")
 
     def state(self, step: Step) -> State:
         """The state of a step before its first update, with the weights of the folder.
@@ -147,8 +147,8 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and all(map(np.array_equal, one, other))
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+def _some(names: list[str], most: int = 3) -> str:
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
 def write(folder: str | Path, checkpoints: str | Path, *, at: int | None = None, dtype: Dtype = "float32") -> None:

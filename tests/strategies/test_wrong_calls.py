@@ -1,6 +1,7 @@
 """Wrong calls of the public functions: each is refused by a short message that says what is wrong, and what to do."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false (wrong arguments are what is tested)
+# Wrong arguments are what is tested.
+# pyright: reportArgumentType=false, reportCallIssue=false
 import json
 from collections.abc import Callable
 from dataclasses import replace
