@@ -82,7 +82,7 @@ class Plan:
         text = Text.read(option.corpus, option.tokenizer)
         case = _case_of(option)
         out = option.out.expanduser() if option.out else Path("runs", safe_name(f"{case.strategy}-{case.mesh}"))
-        saved = checkpoint_of(out) if option.resume else None
+        saved = checkpoint_of(out) if option.resume and positions(out / CHECKPOINTS) else None
         preset, config, init = _model_of(option, text, saved)
         text.require_sequences(config.sequence)
         if not 0 <= option.temperature < math.inf:
