@@ -191,6 +191,7 @@ def require_measurable(option: Any) -> None:
         raise pytest.UsageError("cases are timed one at a time, because they would slow each other down; leave out -n")
     if hasattr(option.benchmark_json, "write"):
         raise pytest.UsageError("meshmark needs pytest-benchmark 5.3 or later: pip install --upgrade pytest-benchmark")
+    publish.require_different(option)
     publish.require_writable(option.benchmark_json)
     publish.require_storage(option)
     publish.require_comparison(option)

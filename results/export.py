@@ -87,6 +87,8 @@ def main(options: argparse.Namespace) -> None:
         require_apart({"--out": options.out}, [options.run])
         require_file(options.out)
     with refusing():
+        if options.at is not None or options.dtype != "float32":
+            raise ValueError("--at and --dtype are of a checkpoint; give --to-huggingface FOLDER, or leave them out")
         if options.format is None:
             raise ValueError("a run is written as CSV or Markdown; give --format csv or --format markdown")
         records = records_of(options.run, read_run(options.run), NEEDED)

@@ -6,37 +6,52 @@ meshmark show fsdp --json | meshmark plot - --out fsdp.png
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from benchmarks.cli.ending import Refused
-from benchmarks.cli.outputs import require_apart, require_folder, require_picture, safe_name, save, save_text
+from benchmarks.cli.outputs import (
+    is_picture,
+    require_apart,
+    require_folder,
+    require_picture,
+    safe_name,
+    save,
+    save_text,
+)
 from results.figures.communication import communication
 from results.figures.experts import predicted_time_vs_tokens
 from results.figures.lanes import lanes
-from results.figures.pictures import FORMATS, draw, themed
-from results.figures.runs import plot, plot_training
+from results.figures.pictures import draw, themed
+from results.figures.runs import Drawing, draw_all, drawings_of_run, drawings_of_training
 from results.figures.scaling import figure_of as scaling_figure
 from results.figures.search import figure_of as search_figure
 from results.figures.shards import MOST_DEVICES, shards
 from results.figures.timeline import timeline
 from results.records import overviews, schedules, traces
 from results.records.documents import read_search
-from results.records.reading import RecordError, read_json
+from results.records.reading import RecordError
 from results.records.rows import load
 from results.records.training import SUFFIX, read_training
 from results.reports.predictions import write_page
-from strategies.files import decode_json, read_text, shown
+from strategies.files import decode_json, read_json, read_text, shown
 
 STDIN = Path("-")
 PRINTED_BY = "print one with `meshmark schedule NAME ... --json` or `meshmark show STRATEGY --json`"
 OF_SEVERAL_FILES = "run", "training", "search"
 """Kinds of which several files are drawn together."""
-IN_A_FOLDER = "run", "training", "predictions"
-"""Kinds of which there are several pictures."""
+DRAWINGS = {
+    "run": lambda options: drawings_of_run(load(options.files), options.batch_size),
+    "training": lambda options: drawings_of_training(read_training(options.files)),
+}
+"""Kinds of which there may be several figures -> the options of the command -> the figures, not drawn yet."""
+DRAWN = "name a file of `measure --benchmark-json`, `train`, `search --json`, `show --json` or `schedule --json`"
+READ = ".jsonl", ".json", ".csv"
+"""Suffixes of files that are drawn."""
 OF_TEXT = "schedule", "overviews"
 """Kinds that commands print, too."""
 BY_KEY = {"otherData": "trace", "schedule": "schedule"}
@@ -82,11 +97,15 @@ def kind_of(path: Path, text: str) -> str:
     Raises:
         RecordError: it cannot be read.
     """
+    if path.is_dir():
+        with suppress(OSError):
+            if found := sorted(each for each in path.iterdir() if each.suffix in READ):
+                raise Refused(f"{shown(path)} is a folder, and files are drawn; name one, such as {shown(found[0])}")
     if path.suffix in (SUFFIX, ".csv"):
         return "training" if path.suffix == SUFFIX else "predictions"
     if path == STDIN:
         return kind_of_output(text)
-    content = read_json(path)
+    content = read_json(path, DRAWN)
     if isinstance(content, list) and content and isinstance(content[0], dict):
         return "overviews"
     if not isinstance(content, dict):
@@ -107,19 +126,29 @@ def kind_of_output(text: str) -> str:
     raise RecordError("stdin is no schedule and no overview")
 
 
-def plot_into(kind: str, options: argparse.Namespace, text: str, folder: Path) -> list[Path]:
-    """Draw files of which there are several pictures into a folder, and return the paths written.
+def several(
+    kind: str, options: argparse.Namespace, text: str, drawings: Sequence[Drawing]
+) -> Callable[[Path], list[Path]] | None:
+    """What draws pictures into a folder, and returns the paths written; None where one picture is written."""
+    first, out = options.files[0], options.out
+    if kind == "predictions":
+        return partial(write_page, first)
+    if kind == "overviews" and out and not out.suffix:
+        return partial(plot_overviews, text, shown(first))
+    return partial(draw_all, drawings) if drawings and not (out and is_picture(out)) else None
+
+
+def only(drawings: Sequence[Drawing], out: Path) -> Figure:
+    """The one figure that is drawn into a file.
 
     Raises:
-        RecordError: a file cannot be read, or has nothing to draw.
+        Refused: there are several.
     """
-    if kind == "run":
-        return plot(load(options.files), folder, options.batch_size)
-    if kind == "training":
-        return plot_training(read_training(options.files), folder)
-    if kind == "predictions":
-        return write_page(options.files[0], folder)
-    return plot_overviews(text, shown(options.files[0]), folder)
+    if len(drawings) > 1:
+        names = ", ".join(drawing.name for drawing in drawings)
+        problem = f"{shown(out)} is one picture, and there are {len(drawings)} of these files ({names})"
+        raise Refused(f"{problem}; name a folder as --out, and take one of them from there")
+    return drawings[0].figure()
 
 
 def picture_of(kind: str, paths: Sequence[Path], text: str, between_ms: tuple[float, float] | None) -> Figure:
@@ -184,18 +213,19 @@ def drawn(options: argparse.Namespace) -> list[Path]:
     text = read_stdin() if STDIN in options.files else ""
     kinds = [kind_of(path, text) for path in options.files]
     require_effect(options, kinds)
-    kind, paths = kinds[0], list[Path]()
+    kind, paths, out = kinds[0], list[Path](), options.out
     if inputs and kind in OF_TEXT:
         text = read_text(first)
-    if kind in IN_A_FOLDER or (kind == "overviews" and options.out and not options.out.suffix):
-        out = options.out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
+    drawings = DRAWINGS[kind](options) if kind in DRAWINGS else []
+    if into := several(kind, options, text, drawings):
+        out = out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
         require_folder(out)
-        save(out, lambda folder: paths.extend(plot_into(kind, options, text, folder)))
+        save(out, lambda folder: paths.extend(into(folder)))
     else:
-        paths = [options.out or first.with_suffix(".png")]
-        require_apart({"--out" if options.out else "the picture": paths[0]}, inputs)
-        require_picture(paths[0], FORMATS)
-        with themed() if kind in BY_NAME.values() else nullcontext():
-            figure = picture_of(kind, options.files, text, options.between)
-            save(paths[0], lambda to: draw(figure, to, DPI.get(kind, 150)))
+        paths = [out or first.with_suffix(".png")]
+        require_apart({"--out" if out else "the picture": paths[0]}, inputs)
+        require_picture(paths[0])
+        with themed() if drawings or kind in BY_NAME.values() else nullcontext():
+            one = only(drawings, paths[0]) if drawings else picture_of(kind, options.files, text, options.between)
+            save(paths[0], lambda to: draw(one, to, DPI.get(kind, 150)))
     return paths

@@ -1,7 +1,7 @@
 """Checks of what a caller gives to strategies and steps, which are values of Python and JAX rather than of JSON."""
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -30,8 +30,22 @@ def require_instance(value: Any, kind: type[T], what: str, error: type[Exception
         Infeasible: it is of another class; or `error`.
     """
     if not isinstance(value, kind):
-        raise error(f"{what} is {reprlib.repr(value)}; give a {kind.__name__}")
+        raise error(f"{what} is {described(value)}; give a {kind.__name__}")
     return value
+
+
+def described(value: Any) -> str:
+    """A value in a few words: a number, a text, a class and None as they are written, all else by its type.
+
+    >>> described("fsdp"), described({"blocks": 0}), described(np.zeros((2, 3), "int8"))
+    ("'fsdp'", 'a dict', 'an array int8[2, 3]')
+    """
+    if value is None or isinstance(value, str | bytes | int | float | type):
+        return reprlib.repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array {value.dtype}{list(value.shape)}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def require_count(value: Any, name: str) -> int:
@@ -59,12 +73,51 @@ def require_like(given: Any, expected: Any, what: str) -> None:
     """
     way_out = "give what this step made or placed"
     if jax.tree.structure(given) != jax.tree.structure(expected):
-        raise Infeasible(f"{what} does not have the arrays of this step; {way_out}")
+        if not isinstance(given, type(expected)):
+            raise Infeasible(f"{what} is {described(given)}, not {described(expected)}; {way_out}")
+        names, own = (_names(tree) for tree in (given, expected))
+        lacking, surplus = [name for name in own if name not in names], [name for name in names if name not in own]
+        differs = f"lacks {lacking[0]}" if lacking else f"has {surplus[0]}" if surplus else "has others"
+        raise Infeasible(f"{what} does not have the arrays of this step: it {differs}; {way_out}")
     for (path, array), other in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
         if (np.shape(array), jax.dtypes.result_type(array)) != (other.shape, other.dtype):
             name = f"{what}{jax.tree_util.keystr(path)}"
             found = f"{jax.dtypes.result_type(array)}{list(np.shape(array))}"
             raise Infeasible(f"{name} is {found}, not {other.dtype}{list(other.shape)}; {way_out}")
+
+
+def require_placed(given: Sequence[Any], expected: Sequence[Any], what: str) -> None:
+    """Check that arrays on devices are sharded as those that a step takes. Others go to where the step needs them.
+
+    Args:
+        given: arrays, which may be tracers.
+        expected: those of the step, with shardings.
+        what: what the arrays are, for the message.
+
+    Raises:
+        Infeasible: one is sharded otherwise; the message names both shardings.
+    """
+    for array, own in zip(given, expected, strict=True):
+        if not isinstance(array, jax.Array) or isinstance(array, Tracer) or array.sharding == own.sharding:
+            continue
+        if array.committed and not array.sharding.is_equivalent_to(own.sharding, array.ndim):
+            differs = f"an array is {_placement(array)}, and this step takes {_placement(own)}"
+            way_out = "save it, and restore it for this step (strategies.checkpoints)"
+            raise Infeasible(f"{what} is of another placement: {differs}; {way_out}")
+
+
+def _names(tree: Any) -> list[str]:
+    """The names of the arrays of a tree, as they are written after it."""
+    return [jax.tree_util.keystr(path)[:100] for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def _placement(array: Any) -> str:
+    """How an array is sharded, in a few words."""
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding):
+        return f"on {len(sharding.device_set)} devices"
+    sizes = ",".join(f"{name}={size}" for name, size in sharding.mesh.shape.items() if size > 1)
+    return f"{sharding.spec} on the mesh {sizes or 'of one device'}".replace("PartitionSpec", "P")
 
 
 def require_present(tree: Any, what: str) -> None:

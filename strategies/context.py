@@ -40,6 +40,7 @@ Ulysses sends as much as without a window. A stride (`attention_stride`) reaches
 ring for it, and "auto" is Ulysses.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -54,7 +55,7 @@ from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.infeasible import Infeasible, WrongSize, divisors, require_divides
+from strategies.infeasible import Infeasible, WrongSize, divisors, legal, require_divides
 from strategies.model.attention import (
     QKV,
     Reach,
@@ -187,16 +188,18 @@ def require(plan: Plan) -> None:
         name = "heads" if tensors == 1 else "heads/tensor"
         require_divides("context", size, **{"sequence": config.sequence, name: config.heads // tensors})
     else:
-        _require_ring(plan.share, size)
+        _require_ring(plan.share, size, config.heads // tensors)
     pieces = plan.share.pieces if plan.share.ring > 1 else size
     require_groups(config, config.sequence // pieces, f"consecutive tokens of a sequence on a device of context={size}")
 
 
-def _require_ring(share: Share, size: int) -> None:
-    config = share.config
+def _require_ring(share: Share, size: int, heads: int) -> None:
+    config, way_out = share.config, "use context_attention=ulysses"
+    if heads % size:
+        way_out = f"{legal(math.gcd(heads, config.sequence), 'context')} with context_attention=ulysses"
     if strided(config):
         problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
-        raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
+        raise Infeasible(f"{problem}, and has no ring; {way_out}")
     if share.zigzag and config.sequence % (2 * size):
         sizes = divisors(config.sequence // 2 if config.sequence % 2 == 0 else 1)
         raise WrongSize(f"2 x context={size} chunks do not divide sequence={config.sequence}", "context", sizes)
@@ -204,7 +207,7 @@ def _require_ring(share: Share, size: int) -> None:
         require_divides("context", size, sequence=config.sequence)
         if share.zigzag and reach.window > share.chunk:
             problem = f"attention_window={reach.window} is more than the {share.chunk} tokens of a chunk"
-            raise Infeasible(f"{problem}, two for each of context={size} devices; use context_attention=ulysses")
+            raise Infeasible(f"{problem}, two for each of context={size} devices; {way_out}")
         if not reach.has_blocks(tokens := config.sequence // share.pieces):
             problem = f"no blocks of useful size for attention_window={reach.window} divide the {tokens} tokens"
             raise Infeasible(f"{problem} of a device; take a sequence with more divisors, or a smaller window")

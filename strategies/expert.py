@@ -61,7 +61,7 @@ from jaxtyping import Array, Float, Int
 from strategies import data, tensor
 from strategies.core.collectives import all_gather, all_to_all, exchange_parts, parts_of, reduce_scatter
 from strategies.core.layer_reduction import resolve_reduce
-from strategies.core.plan import Plan
+from strategies.core.plan import Plan, require_default
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import WrongSize, divisors, require_divides
 from strategies.model.expert_rows import batch_parts, buffer_rows, kept_slots, sent_rows
@@ -157,8 +157,12 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     """Resolve `reduce="auto"`, and `dispatch="auto"`: what sends fewer bytes, of equals "all_to_all".
 
     Raises:
-        Infeasible: more experts than the compute dtype can number, or `reduce="layer"` where it is impossible.
+        Infeasible: more experts than the compute dtype can number, `reduce="layer"` where it is impossible, or options
+            of experts in a model without any.
     """
+    if not plan.config.experts:
+        idle = ("dispatch",) if plan.tensors > 1 else ("dispatch", "halves")
+        require_default(plan.train, idle, "in a model without experts")
     dispatched, combined = _tokens(plan)
     gathered = plan.size("expert") * (dispatches(plan) * dispatched + combines(plan) * combined)
     fewer = plan.config.experts is not None and gathered < sum(_rows(plan))

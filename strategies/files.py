@@ -27,7 +27,11 @@ def read_json(path: Path, written_by: str = "") -> Any:
     Raises:
         SchemaError: the file is missing, too large, cannot be read, or is no valid JSON.
     """
-    return decode_json(read_bytes(path, written_by), str(path))
+    content = read_bytes(path, written_by)
+    try:
+        return decode_json(content, str(path))
+    except SchemaError as error:
+        raise SchemaError(f"{error}; {written_by}" if written_by else str(error)) from None
 
 
 def decode_json(text: bytes | str, where: str) -> Any:
@@ -68,7 +72,9 @@ def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") 
     if twice := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
         raise SchemaError(f"{shown(path)} has the column {reprlib.repr(twice[0])} twice")
     if missing := [name for name in columns if name not in header]:
-        raise SchemaError(f"{shown(path)} lacks the columns {', '.join(missing)}; it needs {', '.join(columns)}")
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        way_out = written_by or "name a table that has them in its first line"
+        raise SchemaError(f"{shown(path)} lacks the columns {', '.join(missing[:5])}{more}; {way_out}")
     if len(table) < 2:
         raise SchemaError(f"{shown(path)} has no rows")
     for number, cells in table[1:]:

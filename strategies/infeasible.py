@@ -6,7 +6,31 @@ from functools import cache, cached_property
 
 
 class Infeasible(ValueError):
-    """Model, mesh and batch do not fit together. The message names the numbers and the legal values."""
+    """Model, mesh and batch do not fit together. The message names the numbers and the legal values.
+
+    Attributes:
+        narrowed: for a problem that may not be the only one: () -> the end of the message, which depends on the other
+            problems. It is called when the message is read.
+    """
+
+    narrowed: Callable[[], str] | None = None
+
+    def __str__(self) -> str:
+        """The message."""
+        return self._message
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        """As a plain error where it goes to another process."""
+        return Infeasible, (str(self),)
+
+    @cached_property
+    def _message(self) -> str:
+        return f"{self.alone}{self.narrowed()}" if self.narrowed else self.alone
+
+    @property
+    def alone(self) -> str:
+        """The message about this problem, whatever the others. No plan is made for it."""
+        return super().__str__()
 
 
 class BrokenStrategy(ValueError):
@@ -21,29 +45,12 @@ class WrongSize(Infeasible):
         subject: name of the size, such as that of a mesh axis.
         sizes: those for which this problem is solved.
         rest: what the message adds to the list.
-        narrowed: for a size that other problems may exclude: () -> the end of the message, with the sizes that solve
-            all problems. It is called when the message is read.
     """
 
-    def __init__(
-        self,
-        problem: str,
-        subject: str,
-        sizes: Sequence[int],
-        rest: str = "",
-        narrowed: Callable[[], str] | None = None,
-    ) -> None:
+    def __init__(self, problem: str, subject: str, sizes: Sequence[int], rest: str = "") -> None:
         """Keep the parts of the message."""
         super().__init__(problem)
-        self.problem, self.subject, self.sizes, self.rest, self.narrowed = problem, subject, sizes, rest, narrowed
-
-    def __str__(self) -> str:
-        """The message."""
-        return self._message
-
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        """As a plain error where it goes to another process."""
-        return Infeasible, (str(self),)
+        self.problem, self.subject, self.sizes, self.rest = problem, subject, sizes, rest
 
     @cached_property
     def _message(self) -> str:

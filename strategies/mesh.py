@@ -62,8 +62,8 @@ class MeshSpec:
 
     def __post_init__(self) -> None:
         """Check types, names, sizes and order of the axes."""
-        if isinstance(self.axes, str):
-            raise Infeasible(f"axes={reprlib.repr(self.axes)} is a text; MeshSpec.parse reads it")
+        if not isinstance(self.axes, tuple | list):
+            raise Infeasible(f"axes={reprlib.repr(self.axes)}; write a mesh as MeshSpec.parse('data=2,tensor=4')")
         require_types(self, Infeasible)
         names, legal = [name for name, _ in self.axes], all_axes()
         if not names:
@@ -89,8 +89,7 @@ class MeshSpec:
             'data=2,pipeline=2,tensor=2'
         """
         if not isinstance(text, str):
-            problem = f"mesh {reprlib.repr(text)} is a {type(text).__name__}"
-            raise Infeasible(f"{problem}; give a MeshSpec, or a text as data=2,tensor=4")
+            raise Infeasible(f"mesh {reprlib.repr(text)}; give a MeshSpec, or a text as data=2,tensor=4")
         parts = [re.fullmatch(r"([a-z]+)=([0-9]{1,9})", part) for part in text.split(",")]
         if not all(parts):
             raise Infeasible(f"mesh {reprlib.repr(text)} cannot be read; write it as data=2,tensor=4")

@@ -1,8 +1,9 @@
 """Mappings from names whose errors list the known names."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
@@ -43,6 +44,25 @@ def unknown(name: object, what: str, names: Iterable[str], known_as: Mapping[str
     similar = [known_as[text]] if text in known_as else difflib.get_close_matches(text, names, n=1)
     suggestion = f"; did you mean {similar[0]}?" if similar else ""
     return f"{name!r} is no {what}; there are {', '.join(names)}{suggestion}"
+
+
+MOST_DIFFERENCES = 5
+"""Differences that a message lists, at most."""
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, str] | None = None) -> str:
+    """The fields that differ, with both values, and the options that set them. Those without an option come last.
+
+    >>> differences({"layers": 2, "dtype": "float32"}, {"layers": 3, "dtype": "float32"}, {"layers": "--layers"})
+    'layers=2, not 3 (--layers)'
+    """
+    known = options or {}
+    names = sorted((name for name in now if before[name] != now[name]), key=lambda name: name not in known)
+    values = ((reprlib.repr(facts[name]).strip("'") for facts in (before, now)) for name in names)
+    said = [f"{name}={', not '.join(pair)}" for name, pair in zip(names, values, strict=True)]
+    said = [f"{text} ({known[name]})" if name in known else text for name, text in zip(names, said, strict=True)]
+    more = len(said) - MOST_DIFFERENCES
+    return "; ".join([*said[:MOST_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])])
 
 
 def in_a_line(error: BaseException) -> str:

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from strategies.arguments import require_instance, require_present
+from strategies.arguments import require_instance, require_placed, require_present
 from strategies.backends.pace import keep_pace
 from strategies.backends.xla_options import as_read
 from strategies.config import TrainConfig
@@ -36,7 +35,7 @@ from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.passes import Extras
 from strategies.model.weights import Weights
-from strategies.tokens import CheckedBatches, as_tokens
+from strategies.tokens import CheckedBatches, as_array, as_tokens
 
 Tokens = Int[Array, "B S"]
 """Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
@@ -216,6 +215,9 @@ class Step:
             ValueError: the state or the batch is not of this step, or the state was donated to an earlier step.
         """
         require_present(require_instance(state, State, "the state"), "the state")
+        leaves, structure = jax.tree.flatten(state)
+        if structure == self._flat_state[1]:  # otherwise `update` names what differs
+            require_placed(leaves, self._flat_state[0], "the state")
         state, metrics = self._tuned_update(state, self._placed(batch))
         keep_pace(metrics)
         return state, metrics
@@ -236,6 +238,10 @@ class Step:
             return self.place(batch)
         self._checked_batches.require(batch)
         return batch
+
+    @functools.cached_property
+    def _flat_state(self) -> tuple[list[jax.ShapeDtypeStruct], Any]:
+        return jax.tree.flatten(self.state)
 
     @functools.cached_property
     def _checked_batches(self) -> CheckedBatches:
@@ -261,7 +267,7 @@ class Step:
             ValueError: the shape differs, they are not integers, or an id is outside the vocabulary.
         """
         lazy = hasattr(tokens_BS, "shape") and hasattr(tokens_BS, "__getitem__")
-        tokens_BS = tokens_BS if lazy else np.asarray(tokens_BS)
+        tokens_BS = tokens_BS if lazy else as_array(tokens_BS)
         shape, sharding = self.batch.shape, self.batch.sharding
         if tokens_BS.shape != shape:
             raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {shape}")

@@ -25,7 +25,7 @@ from strategies.core.train_step import assemble
 from strategies.device_mesh import device_mesh, mark_varying
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
-from strategies.mesh import Devices, MeshSpec, factorisations
+from strategies.mesh import Devices, MeshSpec, all_axes, factorisations
 from strategies.model.gpt import weight_specs
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.names import in_a_line
@@ -158,12 +158,21 @@ class Strategy:
             raise Infeasible(f"the model is the text {config!r}; give a GPTConfig, as PRESETS[{config!r}]")
         require_instance(config, GPTConfig, "the model")
         require_instance(train, TrainConfig, "train")
-        mesh = MeshSpec.of(mesh)
+        mesh = self._mesh(mesh)
         if not self.axes and str(mesh) != "data=1":
             raise Infeasible(f"{self.name} runs on one device; its mesh is data=1, not {mesh}")
         return (
             self._made(config, mesh, train, devices) if self.make_step else self._composed(config, mesh, train, devices)
         )
+
+    def _mesh(self, mesh: MeshSpec | str) -> MeshSpec:
+        try:
+            return MeshSpec.of(mesh)
+        except Infeasible as error:
+            if not (new := [name for name in self.axis_names if name not in all_axes()]):
+                raise
+            problem = f"{error}; {new[0]} is an axis of {self.name}, which is not registered"
+            raise Infeasible(f"{problem}: call `strategies.register` with it first") from error
 
     def _composed(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None) -> Step:
         arranged = device_mesh(mesh, self.axis_names, devices)

@@ -1,10 +1,26 @@
 """Token ids as steps take them."""
 
+import reprlib
 from typing import Any
 from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
+
+
+def as_array(tokens: Any) -> np.ndarray:
+    """Convert a list of lists of token ids.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        array = np.asarray(tokens)
+    except ValueError:  # lists of several lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"the tokens are {reprlib.repr(tokens)}; give an array of integers, or lists of equal lengths")
+    return array
 
 
 def as_tokens(part: Any, vocab: int) -> np.ndarray:

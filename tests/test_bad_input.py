@@ -27,6 +27,8 @@ EVIL = f"{'../' * 3}evil"
 TABLE: dict[str, tuple[int, str]] = {
     # outputs that cannot be written
     "plot run.json --out=file": (5, "file cannot be written to: file is not a folder; name another folder"),
+    "plot run.json --out=x.csv": (5, "x.csv is named like a file, and would be a folder; leave out .csv"),
+    "baseline run.json --out=x.JSON": (5, "x.JSON is named like a file, and would be a folder; leave out .JSON"),
     "plot run.json --out=file/in": (5, "cannot be written to: Not a directory"),
     f"plot run.json --out={LONG}": (5, "cannot be written to: File name too long"),
     "page run.json --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
@@ -34,14 +36,12 @@ TABLE: dict[str, tuple[int, str]] = {
     f"page run.json --out={LONG}.html": (5, "cannot be written: File name too long"),
     "frontier found.json --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
     "frontier found.json --out=file/in.png": (5, "cannot be written: file is not a folder"),
-    "frontier found.json --out=x.xyz": (5, "x.xyz has no suffix of a picture format; use one of ."),
-    "frontier found.json --out=x": (5, "x has no suffix of a picture format"),
+    "frontier found.json --out=x.xyz": (5, "x.xyz has no suffix of a picture; it can be ."),
+    "frontier found.json --out=x": (5, "x has no suffix of a picture"),
     f"frontier found.json --out={LONG}.png": (5, "cannot be written: File name too long"),
     "timeline folder.png": (5, "folder.png cannot be written: Is a directory"),
-    "timeline x.xyz": (5, "x.xyz has no suffix of a picture format"),
     f"timeline {LONG}.png": (5, "cannot be written: File name too long"),
     "shards folder.png": (5, "folder.png cannot be written: Is a directory"),
-    "shards x.xyz": (5, "x.xyz has no suffix of a picture format"),
     "regress exact run.json run.json --markdown=folder.png": (5, "folder.png cannot be written: Is a dir"),
     "regress exact run.json run.json --junit=file/x.xml": (5, "cannot be written: file is not a folder"),
     f"regress exact run.json run.json --bencher-json={LONG}": (5, "cannot be written: File name too long"),
@@ -56,6 +56,7 @@ TABLE: dict[str, tuple[int, str]] = {
     # outputs that are inputs, or each other
     "regress exact run.json run.json --markdown=run.json": (5, "--markdown run.json would overwrite the input"),
     "regress exact run.json run.json --junit=x --markdown=x": (5, "would overwrite the output of --markdown"),
+    "page run.json --out=page.png": (5, "page.png is named like a picture, and what is written is none; name another"),
     "page run.json --out=run.json": (5, "--out run.json would overwrite the input run.json; name another"),
     "frontier found.png": (5, "the picture found.png would overwrite the input found.png; name another"),
     # files that are JSON but not what is expected
@@ -69,6 +70,11 @@ TABLE: dict[str, tuple[int, str]] = {
     "plot negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
     "plot no-batch.json": (5, "global_batch_sequences is 0; it must be a whole number"),
     "plot run.json --batch-size=0": (2, "'0' is not a count; give a whole number of at least 1"),
+    "plot file.txt": (5, "or not JSON: Input data was truncated; name a file of `measure --benchmark-json`, `train`"),
+    "page file.txt": (5, "or not JSON: Input data was truncated; write it with `pytest benchmarks --benchmark-json"),
+    "predict file.txt": (5, "file.txt lacks the columns stack, device, devices, devices_per_host, layers and 12 more;"),
+    "export run.json --at=3": (2, "--at and --dtype are of a checkpoint; give --to-huggingface FOLDER, or leave them"),
+    "show --mesh=tensor=7": (2, "tensor=7 does not divide heads=12; tensor can be 1, 2 or 4"),
     "page missing.json": (5, "missing.json does not exist"),
     "page list.json": (5, "is JSON but not pytest-benchmark's"),
     "page negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
@@ -79,10 +85,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "frontier texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
     "frontier no-chips.json": (5, "devices is 0; it must be a whole number of at least 1"),
     "regress exact run.json list.json": (5, "is JSON but not pytest-benchmark's"),
-    "regress exact run.json negative-counter.json": (
-        5,
-        "compiled.flops is -1; it must be a number",
-    ),
+    "regress exact run.json negative-counter.json": (5, "compiled.flops is -1; it must be a number"),
     "baseline list.json": (5, "is JSON but not pytest-benchmark's"),
     # what means nothing
     "schedule gpipe --stages=0 --microbatches=1": (2, "'0' is not a count; give a whole number of at least 1"),
@@ -90,18 +93,20 @@ TABLE: dict[str, tuple[int, str]] = {
     "schedule interleaved --stages=1 --microbatches=1 --chunks=0": (2, "argument --chunks: '0' is not a count"),
     "schedule 1f1b --stages=100000 --microbatches=1": (2, "cells; take fewer, for 600,000 at most"),
     "show zero1 --mesh=data=2,tensor=2": (2, "zero1 has no axis tensor; mesh data=2,tensor=2 takes a"),
-    "show fsdp --mesh=fsdp=4 --topology=v5p:4x4x4": (
-        2,
-        "takes 4 devices, and must take all 64 of v5p:4x4x4",
-    ),
+    "show fsdp --mesh=fsdp=4 --topology=v5p:4x4x4": (2, "takes 4 devices, and must take all 64 of v5p:4x4x4"),
     "show fsdp --topology=v5p": (2, "topology 'v5p' cannot be read; write one as v5p:4x4x4, h100"),
     "show fsdp tensor --png=x.png": (2, "--png draws one strategy, and 2 are named; name one"),
-    "show fsdp --png=x.xyz": (5, "fsdp on fsdp=4"),
+    "show fsdp --png=x.xyz": (2, "argument --png: 'x.xyz' has no suffix of a picture; it can be ."),
+    "schedule gpipe --stages=2 --microbatches=2 --png=x": (2, "argument --png: 'x' has no suffix of a picture"),
+    "show data --option=gather=step": (2, "gather=step changes nothing with the axis data; leave it out"),
+    "show tensor --mesh=tensor=3 --option=sequence_parallel=1": (2, "'1' is neither true nor false"),
+    "launch --processes=2 --strategy=fsdp": (2, "unrecognized arguments: --strategy=fsdp; options of `meshmark"),
     "show fsdp --mesh=fsdp=4 --batch-size=0": (2, "argument --batch-size: '0' is not a count"),
     f"{SEARCH} --compile=-1": (2, "'-1' is not a number; give a whole number of at least 0"),
     f"{SEARCH} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
     f"{SEARCH} --topology=v4-8": (2, "what Cloud TPU calls v5e-16 is v5e:4x4, and v4-8 is v4:2x2x1"),
     f"{SEARCH} --topology=h100:8": (2, "write one as h100:16x8"),
+    f"{SEARCH} --mesh=tensor=4": (2, "data has no axis tensor; mesh tensor=4 takes a strategy with"),
     f"{SEARCH} --strategy=zero3": (2, "'zero3' is no strategy; there are single, data, "),
     f"{SEARCH} --batch-size=0": (2, "'0' is not a count"),
 }
@@ -112,7 +117,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of input files, most of them bad."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "folder.png").mkdir()
-    (folder / "file").write_text("")
+    for name in ("file", "file.txt"):
+        (folder / name).write_text("")
     write_run(folder / "run.json", sweep([8]))
     changed: dict[str, dict[str, Any]] = {
         "no-numbers": NO_NUMBERS,

@@ -118,7 +118,8 @@ class Case:
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
         twin = self._with_strategy(name) if name else None
-        return replace(twin, options=(*twin.options, ALL_TO_ALL)) if twin and "expert" in self.mesh.sizes else twin
+        exchanges = self.config.experts and "expert" in self.mesh.sizes
+        return replace(twin, options=(*twin.options, ALL_TO_ALL)) if twin and exchanges else twin
 
     @property
     def step_key(self) -> "tuple[Case, TrainConfig]":

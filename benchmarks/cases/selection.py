@@ -18,6 +18,7 @@ from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.costs.defaults import lacks_axis
 from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
 from strategies.names import unknown
@@ -127,6 +128,7 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
         largest, mixture = (max(chosen.batch_sizes),), PRESETS["nano-moe"]
         also = dataclasses.replace(chosen, preset="nano-moe", config=mixture, sparse=True, batch_sizes=largest)
         chosen = dataclasses.replace(chosen, mixture=also)
+    require_axes(chosen.strategies, meshes)
     if not (cases := chosen.cases()):
         raise ValueError(_nothing_selected(chosen))
     require_options(chosen.options, cases)
@@ -240,6 +242,20 @@ def known_strategies(names: Iterable[str]) -> tuple[str, ...]:
         if name not in STRATEGIES:
             raise ValueError(f"--strategy {unknown(name, 'strategy', STRATEGIES, KNOWN_AS)}")
     return unique(names)
+
+
+def require_axes(strategies: Sequence[str], meshes: Sequence[MeshSpec]) -> None:
+    """Check that a strategy that is named has all axes of a mesh that is named.
+
+    Raises:
+        Infeasible: none has; the message says which have.
+    """
+    if (
+        strategies
+        and meshes
+        and not any({*mesh.sizes} <= {*STRATEGIES[name].axis_names} for name in strategies for mesh in meshes)
+    ):
+        raise lacks_axis(strategies[0], meshes[0])
 
 
 def with_single(strategies: tuple[str, ...], devices: Sequence[int]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from benchmarks.cli.options import (
     LOGGING,
     MEASURE,
     MODEL,
+    OF_STRATEGIES,
     PICTURE,
     PROCESSES,
     SCHEDULES,
@@ -31,6 +32,7 @@ from benchmarks.cli.values import (
     count,
     interval,
     percent,
+    picture,
     program,
     seconds,
     sizes,
@@ -76,6 +78,7 @@ MEASURED = {
         option("--processes N", "how many: at most 64, or 4 for each core if that is more", count, required=True),
         option("--devices-per-process N", "virtual CPU devices of a process; default: %(default)s", count, 1),
         option("pytest -- OPTION", "options of `pytest benchmarks`", str, many="*"),
+        hint="options of `meshmark measure` go after --, as in `meshmark launch --processes 2 -- --strategy fsdp`",
     ),
     "train": Command(
         "train on text, with checkpoints, and log the loss",
@@ -153,8 +156,9 @@ SHOWN = {
         option("--topology TOPOLOGY", "all devices of a topology such as v5p:4x4x4", topology),
         MODEL["--preset"]._replace(default=None, help="default: gpt2, or nano-moe on a mesh with an expert axis"),
         CASES["--batch-size"].one(help="global batch, in sequences; default: 16; one per device with --topology"),
+        CASES["--option"]._replace(help=OF_STRATEGIES, value="NAME=VALUE"),
         JSON,
-        option("--png PICTURE", f"draw which device holds which part of each array; {PICTURE}", Path),
+        option("--png PICTURE", f"draw which device holds which part of each array; {PICTURE}", picture),
     ),
     "schedule": Command(
         "print a pipeline schedule, tick by tick",
@@ -164,7 +168,7 @@ SHOWN = {
         CASES["--microbatches"].one(help="number of microbatches", required=True),
         option("--chunks N", "chunks of layers on a stage; default: 2 if interleaved, otherwise 1", count),
         JSON,
-        option("--png PICTURE", f"draw the table; {PICTURE}", Path),
+        option("--png PICTURE", f"draw the table; {PICTURE}", picture),
     ),
 }
 JUDGED = {

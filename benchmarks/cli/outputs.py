@@ -7,24 +7,29 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 STDOUT = Path("-")
+PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
+"""Formats of pictures: suffixes without the dot."""
+FILES = frozenset({*PICTURES, "csv", "gz", "html", "json", "jsonl", "log", "md", "txt", "xml", "zip"})
+"""Suffixes that a folder's name does not have."""
+NO_PICTURE = f"has no suffix of a picture; it can be {', '.join(f'.{name}' for name in PICTURES)}"
 
 
 class Unwritable(ValueError):
     """A result cannot be written to its path; the message says why, and where it was saved instead, if anywhere."""
 
 
-def require_file(path: Path) -> None:
+def require_file(path: Path, *, picture: bool = False) -> None:
     """Check that a file can be written, and create its folder. An existing file keeps its content.
 
     Raises:
-        Unwritable: the file or its folder cannot be written.
+        Unwritable: the file or its folder cannot be written, or it is named like a picture and is none.
     """
     if special(path):
         return  # opening it may disturb it
@@ -37,14 +42,18 @@ def require_file(path: Path) -> None:
         tempfile.TemporaryFile(dir=path.parent).close()  # another program may be writing the file itself
     except OSError as error:
         raise Unwritable(f"{short(path)} cannot be written: {cause(error)}; name another file") from error
+    if is_picture(path) and not picture:
+        raise Unwritable(f"{short(path)} is named like a picture, and what is written is none; name another file")
 
 
 def require_folder(path: Path) -> None:
     """Check that files can be written into a folder, and create it.
 
     Raises:
-        Unwritable: the folder cannot be created or written to.
+        Unwritable: the folder cannot be created or written to, or a new one would be named like a file.
     """
+    if path.suffix[1:].lower() in FILES and not path.is_dir():
+        raise Unwritable(f"{short(path)} is named like a file, and would be a folder; leave out {path.suffix}")
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
@@ -52,16 +61,20 @@ def require_folder(path: Path) -> None:
         raise Unwritable(f"{short(path)} cannot be written to: {cause(error)}; name another folder") from error
 
 
-def require_picture(path: Path, formats: Collection[str]) -> None:
-    """Check that a picture can be written, and that its suffix is one of the formats, which are names without a dot.
+def require_picture(path: Path) -> None:
+    """Check that a picture can be written, and that its suffix is the format of one.
 
     Raises:
         Unwritable: the suffix is no such format, or the file cannot be written.
     """
-    if path.suffix.removeprefix(".").lower() not in formats:
-        known = ", ".join(sorted(f".{name}" for name in formats))
-        raise Unwritable(f"{short(path)} has no suffix of a picture format; use one of {known}")
-    require_file(path)
+    if not is_picture(path):
+        raise Unwritable(f"{short(path)} {NO_PICTURE}")
+    require_file(path, picture=True)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the suffix of a path is the format of a picture."""
+    return path.suffix[1:].lower() in PICTURES
 
 
 def require_apart(outputs: Mapping[str, Path], inputs: Iterable[Path] = ()) -> None:
@@ -232,6 +245,7 @@ def present(option: argparse.Namespace, document: str, text: str) -> None:
     paths = {"--json": option.json, "--png": option.png}
     require_apart({name: path for name, path in paths.items() if path not in (None, STDOUT)})
     if option.json not in (None, STDOUT):
+        require_file(option.json)
         save_text(option.json, document)
     drawn = drawn_elsewhere(document, option.png) if option.png else None
     print(document if option.json == STDOUT else text)

@@ -14,11 +14,18 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names what is wrong and `--help`, without lines of usage before it."""
+    """A parser that names what is wrong and `--help`, without lines of usage before it.
+
+    Attributes:
+        hint: what the message says of options that are unknown or missing; empty for nothing.
+    """
+
+    hint = ""
 
     def error(self, message: str) -> NoReturn:
         """End the command with 2."""
-        self.exit(WRONG_USAGE, f"{self.prog}: {message}; see --help")
+        hint = f"; {self.hint}" if self.hint and message.startswith(("unrecognized", "the following")) else ""
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}{hint}; see --help")
 
     def print_help(self, file: Any = None) -> None:
         """Print the help, and end the command: with 141 or 5 if stdout takes nothing."""
@@ -107,6 +114,7 @@ class Command:
         options: groups of options, and options of its own.
         epilog: the end of its help.
         instead: the module that runs it in place of `module`, by the option that selects it.
+        hint: what a message says of options that are unknown or missing.
         defaults: values of the parsed options that have no option.
     """
 
@@ -117,10 +125,11 @@ class Command:
         *options: Group | Option,
         epilog: str | None = None,
         instead: Mapping[str, str] = MappingProxyType({}),
+        hint: str = "",
         **defaults: Any,
     ) -> None:
         self.summary, self.module, self.options, self.epilog, self.defaults = summary, module, options, epilog, defaults
-        self.instead = instead
+        self.instead, self.hint = instead, hint
 
     def module_of(self, options: argparse.Namespace) -> str:
         """The module that runs it with these options."""
@@ -140,6 +149,7 @@ class Command:
             for option in part.options if isinstance(part, Group) else [part]:
                 option.declare(group.add_argument)
         parser.set_defaults(**self.defaults)
+        parser.hint = self.hint
         return parser
 
 

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import NoReturn
 
+from benchmarks.cli.outputs import NO_PICTURE, is_picture
 from benchmarks.devices.topology import Topology
 
 MOST = 2**63 - 1
@@ -115,9 +116,9 @@ def percent(text: str) -> float:
 
 def switch(text: str) -> bool:
     """Parse true or false."""
-    if text not in ("true", "false"):
+    if text.lower() not in ("true", "false"):  # messages write False, as Python does
         refuse(text, "is neither true nor false")
-    return text == "true"
+    return text.lower() == "true"
 
 
 def assignment(text: str) -> tuple[str, str]:
@@ -174,6 +175,13 @@ def topology(text: str) -> Topology:
 def topology_or_here(text: str) -> Topology | str:
     """Parse a topology, or "here" for the devices of this machine."""
     return text if text == "here" else topology(text)
+
+
+def picture(text: str) -> Path:
+    """Parse the path of a picture: its suffix is its format."""
+    if not is_picture(path := Path(text)):
+        refuse(text, NO_PICTURE)
+    return path
 
 
 def program(text: str) -> str:

@@ -6,10 +6,13 @@ meshmark show fsdp --mesh fsdp=4,tensor=2 --png shards.png
 import argparse
 import json
 import sys
+from collections.abc import Iterable
+from typing import Any
 
+from benchmarks.cases.selection import values_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import present
-from strategies import STRATEGIES, Infeasible
+from strategies import STRATEGIES, Infeasible, MeshSpec
 from strategies.costs.overview import Overview, asked_overview
 
 
@@ -21,6 +24,7 @@ def main(option: argparse.Namespace) -> None:
     with refusing():
         if option.json and str(option.json) in STRATEGIES:
             raise Infeasible(f"--json {option.json} names a file; give the strategy before --json")
+        option.option = one_of_each(option.option)
         if option.png and len(option.names or STRATEGIES) > 1:
             raise Infeasible(f"--png draws one strategy, and {len(option.names or STRATEGIES)} are named; name one")
         found = named(option) if option.names else possible(option)
@@ -45,7 +49,19 @@ def of_strategy(name: str, option: argparse.Namespace) -> Overview:
         ValueError: the options do not fit together, or the strategy does not exist.
     """
     topology = option.topology and str(option.topology)
-    return asked_overview(name, option.preset, option.mesh, topology, option.batch_size)
+    return asked_overview(name, option.preset, option.mesh, topology, option.batch_size, **option.option)
+
+
+def one_of_each(given: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """The options of a strategy, each with one value.
+
+    Raises:
+        ValueError: there is no such option, it has several values, or one is not possible.
+    """
+    found = values_of(given)
+    if several := [name for name, values in found if len(values) > 1]:
+        raise Infeasible(f"--option {several[0]} has several values, and one step is shown; leave the others out")
+    return {name: value for name, (value,) in found}
 
 
 def named(option: argparse.Namespace) -> list[Overview]:
@@ -77,7 +93,8 @@ def possible(option: argparse.Namespace) -> list[Overview]:
         else:
             found += [overview] if overview.strategy == name else []  # the others are shown by their own name
     if not found:
-        raise next(iter(refused.values()))
+        axes = MeshSpec.of(option.mesh).sizes.keys() if option.mesh else ()
+        raise next((refused[name] for name in refused if {*axes} <= {*STRATEGIES[name].axis_names}), refused["single"])
     for name, error in refused.items():
         print(f"without {name}: {error}", file=sys.stderr)
     return found

@@ -25,7 +25,7 @@ import jax
 from benchmarks.cases.case import Case, Selection
 from benchmarks.cases.columns import SCHEMA_VERSION
 from benchmarks.cases.selection import selected
-from benchmarks.cli.options import EXTRA_SECONDS, MEASURE, ROUNDS
+from benchmarks.cli.options import EXTRA_SECONDS, MEASURE, ROUNDS, dashed
 from benchmarks.cli.outputs import require_folder
 from benchmarks.cli.parser import Command
 from benchmarks.cli.starting import resume_collection
@@ -48,6 +48,12 @@ from benchmarks.run.progress import Progress, print_summary, say_regularly
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 
 Tell = Callable[[Mapping[str, Any]], None]
+OF_RUNNING = {
+    "memory_profile": "says what steps hold",
+    "trace_dir": "traces steps",
+    "attribution": "says where the time goes of steps",
+}
+"""Options of steps that run, and what each does."""
 
 
 def main(tell: Tell | None = None, arguments: Sequence[str] | None = None) -> int:
@@ -212,13 +218,13 @@ def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selecti
     """The settings of a run.
 
     Raises:
-        ValueError: a memory profile cannot be made or written, or the machine file cannot be read.
+        ValueError: a profile cannot be made or written, or the machine file cannot be read.
     """
-    if option.memory_profile:
-        if option.compile_only:
-            problem = "--memory-profile says what steps hold that run, and --compile-only and --topology run none"
-            raise ValueError(f"{problem}; `meshmark show` says it without running")
-        require_folder(option.memory_profile)
+    for name, what in OF_RUNNING.items():
+        if (given := getattr(option, name)) and option.compile_only:
+            raise ValueError(f"--{dashed(name)} {what} that run, and --compile-only and --topology run none; omit it")
+        if isinstance(given, Path):
+            require_folder(given)
     return RunSettings(
         corpus_N,
         rounds=option.rounds or ROUNDS,

@@ -25,7 +25,8 @@ from pytest_benchmark.stats import Metadata, Stats
 from pytest_benchmark.utils import load_storage
 
 from benchmarks.cases.row import Row
-from benchmarks.cli.outputs import Unwritable, require_file, require_folder, special
+from benchmarks.cli.options import dashed
+from benchmarks.cli.outputs import Unwritable, require_apart, require_file, require_folder, special
 from benchmarks.run.journal import fingerprint
 
 UNTIMED = "untimed"
@@ -157,6 +158,19 @@ def hide_timing_table(config: pytest.Config) -> None:
     shown = option.benchmark_columns or option.benchmark_compare or option.benchmark_histogram
     option.benchmark_quiet = not (shown or option.benchmark_verbose)
     warnings.filterwarnings("ignore", "Not saving anything, no benchmarks have been run")
+
+
+def require_different(option: argparse.Namespace) -> None:
+    """Check that the report and the folders of profiles are different paths.
+
+    Raises:
+        pytest.UsageError: two are the same.
+    """
+    given = {f"--{dashed(name)}": getattr(option, name) for name in ("benchmark_json", "trace_dir", "memory_profile")}
+    try:
+        require_apart({name: path for name, path in given.items() if path})
+    except Unwritable as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def require_writable(path: Path | None) -> None:

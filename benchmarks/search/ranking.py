@@ -15,7 +15,6 @@ from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import Infeasible
 from strategies.costs.predict import Cost, predict
-from strategies.infeasible import WrongSize
 
 UNLIMITED = 1e6
 """Factor of a resource that no longer limits anything."""
@@ -162,7 +161,7 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
                 fitting.append(candidate)
         except Infeasible as error:
             # A search tries other sizes anyway, and counts reasons that are the same.
-            infeasible.append((case, error.alone if isinstance(error, WrongSize) else str(error)))
+            infeasible.append((case, error.alone))
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
 

@@ -13,6 +13,7 @@ from benchmarks.cases.selection import (
     known_strategies,
     model,
     require_all_devices,
+    require_axes,
     require_options,
     unique,
     values_of,
@@ -87,6 +88,7 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
         values_of(args.option),
         tuple(dict(args.compiler_option).items()),
     )
+    require_axes(space.strategies, meshes)
     if not any(True for _ in space.strategy_meshes()):
         wanted = " or ".join(map(str, meshes)) or f"a mesh of {device_count(args.topology)} devices"
         experts = "" if space.config.experts else ", and the axis expert needs a model with experts"

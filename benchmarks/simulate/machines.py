@@ -122,7 +122,9 @@ def machine_path(name: str) -> Path:
     if name.endswith(".json"):
         return Path(name)
     if name not in machine_names():
-        raise UnknownMachine(f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path")
+        raise UnknownMachine(
+            f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path that ends with .json"
+        )
     return FOLDER / f"{name}.json"
 
 

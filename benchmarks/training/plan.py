@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from benchmarks.cases.case import Case, options_of
-from benchmarks.cases.selection import available_devices, model, selected
+from benchmarks.cases.selection import OPTIONS, available_devices, model, selected
+from benchmarks.cli.commands import COMMANDS
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
@@ -20,6 +21,7 @@ from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, State, S
 from strategies.checkpoints import CheckpointInfo, positions, read_info
 from strategies.huggingface import Pretrained, read
 from strategies.model.gpt import param_count, resolved
+from strategies.names import differences
 
 LEARNING = (
     *("batch_size", "learning_rate", "warmup_steps", "decay_steps", "final_learning_rate"),
@@ -29,6 +31,12 @@ LEARNING = (
 """Fields of `TrainConfig` that change what is learnt, and not only the order in which it is computed."""
 OF_SOME_STRATEGIES = "reduce_dtype", "compression", "compression_warmup"
 """Those of them that some strategies do not have."""
+OPTION_OF = {
+    **{name: f"--option {name}=..." for name in OPTIONS},
+    **{each.name.lstrip("-").replace("-", "_"): each.name for each in COMMANDS["train"].all_options()},
+    **{"tied": "--untied", "tokens": "--tokenizer", "corpus_sha256": "--corpus"},
+}
+"""Fields of a recipe -> the options that set them."""
 CHECKPOINTS = "checkpoints"
 LOG = "log.jsonl"
 
@@ -134,8 +142,8 @@ class Plan:
         before = as_json({**recipe, **dataclasses.asdict(resolved(checkpoint.config))})
         lacks = {*OF_SOME_STRATEGIES}.difference(options_of(self.case.strategy))
         compared = {name: now for name, now in self.recipe.items() if name in before and name not in lacks}
-        if differs := [f"{name}={before[name]}, not {now}" for name, now in compared.items() if before[name] != now]:
-            problem = f"the run in {self.out} has {'; '.join(differs)}"
+        if differs := differences(before, compared, OPTION_OF):
+            problem = f"the run in {self.out} has {differs}"
             raise ValueError(f"{problem}; resume it with its own options, or train into another --out")
 
     def facts(self, step: Step) -> dict[str, Any]:
@@ -189,7 +197,8 @@ def checkpoint_of(out: Path) -> CheckpointInfo:
     try:
         return read_info(out / CHECKPOINTS)
     except CheckpointError as error:
-        raise ValueError(f"--resume: {error}") from error
+        way_out = "" if positions(out / CHECKPOINTS) else "; name the folder of a run by --out, or leave --resume out"
+        raise ValueError(f"--resume: {error}{way_out}") from error
 
 
 def _microbatches_of(saved: CheckpointInfo, out: Path) -> int:

@@ -7,12 +7,9 @@ from pathlib import Path
 import matplotlib as mpl
 import seaborn as sns
 from matplotlib.axis import Axis
-from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, NullFormatter
 
-FORMATS = frozenset(FigureCanvasBase.get_supported_filetypes())
-"""Supported file formats, as endings of file names without the dot."""
 # With these settings, figures drawn twice from the same rows are equal files, so a committed figure's diff shows a real
 # change.
 REPRODUCIBLE = {"svg.hashsalt": "meshmark"}

@@ -1,7 +1,9 @@
 """The figures of runs: those of each workload in all formats, and the loss curves of training runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -17,19 +19,27 @@ from results.records.rows import RecordError
 from results.records.training import TrainingRun
 
 
-def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
-    """Write the figures of the rows as PNG and SVG; if there are several workloads, each gets its own folder.
+class Drawing(NamedTuple):
+    """A figure that is drawn when it is called for.
+
+    Attributes:
+        name: its path in the folder, without a suffix.
+        figure: () -> the figure.
+    """
+
+    name: str
+    figure: Callable[[], Figure]
+
+
+def drawings_of_run(rows: pd.DataFrame, batch: int | None = None) -> list[Drawing]:
+    """The figures of the rows; if there are several workloads, each gets its own folder.
 
     Workloads that differ only in the attention window, or in the routing, also get a figure together.
 
     Args:
         rows: a table from `results.records.rows.load`.
-        out: the folder to write to; it is created if it does not exist.
         batch: the global batch, in sequences, of the figures that show one batch; by default the batch that most
             counted rows have.
-
-    Returns:
-        The paths written.
 
     Raises:
         RecordError: no row can be drawn, or none with this batch.
@@ -41,26 +51,25 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
         )
     look = look_of(rows["strategy"].unique())
     drawable = {label: part for label, part in workloads(rows) if is_counted(part).any()}
-    folders = [out / name for name in deduplicated(map(safe_name, drawable))] if len(drawable) > 1 else [out]
-    paths = []
-    with themed():
-        for folder, part in zip(folders, drawable.values(), strict=True):
-            paths += plot_workload(part, look, folder, batch or widest_batch(part))
-        of_windows, of_routings = windows.sweeps(rows), windows.sweeps(rows, "forced", experts.SAME)
-        for figure, name, found in (
-            (windows.time_and_memory_vs_window, windows.NAME, dict(of_windows)),
-            (experts.time_and_memory_vs_imbalance, experts.NAME, dict(of_routings)),
-        ):
-            labels = deduplicated(map(safe_name, found))
-            names = [f"{name}-{label}" for label in labels] if len(found) > 1 else [name]
-            for path, part in zip(names, found.values(), strict=False):
-                at_batch = part[part["global_batch_sequences"] == (batch or widest_batch(part))]
-                paths += draw_all(figure(at_batch, look), out / path)
-    return paths
+    folders = [f"{name}/" for name in deduplicated(map(safe_name, drawable))] if len(drawable) > 1 else [""]
+    drawings = list[Drawing]()
+    for folder, part in zip(folders, drawable.values(), strict=True):
+        drawings += drawings_of_workload(part, look, folder, batch or widest_batch(part))
+    of_windows, of_routings = windows.sweeps(rows), windows.sweeps(rows, "forced", experts.SAME)
+    for figure, name, found in (
+        (windows.time_and_memory_vs_window, windows.NAME, dict(of_windows)),
+        (experts.time_and_memory_vs_imbalance, experts.NAME, dict(of_routings)),
+    ):
+        labels = deduplicated(map(safe_name, found))
+        names = [f"{name}-{label}" for label in labels] if len(found) > 1 else [name]
+        for path, part in zip(names, found.values(), strict=False):
+            at_batch = part[part["global_batch_sequences"] == (batch or widest_batch(part))]
+            drawings.append(Drawing(path, partial(figure, at_batch, look)))
+    return drawings
 
 
-def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> list[Path]:
-    """Write the figures of one workload, and return the paths written.
+def drawings_of_workload(rows: pd.DataFrame, look: Look, folder: str, batch: int) -> Iterator[Drawing]:
+    """Yield the figures of one workload; `folder` is empty, or ends with a slash.
 
     Raises:
         RecordError: no row with this batch can be drawn.
@@ -71,23 +80,23 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
             f"nothing to draw with a global batch of {batch}; it can be {', '.join(f'{b:.0f}' for b in batches)}"
         )
     at_batch = rows[rows["global_batch_sequences"] == batch]
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     for name in figures_of(rows, at_batch):
-        figure = FIGURES[name](rows if name in OF_ALL_BATCHES else at_batch, look)
-        paths += draw_all(figure, folder / name)
-    return paths
+        yield Drawing(f"{folder}{name}", partial(FIGURES[name], rows if name in OF_ALL_BATCHES else at_batch, look))
 
 
-def plot_training(runs: Sequence[TrainingRun], folder: Path) -> list[Path]:
-    """Write the loss curves of training runs, and return the paths written."""
+def drawings_of_training(runs: Sequence[TrainingRun]) -> list[Drawing]:
+    """The loss curves of training runs."""
+    return [Drawing(loss_curves.__name__, partial(loss_curves, runs))]
+
+
+def draw_all(drawings: Sequence[Drawing], out: Path) -> list[Path]:
+    """Write figures as PNG and SVG into a folder, and return the paths written."""
+    paths = list[Path]()
     with themed():
-        return draw_all(loss_curves(runs), folder / loss_curves.__name__)
-
-
-def draw_all(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure in all formats, and return the paths written."""
-    paths = [path.with_suffix(f".{suffix}") for suffix in METADATA]
-    for each in paths:
-        draw(figure, each)
+        for drawing in drawings:
+            figure, path = drawing.figure(), out / drawing.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for suffix in METADATA:
+                paths.append(path.parent / f"{path.name}.{suffix}")
+                draw(figure, paths[-1])
     return paths

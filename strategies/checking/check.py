@@ -79,7 +79,7 @@ def check_step(step: Step, batches: Sequence[Any] = ()) -> Agreement:
     Raises:
         Mismatch, Infeasible: as `check`.
     """
-    if step.inexact:
+    if require_instance(step, Step, "the step", TypeError).inexact:
         raise Infeasible(f"the step is not exact by design, so it equals no other: {step.inexact}")
     single = SINGLE.build(step.config, "data=1", for_one_device(step.train, step.config), one_device(step))
     random = np.random.default_rng(0)

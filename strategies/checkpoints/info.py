@@ -112,7 +112,8 @@ def local(folder: str | Path) -> Path:
         CheckpointError: it is a URL or no path.
     """
     if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
-        raise CheckpointError(f"{folder!r} is no folder; give a path, as a text or a Path")
+        shown = reprlib.repr(folder) if isinstance(folder, str | None) else f"a {type(folder).__name__}"
+        raise CheckpointError(f"the folder of checkpoints is {shown}; give a path, as a text or a Path")
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(folder)):  # two letters at least: C:/ is a drive
         raise CheckpointError(f"{folder} is a URL; checkpoints need a file system: mount it, and name the folder")
     try:
@@ -127,8 +128,9 @@ def positions(folder: str | Path) -> list[int]:
     Raises:
         CheckpointError: the folder cannot be read.
     """
+    folder = local(folder)
     try:
-        there = Path(folder).iterdir() if Path(folder).is_dir() else ()
+        there = folder.iterdir() if folder.is_dir() else ()
         numbered = [path for path in there if re.fullmatch("0|[1-9][0-9]{0,18}", path.name)]
         return sorted(int(path.name) for path in numbered if (path / INFO).is_file())
     except OSError as error:
@@ -136,7 +138,12 @@ def positions(folder: str | Path) -> list[int]:
 
 
 def _near(folder: Path) -> str:
-    """Which folder is meant by that of a training, or by one of its checkpoints; empty if neither has any."""
+    """Which folder is meant by that of a training, or by one of its checkpoints; or why there are none."""
+    if not folder.is_dir():
+        return ", because it is a file" if folder.exists() else ", because it does not exist"
+    torn = [path for path in (folder, *folder.iterdir()) if path.name.isdecimal()]
+    if not positions(folder) and torn and not positions(folder.parent):
+        return f": {torn[0]} lacks {INFO}, without which a checkpoint is not whole; restore another"
     near = next((near for near in (folder / "checkpoints", folder.parent) if positions(near)), None)
     return f"; name {near}" if near else ""
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from strategies.arguments import require_instance
 from strategies.checkpoints import error_feedback, zarr_arrays
 from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.checkpoints.info import INFO, CheckpointError, CheckpointInfo, damaged, local
@@ -15,6 +16,7 @@ from strategies.checkpoints.info import read as read_info
 from strategies.checkpoints.saving import failure_of_last
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import resolved
+from strategies.names import differences
 from strategies.step import State, Step
 
 
@@ -38,7 +40,9 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
 
     Raises:
         CheckpointError: there is none, it is damaged, of another model, or of a newer format.
+        Infeasible: the step is something else.
     """
+    require_instance(step, Step, "the step")
     failure = failure_of_last(local(folder))
     info = read_info(folder, at)
     if failure and at is None:
@@ -77,9 +81,9 @@ def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None
     """Refuse a checkpoint of another model. The padding of the vocabulary may differ: it is not saved."""
     unpadded = (dataclasses.replace(resolved(each), vocab_multiple=1) for each in (saved, config))
     before, now = (dataclasses.asdict(each) for each in unpadded)
-    if differs := [f"{name}={before[name]}, not {now[name]}" for name in now if before[name] != now[name]]:
-        problem = f"the checkpoint {path} is of another model: {'; '.join(differs)}"
-        raise CheckpointError(f"{problem}; build the step with the saved configuration")
+    if differs := differences(before, now):
+        problem = f"the checkpoint {path} is of another model: {differs}"
+        raise CheckpointError(f"{problem}; build the step with the saved configuration, read_info(FOLDER).config")
 
 
 def require_unchanged(path: Path, info: CheckpointInfo) -> None:

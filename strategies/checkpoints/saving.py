@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from strategies.arguments import require_like
+from strategies.arguments import require_instance, require_like, require_placed, require_present
 from strategies.checkpoints import info
 from strategies.checkpoints.canonical import leaves
 from strategies.checkpoints.info import CheckpointError, CheckpointInfo
@@ -122,10 +122,14 @@ def save(
 
     Raises:
         CheckpointError: it cannot be written, or there is one of this position already. Others stay.
+        Infeasible: step or state are something else, or the state is not of this step.
     """
     from strategies.checkpoints import writing  # loads Orbax, which takes up to a second
 
-    require_like(state, step.state, "the state")
+    expected = require_instance(step, Step, "the step").state
+    require_like(require_instance(state, State, "the state"), expected, "the state")
+    require_present(state, "the state")
+    require_placed(jax.tree.leaves(state), jax.tree.leaves(expected), "the state")
     folder = info.local(folder)
     try:
         checked(position, Whole | None, "position")

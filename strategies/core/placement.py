@@ -7,7 +7,9 @@ The axes of a strategy state it (axis.py). From it follows the table of weights 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
+from strategies.infeasible import Infeasible
 from strategies.schema import require_types
 
 Axes = tuple[str, ...]
@@ -106,3 +108,21 @@ class Placement:
             updates=restrict(self.updates),
             reduce_scatter_per_microbatch=self.reduce_scatter_per_microbatch and bool(restrict(self.updates)),
         )
+
+
+def require_master(placement: Placement, train: TrainConfig) -> None:
+    """Refuse `master` where it changes nothing.
+
+    Raises:
+        Infeasible: weights are sharded already, every device updates all weights, or the compute dtype is float32.
+    """
+    if train.master == "none":
+        return
+    asked = f"master={train.master}"
+    if placement.shards:
+        problem = f"{asked} changes nothing where weights are sharded over {' x '.join(placement.shards)}"
+        raise Infeasible(f"{problem}: the shards are float32 already, and are gathered in dtype; leave it out")
+    if not placement.updates:
+        raise Infeasible(f"{asked} needs devices that update shards of weights; leave it out, or use zero1 or zero2")
+    if train.dtype == "float32":
+        raise Infeasible(f"{asked} changes nothing with dtype=float32; leave it out, or use dtype=bfloat16 or float16")

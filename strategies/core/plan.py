@@ -4,7 +4,7 @@ It gives the options that are "auto" a value, and refuses what does not fit, for
 formulas (costs/) alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
@@ -13,10 +13,10 @@ from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import OF_AXES, OFF, TrainConfig
 from strategies.core.axis import Axis, placement_of
-from strategies.core.placement import Placement
+from strategies.core.placement import require_master
 from strategies.core.sizes import Sizes
 from strategies.core.table import require_parts
-from strategies.core.way_out import way_out
+from strategies.core.way_out import other_problems, way_out
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, WrongSize, legal
 from strategies.mesh import MeshSpec
@@ -39,10 +39,19 @@ def require_options(axes: Sequence[Axis], train: TrainConfig) -> None:
     Raises:
         Infeasible: an option would change nothing.
     """
-    for name, default in _without_effect(axes).items():
-        if (value := getattr(train, name)) not in (default, OFF.get(name, default)) and name != "master":
-            names = ", ".join(axis.name for axis in axes)
-            where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
+    names = ", ".join(axis.name for axis in axes)
+    where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
+    require_default(train, (name for name in _without_effect(axes) if name != "master"), where)
+
+
+def require_default(train: TrainConfig, names: Iterable[str], where: str) -> None:
+    """Refuse other values of options than the default, or "off", where they have no effect.
+
+    Raises:
+        Infeasible: an option would change nothing; the message says where.
+    """
+    for name in names:
+        if (value := getattr(train, name)) not in (DEFAULTS[name], OFF.get(name, DEFAULTS[name])):
             raise Infeasible(f"{name}={value} changes nothing {where}; leave it out")
 
 
@@ -55,24 +64,6 @@ def _without_effect(axes: Sequence[Axis]) -> Mapping[str, Any]:
     """Options of axes that none of these axes has, and their defaults."""
     own = {option for axis in axes for option in axis.options}
     return {name: DEFAULTS[name] for name in OF_AXES if name not in own}
-
-
-def require_master(placement: Placement, train: TrainConfig) -> None:
-    """Refuse `master` where it changes nothing.
-
-    Raises:
-        Infeasible: weights are sharded already, every device updates all weights, or the compute dtype is float32.
-    """
-    if train.master == "none":
-        return
-    asked = f"master={train.master}"
-    if placement.shards:
-        problem = f"{asked} changes nothing where weights are sharded over {' x '.join(placement.shards)}"
-        raise Infeasible(f"{problem}: the shards are float32 already, and are gathered in dtype; leave it out")
-    if not placement.updates:
-        raise Infeasible(f"{asked} needs devices that update shards of weights; leave it out, or use zero1 or zero2")
-    if train.dtype == "float32":
-        raise Infeasible(f"{asked} changes nothing with dtype=float32; leave it out, or use dtype=bfloat16 or float16")
 
 
 @dataclass(frozen=True)
@@ -105,6 +96,9 @@ class Plan(Sizes):
         except WrongSize as error:
             make = partial(cls._of, axes, backend=backend, checked=True)
             error.narrowed = partial(way_out, error, config, mesh, train, make)
+            raise
+        except Infeasible as error:
+            error.narrowed = partial(other_problems, error, config, mesh, train, partial(cls.of, axes, backend=backend))
             raise
 
     @classmethod

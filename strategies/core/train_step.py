@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
-from strategies.arguments import guarded, jitted, require_key
+from strategies.arguments import described, guarded, jitted, require_key
 from strategies.config import TrainConfig
 from strategies.core.expert_load import expert_load
 from strategies.core.gradients import accumulated, apart, ready, scatter_shared, sum_remaining, total_of_microbatches
@@ -149,7 +149,8 @@ class _Assembly:
         build, differentiate = partial(nnx.merge, self.abstract[0]), self.implementation.differentiate
         if self.layer_reduction:
             differentiate = self.layer_reduction.differentiate(differentiate)
-        loss, grads = differentiate(build, params, tokens_BS, divisor)
+        found = differentiate(build, params, tokens_BS, divisor)
+        loss, grads = require_gradients(found, params, "differentiate")
         if self.placement.reduce_scatter_per_microbatch:
             remaining, summed = apart(grads, self.plan)
             grads = {**scatter_shared(remaining, self.plan), **summed}
@@ -177,7 +178,9 @@ class _Assembly:
         # By default GPUs and TPUs multiply float32 in reduced precision (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
             loss, grads = differentiate(self.prepared(params), tokens_BS)
-            return strategy.reduce(loss, grads) if strategy.reduce else sum_remaining(loss, grads, plan)
+            if strategy.reduce:
+                return require_gradients(strategy.reduce(loss, grads), grads, "reduce")
+            return sum_remaining(loss, grads, plan)
 
     def prepared(self, params: Weights) -> Weights:
         """The weights with respect to which gradients are taken."""
@@ -254,3 +257,17 @@ class _Assembly:
     def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:
         """The shape and dtype of an array, sharded over the mesh."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
+
+
+def require_gradients(found: Any, like: Weights, hook: str) -> tuple[LossTerms, Weights]:
+    """Return what a function of an `Implementation` returned, if it is the terms of the loss and the gradients.
+
+    Raises:
+        TypeError: it is something else; the message names the function.
+    """
+    loss, grads = found if isinstance(found, tuple | list) and len(found) == 2 else (None, {})
+    if isinstance(loss, dict) and "loss" in loss and jax.tree.structure(grads) == jax.tree.structure(like):
+        return loss, grads
+    what = f"{len(found)} values" if isinstance(found, tuple | list) else described(found)
+    needed = 'two values: the terms of the loss by name, with "loss" among them, and the tree of gradients'
+    raise TypeError(f"`{hook}` of the implementation returned {what}; it must return {needed} that it was given")

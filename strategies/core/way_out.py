@@ -1,7 +1,7 @@
-"""The sizes that an error message offers in place of one that does not fit: those that solve all problems at once.
+"""What an error message offers in place of what does not fit: sizes that solve all problems at once, or all problems.
 
-A check knows its own problem alone, such as heads that the tensor axis does not divide. A plan with another size says
-whether everything fits.
+A check knows its own problem alone, such as heads that the tensor axis does not divide. A plan with another size, or
+without an option, says whether everything fits.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from itertools import islice, product
 from typing import Any
 
-from strategies.config import TrainConfig
+from strategies.config import OF_AXES, TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, WrongSize, divisors, one_of
 from strategies.mesh import MeshSpec
@@ -49,6 +49,27 @@ def way_out(error: WrongSize, config: GPTConfig, mesh: MeshSpec, train: TrainCon
         return one_of(sizes, name) + error.rest
     smaller = next(filter(fits, islice(_smaller(mesh), MOST_PLANS)), None)
     return f"mesh {smaller} fits" if smaller else f"{one_of(asked, name)}, and something else must change, too"
+
+
+def other_problems(error: Infeasible, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, make: Make) -> str:
+    """The end of an error message about options: what else is refused, or which one to leave out; often empty.
+
+    Args:
+        error: an option is impossible here, or options exclude each other.
+        config, mesh, train: what was asked for.
+        make: makes a plan of them, changed, whose errors name all their problems.
+    """
+    others = list[Infeasible]()
+    for option in fields(TrainConfig):
+        if getattr(train, option.name) == option.default or option.name not in (*OF_AXES, "attention"):
+            continue
+        try:
+            make(config, mesh, replace(train, **{option.name: option.default}))
+        except Infeasible as other:
+            others += [other] if other.alone != error.alone else []
+        else:
+            return f"; without {option.name} all else fits" if others else ""
+    return f"; and {others[0]}" if others else ""
 
 
 def _with(options: Any, sizes: dict[str, int]) -> Any:

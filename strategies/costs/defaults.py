@@ -27,10 +27,16 @@ def strategy_for(name: str, mesh: MeshSpec) -> str:
     extending = [each for each in taking if {*strategy.axis_names} <= {*each.axis_names} and not each.twins]
     same = [each for each in extending if each.placement.along(strategy.axis_names) == strategy.placement]
     if not same:
-        others = f"which is one of {', '.join(each.name for each in taking)}" if taking else "there is none yet"
-        lacking = next(axis for axis in mesh.sizes if axis not in strategy.axis_names)
-        raise Infeasible(f"{name} has no axis {lacking}; mesh {mesh} takes a strategy with all of its axes, {others}")
+        raise lacks_axis(name, mesh)
     return min(same, key=lambda each: len(each.axis_names)).name
+
+
+def lacks_axis(name: str, mesh: MeshSpec) -> Infeasible:
+    """The error of a strategy that lacks an axis of a mesh; its message names the strategies that have all of them."""
+    taking = [each.name for each in strategies.STRATEGIES.values() if {*mesh.sizes} <= {*each.axis_names}]
+    others = f"which is one of {', '.join(taking)}" if taking else "and there is none yet"
+    lacking = next(axis for axis in mesh.sizes if axis not in strategies.STRATEGIES[name].axis_names)
+    return Infeasible(f"{name} has no axis {lacking}; mesh {mesh} takes a strategy with all of its axes, {others}")
 
 
 def usual_mesh(strategy: Strategy, devices: int) -> MeshSpec:

@@ -20,7 +20,7 @@ from strategies.costs.arrays import HeldArray, held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.exchanges import Sent, exchanges, features, united
 from strategies.costs.predict import Cost, predict
-from strategies.infeasible import Infeasible
+from strategies.infeasible import Infeasible, WrongSize
 from strategies.mesh import MeshSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.presets import PRESETS
@@ -138,11 +138,12 @@ def overview(
     cost = None if strategy.twins else predict(name, config, mesh, train)
     plan = cost.plan if cost else Plan.of(strategy.axes, config, mesh, train)
     tokens = f"{batch_size} × {config.sequence:,} tokens"
+    given = (f"{option}={value}" for option, value in options.items() if option not in ("microbatches", "dtype"))
     arrays = tuple(each for each in held_arrays(plan) if cost or each.what != "gradient")
     return Overview(
         strategy=name,
         mesh=mesh.axes,
-        workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype)),
+        workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype, *given)),
         held=tuple(holdings(plan, cost, arrays)),
         sent=cost and tuple(exchanges(cost)),
         zigzag=cost is not None and cost.plan.share.zigzag,
@@ -153,7 +154,12 @@ def overview(
 
 
 def asked_overview(
-    name: str, preset: str | None, mesh: str | None, topology: str | None, batch_size: int | None
+    name: str,
+    preset: str | None,
+    mesh: str | None,
+    topology: str | None,
+    batch_size: int | None,
+    **options: Any,
 ) -> Overview:
     """The overview that a user asks for: of a mesh, of all devices of a topology, of both, or of an example.
 
@@ -163,6 +169,7 @@ def asked_overview(
         mesh: text of the mesh; default: the usual one of all devices of the topology, or `example_mesh`.
         topology: its text, as `devices_of` reads it; None for any devices.
         batch_size: sequences in the global batch; default: 16, or one for each device of the topology.
+        options: as for `overview`.
 
     Raises:
         Infeasible: topology, mesh, model and batch do not fit together, or cannot be read.
@@ -175,7 +182,13 @@ def asked_overview(
         if spec.size != devices:
             raise Infeasible(f"mesh {spec} takes {spec.size} devices, and must take all {devices} of {topology}")
     batch_size = (devices or 16) if batch_size is None else batch_size
-    return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size)
+    try:
+        return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size, **options)
+    except WrongSize as error:
+        if devices is None or mesh is not None:
+            raise
+        problem = f"the usual mesh of {topology} is {spec}, and {error.problem}"
+        raise Infeasible(f"{problem}; name another mesh or another topology") from error
 
 
 def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:

@@ -37,7 +37,11 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
     names = facts.get("architectures")
     family = next((family for name, family in FAMILIES.items() if names == [name]), None)
     if family is None:
-        raise HuggingFaceError(f"{where} has architectures: {names}; supported are {', '.join(FAMILIES)}")
+        supported = f"supported is a list of one of {', '.join(FAMILIES)}"
+        raise HuggingFaceError(f"{where} has architectures: {json.dumps(names)}; {supported}")
+    if facts.get("model_type") not in (None, family.model_type):
+        stated = f"model_type: {json.dumps(facts['model_type'])} and architectures: {json.dumps(names)}"
+        raise HuggingFaceError(f"{where} has {stated}, which have model_type {family.model_type}; correct one of them")
     if family.model_type == "qwen3_moe":
         facts = {_ALIASES.get(name, name): value for name, value in facts.items()}
     facts = {**facts, **{name: value for name, value in family.defaults.items() if facts.get(name) is None}}

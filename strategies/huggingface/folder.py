@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from strategies.arguments import described, require_instance
 from strategies.checkpoints import read_info, zarr_arrays
 from strategies.checkpoints.canonical import Index, Leaf, assembled, leaves
 from strategies.checkpoints.info import damaged, local
 from strategies.checkpoints.restoring import initial, require_unchanged
 from strategies.config import Dtype
-from strategies.files import decode_json, read_bytes
+from strategies.files import read_json
 from strategies.gpt_config import GPTConfig
 from strategies.huggingface import safetensors, tensors
 from strategies.huggingface.config_json import HuggingFaceError, config_of, differences, facts_of
@@ -30,6 +32,7 @@ from strategies.step import State, Step
 CONFIG, FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 NO_WEIGHT = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 """How names of tensors end that older versions of transformers wrote, and that follow from the configuration."""
+OF_MODELS = "name a folder of a model of Hugging Face, with config.json and safetensors"
 MOST_FILE_BYTES = 5 * 10**9
 """Of a file that is written, as in transformers, unless one tensor is larger."""
 MOST_TILE_BYTES = 2**26
@@ -61,8 +64,8 @@ class Pretrained:
         """
         but = ["sequence"] if self.family.is_rotary and config.sequence <= self.config.sequence else []
         if differs := differences(self.config, config, but):
-            own = ", ".join(differences(config, self.config, but))
-            raise HuggingFaceError(f"{self.folder / CONFIG} has {own}, which cannot be {', '.join(differs)}")
+            own = differences(config, self.config, but)
+            raise HuggingFaceError(f"{self.folder / CONFIG} has {_some(own, 5)}, which cannot be {_some(differs, 5)}")
 
     def state(self, step: Step) -> State:
         """The state of a step before its first update, with the weights of the folder.
@@ -72,7 +75,7 @@ class Pretrained:
         Raises:
             HuggingFaceError: the step is of another model, or a weight is not finite.
         """
-        self.require_same(step.config)
+        self.require_same(require_instance(step, Step, "the step").config)
         layouts, found = tensors.layouts(step.config, self.family), leaves(step)
         fresh = initial(step, {leaf.name for leaf in found if not leaf.name.startswith("params/")})
 
@@ -96,7 +99,7 @@ def read(folder: str | Path) -> Pretrained:
         HuggingFaceError: its model is not supported, or it lacks a tensor, or has one of another shape or name.
         SchemaError: a file is missing or is not what its name says.
     """
-    folder = Path(folder)
+    folder = _path(folder)
     family, config = config_of(_facts(folder / CONFIG), str(folder / CONFIG))
     expected = tensors.shapes(tensors.layouts(config, family))
     there = {name: tensor for name, tensor in _tensors(folder).items() if not NO_WEIGHT.search(name)}
@@ -116,8 +119,14 @@ def read(folder: str | Path) -> Pretrained:
     return Pretrained(folder, family, config, there)
 
 
+def _path(folder: Any) -> Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise HuggingFaceError(f"the folder is {described(folder)}; give a path, as a text or a Path")
+    return Path(folder)
+
+
 def _facts(path: Path) -> dict[str, Any]:
-    return checked(decode_json(read_bytes(path), str(path)), dict[str, Any], str(path))
+    return checked(read_json(path, OF_MODELS), dict[str, Any], str(path))
 
 
 def _tensors(folder: Path) -> dict[str, np.ndarray]:
@@ -138,8 +147,8 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and all(map(np.array_equal, one, other))
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+def _some(names: list[str], most: int = 3) -> str:
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
 def write(folder: str | Path, checkpoints: str | Path, *, at: int | None = None, dtype: Dtype = "float32") -> None:
@@ -152,11 +161,14 @@ def write(folder: str | Path, checkpoints: str | Path, *, at: int | None = None,
         dtype: of the tensors.
 
     Raises:
-        HuggingFaceError: there is something in the folder already, or no family of transformers has the model.
+        HuggingFaceError: there is something in the folder already, no family of transformers has the model, or the
+            dtype is another.
         CheckpointError: the checkpoint cannot be read.
         OSError: the folder cannot be written.
     """
-    info, folder = read_info(checkpoints, at), Path(folder)
+    if dtype not in safetensors.DTYPES.values():
+        raise HuggingFaceError(f"dtype={described(dtype)}; it can be {', '.join(safetensors.DTYPES.values())}")
+    info, folder = read_info(checkpoints, at), _path(folder)
     path = local(checkpoints) / str(info.position)
     require_unchanged(path, info)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -18,6 +18,9 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     """A bad option or environment ends the run before its first case, with one line that says what is wrong."""
     refused = {
         "--strategy=ddp": "--strategy 'ddp' is no strategy; there are single, data, ",
+        "--trace-dir=/dev/null": "/dev/null cannot be written to: /dev/null is not a folder; name another folder",
+        "--strategy=fsdp,data --mesh=tensor=2": "fsdp has no axis tensor; mesh tensor=2 takes a strategy with all of",
+        "--trace-dir=x --compile-only": "--trace-dir traces steps that run, and --compile-only and --topology run none",
         "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
         f"--benchmark-json={tmp_path}": "cannot be written: Is a directory; name another",
         f"--benchmark-json={tmp_path}/{'x' * 245}.json": "cannot be written: File name too long; name another",
@@ -27,7 +30,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     }
     (tmp_path / "file").touch()
     unstorable = start(f"--benchmark-storage={tmp_path}/file/folder", "--benchmark-autosave")
-    several = [(start(option), message) for option, message in refused.items()]
+    several = [(start(*option.split()), message) for option, message in refused.items()]
     environments: dict[str, tuple[Any, str]] = {
         "JAX_PLATFORMS": ("tpu", "JAX finds no devices where JAX_PLATFORMS is tpu: RuntimeError: Unable to initialize"),
         "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES='zero' is no number of devices; give a whole"),
@@ -92,6 +95,10 @@ def test_xdist_workers_refuse_benchmarks_among_other_tests() -> None:
     [
         ({"numprocesses": 2}, "cases are timed one at a time, because they would slow each other down; leave out -n"),
         ({"benchmark_json": BytesIO()}, "meshmark needs pytest-benchmark 5.3 or later: pip install --upgrade"),
+        (
+            {"benchmark_json": Path("x"), "trace_dir": Path("x")},
+            "--trace-dir x would overwrite the output of --benchmark-json; name another file",
+        ),
         ({"resume": True}, "--resume continues a run that was stopped; give the --benchmark-json of that run"),
         ({"resume": True, "benchmark_json": Path("/never/run.json")}, "--resume continues a run that was stopped"),
     ],
@@ -101,6 +108,7 @@ def test_bad_options_are_refused_before_a_process_starts(options: dict[str, Any]
     offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
     offered |= {"benchmark_storage": "file://./.benchmarks", "benchmark_save": None, "benchmark_autosave": False}
     offered |= dict.fromkeys(("benchmark_histogram", "benchmark_compare", "benchmark_compare_fail", "benchmark_netrc"))
+    offered |= dict.fromkeys(("trace_dir", "memory_profile"))
     offered |= {"distributed": False, "coordinator": None, "processes": None, "process_id": None}
     invocation = SimpleNamespace(dir=ROOT, args=())
     config: Any = SimpleNamespace(

@@ -30,6 +30,8 @@ def test_what_is_written_as_json_is_drawn(written_by: str, arguments: list[str],
     [
         (["run.json", "printed.json"], "run.json is of the kind run, and printed.json is not; plot them apart"),
         (["printed.json", "printed.json"], "a picture is of one schedule; plot the 2 files apart"),
+        (["run.json", "--out=z.png"], "z.png is one picture, and there are 2 of these files (memory_per_device, where"),
+        (["folder"], "folder is a folder, and files are drawn; name one, such as folder/log.jsonl"),
         (["run.json", "--between=1,2"], "--between is a part of a trace, and this is of the kind run; leave it out"),
         (
             ["printed.json", "--batch-size=8"],
@@ -44,10 +46,13 @@ def test_what_has_no_effect_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Files of several kinds, several files of one picture, and options of another kind."""
+    """Files of several kinds, several files of one picture, several pictures into one file, and other options."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "log.jsonl").touch()
     write_run(tmp_path / "run.json", [row()])
     command("schedule")(["gpipe", "--stages=2", "--microbatches=2", "--json=printed.json"])
     with pytest.raises(SystemExit, match="2"):
         plot(arguments)
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "z.png").exists()

@@ -125,6 +125,12 @@ def test_a_run_that_moved_is_named_by_all_its_strategies(tmp_path: Path) -> None
     assert labels_of(twins) == ["single data=1 (single-data=1)", "single data=1 (b)"]
 
 
+def test_one_figure_is_written_to_the_picture_that_is_named(logs: list[Path], tmp_path: Path) -> None:
+    """An output with a picture's suffix is a file, never a folder."""
+    main([*map(str, logs), "--out", str(tmp_path / "z.png")])
+    assert (tmp_path / "z.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_command_draws_the_same_picture_each_time(logs: list[Path], tmp_path: Path) -> None:
     """`results.plot` writes the curves as PNG and SVG; drawn twice they are equal files."""
     for name in ("one", "two"):

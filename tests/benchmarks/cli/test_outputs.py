@@ -6,8 +6,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from matplotlib.backend_bases import FigureCanvasBase
 
-from benchmarks.cli.outputs import Unwritable, locked, save, save_text
+from benchmarks.cli.outputs import PICTURES, Unwritable, locked, save, save_text
 from benchmarks.run.journal import Journal
 from benchmarks.training.log import held
 
@@ -72,3 +73,8 @@ def test_what_is_in_dev_is_written_in_place(tmp_path: Path) -> None:
         save_text(Path(f"/dev/fd/{output.fileno()}"), "text")
     assert (tmp_path / "output").stat().st_ino == inode
     assert (tmp_path / "output").read_text() == "text"
+
+
+def test_every_format_of_a_picture_can_be_drawn() -> None:
+    """The suffixes that commands accept for a picture are formats of matplotlib, which commands do not import."""
+    assert {*PICTURES} <= FigureCanvasBase.get_supported_filetypes().keys()

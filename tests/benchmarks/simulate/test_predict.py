@@ -248,7 +248,7 @@ def test_the_report_has_a_line_for_each_machine(rows, write, tmp_path, capsys):
         (["{good}", "--out={good}"], 5, "would overwrite the input"),
         (["{good}", "--out=/dev/full"], 5, "/dev/full cannot be written: No space left on device; the result is in"),
         (["{empty}"], 5, "has no rows"),
-        (["{short}"], 5, "lacks the columns heads, mlp; it needs stack, device"),
+        (["{short}"], 5, "lacks the columns heads, mlp; name a table that has them"),
         (["{good}", "--out={good}/predicted.csv"], 5, "cannot be written"),
     ],
 )

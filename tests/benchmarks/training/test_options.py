@@ -42,7 +42,10 @@ pytestmark = pytest.mark.usefixtures("_built_once")
         ("--clip-norm=nan", "clip_norm=nan; it must be a number above 0"),
         ("--seed=18446744073709551616", "is too large; give at most 9,223,372,036,854,775,807"),
         ("--seed=-1", "'-1' is not a number; give a whole number of at least 0"),
-        ("--resume", "--resume: no checkpoint: .* has none"),
+        (
+            "--resume",
+            "--resume: no checkpoint: .* has none, because it does not exist; name the folder of",
+        ),
         ("--strategy=fsdp --devices=2 --coordinator=host:1", "go together; --processes, --process-id missing"),
     ],
 )

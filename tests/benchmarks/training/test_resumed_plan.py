@@ -48,13 +48,13 @@ def test_a_run_is_resumed_with_the_model_that_was_saved(where: str, mixture: Pla
         plan = planned(mixture.out, *how, *sizes)
         assert (plan.case.config, plan.case.preset) == (mixture.case.config, mixture.case.preset)
         assert plan.train.microbatches == 2
-    with pytest.raises(ValueError, match=r"experts=8, not None; .*resume it with its own options"):
+    with pytest.raises(ValueError, match=r"experts=8, not None \(--experts\); .*resume it with its own"):
         planned(mixture.out, *how, *SMALL, "--preset=nano")
 
 
 def test_microbatches_decide_a_balance_loss(mixture: Plan) -> None:
     """Experts are balanced over each microbatch: another number is another run, as is one that nobody knows."""
-    with pytest.raises(ValueError, match="has microbatches=2, not 4; resume it with its own options"):
+    with pytest.raises(ValueError, match=r"has microbatches=2, not 4 \(--microbatches\); resume it with its"):
         planned(mixture.out, *RUN, "--microbatches=4", "--resume")
     before = {name: value for name, value in mixture.recipe.items() if name != "microbatches"}
     written(mixture, {"recipe": before})  # as earlier versions did

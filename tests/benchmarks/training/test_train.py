@@ -188,10 +188,10 @@ def test_only_a_strategy_without_an_option_may_drop_it(half: Path, capsys: pytes
     run = (*RUN, "--steps=4", f"--out={half}", "--resume")
     with pytest.raises(SystemExit, match="2"):
         main([*DATA, *run])
-    assert "has compression=onebit, not none; resume it" in capsys.readouterr().err
+    assert "has compression=onebit, not none (--option compression=...); resume it" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main([*DATA, *run, "--option=compression=onebit", "--option=compression_warmup=8"])
-    assert "has compression_warmup=7, not 8; resume it" in capsys.readouterr().err
+    assert "has compression_warmup=7, not 8 (--option compression_warmup=...); resume it" in capsys.readouterr().err
     assert main([*FSDP, *run]) == 0
 
 
@@ -265,7 +265,10 @@ def test_characters_are_learnt_and_written(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--resume", "--seed=1"], "has seed=0, not 1; resume it with its own options, or train into another --out"),
+        (
+            ["--resume", "--seed=1"],
+            "has seed=0, not 1 (--seed); resume it with its own options, or train into another",
+        ),
         (["--resume", "--learning-rate=1"], "has learning_rate=0.001, not 1.0"),
         (["--resume", "--steps=7"], "is at step 12; --steps must be at least 12"),
         (["--resume", "--layers=3"], "has layers=2, not 3"),

@@ -274,7 +274,7 @@ def test_a_newer_format_is_refused(two):
     ("folder", "at", "message"),
     [
         ("", 3, r"no checkpoint of 3: .* has those of 1, 2"),
-        ("nowhere/at/all", None, r"no checkpoint: .*all has none$"),
+        ("nowhere/at/all", None, r"no checkpoint: .*all has none, because it does not exist$"),
         ("2", None, r"no checkpoint: .*two/2 has none; name .*two$"),
         (
             "x" * 300,
