@@ -10,7 +10,6 @@ The rewrites were observed with libtpu of JAX 0.10.2 for v5e and v5p, and with X
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from benchmarks.cli.tables import amount
 from benchmarks.program.collectives import Collective
@@ -60,7 +59,6 @@ NAMES = {
     "reduce_scatter_as_all_reduce": "the reduce-scatter became an all-reduce of the full array, and a slice of that",
     "padded": "the reduce-scatter pads its operand to make equal parts",
     "shifted": "parts that do not begin where a device's part begins are shifted to the neighbour",
-    "merged": "all-reduces over one axis after the other became one over all of them",
     "widened": "it is sent as float32",
     "moved_out": "it is added up over microbatches, whole, and sent once, not in parts for each of them",
     "added_up": "its gradients from both ends of the model are added up, and sent once",
@@ -80,7 +78,6 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
         *ledger.widened(),
         *ledger.moved_out(),
         *ledger.added_up(),
-        *ledger.merged(),
         *ledger.gathered_again(),
         *ledger.unexplained(),
     ]
@@ -197,32 +194,6 @@ class _Ledger:
                 self.left["reduce_scatter", axes] += once
                 stated, sent = (self.sent("reduce_scatter", axes, times * once) for times in (2, 1))
                 yield Rewrite("added_up", table.spec.name, axes, stated, sent)
-
-    def merged(self) -> Iterator[Rewrite]:
-        """All-reduces over several axes in place of stated ones over parts of these axes in turn."""
-        all_reduces = {axes: left for (kind, axes), left in self.left.items() if kind == "all_reduce"}
-        for union, extra_bytes in sorted(all_reduces.items(), key=lambda item: -len(item[0])):
-            parts = [
-                axes
-                for axes, left in all_reduces.items()
-                if extra_bytes > 0 and left <= -extra_bytes and set(axes) < set(union)
-            ]
-            for chosen in (some for count in range(2, len(parts) + 1) for some in combinations(parts, count)):
-                covered = sorted(axis for axes in chosen for axis in axes) == sorted(union)
-                if covered and self.left["all_reduce", union]:
-                    yield self._merge(chosen, union, extra_bytes, all_reduces)
-
-    def _merge(self, parts: Sequence[Axes], union: Axes, operand_bytes: int, all_reduces: dict[Axes, int]) -> Rewrite:
-        """Match all-reduces over a union of axes with the stated all-reduces over each of its parts."""
-        stated = 0
-        for axes in parts:
-            all_reduces[axes] += operand_bytes
-            self.left["all_reduce", axes] += operand_bytes
-            stated += self.sent("all_reduce", axes, operand_bytes)
-        self.left["all_reduce", union] = 0
-        mine = [op for op in self.compiled if (op.kind, op.axes) == ("all_reduce", union)]
-        what = _several([with_weights(array, self.plan) for op in mine for array in op.arrays])
-        return Rewrite("merged", what, union, stated, self.sent("all_reduce", union, operand_bytes))
 
     def gathered_again(self) -> Iterator[Rewrite]:
         """All-gathers of weights beyond the stated ones."""

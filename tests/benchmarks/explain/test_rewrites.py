@@ -141,16 +141,6 @@ def test_permute_that_a_function_asks_for_is_no_shift() -> None:
     assert [each.name for each in check(stated, compiled)] == ["padded", "unexplained"]
 
 
-def test_all_reduces_that_became_one_over_both_axes() -> None:
-    """Predicted all-reduces over data and over fsdp that are compiled as one over both are merged."""
-    stated = cost("hsdp", "data=2,fsdp=4")
-    compiled = [each for each in as_stated(stated) if each.kind != "all_reduce" or each.operand_bytes > 4]
-    both = "data", "fsdp"
-    compiled += [sends(stated, "all_reduce", both, "f32[]"), sends(stated, "all_reduce", FSDP, "f32[]")]
-    found = check(stated, compiled)
-    assert found == [Rewrite("merged", "f32[]", both, 10, 7)]
-
-
 def test_gradients_that_are_moved_out_of_the_loop_over_microbatches() -> None:
     """Gradients that are sent once, and not for each microbatch, were moved out of the loop; other sizes are
     unexplained.
