@@ -37,9 +37,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.core.axis import Axis
+from strategies.core.placement import Weight
 from strategies.core.plan import Plan
 from strategies.core.shards import gather, scatter
-from strategies.core.table import Weight
 from strategies.core.traffic import Traffic, is_tied, traffic
 from strategies.infeasible import Infeasible
 from strategies.model.hooks import Hooks

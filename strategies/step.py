@@ -4,7 +4,7 @@ A strategy is a list of mesh axes. This is how it builds a step, and what a step
 
     Strategy.build      strategy.py            builds the three below
     Plan.of             core/plan.py           resolves "auto" options, and refuses what does not fit
-    Plan.weights        core/table.py          how each weight is used, stored and updated
+    placed              core/placement.py      how each weight is used, stored and updated
     Axis.implement      fsdp.py, tensor.py ..  the functions of each axis, together an `Implementation`
     assemble            core/train_step.py     makes the `Step` from both, in `jax.shard_map`
 

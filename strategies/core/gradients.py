@@ -12,9 +12,9 @@ from jaxtyping import Array, Float
 
 from strategies.core.axis import Axis
 from strategies.core.key_copies import sum_copies
+from strategies.core.placement import Part, Placed
 from strategies.core.plan import Plan
 from strategies.core.shards import gather, scatter
-from strategies.core.table import Part, Placed
 from strategies.device_mesh import mark_varying
 from strategies.model.gpt import map_weights, spec_tree
 from strategies.model.order import after

@@ -13,9 +13,8 @@ from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import OF_AXES, OFF, TrainConfig
 from strategies.core.axis import Axis, placement_of
-from strategies.core.placement import require_master
+from strategies.core.placement import require_master, require_parts
 from strategies.core.sizes import Sizes
-from strategies.core.table import require_parts
 from strategies.core.way_out import other_problems, way_out
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, WrongSize, legal

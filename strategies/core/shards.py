@@ -25,9 +25,9 @@ from jaxtyping import Array
 
 from strategies.config import ReduceDtype, TrainConfig
 from strategies.core.collectives import all_gather, reduce_scatter
+from strategies.core.placement import Part
 from strategies.core.plan import Plan
 from strategies.core.sizes import held_dtype
-from strategies.core.table import Part
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import map_weights
 from strategies.model.weights import Weights, WeightSpec

@@ -12,13 +12,12 @@ from itertools import chain
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import Dtype, ReduceDtype, TrainConfig
 from strategies.core.axis import Axis, placement_of
-from strategies.core.placement import Axes, Placement, size_of
-from strategies.core.table import Placed, Weight, placed
+from strategies.core.placement import Axes, Placed, Placement, Weight, placed, size_of
 from strategies.gpt_config import GPTConfig
 from strategies.mesh import MeshSpec
 from strategies.model.block import Block, block_of
+from strategies.model.ends import tokens_at_once
 from strategies.model.gpt import weight_specs
-from strategies.model.head import tokens_at_once
 from strategies.model.weights import WeightSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.stages import Order, layer_slots, order_of

@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any, Literal
 
 from strategies.arguments import require_instance
-from strategies.core.placement import Axes
+from strategies.core.placement import Axes, Weight
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
-from strategies.core.table import Weight
 from strategies.infeasible import BrokenStrategy
 from strategies.names import Named, in_a_line
 

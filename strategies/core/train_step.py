@@ -28,10 +28,9 @@ from strategies.core.gradients import accumulated, apart, ready, scatter_shared,
 from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import LayerReduction
 from strategies.core.optimizer import adamw, loss_scaled, moves_biases, without_biases
-from strategies.core.placement import Placement
+from strategies.core.placement import Placement, Split, Weight, partition
 from strategies.core.plan import Plan
 from strategies.core.shards import gather_updated, held, own_parts
-from strategies.core.table import Split, Weight, partition
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT

@@ -25,8 +25,8 @@ from strategies.costs.scores import Scores, scores_of
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
+from strategies.model.ends import Head
 from strategies.model.gpt import flops_per_token
-from strategies.model.head import Head
 from strategies.pipelining.schedules import Costs
 from strategies.strategy import Strategy
 

@@ -22,9 +22,8 @@ from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention import Reach
 from strategies.model.block import Block, block_of
-from strategies.model.embedding import Embedding
+from strategies.model.ends import Embedding, Head
 from strategies.model.halves import by_halves
-from strategies.model.head import Head
 from strategies.model.hooks import ONE_DEVICE, Hooks, LayerInfo
 from strategies.model.layers import Layers, is_ordered
 from strategies.model.passes import Result, is_loop, layers_at_once

@@ -173,7 +173,7 @@ EXACT = (
     ),
     regression(
         "a loss that is NaN",
-        "strategies/model/head.py",
+        "strategies/model/ends.py",
         ("= jnp.log(total_N) + ", "= jnp.nan + jnp.log(total_N) + "),
         cases=(SINGLE,),
         evidence="worse nan_loss: ",

@@ -7,7 +7,7 @@ import pytest
 
 from strategies import STRATEGIES, Axis, GPTConfig, Strategy, TrainConfig
 from strategies.core.axis import placement_of
-from strategies.core.table import placed
+from strategies.core.placement import placed
 from strategies.costs.predict import predict, strategies_with_formulas
 
 CONFIG = GPTConfig(layers=8, embed=64, heads=8, vocab=256, sequence=64)

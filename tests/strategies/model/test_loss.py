@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.model.head import losses, tokens_at_once
+from strategies.model.ends import losses, tokens_at_once
 from strategies.model.hooks import ONE_DEVICE
 from tests.strategies.quick import compiled, jit
 
