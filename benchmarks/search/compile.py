@@ -21,7 +21,7 @@ from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.run.progress import say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB, progress
-from benchmarks.search.compiling import compiled_record
+from benchmarks.search.compiled import compiled_record
 from benchmarks.simulate.queues import trace
 from strategies.mesh import all_axes
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from benchmarks.cases.case import Case, option_texts
+from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION
+from benchmarks.search.rows import layout_row
 from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import Timeline
@@ -101,13 +102,26 @@ class Candidate:
             return self.timeline.parts.get("bubble", 0.0)
         return self.step_seconds - replace(self, machine=RESOURCES[resource](self.machine)).step_seconds
 
-    def as_row(self) -> dict[str, Any]:
-        """How the step is spread and how fast it is predicted to be, as JSON values."""
-        return layout_row(self.case) | {
+    @property
+    def formulas(self) -> dict[str, Any]:
+        """What is known of it without a machine, as JSON values."""
+        cost = self.cost
+        return {"needed_bytes": self.needed_bytes, "sent_bytes": float(cost.sent_bytes), "bubble": cost.bubble}
+
+    @property
+    def predictions(self) -> dict[str, Any]:
+        """What its machine predicts, as JSON values."""
+        return {
             "predicted_seconds": self.step_seconds,
             "tokens_per_second": self.tokens_per_second,
             "model_flops_utilization": self.model_flops_utilization,
+            "bound_seconds": self.bound_seconds,
+            "parts": dict(self.timeline.parts),
         }
+
+    def as_row(self) -> dict[str, Any]:
+        """A row with all that is known of it, as JSON values. Bottlenecks take a prediction for each resource."""
+        return layout_row(self.case) | self.formulas | self.predictions | {"waits_for": dict(self.limits)}
 
 
 @dataclass(frozen=True)
@@ -128,6 +142,10 @@ class Ranking:
     def ranks(self) -> dict[Case, int]:
         """The rank of each case that fits, from 1."""
         return {candidate.case: rank for rank, candidate in enumerate(self.fitting, start=1)}
+
+    def row(self, candidate: Candidate) -> dict[str, Any]:
+        """The row of a candidate that fits, with its rank."""
+        return {"rank": self.ranks[candidate.case], **candidate.as_row()}
 
     @cached_property
     def best_per_layout(self) -> list[Candidate]:
@@ -192,23 +210,6 @@ def layout(case: Case) -> Hashable:
 def kind(case: Case) -> str:
     """Its kind of parallelism: the axis of `KINDS` that changes its step most, or else its strategy."""
     return next((axis for axis in KINDS if axis in case.mesh.sizes), case.strategy)
-
-
-def layout_cells(case: Case) -> tuple[str, str, str]:
-    """Cells of a table that say how a step is spread: strategy, mesh, and options as on the command line."""
-    parts = () if case.microbatches == 1 else (("microbatches", case.microbatches),)
-    return case.strategy, str(case.mesh), " ".join(option_texts((*parts, ("remat", case.remat), *case.options)))
-
-
-def layout_row(case: Case) -> dict[str, Any]:
-    """How a step is spread, as JSON values."""
-    return {
-        "strategy": case.strategy,
-        "mesh": str(case.mesh),
-        "microbatches": case.microbatches,
-        "remat": case.remat,
-        "options": dict(case.options),
-    }
 
 
 def usable_bytes(machine: Machine) -> float:

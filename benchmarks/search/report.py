@@ -2,33 +2,48 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.tables import aligned, wrapped
+from benchmarks.cli.tables import wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
-from benchmarks.search import compiled, improvements, measured
+from benchmarks.search import compiled, measured, nearest
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.compiled import CompiledCandidate
-from benchmarks.search.improvements import LEAST_SHARE, Improvement
 from benchmarks.search.measured import MeasuredCandidate
-from benchmarks.search.nearest import Run, nearest
-from benchmarks.search.nearest import table as published_table
-from benchmarks.search.ranking import Candidate, Ranking, layout_cells, usable_bytes
+from benchmarks.search.ranking import Candidate, Ranking, usable_bytes
+from benchmarks.search.rows import (
+    BOTTLENECK,
+    LAYOUT,
+    RANK,
+    TOKENS,
+    UTILIZATION,
+    gibibytes,
+    layout_row,
+    milliseconds,
+    options_text,
+    table,
+)
 from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
 from strategies import STRATEGIES
 
 DAY_SECONDS = 86_400
-SHOWN_LIMITS = 3
+SHOWN_LIMITS, LEAST_SHARE = 3, 0.02
+"""Bottlenecks that are named, and the least share of a step of one."""
 SHOWN = 5
 """Candidates in the table, unless all are asked for."""
 SPLITTING = "fsdp", "tensor", "pipeline", "context", "expert"
 """Mesh axes that split a model or its activations."""
+COLUMNS = (
+    *(RANK, *LAYOUT, gibibytes("needed_bytes", "GiB")),
+    *(milliseconds("predicted_seconds", "ms"), milliseconds("bound_seconds", "roofline ms")),
+    *(TOKENS, UTILIZATION, BOTTLENECK),
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,6 @@ class Result:
         space: what was searched.
         machine: predicted the seconds.
         ranking: all candidates.
-        improvements: of the best of each strategy and set of mesh axes.
         compiled: candidates that were compiled, fastest first.
         measured: candidates that were measured, fastest first.
         scaling: of a search on several numbers of devices, whether the batch is the same on all of them or grows with
@@ -49,7 +63,6 @@ class Result:
     space: SearchSpace
     machine: Machine
     ranking: Ranking
-    improvements: Mapping[Case, Improvement | None]
     compiled: Sequence[CompiledCandidate] = ()
     measured: Sequence[MeasuredCandidate] = ()
     scaling: Literal["strong", "weak"] | None = None
@@ -60,9 +73,9 @@ class Result:
         return not self.space.topology.is_virtual
 
     @cached_property
-    def nearest(self) -> list[Run]:
+    def nearest(self) -> list[nearest.Run]:
         """Published runs that are near; none of steps that are not predicted."""
-        return nearest(self.space) if self.predicted else []
+        return nearest.nearest(self.space) if self.predicted else []
 
 
 def report(result: Result, everything: bool, tokens: float | None = None, price: float | None = None) -> list[str]:
@@ -70,32 +83,31 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
 
     Args:
         result: what was found.
-        everything: whether to list all candidates that fit, instead of the best of five kinds, and what would make
-            them faster, and why others are infeasible.
+        everything: whether to list all candidates that fit, instead of the best of five kinds, and why others are
+            infeasible.
         tokens: to train on, for days and device-hours.
         price: of a device-hour.
     """
     ranking = result.ranking
     blocks = [answer(result), heading(result)]
     if result.measured and not result.predicted:
-        blocks.append([*measured.table(result.measured, predicted=False)])
+        blocks.append([*measured.lines(result.measured, predicted=False)])
     elif ranking.fitting:
         shown = ranking.fitting if everything else ranking.best_per_kind[:SHOWN]
         blocks += [
-            table(shown, ranking),
+            ranked_lines(shown, ranking),
             dense_layers(shown),
             certainty(ranking),
-            best_lines(ranking.fitting[0], result.improvements),
-            improvements.table(result.improvements) if everything else [],
+            best_lines(ranking.fitting[0]),
         ]
     if result.compiled:
-        blocks.append(compiled.table(result.compiled, ranking))
+        blocks.append(compiled.lines(result.compiled, ranking))
     if tokens and ranking.fitting:
         blocks.append(cost_lines(result, tokens, price))
     if result.measured and result.predicted:
-        blocks.append([*measured.table(result.measured)])
+        blocks.append([*measured.lines(result.measured)])
     if result.predicted:
-        blocks.append(published_table(result.nearest))
+        blocks.append(nearest.table(result.nearest))
     if everything or not ranking.fitting:
         blocks.append([part for line in left_out(result) for part in wrapped(line)])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
@@ -113,9 +125,9 @@ def answer(result: Result) -> list[str]:
     else:
         best, seconds = ranking.fitting[0], ranking.fitting[0].step_seconds
         how = "{} to {} with a probability of 80%".format(*map(amount, best.interval_seconds))
-    strategy, mesh, options = layout_cells(best.case)
+    strategy, mesh = best.case.strategy, str(best.case.mesh)
     spread = [] if mesh.startswith(f"{strategy}=") and "," not in mesh else [strategy]
-    layout = ", ".join((*spread, mesh, *options.split()))
+    layout = ", ".join((*spread, mesh, *options_text(layout_row(best.case)).split()))
     tokens = best.case.batch_size * best.case.config.sequence / seconds / best.case.mesh.size
     held = f"{best.needed_bytes / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
     return wrapped(f"Use {layout}: {amount(seconds)} a step ({how}), {tokens:,.0f} tokens/s a device, {held}")
@@ -162,28 +174,11 @@ def heading(result: Result) -> list[str]:
     return [line for text in texts for line in wrapped(text)]
 
 
-def table(shown: Sequence[Candidate], ranking: Ranking) -> list[str]:
-    """The lines of the table of candidates that fit."""
-    tied = ranking.tied
-    rows: list[tuple[str, ...]] = [
-        ("rank", "strategy", "mesh", "options", "GiB", "ms", "roofline ms", "tokens/s", "MFU", "bottleneck")
-    ]
-    for candidate in shown:
-        resource, share = next(iter(candidate.limits.items()))
-        rank = ranking.ranks[candidate.case]
-        rows.append(
-            (
-                f"{rank}{'=' if rank <= tied > 1 else ''}",
-                *layout_cells(candidate.case),
-                f"{candidate.needed_bytes / GIB:.1f}",
-                f"{1e3 * candidate.step_seconds:,.0f}",
-                f"{1e3 * candidate.bound_seconds:,.0f}",
-                f"{candidate.tokens_per_second:,.0f}",
-                f"{candidate.model_flops_utilization:.0%}",
-                f"{resource} {share:.0%}",
-            )
-        )
-    return aligned(rows, [*"<<<<", *">" * 5, "<"])
+def ranked_lines(shown: Sequence[Candidate], ranking: Ranking) -> list[str]:
+    """The lines of the table of candidates that fit; ranks of those that are tied with the first are marked."""
+    rows = [ranking.row(candidate) for candidate in shown]
+    marked = [row | {"rank": f"{row['rank']}{'=' if row['rank'] <= ranking.tied > 1 else ''}"} for row in rows]
+    return table(COLUMNS, marked)
 
 
 def dense_layers(shown: Sequence[Candidate]) -> list[str]:
@@ -200,8 +195,8 @@ def certainty(ranking: Ranking) -> list[str]:
     return wrapped(text)
 
 
-def best_lines(best: Candidate, found: Mapping[Case, Improvement | None]) -> list[str]:
-    """The bottlenecks of the best candidate, where its time goes, and what would make it faster."""
+def best_lines(best: Candidate) -> list[str]:
+    """The bottlenecks of the best candidate, and where its time goes."""
     unmeasured = "no source has measured such devices: the range is one that covers 90% on others"
     saved = [(name, share) for name, share in best.limits.items() if share > LEAST_SHARE]
     limits = ", ".join(f"{name} {share:.0%}" for name, share in saved[:SHOWN_LIMITS])
@@ -211,8 +206,6 @@ def best_lines(best: Candidate, found: Mapping[Case, Improvement | None]) -> lis
     shares = {name: f"{seconds / best.step_seconds:.0%}" for name, seconds in spent}
     parts = ", ".join(f"{name} {share}" for name, share in shares.items() if share != "0%")
     lines.append(f"where its time goes: {parts}")
-    if better := found.get(best.case):
-        lines.append(f"best single change: {improvements.words(better)}")
     return [line for text in lines for line in wrapped(text)]
 
 

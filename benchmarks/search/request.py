@@ -18,7 +18,7 @@ from benchmarks.cases.selection import (
     values_of,
 )
 from benchmarks.cli.options import dashed
-from benchmarks.cli.outputs import require_apart, require_file, require_folder
+from benchmarks.cli.outputs import require_apart, require_file
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
@@ -54,7 +54,6 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     for path in outputs.values():
         require_file(path)
     if args.compile:
-        require_folder(args.cache)
         require_schedules(args.topology)
     return space, chosen
 

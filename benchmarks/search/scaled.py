@@ -6,17 +6,23 @@ from dataclasses import replace
 from typing import Literal
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.tables import aligned, wrapped
-from benchmarks.devices.placement import device_count
+from benchmarks.cli.tables import wrapped
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.ranking import Ranking, layout_cells, ranked
+from benchmarks.search.document import rows_of
+from benchmarks.search.ranking import Ranking, ranked
 from benchmarks.search.report import Result
+from benchmarks.search.rows import BOTTLENECK, LAYOUT, TOKENS, UTILIZATION, milliseconds, number, table, words
 from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machine import Machine
 
 SPREAD = 8
 """Most devices along `context`, and along `tensor` where devices have no hosts."""
+NOTHING_FITS = {"strategy": "nothing fits", "mesh": "", "remat": None}
+COLUMNS = (
+    *(words("scaling", "scaling"), number("devices", "devices", "d"), number("global_batch_sequences", "batch", "d")),
+    *(*LAYOUT, milliseconds("predicted_seconds", "ms"), TOKENS, UTILIZATION, BOTTLENECK),
+)
 OPTIONS = {"schedule": ("1f1b", "zb-h1"), "gather": ("layer",)}
 """Options that are varied here, unless the user names others: fewer than in a search, for there are many sizes."""
 
@@ -56,8 +62,7 @@ def results(
             sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
             cases = filter(usual, sized_space.cases())
             best = best_of(ranked(cases, machine))
-            improvements = {candidate.case: None for candidate in best.fitting}
-            yield Result(sized_space, machine, best, improvements, scaling=scaling)
+            yield Result(sized_space, machine, best, scaling=scaling)
 
 
 def best_of(ranking: Ranking) -> Ranking:
@@ -87,23 +92,12 @@ def usual(case: Case) -> bool:
 def scaling_report(found: Sequence[Result]) -> list[str]:
     """The lines of the report: the machine, and a table with a row for each number of devices."""
     space, machine = found[0].space, found[0].machine
-    header = "scaling", "devices", "batch", "strategy", "mesh", "options", "ms", "tokens/s", "MFU", "bottleneck"
-    table: list[tuple[str, ...]] = [header]
-    for result in found:
-        place = str(result.scaling), str(device_count(result.space.topology)), str(result.space.batch_size)
-        if not result.ranking.fitting:
-            table.append((*place, "nothing fits", *[""] * 6))
-            continue
-        best = result.ranking.fitting[0]
-        times = f"{1e3 * best.step_seconds:,.0f}", f"{best.tokens_per_second:,.0f}"
-        resource, share = next(iter(best.limits.items()))
-        used = f"{best.model_flops_utilization:.0%}", f"{resource} {share:.0%}"
-        table.append((*place, *layout_cells(best.case), *times, *used))
+    rows = [row if row["status"] == "fits" else row | NOTHING_FITS for result in found for row in rows_of(result)]
     work = f"{space.preset}, {space.config.sequence} tokens in a sequence, {space.dtype}, on {space.topology.kind}"
     low, high = interval(machine, space.config)
     likely = f"times are {low - 1:+.0%} to {high - 1:+.0%} with a probability of 80%"
     known = f"machine {machine.name}, {likely}: {machine.source}"
-    return [*wrapped(work), *wrapped(known), "", *aligned(table, [*"<>><<<", *">>>", "<"])]
+    return [*wrapped(work), *wrapped(known), "", *table(COLUMNS, rows)]
 
 
 def powers_of_two(first: int, last: int) -> tuple[int, ...]:
