@@ -111,8 +111,8 @@ def test_ctrl_c_while_a_command_is_imported_is_quiet() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("plott", " Did you mean plot?"),
-        ("regress fast", " Did you mean regress exact or regress paired or regress baseline?"),
+        ("plott", "; did you mean plot?"),
+        ("regress fast", "; did you mean regress exact or regress paired or regress baseline?"),
         ("x", ""),
     ],
 )
@@ -121,7 +121,7 @@ def test_what_is_not_there_is_refused(name: str, meant: str, capsys: pytest.Capt
     with pytest.raises(SystemExit, match=str(WRONG_USAGE)):
         main(name.split())
     said = capsys.readouterr().err
-    assert said == f"meshmark: unknown command {name!r}.{meant} `meshmark --help` lists all commands.\n"
+    assert said == f"meshmark: unknown command {name!r}; `meshmark --help` lists all commands{meant}\n"
 
 
 @pytest.mark.parametrize("old", OLD)
