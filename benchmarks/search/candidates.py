@@ -39,17 +39,13 @@ more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 4
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The search space for one model, batch and topology. Empty fields mean all choices.
+    """The search space for one model, batch and topology, all of whose devices are used; fields are as in `Case`.
 
     Attributes:
-        topology: all of its devices are used.
-        preset, config, batch_size, dtype: the work, as in `Case`.
         strategies: names; empty for all hand-written strategies with formulas.
         meshes: empty for all.
-        microbatches: numbers of microbatches; empty for those of `microbatch_choices`.
-        remats: what is recomputed in the backward pass.
+        microbatches: empty for those of `microbatch_choices`.
         options: values of strategy options; they replace the default variation of that option.
-        compiler_options: of every case.
     """
 
     topology: Topology

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.tables import wrapped
+from benchmarks.cli.tables import paragraph, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.memory import host_peak_rss_bytes, processes_that_fit
 from benchmarks.program.compiled import HLOError, read_program
@@ -170,7 +170,7 @@ def lines(found: Sequence[CompiledCandidate], ranking: Ranking) -> list[str]:
     """The lines of the table of compiled candidates, and below it why some have no time."""
     rows = [ranking.row(result.candidate) | result.as_row() for result in found]
     failed = [f"rank {row['rank']}: {row['compiled.reason']}" for row in rows if row["compiled.reason"]]
-    return [*wrapped(TITLE), *table(COLUMNS, rows), *(part for line in failed for part in wrapped(line))]
+    return [*wrapped(TITLE), *table(COLUMNS, rows), *paragraph(*failed)]
 
 
 def log(text: str) -> None:

@@ -35,7 +35,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "capacity_bytes": machine.chip.memory_bytes,
         "usable_bytes": int(usable_bytes(machine)),
         "tied": ranking.tied if result.predicted and not result.scaling else None,
-        "nearest": [run.as_row() for run in result.nearest],
+        "nearest": result.nearest,
         "versions": {**{name: version(name) for name in COMPILER}, "compiler": space.topology.compiler_version or ""},
         "candidates": [row for found in results for row in rows_of(found)],
     }

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.tables import wrapped
+from benchmarks.cli.tables import paragraph, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.search import compiled, measured, nearest
@@ -46,16 +46,15 @@ COLUMNS = (
 )
 
 
+Scaling = Literal["strong", "weak"]
+
+
 @dataclass(frozen=True)
 class Result:
     """What a search found on some devices.
 
     Attributes:
-        space: what was searched.
-        machine: predicted the seconds.
-        ranking: all candidates.
-        compiled: candidates that were compiled, fastest first.
-        measured: candidates that were measured, fastest first.
+        compiled, measured: candidates that were compiled and measured, fastest first.
         scaling: of a search on several numbers of devices, whether the batch is the same on all of them or grows with
             them. The ranking has the best candidate alone, or one that says why nothing fits.
     """
@@ -65,7 +64,7 @@ class Result:
     ranking: Ranking
     compiled: Sequence[CompiledCandidate] = ()
     measured: Sequence[MeasuredCandidate] = ()
-    scaling: Literal["strong", "weak"] | None = None
+    scaling: Scaling | None = None
 
     @property
     def predicted(self) -> bool:
@@ -73,7 +72,7 @@ class Result:
         return not self.space.topology.is_virtual
 
     @cached_property
-    def nearest(self) -> list[nearest.Run]:
+    def nearest(self) -> list[dict[str, Any]]:
         """Published runs that are near; none of steps that are not predicted."""
         return nearest.nearest(self.space) if self.predicted else []
 
@@ -107,9 +106,9 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     if result.measured and result.predicted:
         blocks.append([*measured.lines(result.measured)])
     if result.predicted:
-        blocks.append(nearest.table(result.nearest))
+        blocks.append(nearest.lines(result.nearest))
     if everything or not ranking.fitting:
-        blocks.append([part for line in left_out(result) for part in wrapped(line)])
+        blocks.append(paragraph(*left_out(ranking)))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
 
 
@@ -124,7 +123,8 @@ def answer(result: Result) -> list[str]:
         best, seconds, how = replayed.candidate, replayed.step_seconds or 0.0, "as compiled"
     else:
         best, seconds = ranking.fitting[0], ranking.fitting[0].step_seconds
-        how = "{} to {} with a probability of 80%".format(*map(amount, best.interval_seconds))
+        low, high = interval(machine, best.case.config).around(seconds)
+        how = f"{amount(low)} to {amount(high)} with a probability of 80%"
     strategy, mesh = best.case.strategy, str(best.case.mesh)
     spread = [] if mesh.startswith(f"{strategy}=") and "," not in mesh else [strategy]
     layout = ", ".join((*spread, mesh, *options_text(layout_row(best.case)).split()))
@@ -165,13 +165,12 @@ def heading(result: Result) -> list[str]:
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
     room = f"{usable_bytes(machine) / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
     too_large, infeasible = len(ranking.too_large), len(ranking.infeasible)
-    texts = [
+    return paragraph(
         f"{work}, on {device_count(space.topology)} devices of {space.topology}",
         f"{len(ranking.fitting)} candidates fit, {too_large} are too large, {infeasible} infeasible",
         f"a candidate fits if formulas give it at most {room}; they may be off by {1 - MEMORY_FRACTION:.0%}",
-    ]
-    texts += [f"machine {machine.name}: {machine.source}"] if result.predicted else []
-    return [line for text in texts for line in wrapped(text)]
+        *([f"machine {machine.name}: {machine.source}"] if result.predicted else []),
+    )
 
 
 def ranked_lines(shown: Sequence[Candidate], ranking: Ranking) -> list[str]:
@@ -203,10 +202,9 @@ def best_lines(best: Candidate) -> list[str]:
     lines = [unmeasured] if best.machine.assumed else []
     lines += [f"bottlenecks of the best (time saved if infinitely fast): {limits}"] if limits else []
     spent = sorted(best.timeline.parts.items(), key=lambda part: -part[1])
-    shares = {name: f"{seconds / best.step_seconds:.0%}" for name, seconds in spent}
-    parts = ", ".join(f"{name} {share}" for name, share in shares.items() if share != "0%")
-    lines.append(f"where its time goes: {parts}")
-    return [line for text in lines for line in wrapped(text)]
+    shares = ((name, seconds / best.step_seconds) for name, seconds in spent)
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares if share > 0.005)
+    return paragraph(*lines, f"where its time goes: {parts}")
 
 
 def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
@@ -224,17 +222,16 @@ def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
     low, high = interval(machine, space.config)
     ranges = [f"{amount * low:{spec}} to {amount * high:{spec}}{unit}" for amount, spec, unit in amounts]
     exact = [f"{amount:{spec}}{unit}" for amount, spec, unit in amounts]
-    lines = (
+    return paragraph(
         f"{tokens:.3g} tokens take {', '.join(ranges)}",
         f"as predicted: {', '.join(exact)}; the ranges have a probability of 80%",
     )
-    return [part for line in lines for part in wrapped(line)]
 
 
-def left_out(result: Result) -> Iterator[str]:
+def left_out(ranking: Ranking) -> Iterator[str]:
     """Lines with the number of infeasible cases for each reason, with an example."""
     examples: dict[str, list[tuple[Case, str]]] = {}
-    for case, reason in result.ranking.infeasible:
+    for case, reason in ranking.infeasible:
         examples.setdefault(reason_template(reason), []).append((case, reason))
     if examples:
         yield "left out"

@@ -59,17 +59,11 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
 
 
 def search_space(args: argparse.Namespace) -> SearchSpace:
-    """The search space that the options ask for.
-
-    Raises:
-        ValueError: several windows or routings, sizes that no model has, a mesh of another number of devices, no
-            candidate, or an unused option.
-    """
-    if len(args.attention_window) > 1:
-        windows = " or ".join(str(window or "dense") for window in args.attention_window)
-        raise ValueError(f"--attention-window {windows}: a search is for one model; give one window")
-    if len(args.routing) > 1:
-        raise ValueError(f"--routing {' or '.join(args.routing)}: a search is for one model; give one routing")
+    """The search space that the options ask for."""
+    windows = [str(window or "dense") for window in args.attention_window]
+    for option, values in (("attention-window", windows), ("routing", args.routing)):
+        if len(values) > 1:
+            raise ValueError(f"--{option} {' or '.join(values)}: a search is for one model; give one {option}")
     name, config = model(args)
     meshes = known_meshes(args.mesh)
     require_all_devices(args.topology, meshes)
@@ -95,26 +89,17 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
 
 
 def require_schedules(topology: Topology) -> None:
-    """Check that a compiler for a topology is installed, knows it, and overlaps communication.
-
-    Raises:
-        ValueError: one of these is not so.
-    """
+    """Check that a compiler for a topology is installed, knows it, and overlaps communication."""
     if topology.kind == CPU:
-        raise ValueError(
-            f"--compile: on {topology} no communication overlaps, as predictions assume; leave --compile out"
-        )
+        problem = f"on {topology} no communication overlaps, as predictions assume"
+        raise ValueError(f"--compile: {problem}; leave --compile out")
     topology.require_compiler()
     topology.prepare()
     topology.devices()
 
 
 def require_together(args: argparse.Namespace) -> None:
-    """Check that every option has an effect.
-
-    Raises:
-        ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.
-    """
+    """Check that every option has an effect."""
     if args.measure and args.topology != "here":
         raise ValueError("--measure times steps on the devices of this machine; give --topology here")
     if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
@@ -125,11 +110,7 @@ def require_together(args: argparse.Namespace) -> None:
 
 
 def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
-    """The options with the topology of the smallest size of --scaling, and of remat those that save memory.
-
-    Raises:
-        ValueError: a mesh is named, or a size is not possible.
-    """
+    """The options with the topology of the smallest size of --scaling, and of remat those that save memory."""
     if args.mesh:
         raise ValueError("--scaling chooses a mesh for each number of devices; leave --mesh out")
     for devices in powers_of_two(*args.scaling):
@@ -139,26 +120,17 @@ def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def topology_here() -> Topology:
-    """The devices of this process, which are virtual where there is no accelerator.
-
-    Raises:
-        ValueError: JAX finds none, or nothing is known of them.
-    """
+    """The devices of this process, which are virtual where there is no accelerator."""
     use_virtual_devices()
     available_devices()
     return topology_of(jax.devices())
 
 
 def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
-    """The machine that the options name, or the one that is packaged for such devices.
-
-    Raises:
-        ValueError: there is none, it is one of other devices, a specification cannot be set, the network between hosts
-            is not known, or the devices are virtual and nothing is measured.
-    """
+    """The machine that the options name, or the one that is packaged for such devices."""
     if topology.is_virtual:
         return virtual_machine(args, topology)
-    elif args.machine:
+    if args.machine:
         chosen = machine(args.machine, topology.chip and topology.kind)
     elif topology.kind == CPU:
         way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
@@ -179,9 +151,6 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     """A machine that puts candidates on virtual devices into an order, in which some are measured.
 
     Its rates are not those of any host: a byte of memory counts as ten FLOPs, and a byte that is sent as a hundred.
-
-    Raises:
-        ValueError: nothing is measured, or an option is about predictions.
     """
     if not args.measure:
         raise ValueError(f"{topology}: {MEASURED_ONLY}; give --topology here --measure 8")

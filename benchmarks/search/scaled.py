@@ -3,15 +3,16 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from itertools import product
+from typing import get_args
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.tables import wrapped
+from benchmarks.cli.tables import paragraph
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.document import rows_of
 from benchmarks.search.ranking import Ranking, ranked
-from benchmarks.search.report import Result
+from benchmarks.search.report import Result, Scaling
 from benchmarks.search.rows import BOTTLENECK, LAYOUT, TOKENS, UTILIZATION, milliseconds, number, table, words
 from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machine import Machine
@@ -54,15 +55,12 @@ def results(
         device_batch_size: sequences of a device in weak scaling.
         machine: predicts the seconds.
     """
-    scalings: tuple[Literal["strong", "weak"], ...] = "strong", "weak"
     options = tuple((OPTIONS | dict(space.options)).items())
-    for scaling in scalings:
-        for devices in sizes:
-            batch = device_batch_size * devices if scaling == "weak" else space.batch_size
-            sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
-            cases = filter(usual, sized_space.cases())
-            best = best_of(ranked(cases, machine))
-            yield Result(sized_space, machine, best, scaling=scaling)
+    for scaling, devices in product(get_args(Scaling), sizes):
+        batch = device_batch_size * devices if scaling == "weak" else space.batch_size
+        sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
+        best = best_of(ranked(filter(usual, sized_space.cases()), machine))
+        yield Result(sized_space, machine, best, scaling=scaling)
 
 
 def best_of(ranking: Ranking) -> Ranking:
@@ -94,10 +92,8 @@ def scaling_report(found: Sequence[Result]) -> list[str]:
     space, machine = found[0].space, found[0].machine
     rows = [row if row["status"] == "fits" else row | NOTHING_FITS for result in found for row in rows_of(result)]
     work = f"{space.preset}, {space.config.sequence} tokens in a sequence, {space.dtype}, on {space.topology.kind}"
-    low, high = interval(machine, space.config)
-    likely = f"times are {low - 1:+.0%} to {high - 1:+.0%} with a probability of 80%"
-    known = f"machine {machine.name}, {likely}: {machine.source}"
-    return [*wrapped(work), *wrapped(known), "", *table(COLUMNS, rows)]
+    known = f"machine {machine.name}, times are {interval(machine, space.config)}: {machine.source}"
+    return [*paragraph(work, known), "", *table(COLUMNS, rows)]
 
 
 def powers_of_two(first: int, last: int) -> tuple[int, ...]:

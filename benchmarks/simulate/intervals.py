@@ -55,6 +55,18 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def around(self, seconds: float) -> tuple[float, float]:
+        """The ends of the interval of these predicted seconds."""
+        return self.low * seconds, self.high * seconds
+
+    def __str__(self) -> str:
+        """How much longer or shorter a step may be.
+
+        >>> str(Interval(0.5, 2))
+        '-50% to +100% with a probability of 80%'
+        """
+        return f"{self.low - 1:+.0%} to {self.high - 1:+.0%} with a probability of 80%"
+
 
 def kind_of(config: GPTConfig) -> Kind:
     """The kind of a step, on which errors depend."""
