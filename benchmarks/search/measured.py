@@ -115,7 +115,7 @@ def fastest_first(results: Iterable[MeasuredCandidate]) -> list[MeasuredCandidat
     return sorted(results, key=lambda one: (one.step_seconds is None, one.step_seconds or one.rank))
 
 
-def lines(results: Sequence[MeasuredCandidate], predicted: bool = True) -> Iterator[str]:
+def lines(results: Sequence[MeasuredCandidate], predicted: bool) -> Iterator[str]:
     """The lines about what was measured, and how far predictions are off, where there are any."""
     rows = [{"rank": one.rank} | one.candidate.as_row() | one.as_row() for one in results]
     yield from wrapped(f"{'as measured' if predicted else MEASURED_ONLY}: {ROUNDS} interleaved rounds")

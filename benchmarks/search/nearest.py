@@ -14,7 +14,6 @@ from benchmarks.search.rows import Column, number, table, words
 from benchmarks.simulate.predict import read_rows
 from benchmarks.simulate.published import config_of
 from benchmarks.simulate.published_row import AXES, Published, TableRow
-from strategies.infeasible import Infeasible
 from strategies.model.gpt import param_count
 
 FARTHEST = math.log(4)
@@ -62,7 +61,7 @@ def _run(row: TableRow, space: SearchSpace) -> tuple[float, dict[str, Any]] | No
         if bool(published.experts) != bool(space.config.experts) or not (seconds := published.measured_seconds):
             return None
         parameters = param_count(config_of(published))
-    except Infeasible:
+    except ValueError:
         return None
     ratios = (
         (parameters, param_count(space.config), 1.0),

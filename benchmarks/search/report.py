@@ -89,9 +89,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     """
     ranking = result.ranking
     blocks = [answer(result), heading(result)]
-    if result.measured and not result.predicted:
-        blocks.append([*measured.lines(result.measured, predicted=False)])
-    elif ranking.fitting:
+    if ranking.fitting and result.predicted:
         shown = ranking.fitting if everything else ranking.best_per_kind[:SHOWN]
         blocks += [
             ranked_lines(shown, ranking),
@@ -103,8 +101,8 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
         blocks.append(compiled.lines(result.compiled, ranking))
     if tokens and ranking.fitting:
         blocks.append(cost_lines(result, tokens, price))
-    if result.measured and result.predicted:
-        blocks.append([*measured.lines(result.measured)])
+    if result.measured:
+        blocks.append([*measured.lines(result.measured, result.predicted)])
     if result.predicted:
         blocks.append(nearest.lines(result.nearest))
     if everything or not ranking.fitting:

@@ -23,7 +23,6 @@ from benchmarks.simulate.machine import RANGES, START, Constants, Machine
 from benchmarks.simulate.machines import MachineFile, as_json, machine, machine_path, made, read_file
 from benchmarks.simulate.predict import TableRow, error_cells, read_tables, seconds_on
 from benchmarks.simulate.published import PublishedRun, run_of
-from strategies.infeasible import Infeasible
 
 OUTLIER = 0.1
 """Errors far above this fraction hardly count (Cauchy's loss). Published runs have faults, such as a run that takes
@@ -177,7 +176,7 @@ def expressed(rows: Sequence[TableRow], start: Machine, kinds: Collection[str]) 
     for number, row in enumerate(rows, 1):
         try:
             one = run_of(row)
-        except Infeasible as error:
+        except ValueError as error:
             log(f"left out: row {number}: {error}")
             continue
         if one.stack != start.stack.name:

@@ -19,6 +19,7 @@ from strategies.costs.predict import Cost
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
+from strategies.schema import SchemaError
 
 REMAT: Mapping[str, Remat] = {
     **{"full": "full", "selective": "dots", "none": "none"},
@@ -97,7 +98,7 @@ def measured_seconds(row: TableRow) -> float | None:
     """Measured seconds of a step; None if the row has none, contradicts itself, or cannot be read."""
     try:
         return Published.of(row).measured_seconds
-    except Infeasible:
+    except SchemaError:
         return None
 
 
@@ -105,7 +106,7 @@ def run_of(row: TableRow) -> PublishedRun:
     """The run of a row.
 
     Raises:
-        Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
+        ValueError: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
     published = Published.of(row)
     program = program_of(published)
@@ -217,10 +218,7 @@ def topology_of(row: Published) -> Topology:
     shape = math.ceil(row.devices / host), min(row.devices, host)
     if kind in CHIPS and CHIPS[kind].torus_dims:
         shape = balanced_factors(row.devices // DEVICES_PER_CHIP[kind], CHIPS[kind].torus_dims)
-    try:
-        return Topology(kind, shape)
-    except ValueError as error:
-        raise Infeasible(str(error)) from error
+    return Topology(kind, shape)
 
 
 def require_batch(row: Published) -> None:

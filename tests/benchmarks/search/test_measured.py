@@ -47,7 +47,7 @@ def test_the_report_says_what_the_predicted_best_loses() -> None:
     found = fastest_first(some)
     assert [each.rank for each in found] == [3, 4, 5, 1, 2]
     assert [each.reason for each in found] == ["", "", "float32 not compared: oom", "", "too large"]
-    said = "\n".join(lines(found))
+    said = "\n".join(lines(found, predicted=True))
     assert "the predicted best takes 700.0% longer than the fastest that was measured" in said
     assert "(95% interval of rounds: +700.0% to +700.0%)" in said
 
