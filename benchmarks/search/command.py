@@ -7,6 +7,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.ending import refusing
@@ -32,10 +33,12 @@ def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Re
     ranking = ranked(with_progress(space.cases()), machine)
     count = len(ranking.fitting) + len(ranking.too_large) + len(ranking.infeasible)
     log(f"{count} candidates in {time.monotonic() - begin:.1f} s")
-    compiling = machine, args.workers, args.time_budget
-    compiled = compile_best(ranking, args.compile, *compiling) if args.compile and ranking.fitting else []
-    measured = measure_best(ranking, args.measure) if args.measure and ranking.fitting else []
-    return Result(space, machine, ranking, compiled, measured)
+    result = Result(space, machine, ranking)
+    if args.compile and ranking.fitting:
+        result = replace(result, compiled=compile_best(ranking, args.compile, args.workers, args.time_budget))
+    if args.measure and ranking.fitting:
+        result = replace(result, measured=measure_best(ranking, args.measure))
+    return result
 
 
 def with_progress(cases: Iterable[Case]) -> Iterator[Case]:

@@ -6,8 +6,7 @@ and no launches, so its compute would be priced otherwise than that of candidate
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from benchmarks.run.pool import Outcome, run_in_processes
 from benchmarks.run.progress import say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import progress
-from benchmarks.search.ranking import Candidate, Ranking
+from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first
 from benchmarks.search.rows import LAYOUT, RANK, gibibytes, milliseconds, table
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay
@@ -47,45 +46,6 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class CompiledCandidate:
-    """A candidate that was compiled, or meant to be.
-
-    Attributes:
-        candidate: with its prediction.
-        needed_bytes: memory of a device, as compiled; None if it is not known.
-        exposed_seconds: communication that the device waits for, by its compiled schedule; None if that is not known.
-        reason: why there is no such step; empty if there is one.
-    """
-
-    candidate: Candidate
-    needed_bytes: int | None
-    exposed_seconds: float | None
-    reason: str
-
-    @property
-    def predicted_exposed_seconds(self) -> float:
-        """Exposed communication by the prediction."""
-        return sum(self.candidate.timeline.parts.get(name, 0.0) for name in SENDING)
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The prediction with the exposed communication of the compiled schedule; None if that is not known."""
-        if self.reason or self.exposed_seconds is None:
-            return None
-        return self.candidate.step_seconds - self.predicted_exposed_seconds + self.exposed_seconds
-
-    def as_row(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "compiled.seconds": self.step_seconds,
-            "compiled.needed_bytes": self.needed_bytes,
-            "compiled.exposed_seconds": self.exposed_seconds,
-            "compiled.predicted_exposed_seconds": self.predicted_exposed_seconds,
-            "compiled.reason": self.reason,
-        }
-
-
 def compiled_record(case: Case) -> Record:
     """The record of a case that `benchmarks.run` compiles and does not run, with its program if it has one."""
     engine = Engine(RunSettings(EMPTY_CORPUS, compile_only=True), MirroredJournal())
@@ -93,25 +53,19 @@ def compiled_record(case: Case) -> Record:
     return engine.ledger.records[str(case)].adding({"memory.host_peak_rss_bytes": host_peak_rss_bytes()})
 
 
-def compile_best(
-    ranking: Ranking, count: int, machine: Machine, workers: int | None, budget_seconds: float
-) -> list[CompiledCandidate]:
+def compile_best(ranking: Ranking, count: int, workers: int | None, budget_seconds: float) -> list[Tried]:
     """Compile the best of each strategy and set of mesh axes, then the best of all: similar ones tell little more.
 
     Args:
         ranking: all candidates.
         count: how many are compiled.
-        machine: whose rates say what communication is exposed.
         workers: number of processes at a time; by default as many as memory and cores allow.
         budget_seconds: for all compilations.
-
-    Returns:
-        Fastest first, and last those without time.
     """
     by_case = {candidate.case: candidate for candidate in (*ranking.best_per_layout, *ranking.fitting)}
-    chosen = list(by_case.values())[:count]
-    at_once = workers or processes_that_fit(WORKER_BYTES)
-    return compiled(chosen, outcomes([candidate.case for candidate in chosen], machine, at_once, budget_seconds))
+    at_once, machine = workers or processes_that_fit(WORKER_BYTES), ranking.fitting[0].machine
+    ended = outcomes([*by_case][:count], machine, at_once, budget_seconds)
+    return fastest_first(compiled(by_case[outcome.task], outcome) for outcome in ended)
 
 
 def outcomes(cases: Sequence[Case], machine: Machine, at_once: int, budget_seconds: float) -> Iterator[Outcome[Case]]:
@@ -152,23 +106,33 @@ def exposed_seconds(record: Record, machine: Machine) -> float | None:
     return replayed and replayed.parts.get(EXPOSED_LANE, 0.0)
 
 
-def compiled(candidates: Iterable[Candidate], outcomes: Iterable[Outcome[Case]]) -> list[CompiledCandidate]:
-    """Candidates with the outcomes of their compilations, fastest first, and last those without time."""
-    by_case = {candidate.case: candidate for candidate in candidates}
-    found = []
-    for outcome in outcomes:
-        columns = outcome.result or {}
-        failed = columns.get("status", "ok") != "ok" and (columns.get("reason") or columns["status"])
-        unread = "" if columns.get(EXPOSED) is not None else "its schedule cannot be read"
-        reason = outcome.reason or failed or unread
-        needed = columns.get("chip.needed_bytes")
-        found.append(CompiledCandidate(by_case[outcome.task], needed, columns.get(EXPOSED), reason))
-    return sorted(found, key=lambda one: (one.step_seconds is None, one.step_seconds or one.candidate.step_seconds))
+def compiled(candidate: Candidate, outcome: Outcome[Case]) -> Tried:
+    """A candidate with the outcome of its compilation.
+
+    Its seconds are the prediction with the exposed communication of the compiled schedule.
+    """
+    columns = outcome.result or {}
+    exposed = columns.get(EXPOSED)
+    failed = columns.get("status", "ok") != "ok" and (columns.get("reason") or columns["status"])
+    reason = outcome.reason or failed or ("its schedule cannot be read" if exposed is None else "")
+    predicted = sum(candidate.timeline.parts.get(name, 0.0) for name in SENDING)
+    seconds = None if reason or exposed is None else candidate.step_seconds - predicted + exposed
+    return Tried(
+        candidate,
+        seconds,
+        {
+            "compiled.seconds": seconds,
+            "compiled.needed_bytes": columns.get("chip.needed_bytes"),
+            "compiled.exposed_seconds": exposed,
+            "compiled.predicted_exposed_seconds": predicted,
+            "compiled.reason": reason,
+        },
+    )
 
 
-def lines(found: Sequence[CompiledCandidate], ranking: Ranking) -> list[str]:
+def lines(found: Sequence[Tried], ranking: Ranking) -> list[str]:
     """The lines of the table of compiled candidates, and below it why some have no time."""
-    rows = [ranking.row(result.candidate) | result.as_row() for result in found]
+    rows = [ranking.row(one.candidate) | one.columns for one in found]
     failed = [f"rank {row['rank']}: {row['compiled.reason']}" for row in rows if row["compiled.reason"]]
     return [*wrapped(TITLE), *table(COLUMNS, rows), *paragraph(*failed)]
 

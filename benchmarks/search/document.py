@@ -1,5 +1,6 @@
 """What a search found as JSON values."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -56,15 +57,15 @@ def rows_of(result: Result) -> Iterator[dict[str, Any]]:
     """Yield a row for each candidate: those that fit, too large ones, infeasible ones."""
     ranking, too_large = result.ranking, f"needs more than {int(usable_bytes(result.machine))} bytes"
     best = {candidate.case for candidate in ranking.best_per_layout}  # bottlenecks of all would take long
-    tried = {one.candidate.case: one.as_row() for one in result.compiled}
-    for one in result.measured:
-        tried[one.candidate.case] = tried.get(one.candidate.case, {}) | one.as_row()
+    tried: dict[Case, dict[str, Any]] = defaultdict(dict)
+    for one in (*result.compiled, *result.measured):
+        tried[one.candidate.case] |= one.columns
     for candidate in ranking.fitting:
         case, known = candidate.case, candidate.formulas
         if result.predicted:
             known |= candidate.predictions | {"rank": ranking.ranks[case]}
             known |= {"waits_for": dict(candidate.limits)} if case in best else {}
-        yield _row(case, result, "fits", "", **known, **tried.get(case, {}))
+        yield _row(case, result, "fits", "", **known, **tried[case])
     for candidate in ranking.too_large:
         yield _row(candidate.case, result, "too_large", too_large, **candidate.formulas)
     yield from (_row(case, result, "infeasible", reason) for case, reason in ranking.infeasible)

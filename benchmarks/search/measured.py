@@ -1,11 +1,10 @@
 """Candidates as measured here: cases of a benchmark run (`benchmarks.run`), which checks and times them interleaved."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from sys import stderr
-from typing import Any
 
 import numpy as np
 
@@ -22,47 +21,12 @@ from benchmarks.run.ledger import RunSettings
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import Interval
 from benchmarks.run.progress import Progress, say_regularly
-from benchmarks.search.ranking import Candidate, Ranking, first_of_each
+from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first, first_of_each
 from benchmarks.search.rows import LAYOUT, RANK, milliseconds, table, words
 
 ROUNDS = 10
 PREDICTED = milliseconds("predicted_seconds", "predicted ms", ",.1f")
 MEASURED = milliseconds("measured.seconds", "measured ms", ",.1f"), words("measured.reason", "")
-
-
-@dataclass(frozen=True)
-class MeasuredCandidate:
-    """A candidate that was measured, or meant to be.
-
-    Attributes:
-        rank: by its prediction, from 1.
-        candidate: with its prediction.
-        row: of its case in the run.
-    """
-
-    rank: int
-    candidate: Candidate
-    row: Row
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Median over rounds; None if it was not measured."""
-        return statistics.median(self.row.samples) if self.row.samples else None
-
-    @property
-    def reason(self) -> str:
-        """Why it was not measured, or not compared with one device; empty if it was both."""
-        found = self.row.extra_info
-        in_float32 = str(found["check.float32"] or "equal")
-        return str(found["reason"] or ("" if in_float32 == "equal" else f"float32 {in_float32}"))
-
-    def as_row(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "measured.seconds": self.step_seconds,
-            "measured.rounds_seconds": list(self.row.samples),
-            "measured.reason": self.reason,
-        }
 
 
 def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
@@ -79,12 +43,8 @@ def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
     return list({candidate.case: candidate for candidate in firsts}.values())[:count]
 
 
-def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
-    """Measure some candidates, on all devices of this process and on random tokens.
-
-    Returns:
-        Fastest first, and last those that could not be measured.
-    """
+def measure_best(ranking: Ranking, count: int) -> list[Tried]:
+    """Measure some candidates, on all devices of this process and on random tokens."""
     disable_compilation_cache()
     candidates = {here(candidate.case): candidate for candidate in to_measure(ranking, count)}
     first = ranking.fitting[0].case
@@ -95,11 +55,7 @@ def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
     engine.say, engine.ledger.journal.tell = lines.say, lines.hear
     with redirect_stdout(stderr), say_regularly(lines.doing):  # stdout has the report alone
         engine.run(in_order(list(candidates)))
-    found = (
-        MeasuredCandidate(ranking.ranks[candidate.case], candidate, engine.rows[str(case)])
-        for case, candidate in candidates.items()
-    )
-    return fastest_first(found)
+    return fastest_first(measured(candidate, engine.rows[str(case)]) for case, candidate in candidates.items())
 
 
 def here(case: Case) -> Case:
@@ -110,25 +66,29 @@ def here(case: Case) -> Case:
     return replace(case, topology=None, remat="dots", options=(*case.options, ("remat", case.remat)))
 
 
-def fastest_first(results: Iterable[MeasuredCandidate]) -> list[MeasuredCandidate]:
-    """Results ordered by their time, and last those without, by rank."""
-    return sorted(results, key=lambda one: (one.step_seconds is None, one.step_seconds or one.rank))
+def measured(candidate: Candidate, row: Row) -> Tried:
+    """A candidate with the row of its case: the median over rounds, and why there is none, or it was not compared."""
+    seconds = statistics.median(row.samples) if row.samples else None
+    in_float32 = str(row.extra_info["check.float32"] or "equal")
+    reason = row.extra_info["reason"] or ("" if in_float32 == "equal" else f"float32 {in_float32}")
+    rounds = list(row.samples)
+    columns = {"measured.seconds": seconds, "measured.rounds_seconds": rounds, "measured.reason": reason}
+    return Tried(candidate, seconds, columns)
 
 
-def lines(results: Sequence[MeasuredCandidate], predicted: bool) -> Iterator[str]:
+def lines(found: Sequence[Tried], ranking: Ranking, predicted: bool) -> Iterator[str]:
     """The lines about what was measured, and how far predictions are off, where there are any."""
-    rows = [{"rank": one.rank} | one.candidate.as_row() | one.as_row() for one in results]
+    rows = [ranking.row(one.candidate) | one.columns for one in found]
     yield from wrapped(f"{'as measured' if predicted else MEASURED_ONLY}: {ROUNDS} interleaved rounds")
     yield from table((RANK, *LAYOUT, PREDICTED, *MEASURED) if predicted else (*LAYOUT, *MEASURED), rows)
-    if not predicted:
+    timed = [row for row in rows if row["measured.seconds"]]
+    if not (predicted and timed):
         return
-    known = [(one, one.step_seconds) for one in results if one.step_seconds]
-    if best := next((pair for pair in known if pair[0].rank == 1), None):
-        likely = Interval.of_ratios(best[0].row.samples, known[0][0].row.samples)
+    if best := next((row for row in timed if row["rank"] == 1), None):
+        likely = Interval.of_ratios(best["measured.rounds_seconds"], timed[0]["measured.rounds_seconds"])
         interval = f" (95% interval of rounds: {likely.low - 1:+.1%} to {likely.high - 1:+.1%})" if likely else ""
-        loss = best[1] / known[0][1] - 1
+        loss = best["measured.seconds"] / timed[0]["measured.seconds"] - 1
         yield f"the predicted best takes {loss:.1%} longer than the fastest that was measured{interval}"
-    if known:
-        errors = errors_of([one.candidate.step_seconds for one, _ in known], [seconds for _, seconds in known])
-        rank = f", rank correlation {errors.rank_text}" if errors.rank_text else ""
-        yield f"predictions are off by {errors.median:.1%} in the median{rank}"
+    errors = errors_of([row["predicted_seconds"] for row in timed], [row["measured.seconds"] for row in timed])
+    rank = f", rank correlation {errors.rank_text}" if errors.rank_text else ""
+    yield f"predictions are off by {errors.median:.1%} in the median{rank}"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
@@ -86,6 +86,25 @@ class Candidate:
     def as_row(self) -> dict[str, Any]:
         """A row with all that is known of it, as JSON values. Bottlenecks take a prediction for each resource."""
         return layout_row(self.case) | self.formulas | self.predictions | {"waits_for": self.limits}
+
+
+class Tried(NamedTuple):
+    """A candidate that was compiled or measured, or meant to be.
+
+    Attributes:
+        candidate: with its prediction.
+        seconds: of a step; None if that is not known.
+        columns: what it adds to the candidate's row, as JSON values.
+    """
+
+    candidate: Candidate
+    seconds: float | None
+    columns: dict[str, Any]
+
+
+def fastest_first(tried: Iterable[Tried]) -> list[Tried]:
+    """Those with seconds, fastest first, and then those without, as predicted."""
+    return sorted(tried, key=lambda one: (one.seconds is None, one.seconds or one.candidate.step_seconds))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.search import compiled, measured, nearest
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
-from benchmarks.search.compiled import CompiledCandidate
-from benchmarks.search.measured import MeasuredCandidate
-from benchmarks.search.ranking import Candidate, Ranking, usable_bytes
+from benchmarks.search.ranking import Candidate, Ranking, Tried, usable_bytes
 from benchmarks.search.rows import (
     BOTTLENECK,
     LAYOUT,
@@ -62,8 +60,8 @@ class Result:
     space: SearchSpace
     machine: Machine
     ranking: Ranking
-    compiled: Sequence[CompiledCandidate] = ()
-    measured: Sequence[MeasuredCandidate] = ()
+    compiled: Sequence[Tried] = ()
+    measured: Sequence[Tried] = ()
     scaling: Scaling | None = None
 
     @property
@@ -102,7 +100,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     if tokens and ranking.fitting:
         blocks.append(cost_lines(result, tokens, price))
     if result.measured:
-        blocks.append([*measured.lines(result.measured, result.predicted)])
+        blocks.append([*measured.lines(result.measured, ranking, result.predicted)])
     if result.predicted:
         blocks.append(nearest.lines(result.nearest))
     if everything or not ranking.fitting:
@@ -115,14 +113,12 @@ def answer(result: Result) -> list[str]:
     ranking, machine = result.ranking, result.machine
     if not ranking.fitting:
         return nothing_fits(result) if ranking.too_large else ["no candidate is feasible; the reasons are below"]
-    if timed := next((one for one in result.measured if one.step_seconds), None):
-        best, seconds, how = timed.candidate, timed.step_seconds or 0.0, "measured"
-    elif replayed := next((one for one in result.compiled if one.step_seconds), None):
-        best, seconds, how = replayed.candidate, replayed.step_seconds or 0.0, "as compiled"
-    else:
-        best, seconds = ranking.fitting[0], ranking.fitting[0].step_seconds
-        low, high = interval(machine, best.case.config).around(seconds)
-        how = f"{amount(low)} to {amount(high)} with a probability of 80%"
+    best, seconds = ranking.fitting[0], ranking.fitting[0].step_seconds
+    low, high = interval(machine, best.case.config).around(seconds)
+    how = f"{amount(low)} to {amount(high)} with a probability of 80%"
+    for tried, words in ((result.compiled, "as compiled"), (result.measured, "measured")):
+        if tried and (known := tried[0].seconds):
+            best, seconds, how = tried[0].candidate, known, words
     strategy, mesh = best.case.strategy, str(best.case.mesh)
     spread = [] if mesh.startswith(f"{strategy}=") and "," not in mesh else [strategy]
     layout = ", ".join((*spread, mesh, *options_text(layout_row(best.case)).split()))
@@ -211,7 +207,7 @@ def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
     Each is a range by the interval of the prediction.
     """
     space, machine = result.space, result.machine
-    compiled_seconds = result.compiled[0].step_seconds if result.compiled else None
+    compiled_seconds = result.compiled[0].seconds if result.compiled else None
     step_seconds = compiled_seconds or result.ranking.fitting[0].step_seconds
     seconds = step_seconds * tokens / (space.batch_size * space.config.sequence)
     days, hours = seconds / DAY_SECONDS, seconds * device_count(space.topology) / 3600

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.cases import case as cases
 from benchmarks.cases.row import Row
 from benchmarks.search import measured as module
-from benchmarks.search.measured import ROUNDS, MeasuredCandidate, fastest_first, lines, to_measure
+from benchmarks.search.measured import ROUNDS, lines, measured, to_measure
+from benchmarks.search.ranking import fastest_first
 from results.figures.search import figure_of
 from results.records.documents import read_search
 from tests.benchmarks.search.test_ranking import ranking
@@ -33,21 +34,17 @@ def test_steps_that_differ_are_measured_first() -> None:
     assert len(to_measure(found, 10**6)) == len(best)
 
 
-def planted(seconds: float | None, rank: int, **info: Any) -> MeasuredCandidate:
-    """A candidate with this rank whose steps take as long as told, each round."""
-    facts = {"status": "ok", "reason": None, "check.float32": "equal", **info}
-    row = Row(str(rank), facts, () if seconds is None else (seconds,) * ROUNDS, 1)
-    return MeasuredCandidate(rank, ranking().fitting[rank - 1], row)
-
-
 def test_the_report_says_what_the_predicted_best_loses() -> None:
     """Results are in the order of their time, and those without one are last, with the reason."""
-    some = [planted(8.0, 1), planted(None, 2, reason="too large"), planted(1.0, 3), planted(2.0, 4)]
-    some += [planted(3.0, 5, **{"check.float32": "not compared: oom"})]
-    found = fastest_first(some)
-    assert [each.rank for each in found] == [3, 4, 5, 1, 2]
-    assert [each.reason for each in found] == ["", "", "float32 not compared: oom", "", "too large"]
-    said = "\n".join(lines(found, predicted=True))
+    ranked, seconds = ranking(), (8.0, None, 1.0, 2.0, 3.0)
+    facts: list[dict[str, Any]] = [{"status": "ok", "reason": None, "check.float32": "equal"} for _ in seconds]
+    facts[1]["reason"], facts[4]["check.float32"] = "too large", "not compared: oom"
+    rows = [Row("", own, (time,) * ROUNDS if time else (), 1) for own, time in zip(facts, seconds, strict=True)]
+    found = fastest_first(map(measured, ranked.fitting, rows))
+    assert [ranked.ranks[each.candidate.case] for each in found] == [3, 4, 5, 1, 2]
+    reasons = [each.columns["measured.reason"] for each in found]
+    assert reasons == ["", "", "float32 not compared: oom", "", "too large"]
+    said = "\n".join(lines(found, ranked, predicted=True))
     assert "the predicted best takes 700.0% longer than the fastest that was measured" in said
     assert "(95% interval of rounds: +700.0% to +700.0%)" in said
 
