@@ -89,12 +89,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     blocks = [answer(result), heading(result)]
     if ranking.fitting and result.predicted:
         shown = ranking.fitting if everything else ranking.best_per_kind[:SHOWN]
-        blocks += [
-            ranked_lines(shown, ranking),
-            dense_layers(shown),
-            certainty(ranking),
-            best_lines(ranking.fitting[0]),
-        ]
+        blocks += ranked_blocks(shown, ranking)
     if result.compiled:
         blocks.append(compiled.lines(result.compiled, ranking))
     if tokens and ranking.fitting:
@@ -167,25 +162,17 @@ def heading(result: Result) -> list[str]:
     )
 
 
-def ranked_lines(shown: Sequence[Candidate], ranking: Ranking) -> list[str]:
-    """The lines of the table of candidates that fit; ranks of those that are tied with the first are marked."""
+def ranked_blocks(shown: Sequence[Candidate], ranking: Ranking) -> Iterator[list[str]]:
+    """The table of candidates that fit, in which ranks are marked that are tied with the first, and what it means."""
     rows = [ranking.row(candidate) for candidate in shown]
     marked = [row | {"rank": f"{row['rank']}{'=' if row['rank'] <= ranking.tied > 1 else ''}"} for row in rows]
-    return table(COLUMNS, marked)
-
-
-def dense_layers(shown: Sequence[Candidate]) -> list[str]:
-    """What stages of pipelines do with leading dense layers, if both are there."""
-    layers = max(candidate.cost.plan.layers_again for candidate in shown)
-    said = f"dense_layers={layers}: every stage of a pipeline runs these layers; more stages do not split them"
-    return wrapped(said) if layers else []
-
-
-def certainty(ranking: Ranking) -> list[str]:
-    """How far apart predictions of two candidates have to be, and how many are therefore tied."""
-    apart = math.exp(widths().pair) - 1
-    text = f"two candidates within {apart:.0%} of each other may be in any order; the first {ranking.tied} are tied"
-    return wrapped(text)
+    yield table(COLUMNS, marked)
+    if layers := max(candidate.cost.plan.layers_again for candidate in shown):
+        what = f"dense_layers={layers}: every stage of a pipeline runs these layers"
+        yield wrapped(f"{what}; more stages do not split them")
+    apart = f"two candidates within {math.exp(widths().pair) - 1:.0%} of each other may be in any order"
+    yield wrapped(f"{apart}; the first {ranking.tied} are tied")
+    yield best_lines(ranking.fitting[0])
 
 
 def best_lines(best: Candidate) -> list[str]:

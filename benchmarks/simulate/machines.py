@@ -28,10 +28,6 @@ RENAMED = {
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
 
 
-class UnknownMachine(ValueError):
-    """There is no such machine, or its chip or stack is not known; the message names those that are."""
-
-
 class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What a machine file says.
 
@@ -114,12 +110,12 @@ def machine_path(name: str) -> Path:
     """The path of a machine file, by its path or by the name of a packaged one.
 
     Raises:
-        UnknownMachine: no packaged machine has this name.
+        ValueError: no packaged machine has this name.
     """
     if name.endswith(".json"):
         return Path(name)
     if name not in machine_names():
-        raise UnknownMachine(f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path")
+        raise ValueError(f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path")
     return FOLDER / f"{name}.json"
 
 
@@ -129,7 +125,11 @@ def read_file(path: Path) -> MachineFile:
     Raises:
         SchemaError: it cannot be read, or a field is missing, unknown, of another type, or out of range.
     """
-    content, where = read_json(path, "`meshmark calibrate` writes one"), str(path)
+    return checked_file(read_json(path, "`meshmark calibrate` writes one"), str(path))
+
+
+def checked_file(content: Any, where: str) -> MachineFile:
+    """The content of a machine file, of which `where` is the name. Errors are as for `read_file`."""
     if isinstance(content, dict) and (unknown := {*content} - {*MachineFile.__struct_fields__}):
         way_out = "remove it, or write the file again with `meshmark calibrate` or `meshmark fit`"
         raise SchemaError(f"{where} has an unknown field {min(unknown)!r}; {way_out}")
@@ -157,7 +157,7 @@ def machine(name: str, kind: str | None = None) -> Machine:
             name its constants are carried over, with an assumed error.
 
     Raises:
-        UnknownMachine: there is none, its chip or stack is not known, or its rates were measured on another kind.
+        ValueError: there is none, its chip or stack is not known, or its rates were measured on another kind.
         SchemaError: as for `read_file`.
     """
     path = machine_path(name)
@@ -176,7 +176,7 @@ def machine_for(kind: str, stack: str) -> Machine:
         specifications of these devices; its source says so.
 
     Raises:
-        UnknownMachine: no file has this stack, or these devices have no specifications.
+        ValueError: no file has this stack, or these devices have no specifications.
     """
     of_stack = {name: file for name, file in _files().items() if file.stack == stack}
     if found := next((name for name, file in of_stack.items() if kind in file.devices), None):
@@ -184,7 +184,7 @@ def machine_for(kind: str, stack: str) -> Machine:
     on_gpus = kind in CHIPS and not CHIPS[kind].torus_dims
     of_platform = {name: file for name, file in of_stack.items() if file.on_gpus == on_gpus}
     if kind not in CHIPS or not of_platform:
-        raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(_files())}")
+        raise ValueError(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(_files())}")
     # Constants of a GPU of the same generation, if there are any, and rather of a file that is for many kinds.
     own = generation(kind)
     name = max(of_platform, key=lambda name: (generation(of_stack[name].kind) == own, len(of_stack[name].devices)))
@@ -197,12 +197,12 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
         return _carried(name, file, kind)
     chosen, whole = (kind if kind and not file.chip else file.kind), file.calibrated
     if chosen not in CHIPS and not whole:
-        raise UnknownMachine(f"machine {name}: chip {chosen!r} is not known; known are {', '.join(CHIPS)}")
+        raise ValueError(f"machine {name}: chip {chosen!r} is not known; known are {', '.join(CHIPS)}")
     if not whole and bool(CHIPS[chosen].torus_dims) != bool(CHIPS.get(file.kind, CHIPS[chosen]).torus_dims):
-        raise UnknownMachine(f"machine {name} is one of {CHIPS[file.kind].platform} devices, and {chosen} is not")
+        raise ValueError(f"machine {name} is one of {CHIPS[file.kind].platform} devices, and {chosen} is not")
     chip = Chip(**file.specifications) if whole else dataclasses.replace(CHIPS[chosen], **file.specifications)
     if chip.torus_dims and not chip.ring_multiple:
-        raise UnknownMachine(f"machine {name}: ring_multiple is 0; it must be at least 1 where there is a torus")
+        raise ValueError(f"machine {name}: ring_multiple is 0; it must be at least 1 where there is a torus")
     known = GPU_KINDS.get(chosen, chosen)  # calibrated files have JAX's names
     return Machine(
         name,
@@ -227,9 +227,7 @@ def _stack(name: str, file: MachineFile, chip: Chip) -> Stack:
     of_stack = {name: other.on_gpus for name, other in _files().items() if other.stack == file.stack}
     if not of_stack:
         names = ", ".join(dict.fromkeys(other.stack for other in _files().values()))
-        raise UnknownMachine(
-            f"machine {name}: stack {file.stack!r} is not known; known are {names}; or state its rules"
-        )
+        raise ValueError(f"machine {name}: stack {file.stack!r} is not known; known are {names}; or state its rules")
     return machine(max(of_stack, key=lambda name: of_stack[name] == (chip.platform in ("cuda", "gpu")))).stack
 
 
@@ -237,11 +235,11 @@ def _carried(name: str, file: MachineFile, kind: str) -> Machine:
     """The machine with a file's constants and the specifications of another kind. Its error is assumed, and it says so.
 
     Raises:
-        UnknownMachine: the specifications of the file were measured.
+        ValueError: the specifications of the file were measured.
     """
     if file.calibrated:
         problem = f"machine {name} was measured on {file.kind}, whose rates are not those of {kind}"
-        raise UnknownMachine(f"{problem}; calibrate on {kind}, or omit --machine to use a packaged file")
+        raise ValueError(f"{problem}; calibrate on {kind}, or omit --machine to use a packaged file")
     source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
     told = {"devices": (file.kind, kind), "error": CARRIED_ERROR, "source": source, "without": {}}
     machine = made(name, msgspec.structs.replace(file, chip=None, specifications={}, **told), kind)

@@ -19,7 +19,7 @@ from benchmarks.cli.outputs import require_apart, require_file, same, short, wri
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.intervals import interval, kind_of
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.machines import UnknownMachine, machine, machine_for
+from benchmarks.simulate.machines import machine, machine_for
 from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
 from benchmarks.simulate.published_row import AXES, COLUMNS, TableRow
 from benchmarks.simulate.queues import Timeline
@@ -100,7 +100,7 @@ def _predicted(row: TableRow, name: str) -> Prediction | Problem:
         run = run_of(row)
         chosen = machine(name, run.kind) if name else machine_for(run.kind, run.stack)
         if chosen.stack.name != run.stack:
-            raise UnknownMachine(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack}")
+            raise ValueError(f"machine {chosen.name} is of {chosen.stack.name}, and the row of {run.stack}")
         chosen = chosen.with_precision(run.precision)
     except ValueError as error:
         return Problem(row, str(error))
