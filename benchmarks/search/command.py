@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import write_then_print
+from benchmarks.cli.outputs import log, write_then_print
 from benchmarks.search import scaled
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.compiled import compile_best, log
+from benchmarks.search.compiled import compile_best
 from benchmarks.search.document import document
 from benchmarks.search.measured import measure_best
 from benchmarks.search.ranking import Candidate, ranked

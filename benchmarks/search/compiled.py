@@ -5,12 +5,12 @@ machine's rates. Only their exposed communication replaces that of the predictio
 and no launches, so its compute would be priced otherwise than that of candidates that were not compiled.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from benchmarks.cases.case import Case
+from benchmarks.cli.outputs import log
 from benchmarks.cli.tables import paragraph, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.memory import host_peak_rss_bytes, processes_that_fit
@@ -56,11 +56,7 @@ def compiled_record(case: Case) -> Record:
 def compile_best(ranking: Ranking, count: int, workers: int | None, budget_seconds: float) -> list[Tried]:
     """Compile the best of each strategy and set of mesh axes, then the best of all: similar ones tell little more.
 
-    Args:
-        ranking: all candidates.
-        count: how many are compiled.
-        workers: number of processes at a time; by default as many as memory and cores allow.
-        budget_seconds: for all compilations.
+    By default as many processes compile at a time as memory and cores allow.
     """
     by_case = {candidate.case: candidate for candidate in (*ranking.best_per_layout, *ranking.fitting)}
     at_once, machine = workers or processes_that_fit(WORKER_BYTES), ranking.fitting[0].machine
@@ -135,8 +131,3 @@ def lines(found: Sequence[Tried], ranking: Ranking) -> list[str]:
     rows = [ranking.row(one.candidate) | one.columns for one in found]
     failed = [f"rank {row['rank']}: {row['compiled.reason']}" for row in rows if row["compiled.reason"]]
     return [*wrapped(TITLE), *table(COLUMNS, rows), *paragraph(*failed)]
-
-
-def log(text: str) -> None:
-    """Print a line on stderr, separate from the report."""
-    print(text, file=sys.stderr, flush=True)

@@ -79,9 +79,7 @@ def report(result: Result, everything: bool, tokens: float | None = None, price:
     """The lines of the report.
 
     Args:
-        result: what was found.
-        everything: whether to list all candidates that fit, instead of the best of five kinds, and why others are
-            infeasible.
+        everything: whether to list all candidates that fit, and why others are infeasible.
         tokens: to train on, for days and device-hours.
         price: of a device-hour.
     """

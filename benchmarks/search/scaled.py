@@ -46,14 +46,9 @@ def sized(topology: Topology, devices: int) -> Topology:
 def results(
     space: SearchSpace, base: Topology, sizes: Sequence[int], device_batch_size: int, machine: Machine
 ) -> Iterator[Result]:
-    """Yield the best on each number of devices, strong scaling first.
+    """Yield the best on each of these numbers of devices, whose hosts are as large as those of `base`.
 
-    Args:
-        space: what is searched; its batch is that of strong scaling.
-        base: of the kind of devices, with hosts as large.
-        sizes: numbers of devices.
-        device_batch_size: sequences of a device in weak scaling.
-        machine: predicts the seconds.
+    Strong scaling comes first, with the batch of the space; in weak scaling a device has `device_batch_size` sequences.
     """
     options = tuple((OPTIONS | dict(space.options)).items())
     for scaling, devices in product(get_args(Scaling), sizes):

@@ -5,7 +5,6 @@ meshmark fit results/published/megatron_a100_clusters.csv --machine a100_megatro
 
 import argparse
 import dataclasses
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
@@ -17,7 +16,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_apart, require_file, write_then_print
+from benchmarks.cli.outputs import log, require_apart, require_file, write_then_print
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import RANGES, START, Constants, Machine
 from benchmarks.simulate.machines import MachineFile, as_json, machine, machine_path, made, read_file
@@ -186,11 +185,6 @@ def expressed(rows: Sequence[TableRow], start: Machine, kinds: Collection[str]) 
         elif one.step_seconds:
             runs.append(one)
     return runs
-
-
-def log(text: str) -> None:
-    """Print what a fit does without, before it is done, to stderr: files are written before anything on stdout."""
-    print(text, file=sys.stderr)
 
 
 def constants_table(found: Fit) -> list[str]:
