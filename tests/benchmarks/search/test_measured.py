@@ -78,11 +78,3 @@ def test_real_steps_are_timed(tmp_path, capsys, monkeypatch) -> None:
     assert all(re.search(rf"^{row['strategy']} +{row['mesh']} ", said, re.MULTILINE) for row in rows)
     facts, table = read_search(path)
     assert f"2 of {len(table)} candidates drawn" in figure_of(facts, table).get_supxlabel()
-
-
-def test_steps_of_other_devices_are_not_timed(capsys) -> None:
-    """They are not here."""
-    with pytest.raises(SystemExit) as ended:
-        main(["--topology=h100:1x8", *TINY, "--measure=2"])
-    assert ended.value.code == 2
-    assert "--measure times steps on the devices of this machine; give --topology here" in capsys.readouterr().err

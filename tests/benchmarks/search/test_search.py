@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from benchmarks.cli import tables
 from benchmarks.devices.chips import CHIPS
 from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.simulate.intervals import interval
@@ -15,12 +14,7 @@ from tests.benchmarks.simulate.host import FILE
 from tests.commands import command
 
 main = command("search")
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """Tables and sentences do not wrap."""
-    monkeypatch.setattr(tables, "PLAIN_WIDTH", 400)
+pytestmark = pytest.mark.usefixtures("_wide")
 
 
 ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--remat=dots", "--strategy=fsdp,tensor,pipeline")
@@ -116,26 +110,6 @@ def test_another_machine_may_be_named(tmp_path):
     other = found(tmp_path, "--topology=a100_80gb:1x8", "--machine=a100_fsdp")
     expected = [*interval(machine("a100_fsdp"), PRESETS["gpt2"])]
     assert (other["machine"], other["interval"]) == ("a100_fsdp", expected)
-
-
-HERE = ("--topology=here", "--preset=nano", "--batch-size=16")
-
-
-@pytest.mark.parametrize(
-    ("more", "problem"),
-    [
-        ([], "cpu:8: virtual CPU devices share the cores of a host, so their steps are measured, not predicted; give"),
-        (["--machine=meshmark_gpus", "--measure=2"], "--machine is about predictions"),
-        (["--tokens=1e9", "--measure=2"], "--tokens is about predictions"),
-        (["--scaling=2..8", "--measure=2"], "--measure is of one topology"),
-    ],
-)
-def test_virtual_devices_are_not_predicted(more, problem, capsys):
-    """The line names `--measure`; with it, options about predictions are refused."""
-    with pytest.raises(SystemExit) as ended:
-        main([*HERE, *more])
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err
 
 
 def test_four_hosts_need_a_network(tmp_path, capsys):
@@ -255,6 +229,15 @@ def test_nothing_fits(capsys):
         (["--set=hbm=141mB"], "'141mB' cannot be read"),
         (["--set=inter_host_latency=50ks"], "'50ks' cannot be read"),
         (["--mesh=fsdp=4"], "fsdp=4"),
+        (["--measure=2"], "--measure times steps on the devices of this machine; give --topology here"),
+        (["--scaling=8"], "'8' is not a range of devices such as 8..16384"),
+        (["--scaling=16..8"], "'16..8' is not a range"),
+        (["--scaling=8..16", "--mesh=fsdp=8"], "leave --mesh out"),
+        (["--scaling=8..1048576"], "devices; take 65,536 or fewer"),
+        (["--topology=here"], "cpu:8: virtual CPU devices share the cores of a host, so their steps are measured, not"),
+        (["--topology=here", "--machine=meshmark_gpus", "--measure=2"], "--machine is about predictions"),
+        (["--topology=here", "--tokens=1e9", "--measure=2"], "--tokens is about predictions"),
+        (["--topology=here", "--scaling=2..8", "--measure=2"], "--measure is of one topology"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(more, problem, capsys):
