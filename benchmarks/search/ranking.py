@@ -89,12 +89,8 @@ class Candidate:
 
 
 class Tried(NamedTuple):
-    """A candidate that was compiled or measured, or meant to be.
-
-    Attributes:
-        candidate: with its prediction.
-        seconds: of a step; None if that is not known.
-        columns: what it adds to the candidate's row, as JSON values.
+    """A candidate that was compiled or measured, or meant to be: seconds of its step, if they are known, and what that
+    adds to its row, as JSON values.
     """
 
     candidate: Candidate

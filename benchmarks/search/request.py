@@ -22,7 +22,7 @@ from benchmarks.cli.outputs import require_apart, require_file
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.explain.local_devices import MEASURED_ONLY, topology_of
+from benchmarks.explain.local_devices import MEASURED_ONLY, predicting_machine, topology_of
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
@@ -131,14 +131,12 @@ def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     if topology.is_virtual:
         return virtual_machine(args, topology)
     if args.machine:
-        chosen = machine(args.machine, topology.chip and topology.kind)
+        chosen = predicting_machine(args.machine, topology)
     elif topology.kind == CPU:
         way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     else:
         chosen = machine_for(topology.kind, "meshmark")
-    if chosen.chip.platform != topology.platform:
-        raise ValueError(f"machine {chosen.name} is one of {chosen.chip.platform} devices, and {topology} is not")
     chosen = chosen.with_changes(dict(args.set))
     return chosen.between_hosts() if topology.hosts > 1 else chosen
 

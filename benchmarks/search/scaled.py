@@ -29,10 +29,7 @@ OPTIONS = {"schedule": ("1f1b", "zb-h1"), "gather": ("layer",)}
 
 
 def sized(topology: Topology, devices: int) -> Topology:
-    """A topology of the same kind, with hosts as large, and another number of devices.
-
-    Raises:
-        ValueError: there is no such topology, such as a slice that is too large.
+    """A topology of the same kind, with hosts as large, and another number of devices, if there is such a one.
 
     >>> str(sized(Topology.parse("h100:1x8"), 32)), str(sized(Topology.parse("v5p:4x4x4"), 128))
     ('h100:4x8', 'v5p:4x4x8')

@@ -125,12 +125,7 @@ def left_out(runs: Sequence[PublishedRun], machines: Machines, only: Collection[
 
 
 def main(args: argparse.Namespace) -> None:
-    """Fit a machine's constants to the runs of tables, and report the errors of runs that a fit has not seen.
-
-    Raises:
-        SystemExit: a table cannot be read, the machine is not known, there are too few measured runs, or the output
-            cannot be written.
-    """
+    """Fit a machine's constants to the runs of tables, and report the errors of runs that a fit has not seen."""
     with refusing():
         path = machine_path(args.machine)
         if args.out:

@@ -232,11 +232,7 @@ def _stack(name: str, file: MachineFile, chip: Chip) -> Stack:
 
 
 def _carried(name: str, file: MachineFile, kind: str) -> Machine:
-    """The machine with a file's constants and the specifications of another kind. Its error is assumed, and it says so.
-
-    Raises:
-        ValueError: the specifications of the file were measured.
-    """
+    """A file's constants with the specifications of another kind. The error is assumed, and the source says so."""
     if file.calibrated:
         problem = f"machine {name} was measured on {file.kind}, whose rates are not those of {kind}"
         raise ValueError(f"{problem}; calibrate on {kind}, or omit --machine to use a packaged file")

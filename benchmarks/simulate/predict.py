@@ -207,11 +207,7 @@ def error_cells(found: Errors) -> tuple[str, ...]:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Predict the runs of a table and print the errors.
-
-    Raises:
-        SystemExit: the table cannot be read, a machine is not known, or the output cannot be written.
-    """
+    """Predict the runs of a table and print the errors."""
     with refusing():
         if args.out:
             require_apart({"--out": args.out}, args.runs)

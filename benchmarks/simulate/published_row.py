@@ -93,11 +93,7 @@ class Published(msgspec.Struct, frozen=True):
 
     @property
     def block(self) -> str:
-        """The kind of the model's blocks.
-
-        Raises:
-            Infeasible: there are no formulas for it.
-        """
+        """The kind of the model's blocks; it raises `Infeasible` if there are no formulas for it."""
         if (family := self.model.partition("-")[0]) in OTHER_BLOCKS:
             raise Infeasible(f"there are no formulas for the blocks of {family}")
         named = next((block for name, block in BLOCKS.items() if self.model.startswith(name)), None)
