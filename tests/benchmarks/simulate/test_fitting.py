@@ -86,14 +86,6 @@ def test_what_is_judged_is_not_fitted(runs, planted):
     assert left_out(made, on(planted)) == {}
 
 
-def test_too_few_runs_and_unknown_constants_are_refused(runs, planted):
-    """A fit needs at least as many runs as constants, and constants that exist."""
-    with pytest.raises(ValueError, match="2 runs cannot fix"):
-        fit(measured_on(planted, runs[:2]), on(planted))
-    with pytest.raises(ValueError, match="luck is no constant; the constants are matmul_efficiency"):
-        fit(measured_on(planted, runs), on(planted), ["luck"])
-
-
 def test_errors_of_predictions():
     """Absolute errors are averaged, signed ones are the bias; regret is what the predicted best loses."""
     told = errors_of([1.2, 1.0, 3.0], [1.0, 1.25, 3.0])
