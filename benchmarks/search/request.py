@@ -45,7 +45,9 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     """
     require_together(args)
     if args.topology == "here":
-        args.topology = topology_here()
+        use_virtual_devices()
+        available_devices()
+        args.topology = topology_of(jax.devices())
     largest = sized(args.topology, powers_of_two(*args.scaling)[-1]) if args.scaling else args.topology
     chosen = chosen_machine(args, largest)
     space = search_space(of_smallest(args) if args.scaling else args)
@@ -117,13 +119,6 @@ def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
         sized(args.topology, devices)
     others = {"topology": sized(args.topology, args.scaling[0]), "remat": args.remat or ["dots", "full"]}
     return argparse.Namespace(**{**vars(args), **others})
-
-
-def topology_here() -> Topology:
-    """The devices of this process, which are virtual where there is no accelerator."""
-    use_virtual_devices()
-    available_devices()
-    return topology_of(jax.devices())
 
 
 def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:

@@ -26,11 +26,13 @@ from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table
 
-PARTS = (
-    *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
-    *("sends", "bubble", "gradients", "optimizer", "fixed"),
-)
-STEP_PARTS = {f"predicted.{part.replace(' ', '_')}_seconds": part for part in PARTS}
+STEP_PARTS = {
+    f"predicted.{part.replace(' ', '_')}_seconds": part
+    for part in (
+        *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
+        *("sends", "bubble", "gradients", "optimizer", "fixed"),
+    )
+}
 """Columns of a table -> the part of a step, in the order of the step."""
 ADDED = (
     *("measured_seconds", "predicted_seconds", "low_seconds", "high_seconds", "left_out_seconds", "kind"),

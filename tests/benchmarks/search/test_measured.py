@@ -10,7 +10,7 @@ import pytest
 from benchmarks.cases import case as cases
 from benchmarks.cases.row import Row
 from benchmarks.search import measured as module
-from benchmarks.search.measured import ROUNDS, lines, measured, to_measure
+from benchmarks.search.measured import ROUNDS, here, lines, measured, to_measure
 from benchmarks.search.ranking import fastest_first
 from results.figures.search import figure_of
 from results.records.documents import read_search
@@ -32,6 +32,16 @@ def test_steps_that_differ_are_measured_first() -> None:
     assert len({id(each) for each in some}) == 8
     assert {each.case.strategy for each in to_measure(found, 12)} == {each.case.strategy for each in best}
     assert len(to_measure(found, 10**6)) == len(best)
+
+
+def test_candidates_of_any_rematerialisation_are_compared_with_one_step() -> None:
+    """Their cases have ids of their own, the same step on one device, and recompute what the candidates do."""
+    some = to_measure(ranking(), 12)
+    cases = [here(each.case) for each in some]
+    assert len({each.case.remat for each in some}) == 3
+    assert len({str(case) for case in cases}) == len(cases)
+    assert len({case.single for case in cases}) == 1
+    assert [case.training() for case in cases] == [each.case.training() for each in some]
 
 
 def test_the_report_says_what_the_predicted_best_loses() -> None:
