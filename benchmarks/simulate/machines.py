@@ -90,15 +90,13 @@ def _ranged(ranges: Mapping[str, Range]) -> type[msgspec.Struct]:
     return msgspec.defstruct("Constants", kinds, forbid_unknown_fields=True)
 
 
-def _some(name: str, kinds: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """The schema of an object that has some of these fields."""
-    fields = [(field, kind | UnsetType, UNSET) for field, kind in kinds.items()]
-    return msgspec.defstruct(name, fields, forbid_unknown_fields=True)
-
-
 PUBLISHED_CONSTANTS, CALIBRATED_CONSTANTS = _ranged(RANGES), _ranged(CALIBRATED_RANGES)
 RULES = {field.name for field in dataclasses.fields(Stack)} - {"name"}
-SPECIFICATIONS = _some("Specifications", get_type_hints(Chip, include_extras=True))
+SPECIFICATIONS = msgspec.defstruct(
+    "Specifications",
+    [(name, kind | UnsetType, UNSET) for name, kind in get_type_hints(Chip, include_extras=True).items()],
+    forbid_unknown_fields=True,
+)
 
 
 def machine_names() -> tuple[str, ...]:

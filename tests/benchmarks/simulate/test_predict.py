@@ -186,13 +186,6 @@ def test_a_row_that_cannot_be_expressed_is_kept_with_the_reason(name, rows, writ
     assert "2 of 3 rows are predicted and measured" in said
 
 
-def test_a_row_that_was_not_measured_is_predicted(rows, write, tmp_path, capsys):
-    """It has seconds, and does not count in the errors."""
-    told = predicted(tmp_path, write([{**rows[0], "step_seconds": ""}, rows[1]]))
-    assert all(float(row["predicted_seconds"]) > 0 for row in told)
-    assert "1 of 2 rows are predicted and measured" in capsys.readouterr().out
-
-
 def test_tables_of_different_columns_are_one_file(rows, write, tmp_path):
     """Columns that a table lacks are empty in its rows."""
     other = [{**row, "remark": "twice"} for row in rows[:2]]
