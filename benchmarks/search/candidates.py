@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any, get_args
 
-from benchmarks.cases.case import Case, CompilerOptions, Options, options_of
+from benchmarks.cases.case import COMMON_OPTIONS, Case, CompilerOptions, Options
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec
@@ -16,19 +16,6 @@ from strategies.registry import distinct_meshes
 
 VARIED = {"schedule": get_args(PipelineSchedule), "gather": get_args(Gather)}
 """Options that are varied by default."""
-
-AXES = {
-    "schedule": {"pipeline"},
-    "chunks": {"pipeline"},
-    "gather": {"fsdp"},
-    "regather": {"fsdp"},
-    "prefetch": {"fsdp"},
-    "sequence_parallel": {"tensor"},
-    "halves": {"tensor", "expert"},
-    "context_attention": {"context"},
-    "dispatch": {"expert"},
-}
-"""The mesh axes of which an option requires one to have an effect."""
 
 MEMORY_FRACTION = 0.85
 """Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory.
@@ -77,14 +64,10 @@ class SearchSpace:
 
     def _variations(self, name: str, mesh: MeshSpec) -> list[Options]:
         """All combinations of option values that have an effect on this strategy and mesh."""
-        values_by_option = {
-            option: values
-            for option, values in (VARIED | dict(self.options)).items()
-            if option in options_of(name) and (option not in AXES or AXES[option] & {*mesh.sizes})
-        }
-        variations = [
-            tuple(zip(values_by_option, values, strict=True)) for values in product(*values_by_option.values())
-        ]
+        of_axes = (axis.options for axis in STRATEGIES[name].axes if axis.name in mesh.sizes)
+        known = {*COMMON_OPTIONS, *chain.from_iterable(of_axes)}
+        varied = {option: values for option, values in (VARIED | dict(self.options)).items() if option in known}
+        variations = (tuple(zip(varied, values, strict=True)) for values in product(*varied.values()))
         return list(dict.fromkeys(map(without_unused_chunks, variations)))
 
 
