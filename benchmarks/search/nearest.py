@@ -11,9 +11,9 @@ from benchmarks.cli.tables import paragraph
 from benchmarks.devices.placement import device_count
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.rows import Column, number, table, words
-from benchmarks.simulate.predict import read_rows
+from benchmarks.simulate.predict import mesh_of, read_rows
 from benchmarks.simulate.published import config_of
-from benchmarks.simulate.published_row import AXES, Published, TableRow
+from benchmarks.simulate.published_row import Published, TableRow
 from strategies.model.gpt import param_count
 
 FARTHEST = math.log(4)
@@ -70,14 +70,13 @@ def _run(row: TableRow, space: SearchSpace) -> tuple[float, dict[str, Any]] | No
         (dtype_bytes(published.dtype), dtype_bytes(space.dtype), 0.5),
     )
     distance = sum(weight * abs(math.log(theirs / ours)) for theirs, ours, weight in ratios)
-    sizes = {axis: getattr(published, axis) for axis in AXES} | {"expert": published.expert or 1}
     rate = published.batch_size * published.sequence / seconds / published.devices
     return distance, {
         **{name: getattr(published, name) for name in FACTS},
         "param_count": parameters,
         "tokens_per_second_per_device": rate,
         "source": row["source"],
-        "mesh": ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "data=1",
+        "mesh": mesh_of(row),
     }
 
 

@@ -148,12 +148,13 @@ def model_of(row: TableRow) -> str:
 
 
 def mesh_of(row: TableRow) -> str:
-    """A row's mesh, as its cells have it: axes of size one are left out.
+    """A row's mesh, as its cells have it: axes of size one are left out. Experts may split other axes, too.
 
     >>> mesh_of({"data": "8", "fsdp": "", "pipeline": "1", "tensor": "many"})
     'data=8,tensor=many'
     """
-    return ",".join(f"{axis}={row[axis]}" for axis in AXES if row.get(axis, "") not in ("", "1")) or "one device"
+    sizes = {axis: row.get(axis) or "1" for axis in (*AXES, "expert")}
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size != "1") or "data=1"
 
 
 def work_of(row: TableRow) -> str:
