@@ -2,10 +2,12 @@
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
+NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 
 
 class UnknownName(KeyError, ValueError):
@@ -38,12 +40,21 @@ class Named(dict[str, Value]):
         raise UnknownName(unknown(name, self.what, self, self.known_as))
 
 
-def unknown(name: object, what: str, names: Iterable[str], known_as: Mapping[str, str]) -> str:
+def unknown(name: object, what: str, names: Iterable[str], known_as: Mapping[str, str] = NO_OTHERS) -> str:
     """The error message for an unknown name: the known names, and the one that may be meant."""
     names, text = list(names), str(name).lower()
-    similar = [known_as[text]] if text in known_as else difflib.get_close_matches(text, names, n=1)
-    suggestion = f"; did you mean {similar[0]}?" if similar else ""
-    return f"{name!r} is no {what}; there are {', '.join(names)}{suggestion}"
+    meant = [known_as[text]] if text in known_as else similar(text, names)
+    return f"{name!r} is no {what}; there are {', '.join(names)}{did_you_mean(meant)}"
+
+
+def similar(name: str, names: Iterable[str]) -> list[str]:
+    """The name that is most like another one, if any is."""
+    return difflib.get_close_matches(name.lower(), list(names), n=1)
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """The end of an error message that suggests names; empty without any."""
+    return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
 MOST_DIFFERENCES = 5

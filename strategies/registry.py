@@ -2,8 +2,8 @@
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType, ModuleType
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from strategies.arguments import require_instance
 from strategies.auto import AUTO
@@ -88,7 +88,7 @@ def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) ->
     return [mesh for mesh in meshes if not any(strategy.equals(other, mesh) for other in simpler)]
 
 
-def import_others() -> Iterator[ModuleType]:
+def import_others() -> None:
     """Import the modules that `MESHMARK_STRATEGIES` names. They register user-defined strategies.
 
     Raises:
@@ -96,7 +96,7 @@ def import_others() -> Iterator[ModuleType]:
     """
     for name in filter(None, os.environ.get(MODULES, "").split(",")):
         try:
-            yield importlib.import_module(name)
+            importlib.import_module(name)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -106,4 +106,4 @@ def import_others() -> Iterator[ModuleType]:
             raise NotImportable(f"{problem}; {way_out}") from error
 
 
-OTHERS = tuple(import_others())
+import_others()

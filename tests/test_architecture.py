@@ -21,8 +21,8 @@ NAMES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path fo
 COMMANDS = "benchmarks.cli", "benchmarks.cases.columns"
 """What all commands share, and the table of columns: of `benchmarks`, `results` may import these alone."""
 LIGHT = (
-    *("strategies.config", "strategies.gpt_config", "strategies.infeasible", "strategies.presets"),
-    *("strategies.programs", "strategies.schema"),
+    *("strategies.config", "strategies.gpt_config", "strategies.infeasible", "strategies.names"),
+    *("strategies.presets", "strategies.programs", "strategies.schema"),
     *("benchmarks.devices.chips", "benchmarks.devices.topology"),
 )
 """What it may import besides itself and the standard library."""

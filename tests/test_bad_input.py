@@ -52,7 +52,6 @@ TABLE: dict[str, tuple[int, str]] = {
     f"{SEARCH} --json=file/x.json": (5, "cannot be written: file is not a folder"),
     f"{SEARCH} --json={LONG}": (5, "cannot be written: File name too long"),
     f"{SEARCH} --json=/dev/full": (5, "/dev/full cannot be written: No space left on device; the result is in"),
-    f"{SEARCH}1 --cache=file": (5, "file cannot be written to: file is not a folder"),
     # outputs that are inputs, or each other
     "regress exact run.json run.json --markdown=run.json": (5, "--markdown run.json would overwrite the input"),
     "regress exact run.json run.json --junit=x --markdown=x": (5, "would overwrite the output of --markdown"),

@@ -84,7 +84,7 @@ COMMANDS = [
     "schedule 1f1b --stages=2 --microbatches=4",
 ]
 """Commands whose arguments are mutated."""
-UNTRIED = {"--compile", "--measure", "--workers", "--cache", "--devices", "--png", "--json"}
+UNTRIED = {"--compile", "--measure", "--workers", "--devices", "--png", "--json"}
 """Options that are not tried: they compile and time steps, or draw in another process, which takes too long."""
 
 

@@ -1,6 +1,5 @@
 """The entry point of all commands: `meshmark COMMAND ...`, or `python -m benchmarks COMMAND ...`."""
 
-import difflib
 import importlib
 import os
 import sys
@@ -13,6 +12,7 @@ from benchmarks.cli.outputs import Unwritable
 from benchmarks.cli.starting import pytest_problem, steps_problem
 from benchmarks.cli.statuses import BROKEN_INPUT, WRONG_USAGE
 from strategies.infeasible import BrokenStrategy
+from strategies.names import did_you_mean, similar
 from strategies.schema import SchemaError
 
 
@@ -42,10 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif helped and (given[0] in helped or verbs_of(given[0])):
         run(lambda: print(contents("" if given[0] in helped else given[0])))
     else:
-        near = verbs_of(given[0]) or difflib.get_close_matches(given[0], COMMANDS, n=1)
-        meant = f" Did you mean {' or '.join(near)}?" if near else ""
         unknown = f"unknown command {' '.join(given[: 2 if verbs_of(given[0]) else 1])!r}"
-        print(f"meshmark: {unknown}.{meant} `meshmark --help` lists all commands.", file=sys.stderr)
+        meant = did_you_mean(verbs_of(given[0]) or similar(given[0], COMMANDS))
+        print(f"meshmark: {unknown}; `meshmark --help` lists all commands{meant}", file=sys.stderr)
         sys.exit(WRONG_USAGE)
 
 

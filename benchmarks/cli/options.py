@@ -3,7 +3,6 @@
 The table is declared to argparse and to pytest. It needs no JAX.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -95,11 +94,6 @@ def dashed(name: str) -> str:
     'sequences-per-device'
     """
     return name.replace("_", "-")
-
-
-def default_cache() -> Path:
-    """Return the default cache folder of compilation results (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshmark", "compiled")
 
 
 CASES = Group(
@@ -220,7 +214,6 @@ CANDIDATES = Group(
     "compiling",
     option("--time-budget S", "seconds for compiling; default: %(default)s", seconds, BUDGET_SECONDS),
     option("--workers N", "processes that compile; default: as many as memory and cores allow", workers),
-    option("--cache DIR", "folder for the results of compiling; default: %(default)s", Path, default_cache()),
 )
 
 

@@ -128,10 +128,15 @@ def locked(file: int | IO[Any], path: Path) -> bool:
     return True
 
 
+def log(text: str) -> None:
+    """Print a line on stderr, apart from the results of a command."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @cache
 def warn_once(text: str) -> None:
     """Print a line on stderr, unless this process has printed it."""
-    print(text, file=sys.stderr)
+    log(text)
 
 
 def save(path: Path, write: Callable[[Path], object]) -> None:

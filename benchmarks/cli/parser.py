@@ -1,7 +1,6 @@
 """The parser of all commands, and the options that it reads. It reports what it cannot parse in one line."""
 
 import argparse
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from types import MappingProxyType
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from benchmarks.cli.ending import run
 from benchmarks.cli.statuses import WRONG_USAGE
+from strategies.names import unknown
 
 T = TypeVar("T")
 
@@ -175,9 +175,7 @@ def one_of(noun: str, names: Collection[str]) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in names:
-            near = difflib.get_close_matches(text.lower(), names, n=1)
-            suggestion = f"; did you mean {near[0]}?" if near else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}; there are {', '.join(names)}{suggestion}")
+            raise argparse.ArgumentTypeError(unknown(text, noun, names))
         return text
 
     return parse

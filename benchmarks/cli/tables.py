@@ -38,6 +38,11 @@ def wrapped(text: str, width: int | None = None) -> list[str]:
     return shape.wrap(text.strip()) or [""]
 
 
+def paragraph(*texts: str) -> list[str]:
+    """Return the lines of several sentences, each wrapped."""
+    return [line for text in texts for line in wrapped(text)]
+
+
 def aligned(
     rows: Sequence[Sequence[str]], align: Sequence[str] = (), least: Sequence[int] = (), width: int | None = None
 ) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPU_TARGET, GPUS
 from strategies.mesh import Devices
+from strategies.names import did_you_mean
 
 CPU = "cpu"
 COMPILERS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax-cuda13-plugin")}
@@ -84,7 +85,7 @@ class Topology:
         ('v5p:4x4x4', 'cuda')
         """
         if not (parts := re.fullmatch(r"([a-z0-9_]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text.lower())):
-            meant = f"; did you mean {near}?" if (near := _meant(text)) else ""
+            meant = did_you_mean([near] if (near := _meant(text)) else [])
             raise ValueError(f"topology {text!r} cannot be read; write one as {EXAMPLES}{meant}")
         return cls(CLOUD_NAMES.get(parts[1], parts[1]), tuple(map(int, parts[2].split("x"))))
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -240,9 +241,13 @@ def lock(file: Any, path: Path) -> None:
 
 
 class MirroredJournal(Journal):
-    """Journal of any process but the first. It writes nothing, and mirrors the first one's snapshot in memory."""
+    """Journal of any process but the first, or of a run without a file. It writes nothing.
 
-    def __init__(self, snapshot: Mapping[str, Any]) -> None:
+    Args:
+        snapshot: of the first process, which it mirrors in memory.
+    """
+
+    def __init__(self, snapshot: Mapping[str, Any] = MappingProxyType({"ends": {}, "deaths": {}})) -> None:
         self.rows = {case: Row(case, end, (), None) for case, end in snapshot["ends"].items()}
         self.deaths, self.error, self.path = defaultdict(list, snapshot["deaths"]), None, None
         self.tell = lambda entry: None

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any, get_args
 
-from benchmarks.cases.case import Case, CompilerOptions, Options, options_of
+from benchmarks.cases.case import COMMON_OPTIONS, Case, CompilerOptions, Options
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec
@@ -17,19 +17,6 @@ from strategies.registry import distinct_meshes
 VARIED = {"schedule": get_args(PipelineSchedule), "gather": get_args(Gather)}
 """Options that are varied by default."""
 
-AXES = {
-    "schedule": {"pipeline"},
-    "chunks": {"pipeline"},
-    "gather": {"fsdp"},
-    "regather": {"fsdp"},
-    "prefetch": {"fsdp"},
-    "sequence_parallel": {"tensor"},
-    "halves": {"tensor", "expert"},
-    "context_attention": {"context"},
-    "dispatch": {"expert"},
-}
-"""The mesh axes of which an option requires one to have an effect."""
-
 MEMORY_FRACTION = 0.85
 """Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory.
 
@@ -39,17 +26,13 @@ more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 4
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The search space for one model, batch and topology. Empty fields mean all choices.
+    """The search space for one model, batch and topology, all of whose devices are used; fields are as in `Case`.
 
     Attributes:
-        topology: all of its devices are used.
-        preset, config, batch_size, dtype: the work, as in `Case`.
         strategies: names; empty for all hand-written strategies with formulas.
         meshes: empty for all.
-        microbatches: numbers of microbatches; empty for those of `microbatch_choices`.
-        remats: what is recomputed in the backward pass.
+        microbatches: empty for those of `microbatch_choices`.
         options: values of strategy options; they replace the default variation of that option.
-        compiler_options: of every case.
     """
 
     topology: Topology
@@ -81,14 +64,10 @@ class SearchSpace:
 
     def _variations(self, name: str, mesh: MeshSpec) -> list[Options]:
         """All combinations of option values that have an effect on this strategy and mesh."""
-        values_by_option = {
-            option: values
-            for option, values in (VARIED | dict(self.options)).items()
-            if option in options_of(name) and (option not in AXES or AXES[option] & {*mesh.sizes})
-        }
-        variations = [
-            tuple(zip(values_by_option, values, strict=True)) for values in product(*values_by_option.values())
-        ]
+        of_axes = (axis.options for axis in STRATEGIES[name].axes if axis.name in mesh.sizes)
+        known = {*COMMON_OPTIONS, *chain.from_iterable(of_axes)}
+        varied = {option: values for option, values in (VARIED | dict(self.options)).items() if option in known}
+        variations = (tuple(zip(varied, values, strict=True)) for values in product(*varied.values()))
         return list(dict.fromkeys(map(without_unused_chunks, variations)))
 
 

@@ -7,16 +7,15 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from benchmarks.cases.case import Case
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import write_then_print
+from benchmarks.cli.outputs import log, write_then_print
 from benchmarks.search import scaled
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.compiled import compile_best
-from benchmarks.search.compiling import Compiler, log
 from benchmarks.search.document import document
-from benchmarks.search.improvements import improvements
 from benchmarks.search.measured import measure_best
 from benchmarks.search.ranking import Candidate, ranked
 from benchmarks.search.report import Result, report
@@ -34,11 +33,12 @@ def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Re
     ranking = ranked(with_progress(space.cases()), machine)
     count = len(ranking.fitting) + len(ranking.too_large) + len(ranking.infeasible)
     log(f"{count} candidates in {time.monotonic() - begin:.1f} s")
-    compiler = Compiler(machine, args.cache, args.workers, args.time_budget)
-    compiled = compile_best(ranking, args.compile, compiler) if args.compile else []
-    measured = measure_best(ranking, args.measure) if args.measure else []
-    found = {} if space.topology.is_virtual else improvements(ranking)
-    return Result(space, machine, ranking, found, compiled, measured)
+    result = Result(space, machine, ranking)
+    if args.compile and ranking.fitting:
+        result = replace(result, compiled=compile_best(ranking, args.compile, args.workers, args.time_budget))
+    if args.measure and ranking.fitting:
+        result = replace(result, measured=measure_best(ranking, args.measure))
+    return result
 
 
 def with_progress(cases: Iterable[Case]) -> Iterator[Case]:

@@ -14,14 +14,14 @@ from benchmarks.cases.row import Row
 from benchmarks.cases.selection import selected
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_file, short, write_then_print
-from benchmarks.cli.tables import wrapped
+from benchmarks.cli.tables import paragraph
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.overlap import OVERLAP_KINDS
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.run.progress import say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB, progress
-from benchmarks.search.compiling import compiled_record
+from benchmarks.search.compiled import compiled_record
 from benchmarks.simulate.queues import trace
 from strategies.mesh import all_axes
 
@@ -30,7 +30,7 @@ MB = 10**6
 MEMORY_PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """Parts of memory that compilers report."""
 REPLAYED = {"compute": "compute", "memory": "memory", "exposed": "exposed communication", "idle": "pipeline bubble"}
-BOUNDS = {"compute": "compute", "memory": "memory", "network": "network"}
+BOUNDS = {name: name for name in ("compute", "memory", "network")}
 """Parts of the time of a step in the columns, with their names on the page."""
 RATES = "tokens_per_second_per_device", "model_flops_utilization"
 
@@ -38,9 +38,7 @@ RATES = "tokens_per_second_per_device", "model_flops_utilization"
 def case_report(row: Row) -> Iterator[str]:
     """Lines of the report on a case."""
     info: dict[str, Any] = row.extra_info
-    where = (
-        f"{info['devices']} x {info['device_kind']}, {info['topology']}" if info["topology"] else info["device_kind"]
-    )
+    where = f"{info['devices']} x {info['device_kind']}, {info['topology']}"
     yield f"{row.case}: {info['preset']}, {info['dtype']}, remat={info['remat']}, on {where}"
     if info["status"] != "ok":
         yield f"  {info['status']}: {info['reason']}"
@@ -51,11 +49,11 @@ def case_report(row: Row) -> Iterator[str]:
         yield f"  compiled in {seconds:.1f} s{host}{options}"
         if info["compiled.unread"]:
             yield f"  not read: {info['compiled.unread']}; so FLOPs, bytes sent and times are unknown"
-        held, sent = (
-            (("GiB", GIB), ("GB", GB)) if (info["memory.total_bytes"] or 0) >= GIB else (("MiB", MIB), ("MB", MB))
-        )
-        yield from (line.format(unit=held[0]) for line in _memory(info, partial(in_unit, held[1])))
-        yield from (line.format(unit=sent[0]) for line in _communication(info, partial(in_unit, sent[1])))
+        prefix, held, sent = ("G", GIB, GB) if (info["memory.total_bytes"] or 0) >= GIB else ("M", MIB, MB)
+        yield f"a device holds ({prefix}iB)       compiled     formula"
+        yield from _memory(info, partial(in_unit, held))
+        yield f"a device sends ({prefix}B a step)"
+        yield from _communication(info, partial(in_unit, sent))
     yield from _times(info)
 
 
@@ -75,7 +73,6 @@ def _times(info: dict[str, Any]) -> Iterator[str]:
 
 
 def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
-    yield "a device holds ({unit})       compiled     formula"
     formulas = {"argument": info["predicted.argument_bytes"], "temp": info["predicted.temp_bytes"]}
     for part in MEMORY_PARTS:
         yield f"  {part:18}{size(info[f'memory.{part}_bytes'])}{size(formulas.get(part))}"
@@ -86,7 +83,6 @@ def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
 
 
 def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:
-    yield "a device sends ({unit} a step)"
     for kind in KINDS:
         for axis in (*all_axes(), SEVERAL):
             if sent := info[f"compiled.sent_bytes.{kind}.{axis}"]:
@@ -130,7 +126,7 @@ def main(option: argparse.Namespace) -> int:
     for number, case in enumerate(cases, start=1):
         with say_regularly(partial(progress, number, len(cases), f"compiling {case}", None)):
             record = compiled_record(case)
-        lines = [part for line in case_report(record.as_row()) for part in wrapped(line)]
+        lines = paragraph(*case_report(record.as_row()))
         statuses.append(record.status)
         traced = trace_of(record) if option.trace else ""
         write_then_print({option.trace: traced} if traced else {}, "\n".join([*lines, ""]))
@@ -142,11 +138,7 @@ def main(option: argparse.Namespace) -> int:
 
 
 def require_traceable(cases: Sequence[Case]) -> None:
-    """Check that there is one step to trace, and that it can be replayed.
-
-    Raises:
-        ValueError: there are several cases, or their devices have no published figures.
-    """
+    """Check that there is one step to trace, and that it can be replayed."""
     if len(cases) > 1:
         raise ValueError(f"--trace is of one step, and {len(cases)} are selected; give one --strategy and one --mesh")
     topology = cases[0].topology
@@ -159,7 +151,5 @@ def trace_of(record: Record) -> str:
     replayed = record.estimate and record.estimate.replay
     if not replayed:
         return ""
-    where = f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
-    case = str(record.case)
-    processes = {f"{case} on {where}, simulated": list(replayed.all_spans())}
-    return json.dumps(trace("replay", case, where, processes))
+    case, where = str(record.case), f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
+    return json.dumps(trace("replay", case, where, {f"{case} on {where}, simulated": [*replayed.all_spans()]}))

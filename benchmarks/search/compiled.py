@@ -5,104 +5,129 @@ machine's rates. Only their exposed communication replaces that of the predictio
 and no launches, so its compute would be priced otherwise than that of candidates that were not compiled.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.tables import aligned, wrapped
+from benchmarks.cli.outputs import log
+from benchmarks.cli.tables import paragraph, wrapped
 from benchmarks.devices.chips import GIB
-from benchmarks.run.pool import Outcome
-from benchmarks.search.compiling import EXPOSED, Compiler
-from benchmarks.search.ranking import Candidate, Ranking, layout_cells
+from benchmarks.explain.memory import host_peak_rss_bytes, processes_that_fit
+from benchmarks.program.compiled import HLOError, read_program
+from benchmarks.run.corpus import EMPTY_CORPUS
+from benchmarks.run.engine import Engine
+from benchmarks.run.journal import MirroredJournal
+from benchmarks.run.ledger import RunSettings
+from benchmarks.run.pool import Outcome, run_in_processes
+from benchmarks.run.progress import say_regularly
+from benchmarks.run.record import Record
+from benchmarks.run.summary import progress
+from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first
+from benchmarks.search.rows import LAYOUT, RANK, gibibytes, milliseconds, table
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.program import replay
 from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
 from benchmarks.simulate.step import LANES
 
 SENDING = tuple(name for name, lane in LANES.items() if lane == EXPOSED_LANE)
 """Parts of a prediction that are exposed communication."""
+EXPOSED = "machine.exposed_seconds"
+"""Column: seconds for which the compiled step waits for collectives, at the rates that a machine reaches."""
+WORKER_BYTES = 4 * GIB
+"""Host memory per compiling process. A GPT with 6.7 billion parameters took up to 2 GiB."""
 TITLE = "as compiled: after each prediction, the same number by the compiled program and its schedule"
+COLUMNS = (
+    *(RANK, *LAYOUT),
+    *(gibibytes("needed_bytes", "GiB"), gibibytes("compiled.needed_bytes", "compiled")),
+    milliseconds("compiled.predicted_exposed_seconds", "exposed ms"),
+    milliseconds("compiled.exposed_seconds", "compiled"),
+    *(milliseconds("predicted_seconds", "ms"), milliseconds("compiled.seconds", "compiled")),
+)
 
 
-@dataclass(frozen=True)
-class CompiledCandidate:
-    """A candidate that was compiled, or meant to be.
-
-    Attributes:
-        candidate: with its prediction.
-        needed_bytes: memory of a device, as compiled; None if it is not known.
-        exposed_seconds: communication that the device waits for, by its compiled schedule; None if that is not known.
-        reason: why there is no such step; empty if there is one.
-    """
-
-    candidate: Candidate
-    needed_bytes: int | None
-    exposed_seconds: float | None
-    reason: str
-
-    @property
-    def predicted_exposed_seconds(self) -> float:
-        """Exposed communication by the prediction."""
-        return sum(self.candidate.timeline.parts.get(name, 0.0) for name in SENDING)
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The prediction with the exposed communication of the compiled schedule; None if that is not known."""
-        if self.reason or self.exposed_seconds is None:
-            return None
-        return self.candidate.step_seconds - self.predicted_exposed_seconds + self.exposed_seconds
-
-    def as_row(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "compiled.seconds": self.step_seconds,
-            "compiled.needed_bytes": self.needed_bytes,
-            "compiled.exposed_seconds": self.exposed_seconds,
-            "compiled.predicted_exposed_seconds": self.predicted_exposed_seconds,
-            "compiled.reason": self.reason,
-        }
+def compiled_record(case: Case) -> Record:
+    """The record of a case that `benchmarks.run` compiles and does not run, with its program if it has one."""
+    engine = Engine(RunSettings(EMPTY_CORPUS, compile_only=True), MirroredJournal())
+    engine.run([case])
+    return engine.ledger.records[str(case)].adding({"memory.host_peak_rss_bytes": host_peak_rss_bytes()})
 
 
-def compile_best(ranking: Ranking, count: int, compiler: Compiler) -> list[CompiledCandidate]:
+def compile_best(ranking: Ranking, count: int, workers: int | None, budget_seconds: float) -> list[Tried]:
     """Compile the best of each strategy and set of mesh axes, then the best of all: similar ones tell little more.
 
-    Returns:
-        Fastest first, and last those without time.
+    By default as many processes compile at a time as memory and cores allow.
     """
     by_case = {candidate.case: candidate for candidate in (*ranking.best_per_layout, *ranking.fitting)}
-    chosen = list(by_case.values())[:count]
-    return compiled(chosen, compiler.outcomes([candidate.case for candidate in chosen]))
+    at_once, machine = workers or processes_that_fit(WORKER_BYTES), ranking.fitting[0].machine
+    ended = outcomes([*by_case][:count], machine, at_once, budget_seconds)
+    return fastest_first(compiled(by_case[outcome.task], outcome) for outcome in ended)
 
 
-def compiled(candidates: Iterable[Candidate], outcomes: Iterable[Outcome[Case]]) -> list[CompiledCandidate]:
-    """Candidates with the outcomes of their compilations, fastest first, and last those without time."""
-    by_case = {candidate.case: candidate for candidate in candidates}
-    found = []
-    for outcome in outcomes:
-        columns = outcome.result or {}
-        failed = columns.get("status", "ok") != "ok" and (columns.get("reason") or columns["status"])
-        unread = "" if columns.get(EXPOSED) is not None else "its schedule cannot be read"
-        reason = outcome.reason or failed or unread
-        needed = columns.get("chip.needed_bytes")
-        found.append(CompiledCandidate(by_case[outcome.task], needed, columns.get(EXPOSED), reason))
-    return sorted(found, key=lambda one: (one.step_seconds is None, one.step_seconds or one.candidate.step_seconds))
+def outcomes(cases: Sequence[Case], machine: Machine, at_once: int, budget_seconds: float) -> Iterator[Outcome[Case]]:
+    """Compile each case in a process of its own. Each one that ends is logged on stderr."""
+    left = list(cases)
+    log(f"compiling {len(cases)}, {min(at_once, len(cases))} at a time, within {budget_seconds:.0f} s")
+
+    def doing() -> str:
+        names = ", ".join(f"{case} remat={case.remat}" for case in left[:at_once])
+        return f"compiling {names}; {len(left)} of {len(cases)} left" if left else ""
+
+    with say_regularly(doing):
+        for outcome in run_in_processes(cases, partial(compile_and_replay, machine=machine), at_once, budget_seconds):
+            left.remove(outcome.task)
+            ended = outcome.reason or outcome.result["reason"] or outcome.result["status"]
+            text = f"{outcome.task} remat={outcome.task.remat}: {ended}, {outcome.seconds:.0f} s"
+            log(progress(len(cases) - len(left), len(cases), text, None))
+            yield outcome
 
 
-def table(found: Sequence[CompiledCandidate], ranking: Ranking) -> list[str]:
+def compile_and_replay(case: Case, machine: Machine) -> dict[str, Any]:
+    """Compile a case and return the columns of its row, and `EXPOSED`. Called in a process of its own."""
+    assert case.topology
+    case.topology.prepare()
+    record = compiled_record(case)
+    return {**record.as_row().extra_info, EXPOSED: exposed_seconds(record, machine)}
+
+
+def exposed_seconds(record: Record, machine: Machine) -> float | None:
+    """Exposed communication of a compiled step on a machine; None if its program was not read or is not scheduled."""
+    if not (record.program and record.step):
+        return None
+    try:
+        program = read_program(record.program.as_text() or "", record.step.mesh.shape)
+    except HLOError:
+        return None
+    replayed = None if program.unread else replay(program, record.step.mesh, machine, record.case.dtype)
+    return replayed and replayed.parts.get(EXPOSED_LANE, 0.0)
+
+
+def compiled(candidate: Candidate, outcome: Outcome[Case]) -> Tried:
+    """A candidate with the outcome of its compilation.
+
+    Its seconds are the prediction with the exposed communication of the compiled schedule.
+    """
+    columns = outcome.result or {}
+    exposed = columns.get(EXPOSED)
+    failed = columns.get("status", "ok") != "ok" and (columns.get("reason") or columns["status"])
+    reason = outcome.reason or failed or ("its schedule cannot be read" if exposed is None else "")
+    predicted = sum(candidate.timeline.parts.get(name, 0.0) for name in SENDING)
+    seconds = None if reason or exposed is None else candidate.step_seconds - predicted + exposed
+    return Tried(
+        candidate,
+        seconds,
+        {
+            "compiled.seconds": seconds,
+            "compiled.needed_bytes": columns.get("chip.needed_bytes"),
+            "compiled.exposed_seconds": exposed,
+            "compiled.predicted_exposed_seconds": predicted,
+            "compiled.reason": reason,
+        },
+    )
+
+
+def lines(found: Sequence[Tried], ranking: Ranking) -> list[str]:
     """The lines of the table of compiled candidates, and below it why some have no time."""
-    rows: list[tuple[str, ...]] = [
-        ("rank", "strategy", "mesh", "options", "GiB", "compiled", "exposed ms", "compiled", "ms", "compiled")
-    ]
-    for result in found:
-        candidate = result.candidate
-        times = result.predicted_exposed_seconds, result.exposed_seconds, candidate.step_seconds, result.step_seconds
-        rows.append(
-            (
-                str(ranking.ranks[candidate.case]),
-                *layout_cells(candidate.case),
-                f"{candidate.needed_bytes / GIB:.1f}",
-                "" if result.needed_bytes is None else f"{result.needed_bytes / GIB:.1f}",
-                *("" if seconds is None else f"{1e3 * seconds:,.0f}" for seconds in times),
-            )
-        )
-    failed = [f"rank {ranking.ranks[result.candidate.case]}: {result.reason}" for result in found if result.reason]
-    return [*wrapped(TITLE), *aligned(rows, [*"<<<<", *">" * 6]), *(part for line in failed for part in wrapped(line))]
+    rows = [ranking.row(one.candidate) | one.columns for one in found]
+    failed = [f"rank {row['rank']}: {row['compiled.reason']}" for row in rows if row["compiled.reason"]]
+    return [*wrapped(TITLE), *table(COLUMNS, rows), *paragraph(*failed)]

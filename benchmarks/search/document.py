@@ -1,13 +1,16 @@
 """What a search found as JSON values."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from benchmarks.cases.case import Case
 from benchmarks.devices.placement import device_count
-from benchmarks.search.compiling import versions
-from benchmarks.search.ranking import Candidate, layout_row, usable_bytes
+from benchmarks.run.machine import COMPILER
+from benchmarks.search.ranking import usable_bytes
 from benchmarks.search.report import Result
+from benchmarks.search.rows import layout_row
 from benchmarks.simulate.intervals import interval
 from strategies.model.gpt import param_count
 
@@ -29,15 +32,13 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "sequence_tokens": space.config.sequence,
         "dtype": space.dtype,
         "machine": machine.name if result.predicted else None,
-        "error": machine.error if result.predicted else None,
-        "error_assumed": machine.assumed,
         "interval": [*interval(machine, space.config)] if result.predicted else None,
         "capacity_bytes": machine.chip.memory_bytes,
         "usable_bytes": int(usable_bytes(machine)),
         "tied": ranking.tied if result.predicted and not result.scaling else None,
-        "nearest": [run.as_row() for run in result.nearest],
-        "versions": versions(space.topology),
-        "candidates": [row for found in results for row in _rows(found)],
+        "nearest": result.nearest,
+        "versions": {**{name: version(name) for name in COMPILER}, "compiler": space.topology.compiler_version or ""},
+        "candidates": [row for found in results for row in rows_of(found)],
     }
 
 
@@ -45,47 +46,32 @@ COLUMNS = (
     *("scaling", "topology", "devices", "global_batch_sequences"),
     *("rank", "status", "reason"),
     *("needed_bytes", "sent_bytes", "bubble"),
-    *("predicted_seconds", "tokens_per_second", "model_flops_utilization", "bound_seconds", "parts"),
-    *("waits_for", "improvement"),
-    *(
-        f"compiled.{name}"
-        for name in ("seconds", "needed_bytes", "exposed_seconds", "predicted_exposed_seconds", "reason")
-    ),
-    *(f"measured.{name}" for name in ("seconds", "rounds_seconds", "final", "reason", "unchecked")),
+    *("predicted_seconds", "tokens_per_second", "model_flops_utilization", "bound_seconds", "parts", "waits_for"),
+    *("compiled.seconds", "compiled.needed_bytes", "compiled.exposed_seconds", "compiled.predicted_exposed_seconds"),
+    *("compiled.reason", "measured.seconds", "measured.rounds_seconds", "measured.reason"),
 )
 """Columns of a candidate besides those of its layout; None where something is not known."""
 
 
-def _rows(result: Result) -> Iterator[dict[str, Any]]:
+def rows_of(result: Result) -> Iterator[dict[str, Any]]:
     """Yield a row for each candidate: those that fit, too large ones, infeasible ones."""
-    too_large = f"needs more than {int(usable_bytes(result.machine))} bytes"
-    yield from (_fitting_row(candidate, result) for candidate in result.ranking.fitting)
-    for candidate in result.ranking.too_large:
-        yield _row(candidate.case, result, "too_large", too_large, **_formulas(candidate))
-    yield from (_row(case, result, "infeasible", reason) for case, reason in result.ranking.infeasible)
+    ranking, too_large = result.ranking, f"needs more than {int(usable_bytes(result.machine))} bytes"
+    best = {candidate.case for candidate in ranking.best_per_layout}  # bottlenecks of all would take long
+    tried: dict[Case, dict[str, Any]] = defaultdict(dict)
+    for one in (*result.compiled, *result.measured):
+        tried[one.candidate.case] |= one.columns
+    for candidate in ranking.fitting:
+        case, known = candidate.case, candidate.formulas
+        if result.predicted:
+            known |= candidate.predictions | {"rank": ranking.ranks[case]}
+            known |= {"waits_for": dict(candidate.limits)} if case in best else {}
+        yield _row(case, result, "fits", "", **known, **tried[case])
+    for candidate in ranking.too_large:
+        yield _row(candidate.case, result, "too_large", too_large, **candidate.formulas)
+    yield from (_row(case, result, "infeasible", reason) for case, reason in ranking.infeasible)
 
 
 def _row(case: Case, result: Result, status: str, reason: str, **known: Any) -> dict[str, Any]:
     devices = {"scaling": result.scaling, "topology": str(result.space.topology), "devices": case.mesh.size}
     facts = {**devices, "global_batch_sequences": case.batch_size, "status": status, "reason": reason}
     return layout_row(case) | dict.fromkeys(COLUMNS) | facts | known
-
-
-def _formulas(candidate: Candidate) -> dict[str, Any]:
-    cost = candidate.cost
-    return {"needed_bytes": candidate.needed_bytes, "sent_bytes": float(cost.sent_bytes), "bubble": cost.bubble}
-
-
-def _fitting_row(candidate: Candidate, result: Result) -> dict[str, Any]:
-    """The row of a candidate that fits."""
-    case = candidate.case
-    known = _formulas(candidate)
-    if result.predicted:
-        known |= {"rank": result.ranking.ranks[case], **candidate.as_row()}
-        known |= {"bound_seconds": candidate.bound_seconds, "parts": dict(candidate.timeline.parts)}
-    if result.predicted and case in result.improvements:
-        found = result.improvements[case]
-        known |= {"waits_for": dict(candidate.limits), "improvement": found and found._asdict()}
-    for tried in (*result.compiled, *result.measured):
-        known |= tried.as_row() if tried.candidate.case == case else {}
-    return _row(case, result, "fits", "", **known)

@@ -1,77 +1,32 @@
-"""Candidates as measured: some are timed here, interleaved, which shows what the predicted best loses.
-
-Each is checked against one device first, as the cases of a benchmark run are.
-"""
+"""Candidates as measured here: cases of a benchmark run (`benchmarks.run`), which checks and times them interleaved."""
 
 import statistics
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from sys import stderr
 
 import numpy as np
 
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import reason_of
+from benchmarks.cases.row import Row
 from benchmarks.cli.accuracy import errors_of
-from benchmarks.cli.tables import aligned, wrapped
+from benchmarks.cli.tables import wrapped
 from benchmarks.explain.local_devices import MEASURED_ONLY
-from benchmarks.explain.memory import shard_bytes, states_budget_bytes
-from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import BYTE_VALUES
+from benchmarks.run.engine import Engine, in_order
 from benchmarks.run.equality import BATCHES
+from benchmarks.run.journal import MirroredJournal
+from benchmarks.run.ledger import RunSettings
 from benchmarks.run.machine import disable_compilation_cache
-from benchmarks.run.measure import BlockTimes, Interval, Training, steps_per_block, time_interleaved
-from benchmarks.run.references import References
-from benchmarks.search.ranking import Candidate, Ranking, first_of_each, layout_cells
-from strategies.backends.backend import are_virtual
+from benchmarks.run.measure import Interval
+from benchmarks.run.progress import Progress, say_regularly
+from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first, first_of_each
+from benchmarks.search.rows import LAYOUT, RANK, milliseconds, table, words
 
-ROUNDS = 3
-FINALISTS = 5
-"""So many of the fastest are timed again, in a final of more rounds. The fastest of many was lucky, too."""
-FINAL_ROUNDS = 10
-HOW_OFTEN = f"{ROUNDS} interleaved rounds, and {FINAL_ROUNDS} of the final"
-
-
-@dataclass(frozen=True)
-class MeasuredCandidate:
-    """A candidate that was measured, or meant to be.
-
-    Attributes:
-        rank: by its prediction, from 1.
-        candidate: with its prediction.
-        seconds: of a step in each round, those of the final for who is in it; empty if it was not measured.
-        final: whether it is in the final, which says what is fastest.
-        reason: why it was not measured; empty if it was.
-        unchecked: why it was not compared with one device, though it was timed; empty if it was compared.
-    """
-
-    rank: int
-    candidate: Candidate
-    seconds: tuple[float, ...] = ()
-    final: bool = False
-    reason: str = ""
-    unchecked: str = ""
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Median over rounds; None if it was not measured."""
-        return statistics.median(self.seconds) if self.seconds else None
-
-    def as_row(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "measured.seconds": self.step_seconds,
-            "measured.rounds_seconds": list(self.seconds),
-            "measured.final": self.final,
-            "measured.reason": self.reason,
-            "measured.unchecked": self.unchecked,
-        }
-
-    def cells(self) -> tuple[str, str]:
-        """Cells of a table: the measured milliseconds, and why there are none, or whether they are of the final."""
-        milliseconds = "" if self.step_seconds is None else f"{1e3 * self.step_seconds:,.1f}"
-        return milliseconds, self.reason or ", ".join(filter(None, ["final" if self.final else "", self.unchecked]))
+ROUNDS = 10
+PREDICTED = milliseconds("predicted_seconds", "predicted ms", ",.1f")
+MEASURED = milliseconds("measured.seconds", "measured ms", ",.1f"), words("measured.reason", "")
 
 
 def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
@@ -88,114 +43,52 @@ def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
     return list({candidate.case: candidate for candidate in firsts}.values())[:count]
 
 
-def measure_best(ranking: Ranking, count: int) -> list[MeasuredCandidate]:
-    """Time some candidates interleaved, and the fastest of them and the predicted best again in a final.
-
-    Args:
-        ranking: all candidates, on all devices of this process.
-        count: how many are timed.
-
-    Returns:
-        Those of the final, fastest first, then the others, and then those that could not be measured.
-    """
+def measure_best(ranking: Ranking, count: int) -> list[Tried]:
+    """Measure some candidates, on all devices of this process and on random tokens."""
     disable_compilation_cache()
-    results: dict[str, MeasuredCandidate] = {}
-    trainings: dict[str, Training] = {}
-    left, references = states_budget_bytes(), None
-    for candidate in to_measure(ranking, count):
-        rank = ranking.ranks[candidate.case]
-        results[str(rank)] = MeasuredCandidate(rank, candidate)
-        print(f"compiling {' '.join(layout_cells(candidate.case))}", file=sys.stderr)
-        try:
-            references = references or references_for(candidate.case)
-            trainings[str(rank)], taken, unchecked = started(candidate.case, left, references)
-            results[str(rank)] = replace(results[str(rank)], unchecked=unchecked)
-            left = left and left - taken
-        except Exception as error:
-            results[str(rank)] = replace(results[str(rank)], reason=reason_of(error))
-    results |= timed(results, trainings, ROUNDS, final=False)
-    finalists = {str(result.rank) for result in in_order(results.values())[:FINALISTS]} | {"1"}
-    trainings = {rank: training for rank, training in trainings.items() if rank in finalists}
-    results |= timed(results, trainings, FINAL_ROUNDS, final=True)
-    return in_order(results.values())
+    candidates = {here(candidate.case): candidate for candidate in to_measure(ranking, count)}
+    first = ranking.fitting[0].case
+    tokens = (BATCHES * first.batch_size + 1) * first.config.sequence
+    corpus_N = np.random.default_rng(0).integers(0, BYTE_VALUES, tokens).astype(np.uint8)
+    engine = Engine(RunSettings(corpus_N, ROUNDS), MirroredJournal())
+    lines = Progress(engine.settings, engine.clock, engine.rows, len(candidates))
+    engine.say, engine.ledger.journal.tell = lines.say, lines.hear
+    with redirect_stdout(stderr), say_regularly(lines.doing):  # stdout has the report alone
+        engine.run(in_order(list(candidates)))
+    return fastest_first(measured(candidate, engine.rows[str(case)]) for case, candidate in candidates.items())
 
 
-def timed(
-    results: Mapping[str, MeasuredCandidate], trainings: Mapping[str, Training], rounds: int, *, final: bool
-) -> dict[str, MeasuredCandidate]:
-    """The results of these training runs, with their times of some interleaved rounds or with why they failed."""
-    print(f"timing {len(trainings)} steps, interleaved", file=sys.stderr)
-    times = {rank: BlockTimes(steps_per_block(training)) for rank, training in trainings.items()}
-    time_interleaved(trainings, times, rounds, begin=lambda rank: None)
-    return {
-        rank: replace(results[rank], seconds=(), final=False, reason=reason_of(blocks.error))
-        if blocks.error
-        else replace(results[rank], seconds=tuple(blocks.seconds), final=final)
-        for rank, blocks in times.items()
-    }
+def here(case: Case) -> Case:
+    """The case on the devices of this process, with its rematerialisation as an option.
 
-
-def in_order(results: Iterable[MeasuredCandidate]) -> list[MeasuredCandidate]:
-    """Those of the final first, then others that were measured; the fastest of each first."""
-    return sorted(results, key=lambda one: (not one.final, one.step_seconds is None, one.step_seconds or one.rank))
-
-
-def references_for(case: Case) -> References:
-    """What compiles and checks the cases of a search, on random tokens of their vocabulary."""
-    count = (BATCHES * case.batch_size + 1) * case.config.sequence
-    tokens_N = np.random.default_rng(0).integers(0, min(case.config.vocab, BYTE_VALUES), count).astype(np.uint8)
-    return References(tokens_N, Clock())
-
-
-def started(case: Case, left: int | None, references: References) -> tuple[Training, int, str]:
-    """The training run of a case on this process's devices, after a check of its first steps, and its first step.
-
-    Args:
-        case: the case.
-        left: bytes of memory that its state may take; None if that is not known.
-        references: compiles and checks it.
-
-    Returns:
-        The run; the bytes that its state takes, on a host those of all its devices; and why it was not compared with
-        one device, or "".
-
-    Raises:
-        Exception: it cannot be built, compiled or run, it computes something else, or its state is too large.
+    So cases that differ in it alone have different ids, and are compared with the same step of one device.
     """
-    here = replace(case, topology=None)
-    copies = here.mesh.size if are_virtual(here.devices) else 1
-    taken = copies * shard_bytes(here.build().state)
-    if left is not None and taken > left:
-        raise MemoryError("its state does not fit beside those of the others")
-    record = references.compared(here)
-    training = references.start(record)
-    training.block(1)
-    in_float32 = str(record.columns.get("check.float32") or "equal")
-    return training, taken, record.reason or ("" if in_float32 == "equal" else f"float32 {in_float32}")
+    return replace(case, topology=None, remat="dots", options=(*case.options, ("remat", case.remat)))
 
 
-def table(results: Sequence[MeasuredCandidate], predicted: bool = True) -> Iterator[str]:
+def measured(candidate: Candidate, row: Row) -> Tried:
+    """A candidate with the row of its case: the median over rounds, and why there is none, or it was not compared."""
+    seconds = statistics.median(row.samples) if row.samples else None
+    in_float32 = str(row.extra_info["check.float32"] or "equal")
+    reason = row.extra_info["reason"] or ("" if in_float32 == "equal" else f"float32 {in_float32}")
+    rounds = list(row.samples)
+    columns = {"measured.seconds": seconds, "measured.rounds_seconds": rounds, "measured.reason": reason}
+    return Tried(candidate, seconds, columns)
+
+
+def lines(found: Sequence[Tried], ranking: Ranking, predicted: bool) -> Iterator[str]:
     """The lines about what was measured, and how far predictions are off, where there are any."""
-    if not predicted:
-        yield from wrapped(f"{MEASURED_ONLY}: {HOW_OFTEN}")
-        rows = [(*layout_cells(result.candidate.case), *result.cells()) for result in results]
-        yield from aligned([("strategy", "mesh", "options", "measured ms", ""), *rows], "<<<><")
+    rows = [ranking.row(one.candidate) | one.columns for one in found]
+    yield from wrapped(f"{'as measured' if predicted else MEASURED_ONLY}: {ROUNDS} interleaved rounds")
+    yield from table((RANK, *LAYOUT, PREDICTED, *MEASURED) if predicted else (*LAYOUT, *MEASURED), rows)
+    timed = [row for row in rows if row["measured.seconds"]]
+    if not (predicted and timed):
         return
-    yield from wrapped(f"as measured: {HOW_OFTEN}")
-    header = "rank", "strategy", "mesh", "options", "predicted ms", "measured ms", ""
-    ranked = [
-        (str(one.rank), *layout_cells(one.candidate.case), f"{1e3 * one.candidate.step_seconds:,.1f}", *one.cells())
-        for one in results
-    ]
-    yield from aligned([header, *ranked], "<<<<>><")
-    known = [(one, one.step_seconds) for one in results if one.step_seconds]
-    finalists = [(one, seconds) for one, seconds in known if one.final]
-    if best := next((pair for pair in finalists if pair[0].rank == 1), None):
-        loss = best[1] / finalists[0][1] - 1
-        likely = Interval.of_ratios(best[0].seconds, finalists[0][0].seconds)
+    if best := next((row for row in timed if row["rank"] == 1), None):
+        likely = Interval.of_ratios(best["measured.rounds_seconds"], timed[0]["measured.rounds_seconds"])
         interval = f" (95% interval of rounds: {likely.low - 1:+.1%} to {likely.high - 1:+.1%})" if likely else ""
+        loss = best["measured.seconds"] / timed[0]["measured.seconds"] - 1
         yield f"the predicted best takes {loss:.1%} longer than the fastest that was measured{interval}"
-    if known:
-        errors = errors_of([one.candidate.step_seconds for one, _ in known], [seconds for _, seconds in known])
-        rank = f", rank correlation {errors.rank_text}" if errors.rank_text else ""
-        yield f"predictions are off by {errors.median:.1%} in the median{rank}"
+    errors = errors_of([row["predicted_seconds"] for row in timed], [row["measured.seconds"] for row in timed])
+    rank = f", rank correlation {errors.rank_text}" if errors.rank_text else ""
+    yield f"predictions are off by {errors.median:.1%} in the median{rank}"

@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.cases.case import Case, option_texts
+from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION
-from benchmarks.simulate.intervals import interval, widths
+from benchmarks.search.rows import layout_row
+from benchmarks.simulate.intervals import widths
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
@@ -25,13 +26,7 @@ KINDS = "pipeline", "tensor", "context", "expert"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A feasible case on a machine. Its predictions are made when they are first read.
-
-    Attributes:
-        case: strategy, mesh and options on a topology.
-        cost: by formulas.
-        machine: predicts the seconds.
-    """
+    """A feasible case on a machine, with its cost by formulas. Predictions are made when they are first read."""
 
     case: Case
     cost: Cost
@@ -53,37 +48,10 @@ class Candidate:
         """Predicted seconds of a step."""
         return self.timeline.step_seconds
 
-    @property
-    def interval_seconds(self) -> tuple[float, float]:
-        """Seconds between which 80% of steps are expected that are predicted so."""
-        expected = interval(self.machine, self.case.config)
-        return self.step_seconds * expected.low, self.step_seconds * expected.high
-
-    @property
-    def bound_seconds(self) -> float:
-        """The least time of a step: its roofline, without memory traffic."""
-        return bound_seconds(self.cost, self.machine, self.topology)
-
     @cached_property
     def needed_bytes(self) -> int:
         """Memory of a device, by formulas."""
         return self.cost.needed_bytes
-
-    @property
-    def lacking_bytes(self) -> float:
-        """Memory that a device would need besides what is usable; negative if the candidate fits."""
-        return self.needed_bytes - usable_bytes(self.machine)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Predicted tokens per second of all devices."""
-        return self.case.batch_size * self.case.config.sequence / self.step_seconds
-
-    @property
-    def model_flops_utilization(self) -> float:
-        """Predicted model FLOPs utilization."""
-        peak = self.case.mesh.size * self.machine.chip.flops_per_second
-        return self.cost.model_flops() / self.step_seconds / peak
 
     @cached_property
     def limits(self) -> Mapping[str, float]:
@@ -91,32 +59,55 @@ class Candidate:
 
         The largest comes first. Shares of several resources may overlap, or leave time that none of them saves alone.
         """
-        saved = {name: self.waiting_seconds(name) / self.step_seconds for name in RESOURCES}
-        return dict(sorted(saved.items(), key=lambda saving: -saving[1]))
+        without = {name: replace(self, machine=faster(self.machine)) for name, faster in RESOURCES.items()}
+        saved = {name: self.step_seconds - candidate.step_seconds for name, candidate in without.items()}
+        saved[BUBBLE] = self.timeline.parts.get("bubble", 0.0)
+        return {name: saved[name] / self.step_seconds for name in sorted(saved, key=lambda name: -saved[name])}
 
-    def waiting_seconds(self, resource: str) -> float:
-        """How much less time the step would take if a resource were infinitely fast."""
-        if resource == BUBBLE:
-            return self.timeline.parts.get("bubble", 0.0)
-        return self.step_seconds - replace(self, machine=RESOURCES[resource](self.machine)).step_seconds
+    @property
+    def formulas(self) -> dict[str, Any]:
+        """What is known of it without a machine, as JSON values."""
+        cost = self.cost
+        return {"needed_bytes": self.needed_bytes, "sent_bytes": float(cost.sent_bytes), "bubble": cost.bubble}
+
+    @property
+    def predictions(self) -> dict[str, Any]:
+        """What its machine predicts, as JSON values. `bound_seconds` is the roofline, without memory traffic."""
+        peak = self.case.mesh.size * self.machine.chip.flops_per_second
+        return {
+            "predicted_seconds": self.step_seconds,
+            "tokens_per_second": self.case.batch_size * self.case.config.sequence / self.step_seconds,
+            "model_flops_utilization": self.cost.model_flops() / self.step_seconds / peak,
+            "bound_seconds": bound_seconds(self.cost, self.machine, self.topology),
+            "parts": dict(self.timeline.parts),
+        }
 
     def as_row(self) -> dict[str, Any]:
-        """How the step is spread and how fast it is predicted to be, as JSON values."""
-        return layout_row(self.case) | {
-            "predicted_seconds": self.step_seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "model_flops_utilization": self.model_flops_utilization,
-        }
+        """A row with all that is known of it, as JSON values. Bottlenecks take a prediction for each resource."""
+        return layout_row(self.case) | self.formulas | self.predictions | {"waits_for": self.limits}
+
+
+class Tried(NamedTuple):
+    """A candidate that was compiled or measured, or meant to be: seconds of its step, if they are known, and what that
+    adds to its row, as JSON values.
+    """
+
+    candidate: Candidate
+    seconds: float | None
+    columns: dict[str, Any]
+
+
+def fastest_first(tried: Iterable[Tried]) -> list[Tried]:
+    """Those with seconds, fastest first, and then those without, as predicted."""
+    return sorted(tried, key=lambda one: (one.seconds is None, one.seconds or one.candidate.step_seconds))
 
 
 @dataclass(frozen=True)
 class Ranking:
     """All candidates of a search.
 
-    Attributes:
-        fitting: those that fit with a margin for the error of formulas, fastest first.
-        too_large: those that need more memory.
-        infeasible: cases without a step, each with the reason.
+    Those that fit with a margin for the error of formulas, fastest first; those that need more memory; and cases
+    without a step, each with the reason.
     """
 
     fitting: tuple[Candidate, ...]
@@ -127,6 +118,10 @@ class Ranking:
     def ranks(self) -> dict[Case, int]:
         """The rank of each case that fits, from 1."""
         return {candidate.case: rank for rank, candidate in enumerate(self.fitting, start=1)}
+
+    def row(self, candidate: Candidate) -> dict[str, Any]:
+        """The row of a candidate that fits, with its rank."""
+        return {"rank": self.ranks[candidate.case], **candidate.as_row()}
 
     @cached_property
     def best_per_layout(self) -> list[Candidate]:
@@ -154,8 +149,9 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
     infeasible: list[tuple[Case, str]] = []
     for case in cases:
         try:
-            candidate = candidate_of(case, machine)
-            if candidate.lacking_bytes > 0:
+            cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.backend)
+            candidate = Candidate(case, cost, machine)
+            if candidate.needed_bytes > usable_bytes(machine):
                 too_large.append(candidate)  # and not predicted, which takes long
             elif candidate.step_seconds:
                 fitting.append(candidate)
@@ -164,15 +160,6 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
             infeasible.append((case, error.alone))
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
-
-
-def candidate_of(case: Case, machine: Machine) -> Candidate:
-    """A case with its cost.
-
-    Raises:
-        Infeasible: there is no such step.
-    """
-    return Candidate(case, predict(case.strategy, case.config, case.mesh, case.resolved, case.backend), machine)
 
 
 def first_of_each(candidates: Iterable[Candidate], key: Callable[[Case], Hashable]) -> list[Candidate]:
@@ -191,23 +178,6 @@ def layout(case: Case) -> Hashable:
 def kind(case: Case) -> str:
     """Its kind of parallelism: the axis of `KINDS` that changes its step most, or else its strategy."""
     return next((axis for axis in KINDS if axis in case.mesh.sizes), case.strategy)
-
-
-def layout_cells(case: Case) -> tuple[str, str, str]:
-    """Cells of a table that say how a step is spread: strategy, mesh, and options as on the command line."""
-    parts = () if case.microbatches == 1 else (("microbatches", case.microbatches),)
-    return case.strategy, str(case.mesh), " ".join(option_texts((*parts, ("remat", case.remat), *case.options)))
-
-
-def layout_row(case: Case) -> dict[str, Any]:
-    """How a step is spread, as JSON values."""
-    return {
-        "strategy": case.strategy,
-        "mesh": str(case.mesh),
-        "microbatches": case.microbatches,
-        "remat": case.remat,
-        "options": dict(case.options),
-    }
 
 
 def usable_bytes(machine: Machine) -> float:
@@ -231,6 +201,5 @@ RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
         machine, constants=replace(machine.constants, link_seconds=0.0, network_seconds=0.0)
     ),
     "launches": lambda machine: replace(machine, constants=replace(machine.constants, kernel_seconds=0.0)),
-    BUBBLE: lambda machine: machine,
 }
-"""Resource -> the machine on which it is infinitely fast."""
+"""Resource -> the machine on which it is infinitely fast. The pipeline's bubble is none of a machine."""

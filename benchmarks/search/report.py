@@ -2,33 +2,49 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.tables import aligned, wrapped
+from benchmarks.cli.tables import paragraph, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
-from benchmarks.search import compiled, improvements, measured
+from benchmarks.search import compiled, measured, nearest
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
-from benchmarks.search.compiled import CompiledCandidate
-from benchmarks.search.improvements import LEAST_SHARE, Improvement
-from benchmarks.search.measured import MeasuredCandidate
-from benchmarks.search.nearest import Run, nearest
-from benchmarks.search.nearest import table as published_table
-from benchmarks.search.ranking import Candidate, Ranking, layout_cells, usable_bytes
+from benchmarks.search.ranking import Candidate, Ranking, Tried, usable_bytes
+from benchmarks.search.rows import (
+    BOTTLENECK,
+    LAYOUT,
+    RANK,
+    TOKENS,
+    UTILIZATION,
+    gibibytes,
+    layout_row,
+    milliseconds,
+    options_text,
+    table,
+)
 from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
 from strategies import STRATEGIES
 
 DAY_SECONDS = 86_400
-SHOWN_LIMITS = 3
+SHOWN_LIMITS, LEAST_SHARE = 3, 0.02
+"""Bottlenecks that are named, and the least share of a step of one."""
 SHOWN = 5
 """Candidates in the table, unless all are asked for."""
 SPLITTING = "fsdp", "tensor", "pipeline", "context", "expert"
 """Mesh axes that split a model or its activations."""
+COLUMNS = (
+    *(RANK, *LAYOUT, gibibytes("needed_bytes", "GiB")),
+    *(milliseconds("predicted_seconds", "ms"), milliseconds("bound_seconds", "roofline ms")),
+    *(TOKENS, UTILIZATION, BOTTLENECK),
+)
+
+
+Scaling = Literal["strong", "weak"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +52,7 @@ class Result:
     """What a search found on some devices.
 
     Attributes:
-        space: what was searched.
-        machine: predicted the seconds.
-        ranking: all candidates.
-        improvements: of the best of each strategy and set of mesh axes.
-        compiled: candidates that were compiled, fastest first.
-        measured: candidates that were measured, fastest first.
+        compiled, measured: candidates that were compiled and measured, fastest first.
         scaling: of a search on several numbers of devices, whether the batch is the same on all of them or grows with
             them. The ranking has the best candidate alone, or one that says why nothing fits.
     """
@@ -49,10 +60,9 @@ class Result:
     space: SearchSpace
     machine: Machine
     ranking: Ranking
-    improvements: Mapping[Case, Improvement | None]
-    compiled: Sequence[CompiledCandidate] = ()
-    measured: Sequence[MeasuredCandidate] = ()
-    scaling: Literal["strong", "weak"] | None = None
+    compiled: Sequence[Tried] = ()
+    measured: Sequence[Tried] = ()
+    scaling: Scaling | None = None
 
     @property
     def predicted(self) -> bool:
@@ -60,44 +70,34 @@ class Result:
         return not self.space.topology.is_virtual
 
     @cached_property
-    def nearest(self) -> list[Run]:
+    def nearest(self) -> list[dict[str, Any]]:
         """Published runs that are near; none of steps that are not predicted."""
-        return nearest(self.space) if self.predicted else []
+        return nearest.nearest(self.space) if self.predicted else []
 
 
 def report(result: Result, everything: bool, tokens: float | None = None, price: float | None = None) -> list[str]:
     """The lines of the report.
 
     Args:
-        result: what was found.
-        everything: whether to list all candidates that fit, instead of the best of five kinds, and what would make
-            them faster, and why others are infeasible.
+        everything: whether to list all candidates that fit, and why others are infeasible.
         tokens: to train on, for days and device-hours.
         price: of a device-hour.
     """
     ranking = result.ranking
     blocks = [answer(result), heading(result)]
-    if result.measured and not result.predicted:
-        blocks.append([*measured.table(result.measured, predicted=False)])
-    elif ranking.fitting:
+    if ranking.fitting and result.predicted:
         shown = ranking.fitting if everything else ranking.best_per_kind[:SHOWN]
-        blocks += [
-            table(shown, ranking),
-            dense_layers(shown),
-            certainty(ranking),
-            best_lines(ranking.fitting[0], result.improvements),
-            improvements.table(result.improvements) if everything else [],
-        ]
+        blocks += ranked_blocks(shown, ranking)
     if result.compiled:
-        blocks.append(compiled.table(result.compiled, ranking))
+        blocks.append(compiled.lines(result.compiled, ranking))
     if tokens and ranking.fitting:
         blocks.append(cost_lines(result, tokens, price))
-    if result.measured and result.predicted:
-        blocks.append([*measured.table(result.measured)])
+    if result.measured:
+        blocks.append([*measured.lines(result.measured, ranking, result.predicted)])
     if result.predicted:
-        blocks.append(published_table(result.nearest))
+        blocks.append(nearest.lines(result.nearest))
     if everything or not ranking.fitting:
-        blocks.append([part for line in left_out(result) for part in wrapped(line)])
+        blocks.append(paragraph(*left_out(ranking)))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines).splitlines()
 
 
@@ -106,16 +106,15 @@ def answer(result: Result) -> list[str]:
     ranking, machine = result.ranking, result.machine
     if not ranking.fitting:
         return nothing_fits(result) if ranking.too_large else ["no candidate is feasible; the reasons are below"]
-    if timed := next((one for one in result.measured if one.step_seconds), None):
-        best, seconds, how = timed.candidate, timed.step_seconds or 0.0, "measured"
-    elif replayed := next((one for one in result.compiled if one.step_seconds), None):
-        best, seconds, how = replayed.candidate, replayed.step_seconds or 0.0, "as compiled"
-    else:
-        best, seconds = ranking.fitting[0], ranking.fitting[0].step_seconds
-        how = "{} to {} with a probability of 80%".format(*map(amount, best.interval_seconds))
-    strategy, mesh, options = layout_cells(best.case)
+    best, seconds = ranking.fitting[0], ranking.fitting[0].step_seconds
+    low, high = interval(machine, best.case.config).around(seconds)
+    how = f"{amount(low)} to {amount(high)} with a probability of 80%"
+    for tried, words in ((result.compiled, "as compiled"), (result.measured, "measured")):
+        if tried and (known := tried[0].seconds):
+            best, seconds, how = tried[0].candidate, known, words
+    strategy, mesh = best.case.strategy, str(best.case.mesh)
     spread = [] if mesh.startswith(f"{strategy}=") and "," not in mesh else [strategy]
-    layout = ", ".join((*spread, mesh, *options.split()))
+    layout = ", ".join((*spread, mesh, *options_text(layout_row(best.case)).split()))
     tokens = best.case.batch_size * best.case.config.sequence / seconds / best.case.mesh.size
     held = f"{best.needed_bytes / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
     return wrapped(f"Use {layout}: {amount(seconds)} a step ({how}), {tokens:,.0f} tokens/s a device, {held}")
@@ -153,67 +152,38 @@ def heading(result: Result) -> list[str]:
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
     room = f"{usable_bytes(machine) / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
     too_large, infeasible = len(ranking.too_large), len(ranking.infeasible)
-    texts = [
+    return paragraph(
         f"{work}, on {device_count(space.topology)} devices of {space.topology}",
         f"{len(ranking.fitting)} candidates fit, {too_large} are too large, {infeasible} infeasible",
         f"a candidate fits if formulas give it at most {room}; they may be off by {1 - MEMORY_FRACTION:.0%}",
-    ]
-    texts += [f"machine {machine.name}: {machine.source}"] if result.predicted else []
-    return [line for text in texts for line in wrapped(text)]
+        *([f"machine {machine.name}: {machine.source}"] if result.predicted else []),
+    )
 
 
-def table(shown: Sequence[Candidate], ranking: Ranking) -> list[str]:
-    """The lines of the table of candidates that fit."""
-    tied = ranking.tied
-    rows: list[tuple[str, ...]] = [
-        ("rank", "strategy", "mesh", "options", "GiB", "ms", "roofline ms", "tokens/s", "MFU", "bottleneck")
-    ]
-    for candidate in shown:
-        resource, share = next(iter(candidate.limits.items()))
-        rank = ranking.ranks[candidate.case]
-        rows.append(
-            (
-                f"{rank}{'=' if rank <= tied > 1 else ''}",
-                *layout_cells(candidate.case),
-                f"{candidate.needed_bytes / GIB:.1f}",
-                f"{1e3 * candidate.step_seconds:,.0f}",
-                f"{1e3 * candidate.bound_seconds:,.0f}",
-                f"{candidate.tokens_per_second:,.0f}",
-                f"{candidate.model_flops_utilization:.0%}",
-                f"{resource} {share:.0%}",
-            )
-        )
-    return aligned(rows, [*"<<<<", *">" * 5, "<"])
+def ranked_blocks(shown: Sequence[Candidate], ranking: Ranking) -> Iterator[list[str]]:
+    """The table of candidates that fit, in which ranks are marked that are tied with the first, and what it means."""
+    rows = [ranking.row(candidate) for candidate in shown]
+    marked = [row | {"rank": f"{row['rank']}{'=' if row['rank'] <= ranking.tied > 1 else ''}"} for row in rows]
+    yield table(COLUMNS, marked)
+    if layers := max(candidate.cost.plan.layers_again for candidate in shown):
+        what = f"dense_layers={layers}: every stage of a pipeline runs these layers"
+        yield wrapped(f"{what}; more stages do not split them")
+    apart = f"two candidates within {math.exp(widths().pair) - 1:.0%} of each other may be in any order"
+    yield wrapped(f"{apart}; the first {ranking.tied} are tied")
+    yield best_lines(ranking.fitting[0])
 
 
-def dense_layers(shown: Sequence[Candidate]) -> list[str]:
-    """What stages of pipelines do with leading dense layers, if both are there."""
-    layers = max(candidate.cost.plan.layers_again for candidate in shown)
-    said = f"dense_layers={layers}: every stage of a pipeline runs these layers; more stages do not split them"
-    return wrapped(said) if layers else []
-
-
-def certainty(ranking: Ranking) -> list[str]:
-    """How far apart predictions of two candidates have to be, and how many are therefore tied."""
-    apart = math.exp(widths().pair) - 1
-    text = f"two candidates within {apart:.0%} of each other may be in any order; the first {ranking.tied} are tied"
-    return wrapped(text)
-
-
-def best_lines(best: Candidate, found: Mapping[Case, Improvement | None]) -> list[str]:
-    """The bottlenecks of the best candidate, where its time goes, and what would make it faster."""
+def best_lines(best: Candidate) -> list[str]:
+    """The bottlenecks of the best candidate, and where its time goes."""
     unmeasured = "no source has measured such devices: the range is one that covers 90% on others"
     saved = [(name, share) for name, share in best.limits.items() if share > LEAST_SHARE]
     limits = ", ".join(f"{name} {share:.0%}" for name, share in saved[:SHOWN_LIMITS])
     lines = [unmeasured] if best.machine.assumed else []
     lines += [f"bottlenecks of the best (time saved if infinitely fast): {limits}"] if limits else []
     spent = sorted(best.timeline.parts.items(), key=lambda part: -part[1])
-    shares = {name: f"{seconds / best.step_seconds:.0%}" for name, seconds in spent}
-    parts = ", ".join(f"{name} {share}" for name, share in shares.items() if share != "0%")
-    lines.append(f"where its time goes: {parts}")
-    if better := found.get(best.case):
-        lines.append(f"best single change: {improvements.words(better)}")
-    return [line for text in lines for line in wrapped(text)]
+    shares = ((name, seconds / best.step_seconds) for name, seconds in spent)
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares if share > 0.005)
+    return paragraph(*lines, f"where its time goes: {parts}")
 
 
 def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
@@ -222,7 +192,7 @@ def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
     Each is a range by the interval of the prediction.
     """
     space, machine = result.space, result.machine
-    compiled_seconds = result.compiled[0].step_seconds if result.compiled else None
+    compiled_seconds = result.compiled[0].seconds if result.compiled else None
     step_seconds = compiled_seconds or result.ranking.fitting[0].step_seconds
     seconds = step_seconds * tokens / (space.batch_size * space.config.sequence)
     days, hours = seconds / DAY_SECONDS, seconds * device_count(space.topology) / 3600
@@ -231,17 +201,16 @@ def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
     low, high = interval(machine, space.config)
     ranges = [f"{amount * low:{spec}} to {amount * high:{spec}}{unit}" for amount, spec, unit in amounts]
     exact = [f"{amount:{spec}}{unit}" for amount, spec, unit in amounts]
-    lines = (
+    return paragraph(
         f"{tokens:.3g} tokens take {', '.join(ranges)}",
         f"as predicted: {', '.join(exact)}; the ranges have a probability of 80%",
     )
-    return [part for line in lines for part in wrapped(line)]
 
 
-def left_out(result: Result) -> Iterator[str]:
+def left_out(ranking: Ranking) -> Iterator[str]:
     """Lines with the number of infeasible cases for each reason, with an example."""
     examples: dict[str, list[tuple[Case, str]]] = {}
-    for case, reason in result.ranking.infeasible:
+    for case, reason in ranking.infeasible:
         examples.setdefault(reason_template(reason), []).append((case, reason))
     if examples:
         yield "left out"

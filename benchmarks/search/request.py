@@ -19,11 +19,11 @@ from benchmarks.cases.selection import (
     values_of,
 )
 from benchmarks.cli.options import dashed
-from benchmarks.cli.outputs import require_apart, require_file, require_folder
+from benchmarks.cli.outputs import require_apart, require_file
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.explain.local_devices import MEASURED_ONLY, topology_of
+from benchmarks.explain.local_devices import MEASURED_ONLY, predicting_machine, topology_of
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
@@ -46,7 +46,9 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     """
     require_together(args)
     if args.topology == "here":
-        args.topology = topology_here()
+        use_virtual_devices()
+        available_devices()
+        args.topology = topology_of(jax.devices())
     largest = sized(args.topology, powers_of_two(*args.scaling)[-1]) if args.scaling else args.topology
     chosen = chosen_machine(args, largest)
     space = search_space(of_smallest(args) if args.scaling else args)
@@ -55,23 +57,16 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     for path in outputs.values():
         require_file(path)
     if args.compile:
-        require_folder(args.cache)
         require_schedules(args.topology)
     return space, chosen
 
 
 def search_space(args: argparse.Namespace) -> SearchSpace:
-    """The search space that the options ask for.
-
-    Raises:
-        ValueError: several windows or routings, sizes that no model has, a mesh of another number of devices, no
-            candidate, or an unused option.
-    """
-    if len(args.attention_window) > 1:
-        windows = " or ".join(str(window or "dense") for window in args.attention_window)
-        raise ValueError(f"--attention-window {windows}: a search is for one model; give one window")
-    if len(args.routing) > 1:
-        raise ValueError(f"--routing {' or '.join(args.routing)}: a search is for one model; give one routing")
+    """The search space that the options ask for."""
+    windows = [str(window or "dense") for window in args.attention_window]
+    for option, values in (("attention-window", windows), ("routing", args.routing)):
+        if len(values) > 1:
+            raise ValueError(f"--{option} {' or '.join(values)}: a search is for one model; give one {option}")
     name, config = model(args)
     meshes = known_meshes(args.mesh)
     require_all_devices(args.topology, meshes)
@@ -98,26 +93,17 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
 
 
 def require_schedules(topology: Topology) -> None:
-    """Check that a compiler for a topology is installed, knows it, and overlaps communication.
-
-    Raises:
-        ValueError: one of these is not so.
-    """
+    """Check that a compiler for a topology is installed, knows it, and overlaps communication."""
     if topology.kind == CPU:
-        raise ValueError(
-            f"--compile: on {topology} no communication overlaps, as predictions assume; leave --compile out"
-        )
+        problem = f"on {topology} no communication overlaps, as predictions assume"
+        raise ValueError(f"--compile: {problem}; leave --compile out")
     topology.require_compiler()
     topology.prepare()
     topology.devices()
 
 
 def require_together(args: argparse.Namespace) -> None:
-    """Check that every option has an effect.
-
-    Raises:
-        ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.
-    """
+    """Check that every option has an effect."""
     if args.measure and args.topology != "here":
         raise ValueError("--measure times steps on the devices of this machine; give --topology here")
     if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
@@ -128,11 +114,7 @@ def require_together(args: argparse.Namespace) -> None:
 
 
 def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
-    """The options with the topology of the smallest size of --scaling, and of remat those that save memory.
-
-    Raises:
-        ValueError: a mesh is named, or a size is not possible.
-    """
+    """The options with the topology of the smallest size of --scaling, and of remat those that save memory."""
     if args.mesh:
         raise ValueError("--scaling chooses a mesh for each number of devices; leave --mesh out")
     for devices in powers_of_two(*args.scaling):
@@ -141,35 +123,17 @@ def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(args), **others})
 
 
-def topology_here() -> Topology:
-    """The devices of this process, which are virtual where there is no accelerator.
-
-    Raises:
-        ValueError: JAX finds none, or nothing is known of them.
-    """
-    use_virtual_devices()
-    available_devices()
-    return topology_of(jax.devices())
-
-
 def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
-    """The machine that the options name, or the one that is packaged for such devices.
-
-    Raises:
-        ValueError: there is none, it is one of other devices, a specification cannot be set, the network between hosts
-            is not known, or the devices are virtual and nothing is measured.
-    """
+    """The machine that the options name, or the one that is packaged for such devices."""
     if topology.is_virtual:
         return virtual_machine(args, topology)
-    elif args.machine:
-        chosen = machine(args.machine, topology.chip and topology.kind)
+    if args.machine:
+        chosen = predicting_machine(args.machine, topology)
     elif topology.kind == CPU:
         way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     else:
         chosen = machine_for(topology.kind, "meshmark")
-    if chosen.chip.platform != topology.platform:
-        raise ValueError(f"machine {chosen.name} is one of {chosen.chip.platform} devices, and {topology} is not")
     chosen = chosen.with_changes(dict(args.set))
     return chosen.between_hosts() if topology.hosts > 1 else chosen
 
@@ -182,9 +146,6 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     """A machine that puts candidates on virtual devices into an order, in which some are measured.
 
     Its rates are not those of any host: a byte of memory counts as ten FLOPs, and a byte that is sent as a hundred.
-
-    Raises:
-        ValueError: nothing is measured, or an option is about predictions.
     """
     if not args.measure:
         raise ValueError(f"{topology}: {MEASURED_ONLY}; give --topology here --measure 8")

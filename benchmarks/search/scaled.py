@@ -3,29 +3,33 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from itertools import product
+from typing import get_args
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.tables import aligned, wrapped
-from benchmarks.devices.placement import device_count
+from benchmarks.cli.tables import paragraph
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.ranking import Ranking, layout_cells, ranked
-from benchmarks.search.report import Result
+from benchmarks.search.document import rows_of
+from benchmarks.search.ranking import Ranking, ranked
+from benchmarks.search.report import Result, Scaling
+from benchmarks.search.rows import BOTTLENECK, LAYOUT, TOKENS, UTILIZATION, milliseconds, number, table, words
 from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machine import Machine
 
 SPREAD = 8
 """Most devices along `context`, and along `tensor` where devices have no hosts."""
+NOTHING_FITS = {"strategy": "nothing fits", "mesh": "", "remat": None}
+COLUMNS = (
+    *(words("scaling", "scaling"), number("devices", "devices", "d"), number("global_batch_sequences", "batch", "d")),
+    *(*LAYOUT, milliseconds("predicted_seconds", "ms"), TOKENS, UTILIZATION, BOTTLENECK),
+)
 OPTIONS = {"schedule": ("1f1b", "zb-h1"), "gather": ("layer",)}
 """Options that are varied here, unless the user names others: fewer than in a search, for there are many sizes."""
 
 
 def sized(topology: Topology, devices: int) -> Topology:
-    """A topology of the same kind, with hosts as large, and another number of devices.
-
-    Raises:
-        ValueError: there is no such topology, such as a slice that is too large.
+    """A topology of the same kind, with hosts as large, and another number of devices, if there is such a one.
 
     >>> str(sized(Topology.parse("h100:1x8"), 32)), str(sized(Topology.parse("v5p:4x4x4"), 128))
     ('h100:4x8', 'v5p:4x4x8')
@@ -39,25 +43,16 @@ def sized(topology: Topology, devices: int) -> Topology:
 def results(
     space: SearchSpace, base: Topology, sizes: Sequence[int], device_batch_size: int, machine: Machine
 ) -> Iterator[Result]:
-    """Yield the best on each number of devices, strong scaling first.
+    """Yield the best on each of these numbers of devices, whose hosts are as large as those of `base`.
 
-    Args:
-        space: what is searched; its batch is that of strong scaling.
-        base: of the kind of devices, with hosts as large.
-        sizes: numbers of devices.
-        device_batch_size: sequences of a device in weak scaling.
-        machine: predicts the seconds.
+    Strong scaling comes first, with the batch of the space; in weak scaling a device has `device_batch_size` sequences.
     """
-    scalings: tuple[Literal["strong", "weak"], ...] = "strong", "weak"
     options = tuple((OPTIONS | dict(space.options)).items())
-    for scaling in scalings:
-        for devices in sizes:
-            batch = device_batch_size * devices if scaling == "weak" else space.batch_size
-            sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
-            cases = filter(usual, sized_space.cases())
-            best = best_of(ranked(cases, machine))
-            improvements = {candidate.case: None for candidate in best.fitting}
-            yield Result(sized_space, machine, best, improvements, scaling=scaling)
+    for scaling, devices in product(get_args(Scaling), sizes):
+        batch = device_batch_size * devices if scaling == "weak" else space.batch_size
+        sized_space = replace(space, topology=sized(base, devices), batch_size=batch, options=options)
+        best = best_of(ranked(filter(usual, sized_space.cases()), machine))
+        yield Result(sized_space, machine, best, scaling=scaling)
 
 
 def best_of(ranking: Ranking) -> Ranking:
@@ -87,23 +82,10 @@ def usual(case: Case) -> bool:
 def scaling_report(found: Sequence[Result]) -> list[str]:
     """The lines of the report: the machine, and a table with a row for each number of devices."""
     space, machine = found[0].space, found[0].machine
-    header = "scaling", "devices", "batch", "strategy", "mesh", "options", "ms", "tokens/s", "MFU", "bottleneck"
-    table: list[tuple[str, ...]] = [header]
-    for result in found:
-        place = str(result.scaling), str(device_count(result.space.topology)), str(result.space.batch_size)
-        if not result.ranking.fitting:
-            table.append((*place, "nothing fits", *[""] * 6))
-            continue
-        best = result.ranking.fitting[0]
-        times = f"{1e3 * best.step_seconds:,.0f}", f"{best.tokens_per_second:,.0f}"
-        resource, share = next(iter(best.limits.items()))
-        used = f"{best.model_flops_utilization:.0%}", f"{resource} {share:.0%}"
-        table.append((*place, *layout_cells(best.case), *times, *used))
+    rows = [row if row["status"] == "fits" else row | NOTHING_FITS for result in found for row in rows_of(result)]
     work = f"{space.preset}, {space.config.sequence} tokens in a sequence, {space.dtype}, on {space.topology.kind}"
-    low, high = interval(machine, space.config)
-    likely = f"times are {low - 1:+.0%} to {high - 1:+.0%} with a probability of 80%"
-    known = f"machine {machine.name}, {likely}: {machine.source}"
-    return [*wrapped(work), *wrapped(known), "", *aligned(table, [*"<>><<<", *">>>", "<"])]
+    known = f"machine {machine.name}, times are {interval(machine, space.config)}: {machine.source}"
+    return [*paragraph(work, known), "", *table(COLUMNS, rows)]
 
 
 def powers_of_two(first: int, last: int) -> tuple[int, ...]:

@@ -5,25 +5,23 @@ meshmark fit results/published/megatron_a100_clusters.csv --machine a100_megatro
 
 import argparse
 import dataclasses
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.cli.accuracy import Errors, errors_of
 from benchmarks.cli.ending import refusing
-from benchmarks.cli.outputs import require_apart, require_file, write_then_print
+from benchmarks.cli.outputs import log, require_apart, require_file, write_then_print
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import RANGES, START, Constants, Machine
-from benchmarks.simulate.machines import as_file, machine, machine_path, made, read_file
+from benchmarks.simulate.machines import MachineFile, as_json, machine, machine_path, made, read_file
 from benchmarks.simulate.predict import TableRow, error_cells, read_tables, seconds_on
 from benchmarks.simulate.published import PublishedRun, run_of
-from strategies.files import read_json
-from strategies.infeasible import Infeasible
 
 OUTLIER = 0.1
 """Errors far above this fraction hardly count (Cauchy's loss). Published runs have faults, such as a run that takes
@@ -35,17 +33,17 @@ EDGE = 0.01
 
 
 class Fit(NamedTuple):
-    """Fitted constants.
+    """Constants of a fit.
 
     Attributes:
-        constants: fitted.
+        constants: all.
+        fitted: names of those that change a prediction and were asked for; the others are as they were.
         at_edges: names of those that lie at an end of their range: the model wants something that it does not have.
-        kept: names of those that were not fitted, because they change no prediction or were not asked for.
     """
 
     constants: Constants
+    fitted: tuple[str, ...]
     at_edges: tuple[str, ...]
-    kept: tuple[str, ...]
 
 
 Machines = Callable[[str], Machine]
@@ -55,6 +53,11 @@ Machines = Callable[[str], Machine]
 def predicted_seconds(runs: Sequence[PublishedRun], machines: Machines, constants: Constants) -> np.ndarray:
     """Predicted seconds of runs on machines with other constants."""
     return np.array([seconds_on(run, dataclasses.replace(machines(run.kind), constants=constants)) for run in runs])
+
+
+def seconds_of(runs: Sequence[PublishedRun]) -> list[float]:
+    """Measured seconds of runs."""
+    return [run.step_seconds or 0.0 for run in runs]
 
 
 def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] = ()) -> Fit:
@@ -72,7 +75,7 @@ def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] 
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")
     if not runs:
         raise ValueError("no measured row of this stack and device can be expressed; give rows with step_seconds")
-    measured, known = np.array([run.step_seconds for run in runs]), machines(runs[0].kind).constants
+    measured, known = np.array(seconds_of(runs)), machines(runs[0].kind).constants
     counts = Counter(run.source for run in runs)
     weights = 1 / np.sqrt([counts[run.source] for run in runs])
     free = [name for name in dict.fromkeys(only or RANGES) if depends(runs, machines, name)]
@@ -98,7 +101,7 @@ def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] 
     begin = np.clip(start, 2 * EDGE, 1 - 2 * EDGE)
     found = least_squares(errors, begin, bounds=(0, 1), diff_step=1e-3, max_nfev=50)
     at_edges = [name for name, place in zip(free, found.x, strict=True) if min(place, 1 - place) < EDGE]
-    return Fit(constants_at(found.x), tuple(at_edges), tuple(name for name in RANGES if name not in free))
+    return Fit(constants_at(found.x), tuple(free), tuple(at_edges))
 
 
 def depends(runs: Sequence[PublishedRun], machines: Machines, name: str) -> bool:
@@ -110,79 +113,64 @@ def depends(runs: Sequence[PublishedRun], machines: Machines, name: str) -> bool
     return bool(np.any(predictions[0] != predictions[1]))
 
 
-def left_out(
-    runs: Sequence[PublishedRun], groups: Sequence[str], machines: Machines, only: Collection[str] = ()
-) -> dict[str, Constants]:
-    """Constants by a fit without the runs of a group, for each group of which the others have runs enough."""
+def left_out(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] = ()) -> dict[str, Constants]:
+    """Constants by a fit without the runs of a source, for each source of which the others have runs enough."""
     found = {}
-    for group in dict.fromkeys(groups):
-        others = [run for run, name in zip(runs, groups, strict=True) if name != group]
+    for source in dict.fromkeys(run.source for run in runs):
         try:
-            found[group] = fit(others, machines, only).constants
+            found[source] = fit([run for run in runs if run.source != source], machines, only).constants
         except ValueError as error:
-            log(f"without {group}: {error}")
+            log(f"without {source}: {error}")
     return found
 
 
 def main(args: argparse.Namespace) -> None:
-    """Fit a machine's constants to the runs of tables, and report the errors of runs that a fit has not seen.
-
-    Raises:
-        SystemExit: a table cannot be read, the machine is not known, there are too few measured runs, or the output
-            cannot be written.
-    """
+    """Fit a machine's constants to the runs of tables, and report the errors of runs that a fit has not seen."""
     with refusing():
         path = machine_path(args.machine)
         if args.out:
             require_apart({"--out": args.out}, (*args.runs, path))
             require_file(args.out)
-        content = read_json(path, "`meshmark calibrate` writes one")
-        file = read_file(content, str(path))
+        file = read_file(path)
         machines = cache(partial(made, path.stem, file))
         runs = expressed(read_tables(args.runs), machines(file.kind), file.devices)
         found = fit(runs, machines, args.only)
-        sources = dict.fromkeys(run.source for run in runs)
-        without = left_out(runs, [run.source for run in runs], machines, args.only)
+        without = left_out(runs, machines, args.only)
         if args.otherwise:  # its own without the source
             other = machine(args.otherwise)
-            without |= {name: other.leaving_out(name).constants for name in sources if name not in without}
-    measured = [run.step_seconds or 0.0 for run in runs]
-    fitted = errors_of(predicted_seconds(runs, machines, found.constants).tolist(), measured)
-    guesses = [
-        (predicted_seconds([run], machines, without[run.source]).item(), run.step_seconds or 0.0)
-        for run in runs
-        if run.source in without
-    ]
-    errors = {"the runs that were fitted": fitted}
-    errors |= {"sources that were left out": errors_of(*zip(*guesses, strict=True))} if guesses else {}
+            without = {run.source: other.leaving_out(run.source).constants for run in runs} | without
+    unseen = [run for run in runs if run.source in without]
+    in_sample = predicted_seconds(runs, machines, found.constants).tolist()
+    guesses = [predicted_seconds([run], machines, without[run.source]).item() for run in unseen]
+    errors = {"the runs that were fitted": errors_of(in_sample, seconds_of(runs))}
+    errors |= {"sources that were left out": errors_of(guesses, seconds_of(unseen))} if unseen else {}
     lines = [*constants_table(found), "", *errors_table(errors)]
-    lines += [] if guesses else ["these errors are in sample: no source could be left out of the fit"]
-    files = {}
-    if args.out:
-        source = f"{', '.join(name for name in RANGES if name not in found.kept)} fitted to {len(runs)} runs"
-        source += f" of {len(sources)} sources"
-        source += "" if guesses else "; its error is in sample"
-        free = [name for name in RANGES if name not in found.kept]
-        by_source = {name: {one: getattr(constants, one) for one in free} for name, constants in without.items()}
-        by_source |= {name: {} for name in sources if name not in without}
-        files = {args.out: as_file(content, found.constants, [*errors.values()][-1].mean, source, by_source)}
-        lines.append("")
-    write_then_print(files, "\n".join(lines), named=True)
+    lines += [] if unseen else ["these errors are in sample: no source could be left out of the fit"]
+    files = {args.out: as_json(fitted(file, found, runs, without, [*errors.values()][-1].mean))} if args.out else {}
+    write_then_print(files, "\n".join([*lines, ""] if files else lines), named=True)
+
+
+def fitted(
+    file: MachineFile, found: Fit, runs: Sequence[PublishedRun], without: Mapping[str, Constants], error: float
+) -> MachineFile:
+    """The machine file with constants that were fitted to runs, and those without each of their sources."""
+    sources = dict.fromkeys(run.source for run in runs)
+    by_source: dict[str, dict[str, float]] = {name: {} for name in sources}
+    by_source |= {name: {one: getattr(own, one) for one in found.fitted} for name, own in without.items()}
+    names = ", ".join(name for name in RANGES if name in found.fitted)
+    source = f"{names} fitted to {len(runs)} runs of {len(sources)} sources"
+    source += "" if without else "; its error is in sample"
+    constants = dataclasses.asdict(found.constants)
+    return msgspec.structs.replace(file, constants=constants, error=error, source=source, without=by_source)
 
 
 def expressed(rows: Sequence[TableRow], start: Machine, kinds: Collection[str]) -> list[PublishedRun]:
-    """The runs of rows that the formulas know, that were measured, and that are of a machine.
-
-    Args:
-        rows: of tables.
-        start: the machine, whose stack counts.
-        kinds: of devices that the machine file names.
-    """
+    """The runs of rows that the formulas know, that were measured, and that are of a machine's stack and devices."""
     runs: list[PublishedRun] = []
     for number, row in enumerate(rows, 1):
         try:
             one = run_of(row)
-        except Infeasible as error:
+        except ValueError as error:
             log(f"left out: row {number}: {error}")
             continue
         if one.stack != start.stack.name:
@@ -194,17 +182,13 @@ def expressed(rows: Sequence[TableRow], start: Machine, kinds: Collection[str]) 
     return runs
 
 
-def log(text: str) -> None:
-    """Print what a fit does without, before it is done, to stderr: files are written before anything on stdout."""
-    print(text, file=sys.stderr)
-
-
 def constants_table(found: Fit) -> list[str]:
     """Lines: each constant with its plausible range, and whether it lies at an end of it."""
-    notes = {**dict.fromkeys(found.at_edges, "at an end of its range"), **dict.fromkeys(found.kept, "not fitted")}
+    notes = dict.fromkeys(RANGES, "not fitted") | dict.fromkeys(found.fitted, "")
+    notes |= dict.fromkeys(found.at_edges, "at an end of its range")
     rows = [("constant", "value", "from", "to", "")]
     for name, value in dataclasses.asdict(found.constants).items():
-        rows.append((name, f"{value:.4g}", f"{RANGES[name].low:.4g}", f"{RANGES[name].high:.4g}", notes.get(name, "")))
+        rows.append((name, f"{value:.4g}", f"{RANGES[name].low:.4g}", f"{RANGES[name].high:.4g}", notes[name]))
     return aligned(rows, [*"<", *">" * 3, "<"])
 
 

@@ -11,11 +11,11 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -55,6 +55,18 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def around(self, seconds: float) -> tuple[float, float]:
+        """The ends of the interval of these predicted seconds."""
+        return self.low * seconds, self.high * seconds
+
+    def __str__(self) -> str:
+        """How much longer or shorter a step may be.
+
+        >>> str(Interval(0.5, 2))
+        '-50% to +100% with a probability of 80%'
+        """
+        return f"{self.low - 1:+.0%} to {self.high - 1:+.0%} with a probability of 80%"
+
 
 def kind_of(config: GPTConfig) -> Kind:
     """The kind of a step, on which errors depend."""
@@ -77,29 +89,24 @@ def interval(machine: Machine, config: GPTConfig) -> Interval:
 
 
 def widths_of(rows: Sequence[Mapping[str, str]]) -> Widths:
-    """Widths from rows of a table that `meshmark predict --out` wrote."""
+    """Widths from rows of a table that `meshmark predict --out` wrote; those count that were measured and predicted."""
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    pairs: dict[str, list[float]] = defaultdict(list)
     works: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for row, error in _errors(rows):
-        errors[row["kind"]][row["source"]].append(abs(error))
-        works[tuple(row[name] for name in WORK)].append(error)
-    for (source, *_), found in works.items():
-        if sizes := [abs(one - other) for one, other in combinations(found, 2)]:
-            pairs[source] += sizes
-    known = {kind: quantile(sizes, COVERAGE) for kind, sizes in errors.items()}
-    assumed = {kind: quantile(sizes, ASSUMED_COVERAGE) for kind, sizes in errors.items()}
-    rounded: dict[str, Any] = {"pair": round(quantile(pairs, COVERAGE), 3)}
-    for name, own in (("known", known), ("assumed", assumed)):
-        rounded[name] = {kind: round(own[kind], 3) for kind in sorted(own)}
-    return checked(rounded, Widths, "widths")
-
-
-def _errors(rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[Mapping[str, str], float]]:
-    """Yield the rows that were measured and predicted, with the error of the prediction without their source."""
     for row in rows:
         if row["measured_seconds"] and row["left_out_seconds"]:
-            yield row, math.log(float(row["left_out_seconds"]) / float(row["measured_seconds"]))
+            error = math.log(float(row["left_out_seconds"]) / float(row["measured_seconds"]))
+            errors[row["kind"]][row["source"]].append(abs(error))
+            works[tuple(row[name] for name in WORK)].append(error)
+    pairs: dict[str, list[float]] = defaultdict(list)
+    for (source, *_), found in works.items():
+        if len(found) > 1:
+            pairs[source] += [abs(one - other) for one, other in combinations(found, 2)]
+
+    def of_kinds(coverage: float) -> dict[str, float]:
+        return {kind: round(quantile(errors[kind], coverage), 3) for kind in sorted(errors)}
+
+    pair = round(quantile(pairs, COVERAGE), 3)
+    return checked({"known": of_kinds(COVERAGE), "assumed": of_kinds(ASSUMED_COVERAGE), "pair": pair}, Widths, "widths")
 
 
 if __name__ == "__main__":

@@ -28,45 +28,41 @@ RENAMED = {
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
 
 
-class UnknownMachine(ValueError):
-    """There is no such machine, or its chip or stack is not known; the message names those that are."""
-
-
-class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What a machine file says.
 
     Attributes:
         stack: name of the software.
-        rules: the other fields of a `Stack`; by default those of a packaged file of this stack for such devices.
         devices: kinds of devices that it predicts, as `CHIPS` or JAX name them.
+        rules: the other fields of a `Stack`; by default those of a packaged file of this stack for such devices.
+        chip: the kind whose specifications it has; by default the first of `devices`.
+        specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
+        float32_share: rate of float32 matmuls as a fraction of that of bfloat16; by default by the kind.
+        cores: of a GPU, where specifications are measured and their rate of matmuls is that without waves of tiles.
         constants: all of `Constants`.
         error: mean error of predictions, as a fraction.
         source: where the figures come from.
         without: sources of published runs, as tables name them, to which constants were fitted -> the constants of a
             fit without them.
-        chip: the kind whose specifications it has; by default the first of `devices`.
-        specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
-        float32_share: rate of float32 matmuls as a fraction of that of bfloat16; by default by the kind.
-        cores: of a GPU, where specifications are measured and their rate of matmuls is that without waves of tiles.
         not_measured, measured: notes of a calibration, for people.
         hosts, fitted_to: of older files. They mean nothing today.
     """
 
     stack: str
     devices: Annotated[tuple[str, ...], Meta(min_length=1)]
-    constants: dict[str, Any]
-    error: Annotated[float, Meta(ge=0.0, le=100.0)]
-    source: str
     rules: dict[str, Any] | None = None
-    fitted_to: tuple[str, ...] = ()
-    without: dict[str, dict[str, float]] = {}
     chip: str | None = None
-    hosts: tuple[Count, Count] | None = None
     specifications: dict[str, Any] = {}
     float32_share: Positive | None = None
     cores: Annotated[int, Meta(ge=0)] = 0
+    constants: dict[str, Any]
+    error: Annotated[float, Meta(ge=0.0, le=100.0)]
+    source: str
+    without: dict[str, dict[str, float]] = {}
     not_measured: tuple[str, ...] = ()
     measured: tuple[dict[str, Any], ...] = ()
+    hosts: tuple[Count, Count] | None = None
+    fitted_to: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -94,15 +90,13 @@ def _ranged(ranges: Mapping[str, Range]) -> type[msgspec.Struct]:
     return msgspec.defstruct("Constants", kinds, forbid_unknown_fields=True)
 
 
-def _some(name: str, kinds: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """The schema of an object that has some of these fields."""
-    fields = [(field, kind | UnsetType, UNSET) for field, kind in kinds.items()]
-    return msgspec.defstruct(name, fields, forbid_unknown_fields=True)
-
-
 PUBLISHED_CONSTANTS, CALIBRATED_CONSTANTS = _ranged(RANGES), _ranged(CALIBRATED_RANGES)
 RULES = {field.name for field in dataclasses.fields(Stack)} - {"name"}
-SPECIFICATIONS = _some("Specifications", get_type_hints(Chip, include_extras=True))
+SPECIFICATIONS = msgspec.defstruct(
+    "Specifications",
+    [(name, kind | UnsetType, UNSET) for name, kind in get_type_hints(Chip, include_extras=True).items()],
+    forbid_unknown_fields=True,
+)
 
 
 def machine_names() -> tuple[str, ...]:
@@ -111,21 +105,46 @@ def machine_names() -> tuple[str, ...]:
 
 
 def machine_path(name: str) -> Path:
-    """The file of a machine.
-
-    Args:
-        name: of a file in `FOLDER` without its suffix, or the path of another.
+    """The path of a machine file, by its path or by the name of a packaged one.
 
     Raises:
-        UnknownMachine: no packaged machine has this name.
+        ValueError: no packaged machine has this name.
     """
     if name.endswith(".json"):
         return Path(name)
     if name not in machine_names():
-        raise UnknownMachine(
+        raise ValueError(
             f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path that ends with .json"
         )
     return FOLDER / f"{name}.json"
+
+
+def read_file(path: Path) -> MachineFile:
+    """The content of a machine file.
+
+    Raises:
+        SchemaError: it cannot be read, or a field is missing, unknown, of another type, or out of range.
+    """
+    return checked_file(read_json(path, "`meshmark calibrate` writes one"), str(path))
+
+
+def checked_file(content: Any, where: str) -> MachineFile:
+    """The content of a machine file, of which `where` is the name. Errors are as for `read_file`."""
+    if isinstance(content, dict) and (unknown := {*content} - {*MachineFile.__struct_fields__}):
+        way_out = "remove it, or write the file again with `meshmark calibrate` or `meshmark fit`"
+        raise SchemaError(f"{where} has an unknown field {min(unknown)!r}; {way_out}")
+    file = checked(content, MachineFile, where)
+    if unknown := {*(file.rules or {})} - RULES:
+        raise SchemaError(f"{where}: rules has {', '.join(sorted(unknown))}; it can have {', '.join(sorted(RULES))}")
+    checked(file.constants, CALIBRATED_CONSTANTS if file.calibrated else PUBLISHED_CONSTANTS, f"{where}: constants")
+    checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
+    return msgspec.structs.replace(file, stack=RENAMED.get(file.stack, file.stack))
+
+
+@cache
+def _files() -> Mapping[str, MachineFile]:
+    """All packaged machine files, by name. A table asks for each of its rows."""
+    return {name: read_file(machine_path(name)) for name in machine_names()}
 
 
 @cache
@@ -138,98 +157,11 @@ def machine(name: str, kind: str | None = None) -> Machine:
             name its constants are carried over, with an assumed error.
 
     Raises:
-        UnknownMachine: there is none, its chip or stack is not known, or its rates were measured on another kind.
-        SchemaError: the file cannot be read, or a field is missing, unknown or out of range.
+        ValueError: there is none, its chip or stack is not known, or its rates were measured on another kind.
+        SchemaError: as for `read_file`.
     """
     path = machine_path(name)
-    return parsed(path.stem, read_json(path, "`meshmark calibrate` writes one"), kind, str(path))
-
-
-def parsed(name: str, content: Any, kind: str | None = None, where: str = "") -> Machine:
-    """The machine that the content of a file describes. Arguments and errors are as for `machine`."""
-    return made(name, read_file(content, where or f"machine {name}"), kind)
-
-
-def read_file(content: Any, where: str) -> MachineFile:
-    """The content of a machine file.
-
-    Raises:
-        SchemaError: a field is missing, unknown, of another type, or out of range.
-    """
-    if isinstance(content, dict) and (unknown := {*content} - {*MachineFile.__struct_fields__}):
-        way_out = "remove it, or write the file again with `meshmark calibrate` or `meshmark fit`"
-        raise SchemaError(f"{where} has an unknown field {min(unknown)!r}; {way_out}")
-    file = checked(content, MachineFile, where)
-    if unknown := {*(file.rules or {})} - RULES:
-        raise SchemaError(f"{where}: rules has {', '.join(sorted(unknown))}; it can have {', '.join(sorted(RULES))}")
-    checked(file.constants, CALIBRATED_CONSTANTS if file.calibrated else PUBLISHED_CONSTANTS, f"{where}: constants")
-    checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
-    return msgspec.structs.replace(file, stack=RENAMED.get(file.stack, file.stack))
-
-
-def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
-    """The machine of a file.
-
-    Raises:
-        UnknownMachine: its chip or stack is not known, one of the kinds has a torus of links and the other none, or its
-            rates were measured on another kind.
-    """
-    if kind and not file.describes(kind):
-        return _carried(name, file, kind)
-    chosen, whole = (kind if kind and not file.chip else file.kind), file.calibrated
-    if chosen not in CHIPS and not whole:
-        raise UnknownMachine(f"machine {name}: chip {chosen!r} is not known; known are {', '.join(CHIPS)}")
-    if not whole and bool(CHIPS[chosen].torus_dims) != bool(CHIPS.get(file.kind, CHIPS[chosen]).torus_dims):
-        raise UnknownMachine(f"machine {name} is one of {CHIPS[file.kind].platform} devices, and {chosen} is not")
-    chip = Chip(**file.specifications) if whole else dataclasses.replace(CHIPS[chosen], **file.specifications)
-    if chip.torus_dims and not chip.ring_multiple:
-        raise UnknownMachine(f"machine {name}: ring_multiple is 0; it must be at least 1 where there is a torus")
-    # Whole specifications are measured ones: their rate of matmuls is reached.
-    cores = GPUS[chosen]["core_count"] if chosen in GPUS and not whole else file.cores
-    achieved = chip.flops_per_second if whole else achieved_rate(chosen, chip)
-    share = file.float32_share or float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated: JAX's names
-    constants = Constants(**file.constants)
-    rates = NARROW.get(GPU_KINDS.get(chosen, chosen), {})
-    facts = file.error, file.source, file.without
-    return Machine(name, chip, achieved, cores, _stack(name, file, chip), constants, *facts, share, rates)
-
-
-def _stack(name: str, file: MachineFile, chip: Chip) -> Stack:
-    """The stack of a file: of its own rules, or of those of the packaged file of this stack for such devices.
-
-    Raises:
-        UnknownMachine: no packaged file has such rules.
-    """
-    if file.rules is not None:
-        return checked({"name": file.stack, **file.rules}, Stack, f"machine {name}: rules")
-    on_gpus = chip.platform in ("cuda", "gpu")
-    known = {(own.stack, own.on_gpus): (other, own) for other, own in _files().items()}
-    found = known.get((file.stack, on_gpus)) or known.get((file.stack, not on_gpus))
-    if not found:
-        names = ", ".join(dict.fromkeys(own.stack for own in _files().values()))
-        raise UnknownMachine(
-            f"machine {name}: stack {file.stack!r} is not known; known are {names}; or state its rules"
-        )
-    return _stack(*found, chip)
-
-
-def _carried(name: str, file: MachineFile, kind: str) -> Machine:
-    """The machine with a file's constants and the specifications of another kind. Its error is assumed, and it says so.
-
-    Raises:
-        UnknownMachine: as for `made`.
-    """
-    if file.calibrated:
-        problem = f"machine {name} was measured on {file.kind}, whose rates are not those of {kind}"
-        raise UnknownMachine(f"{problem}; calibrate on {kind}, or omit --machine to use a packaged file")
-    source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
-    told = {"devices": (file.kind, kind), "error": CARRIED_ERROR, "source": source, "without": {}}
-    machine = made(name, msgspec.structs.replace(file, chip=None, specifications={}, **told), kind)
-    return dataclasses.replace(machine, name=f"{name} on {kind}")
-
-
-CARRIED_ERROR = 0.2
-"""Assumed error of predictions for devices to which constants of other devices were carried over."""
+    return made(path.stem, read_file(path), kind)
 
 
 def machine_for(kind: str, stack: str) -> Machine:
@@ -244,7 +176,7 @@ def machine_for(kind: str, stack: str) -> Machine:
         specifications of these devices; its source says so.
 
     Raises:
-        UnknownMachine: no file has this stack, or these devices have no specifications.
+        ValueError: no file has this stack, or these devices have no specifications.
     """
     of_stack = {name: file for name, file in _files().items() if file.stack == stack}
     if found := next((name for name, file in of_stack.items() if kind in file.devices), None):
@@ -252,34 +184,74 @@ def machine_for(kind: str, stack: str) -> Machine:
     on_gpus = kind in CHIPS and not CHIPS[kind].torus_dims
     of_platform = {name: file for name, file in of_stack.items() if file.on_gpus == on_gpus}
     if kind not in CHIPS or not of_platform:
-        raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(_files())}")
+        raise ValueError(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(_files())}")
     # Constants of a GPU of the same generation, if there are any, and rather of a file that is for many kinds.
     own = generation(kind)
-    name, file = max(of_platform.items(), key=lambda item: (generation(item[1].kind) == own, len(item[1].devices)))
-    return _carried(name, file, kind)
+    name = max(of_platform, key=lambda name: (generation(of_stack[name].kind) == own, len(of_stack[name].devices)))
+    return made(name, of_stack[name], kind)
 
 
-@cache
-def _files() -> Mapping[str, MachineFile]:
-    """All packaged machine files, by name. A table asks for each of its rows."""
-    paths = [FOLDER / f"{name}.json" for name in machine_names()]
-    return {path.stem: read_file(read_json(path), str(path)) for path in paths}
+def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
+    """The machine of a file. Arguments and errors are as for `machine`."""
+    if kind and not file.describes(kind):
+        return _carried(name, file, kind)
+    chosen, whole = (kind if kind and not file.chip else file.kind), file.calibrated
+    if chosen not in CHIPS and not whole:
+        raise ValueError(f"machine {name}: chip {chosen!r} is not known; known are {', '.join(CHIPS)}")
+    if not whole and bool(CHIPS[chosen].torus_dims) != bool(CHIPS.get(file.kind, CHIPS[chosen]).torus_dims):
+        raise ValueError(f"machine {name} is one of {CHIPS[file.kind].platform} devices, and {chosen} is not")
+    chip = Chip(**file.specifications) if whole else dataclasses.replace(CHIPS[chosen], **file.specifications)
+    if chip.torus_dims and not chip.ring_multiple:
+        raise ValueError(f"machine {name}: ring_multiple is 0; it must be at least 1 where there is a torus")
+    known = GPU_KINDS.get(chosen, chosen)  # calibrated files have JAX's names
+    return Machine(
+        name,
+        chip,
+        # Whole specifications are measured ones: their rate of matmuls is reached.
+        chip.flops_per_second if whole else achieved_rate(chosen, chip),
+        GPUS[chosen]["core_count"] if chosen in GPUS and not whole else file.cores,
+        _stack(name, file, chip),
+        Constants(**file.constants),
+        file.error,
+        file.source,
+        file.without,
+        file.float32_share or float32_share(known, chip),
+        NARROW.get(known, {}),
+    )
 
 
-def as_file(
-    content: Mapping[str, Any],
-    constants: Constants,
-    error: float,
-    source: str,
-    without: Mapping[str, Mapping[str, float]],
-) -> str:
-    """The text of a machine file with other constants, to four digits; sources are sorted."""
+def _stack(name: str, file: MachineFile, chip: Chip) -> Stack:
+    """The stack of a file: of its own rules, or of those of a packaged file of this stack, rather for such devices."""
+    if file.rules is not None:
+        return checked({"name": file.stack, **file.rules}, Stack, f"machine {name}: rules")
+    of_stack = {name: other.on_gpus for name, other in _files().items() if other.stack == file.stack}
+    if not of_stack:
+        names = ", ".join(dict.fromkeys(other.stack for other in _files().values()))
+        raise ValueError(f"machine {name}: stack {file.stack!r} is not known; known are {names}; or state its rules")
+    return machine(max(of_stack, key=lambda name: of_stack[name] == (chip.platform in ("cuda", "gpu")))).stack
+
+
+def _carried(name: str, file: MachineFile, kind: str) -> Machine:
+    """A file's constants with the specifications of another kind. The error is assumed, and the source says so."""
+    if file.calibrated:
+        problem = f"machine {name} was measured on {file.kind}, whose rates are not those of {kind}"
+        raise ValueError(f"{problem}; calibrate on {kind}, or omit --machine to use a packaged file")
+    source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
+    told = {"devices": (file.kind, kind), "error": CARRIED_ERROR, "source": source, "without": {}}
+    machine = made(name, msgspec.structs.replace(file, chip=None, specifications={}, **told), kind)
+    return dataclasses.replace(machine, name=f"{name} on {kind}")
+
+
+CARRIED_ERROR = 0.2
+"""Assumed error of predictions for devices to which constants of other devices were carried over."""
+
+
+def as_json(file: MachineFile) -> str:
+    """The text of a machine file, with constants to four digits; sources are sorted."""
 
     def rounded(figures: Mapping[str, float]) -> dict[str, float]:
         return {name: float(f"{value:.4g}") for name, value in figures.items()}
 
-    facts = {"error": round(error, 4), "source": source}
-    facts["without"] = {name: rounded(own) for name, own in sorted(without.items())}
-    kept = {name: fact for name, fact in content.items() if name != "fitted_to"}
-    described = {**kept, "constants": rounded(dataclasses.asdict(constants)), **facts}
-    return json.dumps(described, indent=2) + "\n"
+    without = {name: rounded(own) for name, own in sorted(file.without.items())}
+    changes = {"constants": rounded(file.constants), "error": round(file.error, 4), "without": without}
+    return json.dumps(msgspec.to_builtins(msgspec.structs.replace(file, fitted_to=(), **changes)), indent=2) + "\n"

@@ -8,14 +8,7 @@ from strategies.core.plan import Plan
 
 
 class Projection(NamedTuple):
-    """Matmuls [m,k] x [k,n] side by side, whose second operand is a weight.
-
-    Attributes:
-        m: rows of the input.
-        n: columns of the weight.
-        k: columns of the input.
-        batch: how many there are side by side.
-    """
+    """Matmuls [m,k] x [k,n] whose second operand is a weight; `batch` of them side by side."""
 
     m: int
     n: int

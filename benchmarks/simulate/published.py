@@ -19,6 +19,7 @@ from strategies.costs.predict import Cost
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
+from strategies.schema import SchemaError
 
 REMAT: Mapping[str, Remat] = {
     **{"full": "full", "selective": "dots", "none": "none"},
@@ -74,13 +75,9 @@ PROGRAMS: Mapping[str, Program] = {
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A measured run.
+    """A measured run: its kind of devices and its stack, as machine files name them, and its step by formulas.
 
     Attributes:
-        kind: of its devices, as machine files name it.
-        cost: its step by formulas.
-        topology: its devices.
-        stack: name of its software.
         step_seconds: measured; None if the row has none, or contradicts itself.
         precision: of the layers' matmuls, if they are narrower than two bytes.
         losses: of each token; further ones are of the layers that predict further tokens.
@@ -101,7 +98,7 @@ def measured_seconds(row: TableRow) -> float | None:
     """Measured seconds of a step; None if the row has none, contradicts itself, or cannot be read."""
     try:
         return Published.of(row).measured_seconds
-    except Infeasible:
+    except SchemaError:
         return None
 
 
@@ -109,14 +106,13 @@ def run_of(row: TableRow) -> PublishedRun:
     """The run of a row.
 
     Raises:
-        Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
+        ValueError: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
     published = Published.of(row)
     program = program_of(published)
     if program.pads_experts and published.experts and not published.capacity_factor:
-        raise Infeasible(
-            "its experts are padded to the busiest, and the row does not say how busy: set capacity_factor"
-        )
+        problem = "its experts are padded to the busiest, and the row does not say how busy"
+        raise Infeasible(f"{problem}: set capacity_factor")
     published = completed(published, program)
     topology = topology_of(published)
     cost = cost_of(published, config_of(published), training_of(published, program), topology)
@@ -131,11 +127,7 @@ def precision_of(row: Published) -> Precision | None:
 
 
 def program_of(row: Published) -> Program:
-    """The program of a row.
-
-    Raises:
-        Infeasible: it is not known.
-    """
+    """The program of a row."""
     name = re.sub(r" [0-9.]+$", "", row.stack)
     if name == "Megatron-LM" and row.block != "gpt2":
         name += " of today"
@@ -146,11 +138,7 @@ def program_of(row: Published) -> Program:
 
 
 def completed(row: Published, program: Program) -> Published:
-    """The row with what its program does where the row does not say, and with the number of its microbatches.
-
-    Raises:
-        Infeasible: neither the number nor the size of microbatches is there.
-    """
+    """The row with what its program does where the row does not say, and with the number of its microbatches."""
     microbatches, chunks = row.microbatches, row.virtual_stages
     # Megatron-Core may count embedding and loss as layers.
     while row.pipeline * chunks > row.layers and chunks % 2 == 0:
@@ -223,29 +211,18 @@ def latent_heads(row: Published) -> dict[str, int]:
 
 
 def topology_of(row: Published) -> Topology:
-    """The devices of a row. The last host may not be full. A torus is as near to a square or a cube as it can be.
-
-    Raises:
-        Infeasible: such devices are not known.
-    """
+    """The devices of a row. The last host may not be full. A torus is as near to a square or a cube as it can be."""
     kind, host = row.kind, row.devices_per_host
     if kind in SWITCHED:  # as many GPUs of each rack as make equal parts
         host = next(size for size in range(min(row.devices, SWITCHED[kind]), 0, -1) if row.devices % size == 0)
     shape = math.ceil(row.devices / host), min(row.devices, host)
     if kind in CHIPS and CHIPS[kind].torus_dims:
         shape = balanced_factors(row.devices // DEVICES_PER_CHIP[kind], CHIPS[kind].torus_dims)
-    try:
-        return Topology(kind, shape)
-    except ValueError as error:
-        raise Infeasible(str(error)) from error
+    return Topology(kind, shape)
 
 
 def require_batch(row: Published) -> None:
-    """Refuse a row whose batch is not its microbatches on all replicas: a column means something else there.
-
-    Raises:
-        Infeasible: it is not.
-    """
+    """Refuse a row whose batch is not its microbatches on all replicas: a column means something else there."""
     microbatches, replicas = row.microbatches or 1, row.replicas
     size = row.microbatch_size or max(1, row.batch_size // (microbatches * replicas))
     if (batch := size * microbatches * replicas) != row.batch_size:
@@ -254,11 +231,7 @@ def require_batch(row: Published) -> None:
 
 
 def training_of(row: Published, program: Program) -> TrainConfig:
-    """The training options of a row. The stack of its machine decides what overlaps.
-
-    Raises:
-        Infeasible: the dtype or the recomputation is not known.
-    """
+    """The training options of a row. The stack of its machine decides what overlaps."""
     dtype = "bfloat16" if precision_of(row) else row.dtype
     for name, value, known in (("dtype", dtype, DTYPES), ("recompute", row.recompute, REMAT)):
         if value not in known:

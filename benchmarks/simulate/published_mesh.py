@@ -1,10 +1,10 @@
 """Meshes of published rows, and the axes of steps that no strategy here has."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache
 
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.published_row import AXES, Published, ZeroStage
@@ -13,7 +13,7 @@ from strategies.config import TrainConfig
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan, applicable
-from strategies.core.traffic import Term, Traffic
+from strategies.core.traffic import Traffic
 from strategies.costs.predict import Cost, predict_axes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
@@ -25,9 +25,6 @@ def cost_of(row: Published, config: GPTConfig, train: TrainConfig, topology: Top
     """The step of a row by formulas.
 
     Weights whose optimizer is sharded over data are gathered in the compute dtype, and updated in float32.
-
-    Raises:
-        Infeasible: the formulas do not know such a step.
     """
     sizes = sizes_of(row)
     mesh = MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
@@ -45,23 +42,32 @@ def _axes(sharded: ZeroStage | None) -> tuple[Axis, ...]:
     split again. A pipeline may have rings. Each device of the tensor axis sends its own tokens to experts, in place of
     gathering those of all for the MLP.
     """
-    changes = {"context": replace(context.AXIS, resolve=_ring)}
+    changes = {
+        "context": replace(context.AXIS, resolve=_ring),
+        "expert": replace(expert.AXIS, traffic=(_exchanges,)),
+        "tensor": replace(tensor.AXIS, traffic=(_layers, tensor.vocabulary)),
+    }
     if sharded:
         shards = zero.AXIS2 if sharded == "zero2" else zero.AXIS1
         changes["data"] = replace(shards, may_split_dim_twice=False)
-    changes["expert"] = replace(expert.AXIS, traffic=(partial(_shared, expert.exchanges, ("dispatch", "combine"), 0),))
-    changes["tensor"] = replace(
-        tensor.AXIS, traffic=(partial(_shared, tensor.layers, ("layers",), 2), tensor.vocabulary)
-    )
     return tuple(changes.get(axis.name, axis) for axis in THREE_D.axes)
 
 
-def _shared(of: Term, wanted: tuple[str, ...], parts: int, plan: Plan) -> Iterator[Traffic]:
-    """Traffic of an axis. Of the wanted terms a mixture sends a share: 1 / `parts`, or 1 / tensor if `parts` is 0."""
-    parts = (parts or plan.tensors) if plan.config.experts else 1
-    for term in of(plan):
+def _exchanges(plan: Plan) -> Iterator[Traffic]:
+    """Exchanges of tokens, of which each device of the tensor axis sends its own."""
+    return _divided(expert.exchanges(plan), ("dispatch", "combine"), plan.tensors)
+
+
+def _layers(plan: Plan) -> Iterator[Traffic]:
+    """Sums of layers over the tensor axis. Those of a mixture have no sum of the MLP."""
+    return _divided(tensor.layers(plan), ("layers",), 2 if plan.config.experts else 1)
+
+
+def _divided(terms: Iterable[Traffic], names: tuple[str, ...], parts: int) -> Iterator[Traffic]:
+    """Traffic, of which some terms send one of these many parts."""
+    for term in terms:
         part = replace(term, operand_bytes=term.operand_bytes // parts, sent_bytes=Fraction(term.sent_bytes) / parts)
-        yield part if term.what in wanted else term
+        yield part if term.what in names else term
 
 
 def _ring(plan: Plan) -> dict[str, str]:
@@ -73,9 +79,6 @@ def sizes_of(row: Published) -> dict[str, int]:
 
     Devices that a row counts along other axes, and that split experts, are taken from the tensor axis, which then
     splits each expert, and from data and fsdp.
-
-    Raises:
-        Infeasible: their product is not the number of devices.
     """
     sizes: dict[str, int] = {axis: getattr(row, axis) for axis in AXES}
     if (size := row.own_experts * math.prod(sizes.values())) != row.devices:

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from benchmarks.devices.topology import CLOUD_NAMES
 from strategies.infeasible import Infeasible
-from strategies.schema import Count, Positive, SchemaError, Whole, checked
+from strategies.schema import Count, Positive, Whole, checked
 
 ZeroStage = Literal["none", "zero1", "zero2", "zero3"]
 Seconds = Annotated[float, Meta(ge=1e-6, le=1e7)]
@@ -27,35 +27,7 @@ OTHER_BLOCKS = "gemma", "gemma2", "gemma3", "gemma4", "nemotron"
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The columns of a row. Empty cells have defaults, if there are any.
-
-    Attributes:
-        model: its name, which decides on the block (`BLOCKS`).
-        kv_heads: heads of keys and of values.
-        head_dim: features of a head.
-        mlp: hidden features of the MLP; of a gated MLP those of each of its two halves.
-        experts: of a mixture of experts; empty for a dense model.
-        experts_per_token: that take each token.
-        expert_mlp: hidden features of an expert.
-        shared_experts: experts of the same size that take all tokens.
-        dense_layers: layers without experts.
-        mtp_layers: further layers, each of which predicts one more token.
-        capacity_factor: rows that the experts of a device compute, as a multiple of an equal share: their capacity,
-            if tokens are dropped or experts are padded; otherwise those of the busiest device, for which all others
-            wait. By default routing is balanced, and experts have no padding.
-        expert: devices that split the experts. They are counted along other axes, too, unless the product of the others
-            lacks them.
-        tied: whether the head is the table of tokens. By default it is with GPT-2's blocks.
-        microbatch_size: sequences of a microbatch on one replica.
-        microbatches: by default they follow from the batch, the size of a microbatch and the number of replicas.
-        recompute: "selective" recomputes attention. Here and in the next two columns the program decides by default.
-        sequence_parallel: whether the tensor axis also splits the tokens between matmuls.
-        optimizer_sharded: which of ZeRO's stages is used along the data axis; along the fsdp axis it is the third.
-        virtual_stages: model chunks on a pipeline stage, with the interleaved schedule.
-        step_seconds: measured.
-        tokens_per_second_per_device: measured; a step has `batch_size` x `sequence` tokens.
-        contradicts: what of the row contradicts itself. Its seconds are not compared.
-    """
+    """The columns of a row (results/published/README.md). Empty cells have defaults, if there are any."""
 
     stack: str
     device: str
@@ -102,12 +74,9 @@ class Published(msgspec.Struct, frozen=True):
         """The columns of a row.
 
         Raises:
-            Infeasible: a cell is missing or cannot be read.
+            SchemaError: a cell is missing or cannot be read.
         """
-        try:
-            return checked({name: cell for name, cell in row.items() if cell != ""}, cls, "the row", texts=True)
-        except SchemaError as error:
-            raise Infeasible(str(error)) from None
+        return checked({name: cell for name, cell in row.items() if cell != ""}, cls, "the row", texts=True)
 
     @property
     def kind(self) -> str:
@@ -124,11 +93,7 @@ class Published(msgspec.Struct, frozen=True):
 
     @property
     def block(self) -> str:
-        """The kind of the model's blocks.
-
-        Raises:
-            Infeasible: there are no formulas for it.
-        """
+        """The kind of the model's blocks; it raises `Infeasible` if there are no formulas for it."""
         if (family := self.model.partition("-")[0]) in OTHER_BLOCKS:
             raise Infeasible(f"there are no formulas for the blocks of {family}")
         named = next((block for name, block in BLOCKS.items() if self.model.startswith(name)), None)

@@ -142,12 +142,12 @@ def what_was_searched(facts: dict[str, Any]) -> str:
 
 
 def how_certain(facts: dict[str, Any]) -> str:
-    """Say how far predictions are off, and whether anybody measured that."""
-    if facts["machine"] is None:
+    """Say how far predictions are off."""
+    if facts["interval"] is None:
         return "Steps on virtual CPU devices are measured, not predicted."
-    off = f"off by {facts['error']:.0%} on average"
-    assumed = f"assumed to be {off}, which nobody measured" if facts["error_assumed"] else off
-    return f"Predictions, by the machine file {facts['machine']}, are {assumed}."
+    low, high = facts["interval"]
+    likely = f"{low - 1:+.0%} to {high - 1:+.0%} with a probability of 80%"
+    return f"Predictions are by the machine file {facts['machine']}; times are {likely}."
 
 
 def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, shown: pd.DataFrame) -> str:

@@ -44,8 +44,7 @@ class Search(msgspec.Struct, frozen=True):
     capacity_bytes: Count
     usable_bytes: Count
     machine: str | None
-    error: Amount | None
-    error_assumed: bool
+    interval: tuple[Amount, Amount] | None
     preset: str
     param_count: Count
     global_batch_sequences: Count

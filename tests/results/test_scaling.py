@@ -36,7 +36,7 @@ def scaled(points: list[dict[str, Any]]) -> dict[str, Any]:
     """The document of a search on several numbers of devices."""
     work = {"preset": "gpt2", "param_count": 124, "sequence_tokens": 1024, "dtype": "bfloat16"}
     facts = {"topology": "h100:1x8", "devices": 8, "capacity_bytes": 80, "usable_bytes": 68}
-    known = {"machine": "meshmark_gpus", "error": 0.2, "error_assumed": True, "global_batch_sequences": 64}
+    known = {"machine": "meshmark_gpus", "interval": [0.5, 2.0], "global_batch_sequences": 64}
     return {"kind": "search", "schema_version": SCHEMA_VERSION, **work, **facts, **known, "candidates": points}
 
 
@@ -73,7 +73,7 @@ def test_every_point_is_drawn_in_the_colour_of_its_limit(path: Path) -> None:
         "strong scaling: 64 sequences",
         "weak scaling: 4 sequences a device",
     ]
-    assert "off by 20% on average" in figure.get_supxlabel()
+    assert "-50% to +100% with a probability of 80%" in figure.get_supxlabel()
     assert "Nothing fits at 1 of 6 points" in figure.get_supxlabel()
 
 

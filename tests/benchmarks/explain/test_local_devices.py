@@ -9,8 +9,8 @@ from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.local_devices import predicting_machine, topology_of
-from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for, parsed
-from tests.benchmarks.simulate.host import FILE
+from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for
+from tests.benchmarks.simulate.host import FILE, parsed
 
 
 @pytest.mark.parametrize("text", ["v4:2x2x1", "v5e:4x4", "v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1"])
@@ -54,7 +54,7 @@ def test_a_calibrated_file_keeps_its_figures():
     """Whether the devices are named or not: the rate that was measured, and float32 as GPUs multiply it."""
     chip = vars(CHIPS["h100"]) | {"flops_per_second": 6e14}
     told = FILE | {"devices": [GPUS["h100"]["name"]], "specifications": chip}
-    here, named = parsed("mine", told), parsed("mine", told, "h100")
+    here, named = parsed(told), parsed(told, "h100")
     assert here == named
     assert here.matmul_flops_per_second == 6e14
     assert here.float32_share == pytest.approx(67e12 / 6e14, rel=0.01)
@@ -78,7 +78,7 @@ def test_files_of_older_stacks_load():
     """With the rules of today's, and notes that mean nothing today; unknown fields and rules are named."""
     constants = vars(machine("h100_fsdp").constants)
     told = {"stack": "torchtitan", "devices": ["h100"], "constants": constants, "error": 0.1, "source": "fitted"}
-    its = parsed("mine", {**told, "hosts": [1, 8], "fitted_to": ["a table"]})
+    its = parsed({**told, "hosts": [1, 8], "fitted_to": ["a table"]})
     assert (its.stack, its.constants) == (machine("h100_fsdp").stack, machine("h100_fsdp").constants)
     for change, problem in (
         ({"stack": "Abacus"}, "stack 'Abacus' is not known; known are PyTorch FSDP, .*; or state its rules"),
@@ -86,15 +86,15 @@ def test_files_of_older_stacks_load():
         ({"unfused": True}, "has an unknown field 'unfused'; remove it, or write the file again with `meshmark"),
     ):
         with pytest.raises(ValueError, match=problem):
-            parsed("mine", {**told, **change})
+            parsed({**told, **change})
 
 
 def test_rates_that_were_measured_are_not_those_of_another_chip():
     """A calibrated file has no specifications of its own for other devices, so it is refused, with the way out."""
     told = FILE | {"devices": [GPUS["a100_80gb"]["name"]], "specifications": vars(CHIPS["a100_80gb"])}
-    assert not parsed("mine", told, "a100_80gb").name.endswith("on a100_80gb")
+    assert not parsed(told, "a100_80gb").name.endswith("on a100_80gb")
     with pytest.raises(ValueError, match=r"mine was measured on NVIDIA A100-SXM4-80GB, .* calibrate on h100, or omit"):
-        parsed("mine", told, "h100")
+        parsed(told, "h100")
 
 
 @pytest.mark.parametrize(

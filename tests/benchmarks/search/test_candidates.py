@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.search.candidates import AXES, SearchSpace, microbatch_choices
+from benchmarks.search.candidates import SearchSpace, microbatch_choices
 from strategies import GPTConfig, MeshSpec
 from strategies.costs.predict import strategies_with_formulas
 from strategies.mesh import all_axes, factorisations
@@ -44,7 +44,6 @@ def test_options_vary_where_they_make_another_step() -> None:
     for (name, mesh), group in itertools.groupby(space(options=asked).cases(), lambda case: (case.strategy, case.mesh)):
         cases = list(group)
         found = {case.options for case in cases}
-        assert all(AXES[option] & {*mesh.sizes} for options in found for option, _ in options)
         schedules = 3 if "pipeline" in mesh.sizes else 1  # only interleaved has chunks, of two values
         gathers, tensors = (2 if axis in mesh.sizes else 1 for axis in ("fsdp", "tensor"))
         assert len(found) == schedules * gathers * tensors, (name, mesh)

@@ -22,7 +22,7 @@ from benchmarks.run.compilation import compile_step
 from benchmarks.run.pool import run_in_processes
 from benchmarks.search import compile as page
 from benchmarks.search.compile import case_report
-from benchmarks.search.compiling import compile_and_replay, compiled_record
+from benchmarks.search.compiled import compile_and_replay, compiled_record
 from benchmarks.simulate import program
 from benchmarks.simulate.machines import machine
 from strategies import GPTConfig, MeshSpec, strategy

@@ -8,8 +8,10 @@ import jax
 import pytest
 
 from benchmarks.cases import case as cases
+from benchmarks.cases.row import Row
 from benchmarks.search import measured as module
-from benchmarks.search.measured import MeasuredCandidate, in_order, measure_best, table, to_measure
+from benchmarks.search.measured import ROUNDS, here, lines, measured, to_measure
+from benchmarks.search.ranking import fastest_first
 from results.figures.search import figure_of
 from results.records.documents import read_search
 from tests.benchmarks.search.test_ranking import ranking
@@ -19,36 +21,6 @@ from tests.strategies.wrong_gradients import strategy_with
 main = command("search")
 
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=8", "--dtype=float32")
-
-
-class Timed:
-    """A training run that takes as long as it is told, and notes its blocks."""
-
-    def __init__(self, seconds: float, fails: bool = False) -> None:
-        self.seconds, self.fails, self.blocks = seconds, fails, 0
-        self.dispatch_seconds = 0.0
-
-    def block(self, steps: int) -> float:
-        """Take no time."""
-        if self.fails and self.blocks > 2:
-            raise RuntimeError("lost a device")
-        self.blocks += 1
-        return steps * self.seconds
-
-
-@pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Timed]:
-    """Steps of 8, 7, 6 ... seconds in the order in which they begin; the third is too large, the fourth fails."""
-    begun: list[Timed] = []
-
-    def begin(case: Any, left: int | None, preparation: Any) -> tuple[Any, int, str]:
-        begun.append(Timed(8.0 - len(begun), fails=len(begun) == 3))
-        if len(begun) == 3:
-            raise MemoryError("too large")
-        return begun[-1], 0, ""
-
-    monkeypatch.setattr(module, "started", begin)
-    return begun
 
 
 def test_steps_that_differ_are_measured_first() -> None:
@@ -62,20 +34,29 @@ def test_steps_that_differ_are_measured_first() -> None:
     assert len(to_measure(found, 10**6)) == len(best)
 
 
-def test_the_fastest_and_the_first_by_rank_are_in_the_final(pretended: list[Timed]) -> None:
-    """The predicted best, which is the slowest, is in it, too; what fails or is too large says so, and comes last."""
-    found = measure_best(ranking(), 8)
-    final = [each for each in found if each.final]
-    assert [each.step_seconds for each in final] == [1.0, 2.0, 3.0, 4.0, 7.0, 8.0][:6]
-    assert final[-1].rank == 1
-    reasons = {each.reason for each in found if each.step_seconds is None}
-    assert reasons == {"MemoryError: too large", "RuntimeError: lost a device"}
-    assert [each.step_seconds for each in found[-2:]] == [None, None]
-    lines = "\n".join(table(found))
-    assert (
-        "the predicted best takes 700.0% longer than the fastest that was measured (95% interval of rounds: +700.0%"
-        in lines
-    )
+def test_candidates_of_any_rematerialisation_are_compared_with_one_step() -> None:
+    """Their cases have ids of their own, the same step on one device, and recompute what the candidates do."""
+    some = to_measure(ranking(), 12)
+    cases = [here(each.case) for each in some]
+    assert len({each.case.remat for each in some}) == 3
+    assert len({str(case) for case in cases}) == len(cases)
+    assert len({case.single for case in cases}) == 1
+    assert [case.training() for case in cases] == [each.case.training() for each in some]
+
+
+def test_the_report_says_what_the_predicted_best_loses() -> None:
+    """Results are in the order of their time, and those without one are last, with the reason."""
+    ranked, seconds = ranking(), (8.0, None, 1.0, 2.0, 3.0)
+    facts: list[dict[str, Any]] = [{"status": "ok", "reason": None, "check.float32": "equal"} for _ in seconds]
+    facts[1]["reason"], facts[4]["check.float32"] = "too large", "not compared: oom"
+    rows = [Row("", own, (time,) * ROUNDS if time else (), 1) for own, time in zip(facts, seconds, strict=True)]
+    found = fastest_first(map(measured, ranked.fitting, rows))
+    assert [ranked.ranks[each.candidate.case] for each in found] == [3, 4, 5, 1, 2]
+    reasons = [each.columns["measured.reason"] for each in found]
+    assert reasons == ["", "", "float32 not compared: oom", "", "too large"]
+    said = "\n".join(lines(found, ranked, predicted=True))
+    assert "the predicted best takes 700.0% longer than the fastest that was measured" in said
+    assert "(95% interval of rounds: +700.0% to +700.0%)" in said
 
 
 def test_a_step_that_differs_from_one_device_is_not_timed(tmp_path, capsys, monkeypatch) -> None:
@@ -89,23 +70,11 @@ def test_a_step_that_differs_from_one_device_is_not_timed(tmp_path, capsys, monk
     assert re.search(r"gradient norm .* where one device has .*; rounding explains", row["measured.reason"])
 
 
-def test_those_of_the_final_come_first() -> None:
-    """A time of the first rounds says less."""
-    best = ranking().fitting
-    some = [
-        MeasuredCandidate(1, best[0], (3.0,), True),
-        MeasuredCandidate(2, best[1], (1.0,)),
-        MeasuredCandidate(3, best[2], (2.0,), True),
-    ]
-    assert [each.rank for each in in_order(some)] == [3, 1, 2]
-
-
 @pytest.mark.factorisations
 @pytest.mark.usefixtures("_short_blocks")
 def test_real_steps_are_timed(tmp_path, capsys, monkeypatch) -> None:
     """On virtual devices there are measured seconds alone; the report and the document have them."""
-    monkeypatch.setattr(module, "ROUNDS", 1)
-    monkeypatch.setattr(module, "FINAL_ROUNDS", 1)
+    monkeypatch.setattr(module, "ROUNDS", 6)
     path = tmp_path / "found.json"
     assert main(("--topology=here", *TINY, "--measure=2", "--strategy=data", f"--json={path}")) == 0
     said = capsys.readouterr().out
@@ -114,16 +83,8 @@ def test_real_steps_are_timed(tmp_path, capsys, monkeypatch) -> None:
     assert told["machine"] is None
     assert all(row["predicted_seconds"] is None for row in told["candidates"])
     rows = [row for row in told["candidates"] if row["measured.seconds"]]
-    assert [row["measured.final"] for row in rows] == [True, True]
+    assert len(rows) == 2
     assert all(0 < row["measured.seconds"] < 60 for row in rows)
     assert all(re.search(rf"^{row['strategy']} +{row['mesh']} ", said, re.MULTILINE) for row in rows)
     facts, table = read_search(path)
     assert f"2 of {len(table)} candidates drawn" in figure_of(facts, table).get_supxlabel()
-
-
-def test_steps_of_other_devices_are_not_timed(capsys) -> None:
-    """They are not here."""
-    with pytest.raises(SystemExit) as ended:
-        main(["--topology=h100:1x8", *TINY, "--measure=2"])
-    assert ended.value.code == 2
-    assert "--measure times steps on the devices of this machine; give --topology here" in capsys.readouterr().err

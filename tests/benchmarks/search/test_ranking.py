@@ -43,7 +43,6 @@ def test_candidates_are_ranked_by_predicted_seconds(found):
     assert len({each.case.strategy for each in found.fitting}) > 5
     for each in found.fitting[::50]:
         assert each.step_seconds == predict_seconds(each.cost, H100S, TOPOLOGY).step_seconds
-        assert each.tokens_per_second == pytest.approx(64 * 1024 / each.step_seconds)
 
 
 def test_every_candidate_is_counted_once(found):
@@ -68,16 +67,6 @@ def test_candidates_within_the_error_are_tied(found, monkeypatch):
         monkeypatch.setattr("benchmarks.search.ranking.widths", lambda pair=pair: Widths({}, {}, pair))
         assert Ranking(found.fitting).tied == (tied or len(found.fitting))
     assert Ranking(()).tied == 0
-
-
-def test_the_interval_of_an_assumed_machine_is_wider(found):
-    """80% of steps lie in it; it contains the prediction."""
-    best = found.fitting[0]
-    low, high = best.interval_seconds
-    assert low < best.step_seconds < high
-    known = replace(best, machine=replace(best.machine, source="fitted"))
-    assert best.machine.assumed
-    assert known.interval_seconds[1] < high
 
 
 def test_each_layout_has_its_fastest(found):

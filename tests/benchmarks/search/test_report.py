@@ -4,14 +4,9 @@ import re
 
 import pytest
 
-from benchmarks.cli import tables
 from tests.benchmarks.search.test_search import fitting, found
 
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """Tables and sentences do not wrap."""
-    monkeypatch.setattr(tables, "PLAIN_WIDTH", 400)
+pytestmark = pytest.mark.usefixtures("_wide")
 
 
 def test_the_answer_comes_first(tmp_path, capsys):

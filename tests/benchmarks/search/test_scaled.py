@@ -8,7 +8,7 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.ranking import ranked
-from benchmarks.search.scaled import powers_of_two, results, sized, usual
+from benchmarks.search.scaled import results, sized, usual
 from benchmarks.simulate.machines import machine
 from results.figures.palette import LIMIT_COLOURS
 from results.records.documents import read_search
@@ -74,19 +74,13 @@ def test_topologies_of_other_sizes(topology, devices, expected):
         sized(Topology.parse("v5e:4x4"), 512)
 
 
-def test_sizes_are_powers_of_two_times_the_first():
-    """Up to the last, and no further."""
-    assert powers_of_two(8, 16384) == tuple(2**power for power in range(3, 15))
-    assert powers_of_two(12, 47) == (12, 24)
-
-
 def test_the_command_writes_a_row_for_each_point(tmp_path, capsys):
     """Strong and weak; where nothing fits, the row says so, and the limits are those that have colours."""
     path = tmp_path / "scaling.json"
     assert main([*ASKED, "--scaling=8..256", f"--json={path}", "--sequences-per-device=2"]) == 0
     document = json.loads(path.read_text())
     rows = document["candidates"]
-    assert (document["kind"], document["error"]) == ("search", 0.2)
+    assert document["kind"] == "search"
     assert [(row["scaling"], row["devices"]) for row in rows] == [
         (scaling, 8 << times) for scaling in ("strong", "weak") for times in range(6)
     ]
@@ -99,20 +93,3 @@ def test_the_command_writes_a_row_for_each_point(tmp_path, capsys):
     assert rows[0]["waits_for"]
     read_search(path)
     assert capsys.readouterr().out.count("nothing fits") == fits.count(False)
-
-
-@pytest.mark.parametrize(
-    ("more", "problem"),
-    [
-        (["--scaling=8"], "'8' is not a range of devices such as 8..16384"),
-        (["--scaling=16..8"], "'16..8' is not a range"),
-        (["--scaling=8..16", "--mesh=fsdp=8"], "leave --mesh out"),
-        (["--scaling=8..1048576"], "devices; take 65,536 or fewer"),
-    ],
-)
-def test_what_cannot_be_scaled_is_refused(more, problem, capsys):
-    """Before anything is searched."""
-    with pytest.raises(SystemExit) as ended:
-        main([*ASKED, *more])
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err

@@ -1,11 +1,13 @@
 """A CPU host as a machine, and its machine file; stacks of packaged files."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import CPU
 from benchmarks.simulate.machine import START, Machine
-from benchmarks.simulate.machines import machine
+from benchmarks.simulate.machines import checked_file, machine, made
 
 MESHMARK, MEGATRON, MPT = (machine(name).stack for name in ("meshmark_tpus", "a100_megatron", "a100_fsdp"))
 """XLA's kernels and stages in lockstep; scores in memory, and the embedding and the head on the ends of a pipeline;
@@ -32,3 +34,8 @@ FILE = {
     "error": 0.1,
     "source": "a test",
 }
+
+
+def parsed(content: Mapping[str, Any], kind: str | None = None) -> Machine:
+    """The machine of a file with this content, for a kind of devices."""
+    return made("mine", checked_file(content, "mine"), kind)

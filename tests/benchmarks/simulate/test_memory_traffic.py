@@ -9,13 +9,13 @@ from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from benchmarks.program.schedule import Event
 from benchmarks.simulate.kernels import head, layer
-from benchmarks.simulate.machines import machine, parsed
+from benchmarks.simulate.machines import machine
 from benchmarks.simulate.memory_traffic import kept_bytes
 from benchmarks.simulate.step import Step
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.core.plan import Plan
 from strategies.costs.predict import predict
-from tests.benchmarks.simulate.host import FILE, HOST, MPT
+from tests.benchmarks.simulate.host import FILE, HOST, MPT, parsed
 from tests.strategies.sampling import nightly
 
 GPUS = machine("meshmark_gpus").stack
@@ -47,7 +47,7 @@ def test_only_gpus_run_the_stack_of_gpus() -> None:
     """A calibrated file names the stack alone, and has the rules of the packaged file of its platform."""
     for platform, name in (("cpu", "meshmark_tpus"), ("cuda", "meshmark_gpus"), ("gpu", "meshmark_gpus")):
         told = FILE | {"specifications": vars(HOST) | {"platform": platform}}
-        assert parsed("mine", told).stack == machine(name).stack
+        assert parsed(told).stack == machine(name).stack
 
 
 def passes(events: Sequence[Event], times: float = 1, trips: int = 0) -> Iterator[float]:

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.simulate.predict import errors, predicted_rows, read_rows, work_of
+from benchmarks.simulate.predict import Prediction, Problem, errors, predicted_rows, read_rows, work_of
 from tests.processes import ROOT
 
 PUBLISHED = ROOT / "results" / "published"
@@ -59,7 +59,7 @@ def by_machine():
     groups = defaultdict(list)
     for path in TABLES:
         for each in published(path.name):
-            if each.run and each.machine and each.run.step_seconds:
+            if isinstance(each, Prediction) and each.run.step_seconds:
                 groups[each.machine.name, bool(each.row.get("experts"))].append(each)
     return groups
 
@@ -73,7 +73,7 @@ def test_committed_machines_predict_published_runs(name):
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_row_of_older_tables_is_predicted(name):
     """None has a problem."""
-    assert [each.problem for each in published(name) if each.problem] == []
+    assert [each for each in published(name) if isinstance(each, Problem)] == []
 
 
 def test_configurations_of_one_work_are_ranked_as_well_as_before():

@@ -57,7 +57,7 @@ def sent(strategy: str, batch: int) -> int:
 def searched(batch: int, dtype: str = "bfloat16") -> dict[str, Any]:
     """The document of a search, in which `expert` takes as long as it has tokens, and `fsdp` always as long."""
     facts = {"preset": "nano-moe", "param_count": 124, "sequence_tokens": 128, "dtype": dtype, "topology": "h100:1x8"}
-    known = {"devices": 8, "capacity_bytes": 80, "usable_bytes": 68, "machine": "meshmark_gpus", "error": 0.2}
+    known = {"devices": 8, "capacity_bytes": 80, "usable_bytes": 68, "machine": "meshmark_gpus"}
     layout = {"microbatches": 1, "remat": "dots", "options": {}, "scaling": None, "devices": 8, "waits_for": None}
     candidates = [
         {"strategy": strategy, "mesh": f"{strategy}=8", "global_batch_sequences": batch, "status": "fits"}
@@ -66,7 +66,7 @@ def searched(batch: int, dtype: str = "bfloat16") -> dict[str, Any]:
         | layout
         for strategy, seconds in (("expert", batch / 1000), ("fsdp", 0.1))
     ]
-    shared = {"error_assumed": True, "global_batch_sequences": batch, "candidates": candidates}
+    shared = {"interval": [0.5, 2.0], "global_batch_sequences": batch, "candidates": candidates}
     return {"kind": "search", "schema_version": SCHEMA_VERSION, **facts, **known, **shared}
 
 

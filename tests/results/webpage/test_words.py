@@ -80,7 +80,7 @@ def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
     times = "1,000 ms by roofline, 2,000 ms as predicted, 2,500 ms as compiled"
     assert words[2] == f"The predicted best is fsdp (fsdp=16): a step takes {times}. It needs 12.0 GiB by formula."
     assert words[3] == "2 candidates were compiled; 1 of them did not fit. 1 were measured."
-    assert words[4].endswith("are assumed to be off by 20% on average, which nobody measured.")
+    assert words[4].endswith("times are -50% to +100% with a probability of 80%.")
 
 
 def test_the_machine_is_said_once(tmp_path: Path) -> None:
