@@ -4,11 +4,7 @@ import benchmarks.cli  # noqa: F401 (no traceback on Ctrl-C during imports)
 
 
 def __getattr__(name: str) -> str:
-    """The version, `__version__`, read from the installed package when it is asked for.
-
-    Raises:
-        AttributeError: there is no such name.
-    """
+    """The version, `__version__`, read from the installed package when it is asked for."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from benchmarks.cli.main import installed_version

@@ -83,20 +83,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Refuse to be collected among other tests, as by `pytest .`. An error while a folder is read would be one of many.
+    """Refuse to be collected among other tests, as by `pytest .`.
 
-    Raises:
-        pytest.UsageError: the benchmarks were not started on their own.
+    An error while a folder is read would be one of many.
     """
     if STARTED not in collector.config.stash:
         raise pytest.UsageError(NOT_ALONE)
 
 
 def pytest_collect_file(parent: pytest.Collector) -> None:
-    """Refuse it in a worker of pytest-xdist too, as by `pytest . -n 2`. Only collection errors of workers are reported.
+    """Refuse it in a worker of pytest-xdist too, as by `pytest .
 
-    Raises:
-        pytest.Collector.CollectError: the benchmarks were not started on their own.
+    -n 2`. Only collection errors of workers are reported.
     """
     if STARTED not in parent.config.stash and hasattr(parent.config, "workerinput"):
         raise parent.CollectError(NOT_ALONE)
@@ -182,11 +180,7 @@ def pytest_benchmark_compare_machine_info(
 
 
 def require_measurable(option: Any) -> None:
-    """Check what is needed to measure and to write a report.
-
-    Raises:
-        pytest.UsageError: something is missing, or cannot work.
-    """
+    """Check what is needed to measure and to write a report."""
     if getattr(option, "numprocesses", None):
         raise pytest.UsageError("cases are timed one at a time, because they would slow each other down; leave out -n")
     if hasattr(option.benchmark_json, "write"):
@@ -198,11 +192,7 @@ def require_measurable(option: Any) -> None:
 
 
 def require_alone(config: pytest.Config) -> None:
-    """Check that no other tests were requested, because they would be run like cases.
-
-    Raises:
-        pytest.UsageError: names them.
-    """
+    """Check that no other tests were requested, because they would be run like cases."""
     for argument in config.args:
         path = config.invocation_params.dir / argument.partition("::")[0]
         if HERE not in (path.resolve(), *path.resolve().parents):

@@ -19,11 +19,7 @@ LASTING = (PASSED, "infeasible")
 
 
 def as_baseline(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the JSON of a baseline; cases and counters are sorted, so that a diff of two baselines is readable.
-
-    Raises:
-        RecordError: a case failed in a way that need not recur.
-    """
+    """Return the JSON of a baseline; cases and counters are sorted, so that a diff of two baselines is readable."""
     facts = dict(snapshot.facts)
     machine = {
         "counters_fingerprint": snapshot.fingerprint,
@@ -40,11 +36,7 @@ def as_baseline(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a case in a baseline: zero counters are left out, and unknown ones are listed in `unknown`.
-
-    Raises:
-        RecordError: the case failed in a way that need not recur.
-    """
+    """Return the JSON of a case in a baseline: zero counters are left out, and unknown ones are listed in `unknown`."""
     if row["status"] not in LASTING:
         raise RecordError(
             f"{case} is {row['status']} ({row['reason']}), a failure that a baseline would expect; run it again"
@@ -66,10 +58,6 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
     Args:
         snapshot: the run.
         folder: where `jax-VERSION.json` is written; it is created if it does not exist.
-
-    Raises:
-        RecordError: the run does not name its JAX version, or a case failed in a way that need not recur.
-        Unwritable: the folder or the file cannot be written.
     """
     version = snapshot.facts["jax"]
     if not isinstance(version, str) or not re.fullmatch(r"[\w.+-]+", version):

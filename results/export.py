@@ -47,11 +47,7 @@ def number(value: float | None, spec: str) -> str:
 
 
 def chosen(records: Sequence[Record], columns: Sequence[str]) -> list[list[str]]:
-    """Return a header and the stored values of some columns, without rounding.
-
-    Raises:
-        ValueError: there is no such column; the message names similar ones.
-    """
+    """Return a header and the stored values of some columns, without rounding."""
     known = dict.fromkeys(name for record in records for name in record)
     for name in columns:
         if name not in known:
@@ -70,9 +66,6 @@ def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
         records: the records of a run.
         form: a key of `FORMS`.
         columns: names of columns; if empty, Markdown has the short table and CSV has all columns.
-
-    Raises:
-        ValueError: there is no such column.
     """
     if form == "markdown" and not columns:
         return FORMS[form]([SHORT, *map(short, records)], SIDES)

@@ -29,10 +29,6 @@ def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
 
     Returns:
         The merged run, in the format of pytest-benchmark.
-
-    Raises:
-        NotComparable: two runs differ in machine, versions, programs or cases, or are the same run; the message names
-            both.
     """
     (first, base), *others = runs.items()
     for path, run in others:
@@ -88,11 +84,7 @@ def numbered(row: Mapping[str, Any], before: int) -> dict[str, Any]:
 
 
 def require_same_programs(path: Path, run: Run, programs: dict[Case, tuple[Path, Any]]) -> None:
-    """Check that each case has the same compiled program as in earlier runs, and add it to `programs`.
-
-    Raises:
-        NotComparable: a program differs, because the code, the model or an option changed.
-    """
+    """Check that each case has the same compiled program as in earlier runs, and add it to `programs`."""
     for row in rows_of(run):
         program = facts_of(row)["compiled.hash"]
         earlier, its_program = programs.setdefault(case_of(row), (path, program))
@@ -102,11 +94,7 @@ def require_same_programs(path: Path, run: Run, programs: dict[Case, tuple[Path,
 
 
 def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> None:
-    """Check that no run is merged twice, because it would count as two launches; add its samples to `samples`.
-
-    Raises:
-        NotComparable: the run has the samples of an earlier file.
-    """
+    """Check that no run is merged twice, because it would count as two launches; add its samples to `samples`."""
     for row in run["benchmarks"]:
         times = json.dumps(row.get("stats"))
         if times in samples and row.get("stats"):
@@ -133,11 +121,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def meshmark_rows(path: Path, run: Run) -> Run:
-    """Return a run without the rows of other benchmarks.
-
-    Raises:
-        RecordError: a row has a value of another type, or none is of meshmark.
-    """
+    """Return a run without the rows of other benchmarks."""
     records_of(path, run, KEPT)
     kept = {
         name: [row for row in run.get(name, []) if "schema_version" in facts_of(row)]

@@ -22,11 +22,7 @@ SEARCHES = "search", "feasibility", "scaling"
 
 
 def page_of(paths: Sequence[Path]) -> str:
-    """Return the HTML page about some files: all runs share one section, and each search has its own.
-
-    Raises:
-        RecordError: a file cannot be read, or runs do not compare.
-    """
+    """Return the HTML page about some files: all runs share one section, and each search has its own."""
     searches = [path for path in paths if is_search(path)]
     runs = [path for path in paths if path not in searches]
     parts, sections, titles = [], [], []

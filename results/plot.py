@@ -63,11 +63,7 @@ DPI = {"schedule": 144}
 
 
 def plot_overviews(text: str, where: str, folder: Path) -> list[Path]:
-    """Draw what each device of some strategies holds and sends, and return the paths written.
-
-    Raises:
-        RecordError: the text has no overviews.
-    """
+    """Draw what each device of some strategies holds and sends, and return the paths written."""
     found = overviews.read(text, where)
     paths = [folder / f"{safe_name(overview.strategy)}.svg" for overview in found]
     for overview, path in zip(found, paths, strict=True):
@@ -76,11 +72,7 @@ def plot_overviews(text: str, where: str, folder: Path) -> list[Path]:
 
 
 def read_stdin() -> str:
-    """Return the text on stdin.
-
-    Raises:
-        RecordError: stdin is closed, a terminal, or no text.
-    """
+    """Return the text on stdin."""
     if sys.stdin is None:
         raise RecordError("stdin is closed")
     if sys.stdin.isatty():
@@ -92,11 +84,7 @@ def read_stdin() -> str:
 
 
 def kind_of(path: Path, text: str) -> str:
-    """What a file is: a run, unless its name or its content says otherwise. `text` is what stdin has.
-
-    Raises:
-        RecordError: it cannot be read.
-    """
+    """What a file is: a run, unless its name or its content says otherwise. `text` is what stdin has."""
     if path.is_dir():
         with suppress(OSError):
             if found := sorted(each for each in path.iterdir() if each.suffix in READ):
@@ -115,11 +103,7 @@ def kind_of(path: Path, text: str) -> str:
 
 
 def kind_of_output(text: str) -> str:
-    """Whether a command has printed overviews or a schedule.
-
-    Raises:
-        RecordError: it has printed neither.
-    """
+    """Whether a command has printed overviews or a schedule."""
     content = decode_json(text, "stdin")
     if isinstance(content, list) or (isinstance(content, dict) and "schedule" in content):
         return "overviews" if isinstance(content, list) else "schedule"
@@ -139,11 +123,7 @@ def several(
 
 
 def only(drawings: Sequence[Drawing], out: Path) -> Figure:
-    """The one figure that is drawn into a file.
-
-    Raises:
-        Refused: there are several.
-    """
+    """The one figure that is drawn into a file."""
     if len(drawings) > 1:
         names = ", ".join(drawing.name for drawing in drawings)
         problem = f"{shown(out)} is one picture, and there are {len(drawings)} of these files ({names})"
@@ -152,11 +132,7 @@ def only(drawings: Sequence[Drawing], out: Path) -> Figure:
 
 
 def picture_of(kind: str, paths: Sequence[Path], text: str, between_ms: tuple[float, float] | None) -> Figure:
-    """Draw a file of which there is one picture, or several searches.
-
-    Raises:
-        RecordError: a file cannot be read, has overviews of several strategies, or is of another search.
-    """
+    """Draw a file of which there is one picture, or several searches."""
     path = paths[0]
     where = "stdin" if path == STDIN else shown(path)
     if kind == "trace":
@@ -175,11 +151,7 @@ def picture_of(kind: str, paths: Sequence[Path], text: str, between_ms: tuple[fl
 
 
 def require_effect(options: argparse.Namespace, kinds: Sequence[str]) -> None:
-    """Check that files are of one kind, of which several can be drawn together, and that all options have an effect.
-
-    Raises:
-        Refused: they are not.
-    """
+    """Check that files are of one kind, of which several can be drawn together, and that all options have an effect."""
     if len({*kinds}) > 1:
         first, other = options.files[0], options.files[[kind != kinds[0] for kind in kinds].index(True)]
         problem = f"{shown(first)} is of the kind {kinds[0]}, and {shown(other)} is not"
@@ -195,12 +167,7 @@ def require_effect(options: argparse.Namespace, kinds: Sequence[str]) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Draw files of one kind, and print the paths of the pictures.
-
-    Raises:
-        RecordError: a file cannot be read, or has nothing to draw.
-        Refused: the files are of several kinds, or an option has no effect.
-    """
+    """Draw files of one kind, and print the paths of the pictures."""
     try:
         print(*drawn(options), sep="\n")
     except RecordError as error:

@@ -36,11 +36,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def prepare(paths: Mapping[str, Path], inputs: Sequence[Path]) -> None:
-    """Check that reports can be written, and empty their files, so that a crash leaves no old report behind.
-
-    Raises:
-        Unwritable: a report cannot be written, or its file is an input or another report.
-    """
+    """Check that reports can be written, and empty their files, so that a crash leaves no old report behind."""
     require_apart({f"--{form.replace('_', '-')}": path for form, path in paths.items()}, inputs)
     for path in paths.values():
         require_file(path)

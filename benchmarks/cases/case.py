@@ -73,9 +73,6 @@ class Case:
 
         Args:
             training: fields of its `TrainConfig` to override.
-
-        Raises:
-            Infeasible: strategy, mesh, model and batch do not fit together.
         """
         return STRATEGIES[self.strategy].build(self.config, self.mesh, self.training(**training), self.devices)
 

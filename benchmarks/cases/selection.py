@@ -51,9 +51,6 @@ def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None)
     Returns:
         Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows or
         routings it has the first.
-
-    Raises:
-        ValueError: no model has these sizes, or this attention.
     """
 
     def given(names: Iterable[str]) -> dict[str, Any]:
@@ -89,10 +86,6 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
     Args:
         option: the options.
         found: name and configuration of the model; default: those that the options describe.
-
-    Raises:
-        ValueError: the options contradict each other, no model has these sizes, no case is selected, or neither the
-            devices nor a compiler for them are available.
     """
     absent, meshes = getattr(option, "topology", None), known_meshes(option.mesh)
     if absent:
@@ -137,11 +130,7 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
 
 
 def available_devices() -> int:
-    """Number of devices that JAX finds. TPUs that are not there are not looked for.
-
-    Raises:
-        ValueError: it finds none, for example because the platform is not installed.
-    """
+    """Number of devices that JAX finds. TPUs that are not there are not looked for."""
     skip_absent_tpus()
     try:
         return jax.device_count()
@@ -157,9 +146,6 @@ def values_of(given: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[Any, .
 
     >>> values_of([("unroll", "2,4"), ("sequence_parallel", "true"), ("unroll", "1,2")])
     (('unroll', (2, 4, 1)), ('sequence_parallel', (True,)))
-
-    Raises:
-        ValueError: there is no such option, or a value is not possible.
     """
     varied: dict[str, list[Any]] = {}
     for name, text in given:
@@ -180,11 +166,7 @@ def values_of(given: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[Any, .
 
 
 def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Iterable[Case]) -> None:
-    """Check that every given option affects a case.
-
-    Raises:
-        ValueError: an option affects none.
-    """
+    """Check that every given option affects a case."""
     unused = dict(options)
     for case in cases:
         for name, _ in case.options:
@@ -197,11 +179,7 @@ def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Ite
 
 
 def require_devices(devices: Iterable[int], chosen: Selection, cases: Iterable[Case]) -> None:
-    """Check that every number of devices that is asked for has a case.
-
-    Raises:
-        ValueError: one has none.
-    """
+    """Check that every number of devices that is asked for has a case."""
     sizes = {case.mesh.size for case in cases}
     for number in devices:
         if number not in sizes:
@@ -209,11 +187,7 @@ def require_devices(devices: Iterable[int], chosen: Selection, cases: Iterable[C
 
 
 def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices: Sequence[int] = ()) -> None:
-    """Check that the options use all devices of a topology.
-
-    Raises:
-        ValueError: --devices is given, or a mesh has another number of devices.
-    """
+    """Check that the options use all devices of a topology."""
     available = device_count(topology)
     if devices:
         raise ValueError(f"--topology {topology} always uses all of its {available} devices; leave --devices out")
@@ -233,11 +207,7 @@ def unique(values: Iterable[T]) -> tuple[T, ...]:
 
 
 def known_strategies(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of strategies that the options give, without duplicates.
-
-    Raises:
-        ValueError: there is no such strategy; the message names those that there are.
-    """
+    """The names of strategies that the options give, without duplicates."""
     for name in names:
         if name not in STRATEGIES:
             raise ValueError(f"--strategy {unknown(name, 'strategy', STRATEGIES, KNOWN_AS)}")
@@ -245,11 +215,7 @@ def known_strategies(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def require_axes(strategies: Sequence[str], meshes: Sequence[MeshSpec]) -> None:
-    """Check that a strategy that is named has all axes of a mesh that is named.
-
-    Raises:
-        Infeasible: none has; the message says which have.
-    """
+    """Check that a strategy that is named has all axes of a mesh that is named."""
     if (
         strategies
         and meshes
@@ -269,11 +235,7 @@ def with_single(strategies: tuple[str, ...], devices: Sequence[int]) -> tuple[st
 
 
 def known_meshes(texts: Iterable[str]) -> tuple[MeshSpec, ...]:
-    """The meshes that the options give, without duplicates.
-
-    Raises:
-        Infeasible: it is no mesh, or has an axis that no strategy has.
-    """
+    """The meshes that the options give, without duplicates."""
     return unique(map(MeshSpec.parse, texts))
 
 

@@ -27,11 +27,7 @@ class Refused(ValueError):
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Refuse what a ValueError in the body says is not possible, except files that cannot be read or written.
-
-    Raises:
-        Refused: with the message of the error.
-    """
+    """Refuse what a ValueError in the body says is not possible, except files that cannot be read or written."""
     try:
         yield
     except ValueError as error:
@@ -46,9 +42,6 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     The exit code is 130 after Ctrl-C, 141 if the reader closed the output pipe, and 5 if stdout is closed, as by `>&-`,
     or its disk is full, or a result cannot be written. What stdout cannot encode, as names of files that are not UTF-8,
     is written with backslashes.
-
-    Raises:
-        SystemExit: always, with the exit code.
     """
     resume_collection()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:

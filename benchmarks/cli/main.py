@@ -21,9 +21,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Args:
         arguments: the command and its arguments; by default those of the process.
-
-    Raises:
-        SystemExit: with the exit code of the command, or 2 if there is no such command.
     """
     given = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     name, others = resolved(given)
@@ -64,11 +61,7 @@ def verbs_of(word: str) -> list[str]:
 
 
 def prepared(name: str, arguments: Sequence[str]) -> Callable[[], int | None]:
-    """Parse the arguments of a command and import it; the result runs it, and returns its exit code.
-
-    Raises:
-        SystemExit: arguments cannot be parsed or ask for help, or a user's strategies cannot be imported.
-    """
+    """Parse the arguments of a command and import it; the result runs it, and returns its exit code."""
     command = COMMANDS[name]
     parser = command.parser(f"meshmark {name}")
     options = parser.parse_args(arguments)

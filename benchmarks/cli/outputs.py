@@ -26,11 +26,7 @@ class Unwritable(ValueError):
 
 
 def require_file(path: Path, *, picture: bool = False) -> None:
-    """Check that a file can be written, and create its folder. An existing file keeps its content.
-
-    Raises:
-        Unwritable: the file or its folder cannot be written, or it is named like a picture and is none.
-    """
+    """Check that a file can be written, and create its folder. An existing file keeps its content."""
     if special(path):
         return  # opening it may disturb it
     try:
@@ -47,11 +43,7 @@ def require_file(path: Path, *, picture: bool = False) -> None:
 
 
 def require_folder(path: Path) -> None:
-    """Check that files can be written into a folder, and create it.
-
-    Raises:
-        Unwritable: the folder cannot be created or written to, or a new one would be named like a file.
-    """
+    """Check that files can be written into a folder, and create it."""
     if path.suffix[1:].lower() in FILES and not path.is_dir():
         raise Unwritable(f"{short(path)} is named like a file, and would be a folder; leave out {path.suffix}")
     try:
@@ -62,11 +54,7 @@ def require_folder(path: Path) -> None:
 
 
 def require_picture(path: Path) -> None:
-    """Check that a picture can be written, and that its suffix is the format of one.
-
-    Raises:
-        Unwritable: the suffix is no such format, or the file cannot be written.
-    """
+    """Check that a picture can be written, and that its suffix is the format of one."""
     if not is_picture(path):
         raise Unwritable(f"{short(path)} {NO_PICTURE}")
     require_file(path, picture=True)
@@ -83,9 +71,6 @@ def require_apart(outputs: Mapping[str, Path], inputs: Iterable[Path] = ()) -> N
     Args:
         outputs: paths by the option that names them.
         inputs: files that the command reads.
-
-    Raises:
-        Unwritable: two paths are the same file; the message names both.
     """
     taken = [(f"the input {short(path)}", path) for path in inputs]
     for name, path in outputs.items():
@@ -143,9 +128,6 @@ def save(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` to write a file, or the files of a folder; if it fails, call it again with a temporary path.
 
     A file is replaced atomically: it is either complete or unchanged.
-
-    Raises:
-        Unwritable: `path` was not written; the message says where the result is, if anywhere.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,11 +152,7 @@ def in_place(path: Path) -> bool:
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a path in the same folder, and rename the file to `path` when it is complete.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Call `write` with a path in the same folder, and rename the file to `path` when it is complete."""
     with tempfile.TemporaryDirectory(prefix=".meshmark-", dir=path.parent) as beside:
         part = Path(beside, path.name)  # same suffix, which selects the file format
         write(part)
@@ -182,11 +160,7 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a text file; if that fails, write it to a temporary file; if that fails too, print the text.
-
-    Raises:
-        Unwritable: `path` was not written; the message says where the text is.
-    """
+    """Write a text file; if that fails, write it to a temporary file; if that fails too, print the text."""
     problem, lost = saved_text(path, text)
     if lost:
         sys.stdout.write(lost)
@@ -219,9 +193,6 @@ def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = Fals
         files: their contents by path.
         text: what to print.
         named: also print which files were written.
-
-    Raises:
-        Unwritable: files were not written; the message says where each is.
     """
     problems, lines = [], [text]
     for path, content in files.items():
@@ -242,10 +213,6 @@ def present(option: argparse.Namespace, document: str, text: str) -> None:
         option: `json` is a file to write, `STDOUT`, or None; `png` is the picture, or None.
         document: what `meshmark plot` draws.
         text: for a reader.
-
-    Raises:
-        Unwritable: the document cannot be written, or its file is that of the picture.
-        SystemExit: it cannot be drawn.
     """
     paths = {"--json": option.json, "--png": option.png}
     require_apart({name: path for name, path in paths.items() if path not in (None, STDOUT)})

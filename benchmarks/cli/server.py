@@ -91,9 +91,6 @@ class Server:
             do: name of the request.
             begin: called each time that another part of a long request begins.
             arguments: of the request; they are pickled.
-
-        Raises:
-            ServerFailure: as in `hear`.
         """
         self.tell(do, **arguments)
         return self.hear(begin)
@@ -107,12 +104,7 @@ class Server:
             self._connection.send((self._requests, do, arguments))
 
     def hear(self, begin: Callable[[], None] = lambda: None) -> Any:
-        """Wait for the answer to the last request and return it. Answers that nobody waited for are skipped.
-
-        Raises:
-            ServerFailure: the request failed, or the server refused its options ("refused"), its process died ("died"),
-                or there was no answer in time ("hung").
-        """
+        """Wait for the answer to the last request and return it. Answers that nobody waited for are skipped."""
         number, answer, failure = 0, None, None
         while number != self._requests:
             try:

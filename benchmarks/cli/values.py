@@ -27,11 +27,7 @@ DECIMAL = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
 def refuse(text: str, problem: str) -> NoReturn:
-    """Refuse a value: it is quoted, and without its middle if it is long.
-
-    Raises:
-        argparse.ArgumentTypeError: always.
-    """
+    """Refuse a value: it is quoted, and without its middle if it is long."""
     raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} {problem}")
 
 

@@ -19,11 +19,7 @@ NOTICE_SECONDS = 5.0
 
 
 def several_processes_requested(option: Namespace) -> bool:
-    """Whether the options ask for a multi-process run.
-
-    Raises:
-        ValueError: the options for it are incomplete, contradictory or out of range.
-    """
+    """Whether the options ask for a multi-process run."""
     manual = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
     missing = [name for name, value in manual.items() if value is None]
     if option.distributed and len(missing) < len(manual):
@@ -77,11 +73,7 @@ def awaited_processes(option: Namespace) -> str:
 
 
 def require_address(where: str) -> None:
-    """Check that the coordinator's address has the form HOST:PORT.
-
-    Raises:
-        ValueError: the host or the port is missing, or the port is out of range.
-    """
+    """Check that the coordinator's address has the form HOST:PORT."""
     host, _, port = where.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
         raise ValueError(f"--coordinator {where} is not an address; give HOST:PORT, such as node0:12345")

@@ -37,11 +37,7 @@ GRACE_SECONDS = 30.0
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the command and return its exit status.
-
-    Raises:
-        Refused: there are too few devices, or too many processes.
-    """
+    """Run the command and return its exit status."""
     asked = os.environ.get("JAX_PLATFORMS", "")
     gpus = visible_gpus()
     if asked and not gpus and first_platform() != "cpu":

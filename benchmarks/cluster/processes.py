@@ -80,9 +80,6 @@ class _Group:
 
         Returns:
             Failure and value of the first process, and of each other one that has either, by process number.
-
-        Raises:
-            ProcessLost: not all processes arrived in time.
         """
         self.barriers += 1
         barrier = f"meshmark/{self.barriers}"
@@ -106,11 +103,7 @@ _heartbeat: PeerHeartbeat | None = None
 
 
 def join(option: Namespace) -> None:
-    """Join the multi-process run that the options ask for, if any. Must be called before JAX starts a backend.
-
-    Raises:
-        ValueError: the processes do not find each other, or no cluster environment is detected.
-    """
+    """Join the multi-process run that the options ask for, if any. Must be called before JAX starts a backend."""
     global _group, _heartbeat
     if not several_processes_requested(option):
         return
@@ -196,11 +189,6 @@ def run_in_all(function: Callable[[], T]) -> T:
     """Run a function in every process, wait for all, and return this process's result.
 
     The function must not call `run_in_all` itself.
-
-    Raises:
-        Exception: whatever the function raised in this process.
-        FailedElsewhere: the function failed in another process, which is named, and not in this one.
-        ProcessLost: a process did not arrive.
     """
     return function() if _group is None else _agree(_group, function, lambda value: None)[0]
 

@@ -65,11 +65,7 @@ class Chip:
 
 
 def read_table(name: str, type_: type[T]) -> dict[str, T]:
-    """The rows of a table beside this module by their kinds, each as a value of this type.
-
-    Raises:
-        msgspec.ValidationError: a row is not.
-    """
+    """The rows of a table beside this module by their kinds, each as a value of this type."""
     with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as lines:
         return {row["kind"]: msgspec.convert(row, type_, strict=False) for row in csv.DictReader(lines)}
 

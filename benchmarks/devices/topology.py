@@ -78,9 +78,6 @@ class Topology:
     def parse(cls, text: str) -> "Topology":
         """Parse the text that `str` gives, in any case.
 
-        Raises:
-            ValueError: the text is not of the form KIND:NxN, or is no valid topology.
-
         >>> str(Topology.parse("v5p:4x4x4")), Topology.parse("h100:16x8").platform
         ('v5p:4x4x4', 'cuda')
         """
@@ -120,20 +117,13 @@ class Topology:
         return DEVICE_KINDS.get(self.kind, self.kind)
 
     def devices(self) -> Devices:
-        """Devices to compile for, in the topology's order. Virtual devices exist only after `prepare`.
-
-        Raises:
-            ValueError: the compiler is not installed, or does not support the shape; the message says what to do.
-        """
+        """Devices to compile for, in the topology's order. Virtual devices exist only after `prepare`."""
         return _devices(self)
 
     def prepare(self) -> None:
         """Configure JAX for this topology. Must be called before any backend starts.
 
         Only the CPU backend is enabled, because nothing is run on the topology itself.
-
-        Raises:
-            ValueError: the compiler is not installed.
         """
         import jax  # late: reading a topology needs no JAX
 
@@ -144,11 +134,7 @@ class Topology:
             self.require_compiler()
 
     def require_compiler(self) -> None:
-        """Check that the compiler for this topology is installed.
-
-        Raises:
-            ValueError: it is not; the message has the command that installs it.
-        """
+        """Check that the compiler for this topology is installed."""
         if self.platform not in COMPILERS:
             raise ValueError(f"topology {self}: steps for {self.kind} are predicted, but not compiled here")
         extra, _ = COMPILERS[self.platform]

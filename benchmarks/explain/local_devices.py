@@ -16,11 +16,7 @@ from strategies.mesh import Devices
 
 
 def topology_of(devices: Devices) -> Topology:
-    """The topology of which these are all devices. A process counts as a host.
-
-    Raises:
-        ValueError: their specifications are not known, or they are a part of a torus that is not rectangular.
-    """
+    """The topology of which these are all devices. A process counts as a host."""
     name, hosts = devices[0].device_kind, len({device.process_index for device in devices})
     if devices[0].platform == CPU:
         topology = Topology(CPU, (hosts, len(devices) // hosts) if hosts > 1 else (len(devices),))
@@ -43,10 +39,6 @@ def predicting_machine(name: str, topology: Topology | None) -> Machine:
     Args:
         name: as for `machine`.
         topology: of the devices that steps are compiled for; None for those of this process.
-
-    Raises:
-        ValueError: the machine is not known, or not one of these devices, whose specifications may not be known, or
-            they are virtual.
     """
     if topology.is_virtual if topology else are_virtual(jax.local_devices()):
         raise ValueError(f"--machine {name}: {MEASURED_ONLY}; leave --machine out")

@@ -43,21 +43,13 @@ def text_of(overview: Overview, option: argparse.Namespace) -> str:
 
 
 def of_strategy(name: str, option: argparse.Namespace) -> Overview:
-    """The overview of a strategy with the options of the command.
-
-    Raises:
-        ValueError: the options do not fit together, or the strategy does not exist.
-    """
+    """The overview of a strategy with the options of the command."""
     topology = option.topology and str(option.topology)
     return asked_overview(name, option.preset, option.mesh, topology, option.batch_size, **option.option)
 
 
 def one_of_each(given: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """The options of a strategy, each with one value.
-
-    Raises:
-        ValueError: there is no such option, it has several values, or one is not possible.
-    """
+    """The options of a strategy, each with one value."""
     found = values_of(given)
     if several := [name for name, values in found if len(values) > 1]:
         raise Infeasible(f"--option {several[0]} has several values, and one step is shown; leave the others out")
@@ -65,11 +57,7 @@ def one_of_each(given: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def named(option: argparse.Namespace) -> list[Overview]:
-    """The overview of each strategy that is named. A line says where another one has the axes of the mesh.
-
-    Raises:
-        ValueError: as `of_strategy`.
-    """
+    """The overview of each strategy that is named. A line says where another one has the axes of the mesh."""
     found = [of_strategy(name, option) for name in option.names]
     for name, overview in zip(option.names, found, strict=True):
         if overview.strategy != name:
@@ -79,11 +67,7 @@ def named(option: argparse.Namespace) -> list[Overview]:
 
 
 def possible(option: argparse.Namespace) -> list[Overview]:
-    """The overview of each strategy that the mesh, the devices and the batch allow. A line names each of the others.
-
-    Raises:
-        Infeasible: they allow none.
-    """
+    """The overview of each strategy that the mesh, the devices and the batch allow. A line names each of the others."""
     found, refused = list[Overview](), dict[str, Infeasible]()
     for name in STRATEGIES:
         try:

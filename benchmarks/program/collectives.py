@@ -114,9 +114,6 @@ def collective(
 
     Returns:
         The collective; None if its groups have one device each.
-
-    Raises:
-        ValueError: its replica groups are not those of any mesh axes.
     """
     devices = math.prod(mesh.values())
     if kind == "permute":

@@ -103,9 +103,6 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
     Args:
         text: `jax.stages.Compiled.as_text()`.
         axes: mesh axes with their sizes, outermost first.
-
-    Raises:
-        HLOError: the text is not an HLO program.
     """
     module = parse(text)
     reader = _Reader(module, axes)
@@ -225,9 +222,6 @@ def _trips(loop: Instruction, where: Computation, module: Module) -> int:
     """Number of iterations of a loop, from the compiler's annotation or from its counter.
 
     The counter must start at a constant, be compared with a constant and grow by a constant.
-
-    Raises:
-        HLOError: there is neither an annotation nor such a counter.
     """
     known = loop.configured("known_trip_count", "n")
     if known is not None:

@@ -47,9 +47,6 @@ def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> No
     Args:
         mesh: the mesh that it runs on; only virtual CPU devices can deadlock.
         concurrent: result of `concurrent_collectives`.
-
-    Raises:
-        MayDeadlock: names the first pair, and how many threads would be enough.
     """
     if not concurrent or not are_virtual(mesh.devices.ravel()):
         return

@@ -19,9 +19,6 @@ def flops(instruction: Instruction, computation: Computation) -> int:
     attention/dense.py, attention with a window like the blocks of attention/sparse.py. A Pallas kernel of a TPU
     counts what its own cost estimate says. The kernels of splash attention have none: for each query they count N keys,
     where a scope `keys_N` is around them, or else all.
-
-    Raises:
-        HLOError: a field that is needed to count them is missing.
     """
     count = MATMULS.get(instruction.opcode) or KERNELS.get(instruction.target)
     return count(instruction, computation) if count else 0
@@ -86,9 +83,6 @@ def _of_triton(kernel: Instruction, computation: Computation) -> int:
     """FLOPs of a grouped matmul (model/pallas/grouped_kernel.py), whose name says how many rows it multiplies.
 
     Of its arrays one has three dims: the matrices of the experts, or their gradient.
-
-    Raises:
-        HLOError: it is another kernel.
     """
     name = re.search(r"\bgrouped_matmul_([0-9]+)\b", kernel.attributes.get("op_name", ""))
     if not name:

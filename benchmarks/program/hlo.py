@@ -58,11 +58,7 @@ class Instruction:
         return self.attributes.get("custom_call_target", "").strip('"')
 
     def configured(self, *path: str) -> Any:
-        """A field of the compiler's `backend_config`, by its path; None if there is none.
-
-        Raises:
-            HLOError: `backend_config` is not JSON.
-        """
+        """A field of the compiler's `backend_config`, by its path; None if there is none."""
         text = self.attributes.get("backend_config", "{}")
         try:
             value = json.loads(text)
@@ -82,33 +78,21 @@ class Computation:
     root: Instruction
 
     def operand(self, instruction: Instruction, index: int) -> Instruction:
-        """The instruction that produces an operand.
-
-        Raises:
-            HLOError: there is no such operand, or its producer is in another computation.
-        """
+        """The instruction that produces an operand."""
         name = instruction.operands[index] if index < len(instruction.operands) else f"operand {index}"
         if name not in self.instructions:
             raise HLOError(f"%{instruction.name}: no {name} in %{self.name}")
         return self.instructions[name]
 
     def producer_of_kind(self, instruction: Instruction, index: int, opcode: str) -> Instruction:
-        """The instruction that produces an operand, ignoring copies.
-
-        Raises:
-            HLOError: it has another opcode.
-        """
+        """The instruction that produces an operand, ignoring copies."""
         producer = self.unwrap(self.operand(instruction, index), "copy")
         if producer.opcode != opcode:
             raise HLOError(f"%{instruction.name}: operand {index} is a {producer.opcode}, not a {opcode}")
         return producer
 
     def unwrap(self, instruction: Instruction, *opcodes: str) -> Instruction:
-        """Follow first operands past these opcodes, such as copy or bitcast, and return the first other instruction.
-
-        Raises:
-            HLOError: the instructions form a cycle.
-        """
+        """Follow first operands past these opcodes, such as copy or bitcast, and return the first other instruction."""
         for _ in self.instructions:
             if instruction.opcode not in opcodes:
                 return instruction
@@ -159,11 +143,7 @@ _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,]*)\]")
 
 
 def parse(text: str) -> Module:
-    """Parse `jax.stages.Compiled.as_text()`.
-
-    Raises:
-        HLOError: a line is not an instruction, a computation does not end, or there is no entry.
-    """
+    """Parse `jax.stages.Compiled.as_text()`."""
     text = _KERNEL_METADATA.sub(lambda metadata: metadata[0].replace("\n", ""), text)
     header, *lines = _NOISE.sub(_kept_metadata, text).split("\n")
     normalised, computations, entry = [header.partition(",")[2]], {}, ""

@@ -22,10 +22,6 @@ def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
     Args:
         instruction: the collective.
         devices: number of devices of the program.
-
-    Raises:
-        HLOError: the notation is another one.
-        ValueError: the groups do not fit this number of devices.
     """
     text = instruction["replica_groups"]
     if "device_ids" in instruction.attributes:  # the parser reads the text after the comma as another attribute

@@ -76,9 +76,6 @@ def attribute(
         step_seconds: measured time of the step. The measured ratios are scaled to it.
         rounds: number of blocks of each variant.
         begin: called before each compilation and each block.
-
-    Raises:
-        Exception: whatever went wrong.
     """
     programs: dict[str, Any] = {"step": training.program}
     options = step.xla_options_with(dict(case.compiler_options))
@@ -113,10 +110,9 @@ def relative(times: Mapping[str, BlockTimes]) -> dict[str, float]:
 
 
 def require_safe(mesh: Mesh, program: jax.stages.Compiled) -> jax.stages.Compiled:
-    """Return the program of a variant if it cannot deadlock. Variants skip the other checks that a step passes first.
+    """Return the program of a variant if it cannot deadlock.
 
-    Raises:
-        MayDeadlock: two of its collectives may be in flight at once on virtual devices.
+    Variants skip the other checks that a step passes first.
     """
     require_no_deadlock(mesh, concurrent_collectives(parse(program.as_text() or "")))
     return program

@@ -32,11 +32,7 @@ ROUNDS = 5
 
 
 def timed(some: Sequence[Probe]) -> list[Timing]:
-    """The timings of probes, interleaved.
-
-    Raises:
-        Exception: of a probe that failed.
-    """
+    """The timings of probes, interleaved."""
     times = measure.timed({str(number): probe for number, probe in enumerate(some)}, ROUNDS)
     medians = [statistics.median(blocks.seconds) for blocks in times.values()]
     return [probe.timing._replace(seconds=median) for probe, median in zip(some, medians, strict=True)]

@@ -79,9 +79,6 @@ def compile_step(step: Step, given: Mapping[str, Any] | Sequence[tuple[str, str]
     Args:
         step: the step.
         given: XLA options, which go before those of the step.
-
-    Raises:
-        CompileError: with the compiler's error, or what the strategy raised, which may be SystemExit.
     """
     options = step.xla_options_with(dict(given))
     start = time.perf_counter()

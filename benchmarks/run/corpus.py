@@ -33,10 +33,6 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
         path: a text file, or None.
         config: the model, for its vocabulary and sequence length.
         batch_size: sequences in the largest batch.
-
-    Raises:
-        ValueError: the file cannot be read or is shorter than one sequence and its last target, or the vocabulary has
-            fewer than 256 tokens.
     """
     if config.vocab < BYTE_VALUES:
         raise ValueError(f"vocab={config.vocab} does not hold the {BYTE_VALUES} byte values of text; use 256 or more")
@@ -52,11 +48,7 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
 
 
 def corpus_bytes(path: Path | None) -> Corpus:
-    """The bytes of a file, mapped into memory; without a file, Python's syntax documentation.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """The bytes of a file, mapped into memory; without a file, Python's syntax documentation."""
     try:
         return map_file(path) if path else python_documentation()
     except OSError as error:

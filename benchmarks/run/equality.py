@@ -16,11 +16,7 @@ __all__ = ["BATCHES", "CHECKED_STEPS", "agreement", "float32_case", "require_fin
 
 
 def agreement(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
-    """Compare first steps with those of one device.
-
-    Raises:
-        Mismatch: they differ by more than rounding explains.
-    """
+    """Compare first steps with those of one device."""
     try:
         return checking.compare(step, mine, single)
     except checking.Mismatch as error:
@@ -44,9 +40,6 @@ def require_finite(metrics: Sequence[Metrics], when: str, *, may_skip: bool = Fa
         when: where in the run these steps are, for the message.
         may_skip: accept float16 steps that were skipped because gradients overflowed, if their loss is finite and
             the loss scale can still be halved.
-
-    Raises:
-        NonFinite: names the first bad loss and gradient norm.
     """
     for step in jax.device_get(metrics):
         loss, grad_norm, scale = float(step["loss"]), float(step["grad_norm"]), float(step.get("loss_scale", 1))

@@ -65,11 +65,7 @@ def report_path(journal: Path) -> Path | None:
 
 
 def require_journal(path: Path | None) -> None:
-    """Check that there is a journal, where one is to be continued.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Check that there is a journal, where one is to be continued."""
     if path is None or not path.exists():
         raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
 
@@ -104,11 +100,6 @@ class Journal:
             resume: whether to continue an existing journal.
             after: cause of death of the process whose run is continued, if any.
             cases: ids of the run's cases; None for any.
-
-        Raises:
-            JournalError: another run is writing it, it belongs to another run, or it is damaged; names what differs, or
-                the line.
-            OSError: it cannot be opened.
         """
         self.path: Path | None = path
         self.rows, self.deaths = dict[str, Row](), defaultdict[str, list[str]](list)
@@ -138,12 +129,7 @@ class Journal:
         self._write({"began": case})
 
     def finish(self, row: Row) -> None:
-        """A case has ended with this row.
-
-        Raises:
-            TypeError, ValueError: the row is not JSON. The case has not ended then.
-            JournalError: it cannot be written.
-        """
+        """A case has ended with this row."""
         entry = {"row": asdict(row)}
         json.dumps(entry, allow_nan=False)  # raises before the case counts as ended
         self.rows[row.case] = row
@@ -162,12 +148,7 @@ class Journal:
         self._file.close()
 
     def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
-        """Append a line, with a digest if it is `signed`.
-
-        Raises:
-            JournalError: it cannot be written. Raised only once; later writes are ignored, because the run is then
-                ending.
-        """
+        """Append a line, with a digest if it is `signed`."""
         self.tell(entry)
         line = json.dumps(entry, allow_nan=False).encode()
         line = (line if not signed else line[:-1] + DIGEST + digest(line[:-1]) + b'"}') + b"\n"
@@ -196,12 +177,7 @@ class Journal:
             self.deaths[running].append(after)
 
     def _replay_entry(self, line: bytes, where: str, facts: Mapping[str, Any], running: str | None) -> str | None:
-        """Process one entry, and return the case that is running after it, if any.
-
-        Raises:
-            JournalError: it belongs to another run.
-            SchemaError: it is no entry.
-        """
+        """Process one entry, and return the case that is running after it, if any."""
         entry = checked(decode_json(line, where), Entry, where)
         if entry.start is not None:
             self._require_same(entry.start, facts)
@@ -231,11 +207,7 @@ class Journal:
 
 
 def lock(file: Any, path: Path) -> None:
-    """Lock a journal for as long as it is open or the process lives.
-
-    Raises:
-        JournalError: another run has locked it.
-    """
+    """Lock a journal for as long as it is open or the process lives."""
     if not locked(file, path):
         raise JournalError(f"another run is writing {path}; name another --benchmark-json")
 

@@ -23,9 +23,6 @@ def profile_memory(training: Training, folder: Path) -> dict[str, int]:
 
     Returns:
         As `live_bytes`, for `parameter`, `optimizer` and `batch`.
-
-    Raises:
-        OSError: a profile cannot be written. The step has run all the same.
     """
     jax.block_until_ready(training.state)
     try:

@@ -97,10 +97,9 @@ class Training:
         return time.perf_counter() - start
 
     def require_finite(self, when: str) -> None:
-        """Check that the loss and the gradient norm of the latest step are finite. In float16 it may have been skipped.
+        """Check that the loss and the gradient norm of the latest step are finite.
 
-        Raises:
-            NonFinite: they are not; has both numbers.
+        In float16 it may have been skipped.
         """
         if self.participates:
             require_finite([self.metrics], when, may_skip=True)
@@ -167,11 +166,7 @@ class BlockTimes:
         return hides_dispatch(sum(self.dispatch_seconds), sum(self.seconds))
 
     def add_block(self, training: Timeable) -> None:
-        """Time one block.
-
-        Raises:
-            Recompiled: something was compiled during the block.
-        """
+        """Time one block."""
 
         def block() -> float:
             with no_compilation():
@@ -215,11 +210,7 @@ def time_interleaved(
 def timed(
     trainings: Mapping[str, Timeable], rounds: int, begin: Callable[[str], None] = lambda name: None
 ) -> dict[str, BlockTimes]:
-    """Block times of steps by name, interleaved; the arguments are those of `time_interleaved`.
-
-    Raises:
-        Exception: of the first step that failed.
-    """
+    """Block times of steps by name, interleaved; the arguments are those of `time_interleaved`."""
     times = {name: BlockTimes(steps_per_block(training)) for name, training in trainings.items()}
     time_interleaved(trainings, times, rounds, begin)
     for block_times in times.values():
@@ -285,9 +276,6 @@ def trace(folder: Path, block: Callable[[], float]) -> None:
     Args:
         folder: where the trace is written.
         block: runs the block.
-
-    Raises:
-        Exception: the block failed, or a process cannot write its trace.
     """
 
     def open_trace() -> None:

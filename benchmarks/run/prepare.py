@@ -41,11 +41,7 @@ class Preparation:
         self.references = References(settings.corpus_N, clock)
 
     def stages(self, case: Case) -> Generator[Record]:
-        """Prepare a case in stages, and yield its record after every stage.
-
-        Raises:
-            Infeasible, CaseFailure: the case cannot be built, compiled, fitted into memory or trained correctly.
-        """
+        """Prepare a case in stages, and yield its record after every stage."""
         step, settings = case.build(), self.settings
         flops = flops_per_token(step.config) * step.tokens_per_step
         predicted = case_seconds(case, settings.machine) if settings.machine else None

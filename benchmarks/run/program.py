@@ -89,11 +89,7 @@ def main(tell: Tell | None = None, arguments: Sequence[str] | None = None) -> in
 
 
 def parse(arguments: Sequence[str] | None, *, supervised: bool) -> argparse.Namespace:
-    """Parse the options. A supervisor passes on all options of pytest, of which those of others are ignored.
-
-    Raises:
-        ValueError: one is invalid, and a supervisor is to say so.
-    """
+    """Parse the options. A supervisor passes on all options of pytest, of which those of others are ignored."""
     parser = Command("measure cases", "benchmarks.run", *MEASURE).parser("python -m benchmarks.run")
     parser.allow_abbrev = False  # what pytest passes on has options of others
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows to this file, as JSON lines")
@@ -110,11 +106,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def stop(number: int, _: object) -> None:
-    """Stop the run in order at the first signal of the supervisor, and at once at the second.
-
-    Raises:
-        KeyboardInterrupt: at the first.
-    """
+    """Stop the run in order at the first signal of the supervisor, and at once at the second."""
     signal.signal(number, lambda *_: os._exit(INTERRUPTED))
     raise KeyboardInterrupt
 
@@ -122,11 +114,7 @@ def stop(number: int, _: object) -> None:
 def set_up(
     option: argparse.Namespace, tell: Tell | None, stack: ExitStack
 ) -> tuple[Engine, list[Case], Selection] | None:
-    """Join the other processes, select the cases and open the journal; None if cases are only listed.
-
-    Raises:
-        ValueError, OSError, processes.FailedElsewhere, processes.ProcessLost: something cannot work.
-    """
+    """Join the other processes, select the cases and open the journal; None if cases are only listed."""
     listing, clock = tell is not None and JOURNAL not in os.environ, Clock()
     if not listing:
         processes.join(option)
@@ -203,11 +191,7 @@ def forget_effects() -> None:
 
 
 def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
-    """The selection of cases, and the corpus if anything is to be run.
-
-    Raises:
-        ValueError: the options are invalid, or the corpus cannot be used.
-    """
+    """The selection of cases, and the corpus if anything is to be run."""
     selection = selected(option)
     if option.compile_only:
         return selection, EMPTY_CORPUS
@@ -215,11 +199,7 @@ def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
 
 
 def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selection) -> RunSettings:
-    """The settings of a run.
-
-    Raises:
-        ValueError: a profile cannot be made or written, or the machine file cannot be read.
-    """
+    """The settings of a run."""
     for name, what in OF_RUNNING.items():
         if (given := getattr(option, name)) and option.compile_only:
             raise ValueError(f"--{dashed(name)} {what} that run, and --compile-only and --topology run none; omit it")
@@ -239,11 +219,7 @@ def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selecti
 
 
 def shared_journal(path: Path, option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
-    """The journal of the first process; in other processes, a mirror of it.
-
-    Raises:
-        ValueError, OSError, processes.FailedElsewhere: the first process cannot continue or write it.
-    """
+    """The journal of the first process; in other processes, a mirror of it."""
     first = partial(open_journal, path, option, selection, settings) if processes.is_first() else lambda: None
     journal = processes.run_in_all(first)
     known = processes.broadcast_first(lambda: journal.snapshot() if journal else {})
@@ -254,11 +230,6 @@ def open_journal(path: Path, option: argparse.Namespace, selection: Selection, s
     """Open the journal of this process.
 
     An earlier one is continued only if everything that identifies the run is equal.
-
-    Raises:
-        ValueError: something differs, there is no journal to resume, or JAX runs in several processes without
-            --distributed.
-        OSError: it cannot be written.
     """
     if jax.process_count() != processes.count():
         raise ValueError(f"JAX runs in {jax.process_count()} processes; make them measure together with --distributed")

@@ -161,11 +161,7 @@ def hide_timing_table(config: pytest.Config) -> None:
 
 
 def require_different(option: argparse.Namespace) -> None:
-    """Check that the report and the folders of profiles are different paths.
-
-    Raises:
-        pytest.UsageError: two are the same.
-    """
+    """Check that the report and the folders of profiles are different paths."""
     given = {f"--{dashed(name)}": getattr(option, name) for name in ("benchmark_json", "trace_dir", "memory_profile")}
     try:
         require_apart({name: path for name, path in given.items() if path})
@@ -174,11 +170,7 @@ def require_different(option: argparse.Namespace) -> None:
 
 
 def require_writable(path: Path | None) -> None:
-    """Check that the report can be written, before hours of measurement are lost. Its folder is created if needed.
-
-    Raises:
-        pytest.UsageError: the path cannot be written or is no regular file, or its disk is full.
-    """
+    """Check that the report can be written, before hours of measurement are lost. Its folder is created if needed."""
     if path is None:
         return
     if special(path):
@@ -195,11 +187,7 @@ def require_writable(path: Path | None) -> None:
 
 
 def require_storage(option: argparse.Namespace) -> None:
-    """Check that pytest-benchmark's storage can be written, if it is used.
-
-    Raises:
-        pytest.UsageError: it cannot; with the system's reason.
-    """
+    """Check that pytest-benchmark's storage can be written, if it is used."""
     where = option.benchmark_storage.removeprefix("file://")
     if not (option.benchmark_save or option.benchmark_autosave) or "://" in where:
         return
@@ -210,22 +198,14 @@ def require_storage(option: argparse.Namespace) -> None:
 
 
 def require_effect(arguments: Sequence[str]) -> None:
-    """Refuse options by which pytest-benchmark calls and times a function.
-
-    Raises:
-        pytest.UsageError: there is one; names what sets the number of times here.
-    """
+    """Refuse options by which pytest-benchmark calls and times a function."""
     for word in arguments:
         if word.partition("=")[0] in WITHOUT_EFFECT:
             raise pytest.UsageError(f"{word} has no effect: steps are timed interleaved; --rounds sets how often")
 
 
 def require_comparison(option: argparse.Namespace) -> None:
-    """Check what `--benchmark-compare` and `--benchmark-histogram` need, before anything is measured.
-
-    Raises:
-        pytest.UsageError: there is no run to compare with, one cannot be read, or the package for histograms is absent.
-    """
+    """Check what `--benchmark-compare` and `--benchmark-histogram` need, before anything is measured."""
     if option.benchmark_histogram and not (find_spec("pygal") and find_spec("pygaljs")):
         raise pytest.UsageError("--benchmark-histogram needs pygal: pip install 'pytest-benchmark[histogram]'")
     if option.benchmark_compare in ([], None):
@@ -278,11 +258,7 @@ def note_machine(info: Mapping[str, Any], compared: dict[str, Any], say: Callabl
 
 @contextmanager
 def atomic_report(config: pytest.Config) -> Iterator[None]:
-    """Make the report that is written in the body replace the previous one atomically.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make the report that is written in the body replace the previous one atomically."""
     session, report = benchmark_session(config), config.option.benchmark_json
     if report is None:
         yield

@@ -28,11 +28,7 @@ def compilations() -> Iterator[list[str]]:
 
 @contextmanager
 def no_compilation() -> Iterator[None]:
-    """Check that nothing is compiled in the body.
-
-    Raises:
-        Recompiled: names the functions that were compiled.
-    """
+    """Check that nothing is compiled in the body."""
     with compilations() as compiled:
         yield
     if compiled:

@@ -91,11 +91,7 @@ class Record:
         return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
 
     def adding(self, columns: Mapping[str, Scalar] = MappingProxyType({}), **facts: Any) -> "Record":
-        """The record with further columns and other fields.
-
-        Raises:
-            ValueError: the row would not have such a column, so that its value would be lost.
-        """
+        """The record with further columns and other fields."""
         for name in columns:
             if (column := column_of(name)) is None or column.source != "columns":
                 raise ValueError(f"{name} is no column of source `columns`; add it to benchmarks/cases/columns.csv")

@@ -47,11 +47,7 @@ class References:
         return begin_training(record.step, record.program, init, self.corpus_N, batches)
 
     def first_steps(self, record: Record, training: Training) -> FirstSteps:
-        """Train the steps of a case that are compared with one device.
-
-        Raises:
-            NonFinite: a loss or a gradient norm is not finite.
-        """
+        """Train the steps of a case that are compared with one device."""
         assert record.step
         weights = partial(self._initial_states.weights, record.case, record.step, jax.random.key(SEED))
         return training.first_steps(record.step, weights)
@@ -80,9 +76,6 @@ class References:
 
         Returns:
             The record. `matches_single` is True, or `reason` says why the steps were not compared.
-
-        Raises:
-            Infeasible, CaseFailure: as `stages`; Mismatch among them.
         """
         record = self._compiled(case)
         stages = self.compare(record, self.first_steps(record, self.start(record)))
@@ -93,11 +86,7 @@ class References:
                 return end.value
 
     def _compare_float32(self, case: Case) -> str:
-        """Compare the float32 step of a 16-bit case with one device's; "equal", or why it was not compared.
-
-        Raises:
-            Mismatch: it computes something else.
-        """
+        """Compare the float32 step of a 16-bit case with one device's; "equal", or why it was not compared."""
         try:
             record = processes.run_in_all(partial(self._compiled, case))
             training = processes.run_in_all(partial(self.start, record))
@@ -113,11 +102,7 @@ class References:
         return "equal"
 
     def require_equal(self, step: Step, first_steps: FirstSteps, case: Case) -> Agreement:
-        """Check that first steps equal those of the reference.
-
-        Raises:
-            Mismatch: names the first number that differs.
-        """
+        """Check that first steps equal those of the reference."""
         return agreement(step, first_steps, self._first_steps[case.single])
 
     def abandon_reference(self, single: Case, why: str) -> str:

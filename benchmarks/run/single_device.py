@@ -43,12 +43,7 @@ def has_single_device_server() -> bool:
 
 
 def ask(do: str, **arguments: Any) -> Any:
-    """Send a request to the single-device server and return the answer.
-
-    Raises:
-        FailedElsewhere: the request failed; has its status and reason.
-        ProcessDied: the server has died.
-    """
+    """Send a request to the single-device server and return the answer."""
     try:
         return server.ask(do, **arguments)
     except ServerFailure as failure:
@@ -96,11 +91,7 @@ class RemoteTraining:
     dispatch_seconds: float = 0.0
 
     def block(self, steps: int) -> float:
-        """Run some consecutive steps and return their seconds.
-
-        Raises:
-            FailedElsewhere: the loss is not finite afterwards, or something was compiled.
-        """
+        """Run some consecutive steps and return their seconds."""
         answer = self._ask("block", steps=steps)
         self.dispatch_seconds = answer["dispatch_seconds"]
         return answer["seconds"]
@@ -121,11 +112,7 @@ class RemoteTraining:
         self._ask("drop")
 
     def _ask(self, do: str, **arguments: Any) -> Any:
-        """Send a request about it. It has died with its server: the next one does not know it.
-
-        Raises:
-            FailedElsewhere, ProcessDied: as in `ask`.
-        """
+        """Send a request about it. It has died with its server: the next one does not know it."""
         if self.deaths < len(server.deaths):
             raise died(server.deaths[self.deaths])
         return ask(do, training=self.number, **arguments)

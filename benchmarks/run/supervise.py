@@ -89,11 +89,7 @@ class Supervisor:
         self._end: Ended | None = None
 
     def begin(self) -> None:
-        """Start the run, until it has said which cases it has. SIGINT and SIGTERM stop it from now on.
-
-        Raises:
-            Ended: something cannot work, or it was stopped.
-        """
+        """Start the run, until it has said which cases it has. SIGINT and SIGTERM stop it from now on."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         self._restart()
@@ -105,11 +101,7 @@ class Supervisor:
         self._send_selected()
 
     def row(self, case: str) -> Row:
-        """Wait for a case to end.
-
-        Raises:
-            Ended: the run ended before.
-        """
+        """Wait for a case to end."""
         self._until(lambda: case in self.rows)
         return self.rows[case]
 
@@ -177,11 +169,7 @@ class Supervisor:
             self._process.send_signal(STOP)
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """Listen until something is done.
-
-        Raises:
-            Ended: the process ended before.
-        """
+        """Listen until something is done."""
         while not done():
             if self._end:
                 raise self._end
@@ -240,11 +228,7 @@ class Supervisor:
             self._say(f"stopping: {doing}; {limit}; press Ctrl-C again to end it at once")
 
     def _ended(self, status: int) -> None:
-        """Judge how the process has ended: the run has ended, or a process that died is replaced.
-
-        Raises:
-            Ended: the run has ended.
-        """
+        """Judge how the process has ended: the run has ended, or a process that died is replaced."""
         os.close(self._read)
         self._close_input()
         shell_status = 128 - status if status < 0 else status

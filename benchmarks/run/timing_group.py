@@ -122,11 +122,7 @@ class TimingGroup:
         return half is None or self.baseline.held_bytes("argument") + temporaries <= 2 * half
 
     def _start(self, record: Record) -> Training | RemoteTraining:
-        """Start a training run; that of `single` in the single-device process, if there is one.
-
-        Raises:
-            Mismatch: its first steps there differ from those of the reference.
-        """
+        """Start a training run; that of `single` in the single-device process, if there is one."""
         if record.case != record.case.single or not has_single_device_server():
             return self.preparation.references.start(record)
         training = train(record.case, self.ledger.settings.corpus_N)

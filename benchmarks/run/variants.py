@@ -35,11 +35,7 @@ class WithoutCommunication:
     aligned_stages: bool = False
 
     def __call__(self, function: Function) -> Function:
-        """The function without its communication.
-
-        Raises:
-            ValueError: a collective has no known replacement, or the function is partitioned by the compiler.
-        """
+        """The function without its communication."""
 
         def replaced(*inputs: Any) -> Any:
             closed, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)

@@ -38,12 +38,7 @@ BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compil
 
 
 def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
-    """The search space and the machine that the options ask for; its outputs can be written.
-
-    Raises:
-        ValueError: what is asked for is not possible.
-        Unwritable: a file cannot be written.
-    """
+    """The search space and the machine that the options ask for; its outputs can be written."""
     require_together(args)
     if args.topology == "here":
         use_virtual_devices()

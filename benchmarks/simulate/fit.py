@@ -67,9 +67,6 @@ def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] 
         runs: measured.
         machines: with values for the constants that are not fitted.
         only: names of constants to fit; by default all on which the runs depend.
-
-    Raises:
-        ValueError: `only` has a name that is no constant, no run is measured, or fewer than there are constants to fit.
     """
     if unknown := {*only} - {*RANGES}:
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")

@@ -139,11 +139,7 @@ class Machine:
         return self.float32_share if itemsize == 4 else 1
 
     def with_precision(self, precision: Precision | None) -> "Machine":
-        """The machine with a precision of the layers' matmuls.
-
-        Raises:
-            Infeasible: it does not multiply in that precision.
-        """
+        """The machine with a precision of the layers' matmuls."""
         if precision and precision.rate not in self.narrow:
             raise Infeasible(f"machine {self.name} has no rate of {precision.rate} matmuls")
         return replace(self, precision=precision)
@@ -153,11 +149,7 @@ class Machine:
         return replace(self, constants=replace(self.constants, **self.without.get(source, {})))
 
     def with_changes(self, changes: Mapping[str, str]) -> "Machine":
-        """The machine with other specifications, such as {"inter_host_bandwidth": "2x", "hbm": "141GiB"}.
-
-        Raises:
-            ValueError: there is no such specification, or its value cannot be read.
-        """
+        """The machine with other specifications, such as {"inter_host_bandwidth": "2x", "hbm": "141GiB"}."""
         machine = self
         for name, text in changes.items():
             if name not in SPECIFICATIONS:
@@ -174,11 +166,7 @@ class Machine:
         return machine
 
     def between_hosts(self) -> "Machine":
-        """The machine with a latency between hosts, which is assumed if it is not known; its source says so.
-
-        Raises:
-            ValueError: the bandwidth between hosts is not known.
-        """
+        """The machine with a latency between hosts, which is assumed if it is not known; its source says so."""
         if not self.chip.network_bytes_per_second:
             problem = f"machine {self.name} does not say how fast the network between hosts is"
             raise ValueError(f"{problem}; give --set inter_host_bandwidth=10Gbit/s")
@@ -205,9 +193,6 @@ LARGE = {**DECIMAL, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 def changed(old: float, text: str, unit: str) -> float:
     """Another value: a multiple such as 2x, or a number with a prefix and the unit; of bytes a second also in bits.
-
-    Raises:
-        ValueError: it is neither, not above zero, or a multiple of what is not known.
 
     >>> changed(50e9, "2x", "B/s"), changed(80e9, "141GiB", "B"), changed(50e9, "100GB/s", "B/s")
     (100000000000.0, 151397597184.0, 100000000000.0)

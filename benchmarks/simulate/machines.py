@@ -105,11 +105,7 @@ def machine_names() -> tuple[str, ...]:
 
 
 def machine_path(name: str) -> Path:
-    """The path of a machine file, by its path or by the name of a packaged one.
-
-    Raises:
-        ValueError: no packaged machine has this name.
-    """
+    """The path of a machine file, by its path or by the name of a packaged one."""
     if name.endswith(".json"):
         return Path(name)
     if name not in machine_names():
@@ -120,11 +116,7 @@ def machine_path(name: str) -> Path:
 
 
 def read_file(path: Path) -> MachineFile:
-    """The content of a machine file.
-
-    Raises:
-        SchemaError: it cannot be read, or a field is missing, unknown, of another type, or out of range.
-    """
+    """The content of a machine file."""
     return checked_file(read_json(path, "`meshmark calibrate` writes one"), str(path))
 
 
@@ -155,10 +147,6 @@ def machine(name: str, kind: str | None = None) -> Machine:
         name: as for `machine_path`.
         kind: of its devices, if the file is for several kinds; by default the first of them. To a kind that it does not
             name its constants are carried over, with an assumed error.
-
-    Raises:
-        ValueError: there is none, its chip or stack is not known, or its rates were measured on another kind.
-        SchemaError: as for `read_file`.
     """
     path = machine_path(name)
     return made(path.stem, read_file(path), kind)
@@ -174,9 +162,6 @@ def machine_for(kind: str, stack: str) -> Machine:
     Returns:
         The machine whose file names such devices, or, where only the stack has files, one with its constants and the
         specifications of these devices; its source says so.
-
-    Raises:
-        ValueError: no file has this stack, or these devices have no specifications.
     """
     of_stack = {name: file for name, file in _files().items() if file.stack == stack}
     if found := next((name for name, file in of_stack.items() if kind in file.devices), None):

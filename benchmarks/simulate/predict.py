@@ -65,21 +65,12 @@ class Problem(NamedTuple):
 
 
 def read_rows(path: Path) -> list[TableRow]:
-    """Rows of a CSV file.
-
-    Raises:
-        SchemaError: it cannot be read, has no rows, or lacks columns.
-    """
+    """Rows of a CSV file."""
     return list(read_table(path, COLUMNS))
 
 
 def read_tables(paths: Sequence[Path]) -> list[TableRow]:
-    """Rows of several CSV files.
-
-    Raises:
-        SchemaError: as for `read_rows`.
-        ValueError: a file is given twice, so each of its rows would count twice.
-    """
+    """Rows of several CSV files."""
     for path, other in combinations(paths, 2):
         if same(path, other):
             raise ValueError(f"{short(path)} is given twice, and its rows would count twice; give each table once")

@@ -103,11 +103,7 @@ def measured_seconds(row: TableRow) -> float | None:
 
 
 def run_of(row: TableRow) -> PublishedRun:
-    """The run of a row.
-
-    Raises:
-        ValueError: the formulas do not know such a step, or a cell cannot be read; the message says which.
-    """
+    """The run of a row."""
     published = Published.of(row)
     program = program_of(published)
     if program.pads_experts and published.experts and not published.capacity_factor:
@@ -159,11 +155,7 @@ def completed(row: Published, program: Program) -> Published:
 
 
 def config_of(row: Published) -> GPTConfig:
-    """The model of a row.
-
-    Raises:
-        Infeasible: there are no formulas for its blocks, or its sizes do not fit together.
-    """
+    """The model of a row."""
     if not (row.expert_mlp if row.experts else row.mlp):
         raise Infeasible("the row lacks " + ("expert_mlp" if row.experts else "mlp"))
     more: dict[str, Any] = {}

@@ -71,11 +71,7 @@ class Published(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, row: TableRow) -> "Published":
-        """The columns of a row.
-
-        Raises:
-            SchemaError: a cell is missing or cannot be read.
-        """
+        """The columns of a row."""
         return checked({name: cell for name, cell in row.items() if cell != ""}, cls, "the row", texts=True)
 
     @property

@@ -44,11 +44,7 @@ class NotMeasurableError(ValueError):
 
 
 def matmul_rate(timings: Sequence[Timing]) -> tuple[float, float]:
-    """FLOP/s of large matmuls, and `Constants.matmul_dim`.
-
-    Raises:
-        NotMeasurableError: larger matmuls take no longer.
-    """
+    """FLOP/s of large matmuls, and `Constants.matmul_dim`."""
     tiles = [(matmul.work / matmul.filled, matmul.inverse_dim) for matmul in timings]
     per_flop, per_inverse_dim = _shares(timings, [(work, work * inverse_dim) for work, inverse_dim in tiles])
     if not per_flop:
@@ -60,9 +56,6 @@ def without_iteration(timings: Sequence[Timing]) -> tuple[list[Timing], float]:
     """Timings without an iteration of their loops, and the seconds of one of the kernels that are launched.
 
     Two bodies, with few and with many kernels, show both. With one body, as on CPUs, an iteration takes nothing.
-
-    Raises:
-        NotMeasurableError: an iteration takes nearly all of a probe's time.
     """
     launches = [timing for timing in timings if timing.kind == "launch"]
     if len(launches) == 1:
@@ -77,11 +70,7 @@ def without_iteration(timings: Sequence[Timing]) -> tuple[list[Timing], float]:
 
 
 def link_rate(timings: Sequence[Timing]) -> tuple[float, float]:
-    """Bytes per second that a device sends in collectives, and the latency of a step of a ring.
-
-    Raises:
-        NotMeasurableError: more bytes take no longer.
-    """
+    """Bytes per second that a device sends in collectives, and the latency of a step of a ring."""
     steps = [timing.calls * (1 if timing.kind == "permute" else timing.devices - 1) for timing in timings]
     latency, per_byte = _shares(timings, [(count, timing.work) for count, timing in zip(steps, timings, strict=True)])
     if not per_byte:
@@ -107,9 +96,6 @@ def calibrated(
         memory_bytes: of a device.
         source: who measured when, and on what.
         cores: of a GPU, with which `Timing.filled` was computed.
-
-    Raises:
-        NotMeasurableError: timings do not show a rate.
     """
     timings, kernel_seconds = without_iteration(timings)
     of = {kind: [timing for timing in timings if timing.kind == kind] for kind in {timing.kind for timing in timings}}

@@ -166,7 +166,7 @@ class Step:
     def afterwards(self) -> Parts:
         """Seconds of what follows the passes, in order. With `gather="step"` all weights are gathered before them."""
         at_once = [*GATHERED["forward"], *GATHERED["backward"]] if self.plan.train.gather == "step" else []
-        moved = self.machine.stack.kernels.optimizer_bytes * self.plan.updated_elements
+        moved = self.machine.stack.kernels.optimizer_bytes * self.plan.updated
         return {
             "gathers": sum(event.seconds for wanted in at_once for event in self.layer.gathers([wanted], 1)),
             "gradients": self.gradients_seconds,

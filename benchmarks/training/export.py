@@ -12,12 +12,7 @@ from strategies.huggingface import write
 
 
 def main(option: argparse.Namespace) -> None:
-    """Write the folder.
-
-    Raises:
-        Refused: options are of runs, the folder is not empty, or no family of Hugging Face has the model.
-        Unwritable: the checkpoint cannot be read, or the folder cannot be written.
-    """
+    """Write the folder."""
     folder = option.to_huggingface
     if given := [name for name in ("format", "columns", "out") if getattr(option, name)]:
         raise Refused(f"--{given[0]} is of a run, and --to-huggingface of checkpoints; leave one of them out")

@@ -104,11 +104,7 @@ class Log:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Turn errors of the file system into one that names the log.
-
-    Raises:
-        LogError: such an error.
-    """
+    """Turn errors of the file system into one that names the log."""
     try:
         yield
     except OSError as error:
@@ -116,11 +112,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; none if there is no file. A last line that was cut short is left out.
-
-    Raises:
-        LogError: it cannot be read, or a line is not of its schema; the message names the line and the field.
-    """
+    """The lines of a log; none if there is no file. A last line that was cut short is left out."""
     try:
         complete, _, _ = read_bytes(path).rpartition(b"\n") if path.exists() else (b"", b"", b"")
         lines = complete.split(b"\n") if complete else []
@@ -159,9 +151,6 @@ def held(folder: Path) -> Iterator[None]:
     """Create the folder of a run, and keep other runs out of it while the body runs.
 
     The lock ends with the process, however that ends. A file system without locks keeps nobody out (`locked`).
-
-    Raises:
-        Unwritable: the folder cannot be written, or another run is writing into it.
     """
     require_folder(folder)
     try:
@@ -177,11 +166,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def require_saves(folder: Path) -> None:
-    """Check that a folder takes checkpoints, by an array that is written as a save does. Nothing of it is left.
-
-    Raises:
-        Unwritable: it does not.
-    """
+    """Check that a folder takes checkpoints, by an array that is written as a save does. Nothing of it is left."""
     try:
         require_writable(folder.resolve())
     except (OSError, ValueError) as error:

@@ -150,10 +150,6 @@ class Run:
 
         Returns:
             Whether it has reached the end.
-
-        Raises:
-            NonFinite: a loss or a gradient norm is not finite; what it would spoil is not saved.
-            CheckpointError: a checkpoint cannot be written.
         """
         try:
             self._save(self._train(state))
@@ -242,10 +238,9 @@ class Run:
 
     @contextmanager
     def _failures_said(self) -> Iterator[None]:
-        """Say at once that a save has failed. A run of one process goes on, and saves again when the next one is due.
+        """Say at once that a save has failed.
 
-        Raises:
-            CheckpointError: it failed, and the run has several processes, which cannot agree to go on.
+        A run of one process goes on, and saves again when the next one is due.
         """
         try:
             yield

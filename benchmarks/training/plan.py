@@ -73,12 +73,7 @@ class Plan:
 
     @classmethod
     def of(cls, option: argparse.Namespace) -> "Plan":
-        """The plan that the options describe. Starts JAX's backend to count devices.
-
-        Raises:
-            ValueError: the options contradict each other, or the text cannot be used.
-            CheckpointError: the folder of the checkpoints to resume from cannot be read.
-        """
+        """The plan that the options describe. Starts JAX's backend to count devices."""
         text = Text.read(option.corpus, option.tokenizer)
         case = _case_of(option)
         out = option.out.expanduser() if option.out else Path("runs", safe_name(f"{case.strategy}-{case.mesh}"))
@@ -101,11 +96,7 @@ class Plan:
         )
 
     def build(self) -> Step:
-        """Build the step on the first devices of this machine.
-
-        Raises:
-            Infeasible: strategy, mesh, model and batch do not fit together.
-        """
+        """Build the step on the first devices of this machine."""
         case = self.case
         return STRATEGIES[case.strategy].build(case.config, case.mesh, self.train, case.devices)
 
@@ -128,9 +119,6 @@ class Plan:
 
         Options that its strategy does not have may differ, so that a run with compressed gradients can go on under a
         strategy without compression. So may those that the recipe of an older checkpoint does not name.
-
-        Raises:
-            ValueError: it ends before, its recipe differs, or the checkpoint has none; the message names what differs.
         """
         if checkpoint.position > self.steps:
             position = checkpoint.position
@@ -189,11 +177,7 @@ def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checkpoint_of(out: Path) -> CheckpointInfo:
-    """The latest checkpoint of the run in a folder, from which it is resumed.
-
-    Raises:
-        ValueError: there is none, or it cannot be read.
-    """
+    """The latest checkpoint of the run in a folder, from which it is resumed."""
     try:
         return read_info(out / CHECKPOINTS)
     except CheckpointError as error:
@@ -202,11 +186,7 @@ def checkpoint_of(out: Path) -> CheckpointInfo:
 
 
 def _microbatches_of(saved: CheckpointInfo, out: Path) -> int:
-    """The number of microbatches of a run with a balance loss, which is computed over each of them.
-
-    Raises:
-        ValueError: the checkpoint was written by a version that did not save it.
-    """
+    """The number of microbatches of a run with a balance loss, which is computed over each of them."""
     try:
         return saved.metadata["recipe"]["microbatches"]
     except (KeyError, TypeError):

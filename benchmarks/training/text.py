@@ -42,11 +42,7 @@ class Text:
 
     @classmethod
     def read(cls, path: Path | None, kind: Tokens) -> "Text":
-        """Read a file; without one, Python's syntax documentation.
-
-        Raises:
-            ValueError: the file cannot be read, is empty, or is not UTF-8 where tokens are characters.
-        """
+        """Read a file; without one, Python's syntax documentation."""
         name = str(path or "pydoc_data.topics")
         bytes_N = corpus_bytes(path)
         if not len(bytes_N):
@@ -78,11 +74,7 @@ class Text:
         return self.tokens_N[len(self.training_N) :]
 
     def require_sequences(self, sequence: int) -> None:
-        """Check that both parts have a sequence and its last target.
-
-        Raises:
-            ValueError: the text is too short.
-        """
+        """Check that both parts have a sequence and its last target."""
         if len(self.validation_N) <= sequence:
             held = f"the corpus {self.name} holds out {len(self.validation_N):,} of {len(self.tokens_N):,} tokens"
             raise ValueError(f"{held}; sequence={sequence} needs {sequence + 1:,} or more")

@@ -70,13 +70,7 @@ def train(option: argparse.Namespace, holding: ExitStack) -> int:
 
 
 def first_position(option: argparse.Namespace, plan: Plan, holding: ExitStack) -> int:
-    """Take hold of the folder of the run. Return the step after which the run begins; 0 unless it is resumed.
-
-    Raises:
-        Unwritable: the folder or its checkpoints cannot be written, or another run is writing into it.
-        ValueError: there is no run to resume, it was trained otherwise, or there is one that would be overwritten.
-        CheckpointError: the folder of its checkpoints cannot be read.
-    """
+    """Take hold of the folder of the run. Return the step after which the run begins; 0 unless it is resumed."""
     checkpoints = plan.out / CHECKPOINTS
     if processes.is_first():
         holding.enter_context(held(plan.out))
@@ -100,12 +94,6 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
 
     Returns:
         The exit status: 0 at the end, 5 or 141 if stdout took no more, 130 if the run was told to stop.
-
-    Raises:
-        CheckpointError: a checkpoint cannot be read, or one could not be written.
-        HuggingFaceError: a weight of --init is not finite.
-        LogError: the log cannot be read or written.
-        CaseFailure: the step cannot be compiled, differs from one device's, or a loss or a gradient norm is not finite.
     """
     disable_compilation_cache()
     first = processes.is_first()
@@ -143,10 +131,6 @@ def checked(plan: Plan) -> str:
 
     Returns:
         What was compared, in a line.
-
-    Raises:
-        Mismatch: the step computes something else.
-        CaseFailure: it could not be compared, as where one device cannot hold the model.
     """
     case = plan.case
     try:

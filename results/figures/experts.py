@@ -135,12 +135,7 @@ def step_time_vs_tokens(rows: pd.DataFrame, look: Look) -> Figure:
 
 
 def predicted_time_vs_tokens(searches: Sequence[tuple[dict[str, Any], pd.DataFrame]]) -> Figure:
-    """Draw the same as predicted, of several searches, as `read_search` returns each.
-
-    Raises:
-        RecordError: the searches are not of the same work, or lack several batches of `expert` and `fsdp` with the same
-            number of microbatches.
-    """
+    """Draw the same as predicted, of several searches, as `read_search` returns each."""
     facts, found = searches[0][0], [rows.assign(**{name: own[name] for name in SEARCHED}) for own, rows in searches]
     rows = pd.concat(found, ignore_index=True)
     if differing := [name for name in SEARCHED if rows[name].nunique(dropna=False) > 1]:

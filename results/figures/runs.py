@@ -40,9 +40,6 @@ def drawings_of_run(rows: pd.DataFrame, batch: int | None = None) -> list[Drawin
         rows: a table from `results.records.rows.load`.
         batch: the global batch, in sequences, of the figures that show one batch; by default the batch that most
             counted rows have.
-
-    Raises:
-        RecordError: no row can be drawn, or none with this batch.
     """
     if not is_counted(rows).any():
         why = ", ".join(f"{count} {reason}" for reason, count in left_out(rows).items())
@@ -69,11 +66,7 @@ def drawings_of_run(rows: pd.DataFrame, batch: int | None = None) -> list[Drawin
 
 
 def drawings_of_workload(rows: pd.DataFrame, look: Look, folder: str, batch: int) -> Iterator[Drawing]:
-    """Yield the figures of one workload; `folder` is empty, or ends with a slash.
-
-    Raises:
-        RecordError: no row with this batch can be drawn.
-    """
+    """Yield the figures of one workload; `folder` is empty, or ends with a slash."""
     batches = sorted(rows.loc[is_counted(rows), "global_batch_sequences"].unique())
     if batch not in batches:
         raise RecordError(

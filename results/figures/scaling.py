@@ -22,9 +22,6 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     Args:
         facts: what all points share, as `read_search` returns it.
         rows: the best candidate on each number of devices, or one that says why none fits.
-
-    Raises:
-        RecordError: nothing fits on any number of devices.
     """
     drawn = rows[rows["status"] == "fits"]
     if drawn.empty:

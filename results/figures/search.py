@@ -37,9 +37,6 @@ def drawn_candidates(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the candidates to show, in their order: the compiled, the measured and the best of each layout.
 
     A layout is a strategy and a set of mesh axes.
-
-    Raises:
-        RecordError: no candidate fits.
     """
     fitting = rows[(rows["status"] == "fits") & rows["predicted_seconds"].notna()]
     shown_anyway = tried(rows)
@@ -61,9 +58,6 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     Args:
         facts: what all candidates share, as `read_search` returns it.
         rows: the candidates, a row each, best first.
-
-    Raises:
-        RecordError: no candidate fits.
     """
     shown = drawn_candidates(rows).head(MOST)
     figure = Figure(figsize=(13, 2.3 + 0.44 * len(shown)), layout="constrained")

@@ -69,11 +69,7 @@ class Snapshot:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read a run or a baseline.
-
-    Raises:
-        RecordError: the file is neither, or incomplete.
-    """
+    """Read a run or a baseline."""
     content = read_json(path)
     if isinstance(content, dict) and "cases" in content:
         return snapshot_of_baseline(path, content)

@@ -27,11 +27,7 @@ SEEN_BY_RUNNING = "a retrace in every step", "a loss that is NaN"
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Compare the two files.
-
-    Raises:
-        RecordError: a file is not a complete run or baseline.
-    """
+    """Compare the two files."""
     allowed = dict(rule(*part) for part in options.allow)
     base, head = read_snapshot(options.base), read_snapshot(options.head)
     for pattern in allowed:
@@ -45,9 +41,6 @@ def rule(pattern: str, amount: str) -> tuple[str, Allowance]:
 
     >>> [str(part) for part in rule("memory.t*_bytes", "1%")]
     ['memory.t*_bytes', '1%']
-
-    Raises:
-        Refused: no metric has this name, or the amount is none.
     """
     if not set("*?[") & set(pattern):
         require_metric(pattern, COUNTERS)
@@ -58,11 +51,7 @@ def rule(pattern: str, amount: str) -> tuple[str, Allowance]:
 
 
 def require_metric(pattern: str, names: Iterable[str]) -> None:
-    """Check that an allowance is for an exact metric: one of these names, or of any kind of collective and mesh axis.
-
-    Raises:
-        Refused: it is for none.
-    """
+    """Check that an allowance is for an exact metric: one of these names, or of any kind of collective and mesh axis."""
     if not fnmatch.filter(names, pattern) and not gated([pattern], "exact"):
         nearest = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0))
         raise Refused(f"--allow: {pattern!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")

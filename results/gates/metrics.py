@@ -18,11 +18,7 @@ class Allowance:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an amount, or a percentage such as 2.5%.
-
-        Raises:
-            ValueError: the text is no number of at least 0.
-        """
+        """Parse an amount, or a percentage such as 2.5%."""
         try:
             amount = float(text.removesuffix("%"))
         except ValueError:

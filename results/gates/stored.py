@@ -29,10 +29,6 @@ def compare_runs(base: Path, head: Path) -> tuple[Report, Report]:
 
     Returns:
         A report on step times, and a report on exact counters.
-
-    Raises:
-        RecordError: a file is not a complete run.
-        NotComparable: machine, versions or configuration differ; the message names the differences.
     """
     runs, names = [read_run(base), read_run(head)], (shown(base), shown(head))
     if why := other_machine(runs[0]["machine_info"], runs[1]["machine_info"], names):

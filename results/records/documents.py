@@ -59,9 +59,6 @@ def read_search(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     Returns:
         The facts that all candidates share, and a table with a row for each candidate; `limit` is what it waits for
         most.
-
-    Raises:
-        RecordError: the file cannot be read, or the search did not write it.
     """
     facts = msgspec.structs.asdict(read_document(path, "search", SCHEMA_VERSION, Search, WRITTEN_BY))
     candidates = facts.pop("candidates")

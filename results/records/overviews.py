@@ -101,9 +101,6 @@ def read(text: str, where: str = "stdin", most_devices: int = MOST_DEVICES) -> l
         text: as it was printed.
         where: its file, for messages.
         most_devices: most devices that fit into the picture.
-
-    Raises:
-        RecordError: the text is something else, or an overview has more devices than fit into a picture.
     """
     overviews = checked(decode_json(text, where), Annotated[list[Overview], Meta(min_length=1)], where)
     for each in overviews:
@@ -116,11 +113,7 @@ def read(text: str, where: str = "stdin", most_devices: int = MOST_DEVICES) -> l
 
 
 def require_axes(overview: Overview) -> None:
-    """Check that arrays are split along axes of the mesh, and have a size and axes for each dim.
-
-    Raises:
-        RecordError: they are not.
-    """
+    """Check that arrays are split along axes of the mesh, and have a size and axes for each dim."""
     where, axes = f"stdin: {overview.strategy}", [axis for axis, _ in overview.mesh]
     if len({*axes}) < len(axes):
         raise RecordError(f"{where}: the mesh has an axis twice")

@@ -42,9 +42,6 @@ def read(path: Path) -> pd.DataFrame:
         Its rows, with `error` of the prediction, `left_out` of the one without the row's source, and names: `model`,
         `mesh`, `cluster`, `work` of a step, and `layout`, which is the model and the mesh. `beside` is the median error
         of the other rows of the layout.
-
-    Raises:
-        RecordError: the file cannot be read, or `benchmarks.simulate.predict` did not write it.
     """
     names = [f"predicted.{part}_seconds" for parts in FIGURE_PARTS.values() for part in parts]
     table = read_table(path, [*NUMBERS, *TEXTS, *names], WRITTEN_BY)
@@ -65,11 +62,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> dict[str, float | None]:
-    """Return the numbers of a row. Those of a row that could not be predicted may be anything: its problem says why.
-
-    Raises:
-        RecordError: a cell of a row that was predicted is no number, or out of range.
-    """
+    """Return the numbers of a row. Those of a row that could not be predicted may be anything: its problem says why."""
     found: dict[str, float | None] = {}
     for name, kind in kinds.items():
         try:
@@ -83,9 +76,6 @@ def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> 
 
 def number_in(cell: str, kind: Any, where: str) -> float | None:
     """Return the number in a cell, as JSON writes numbers; None if the cell is empty.
-
-    Raises:
-        RecordError: it is another text, or out of range.
 
     >>> number_in("51.2", Positive | None, "row 1"), number_in("-", Positive | None, "row 1")
     (51.2, None)

@@ -83,11 +83,7 @@ class Case(NamedTuple):
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> "Case":
-        """Return the case of a record; `where` names it in messages.
-
-        Raises:
-            RecordError: a fact is missing, of another type, or a number below 1.
-        """
+        """Return the case of a record; `where` names it in messages."""
         checked_fields(record, cls.__annotations__, where)
         return cls(*(record[fact] for fact in cls._fields))
 
@@ -104,11 +100,7 @@ class Case(NamedTuple):
 
 
 def read_json(path: Path) -> Any:
-    """Read a run or a baseline as JSON.
-
-    Raises:
-        RecordError: the file is missing, cannot be read, or is no JSON.
-    """
+    """Read a run or a baseline as JSON."""
     return files.read_json(path, WAY_OUT)
 
 
@@ -121,9 +113,6 @@ def read_document(path: Path, kind: str, version: int, form: type[Document], wri
         version: the `schema_version` that is read.
         form: the type of the document.
         written_by: the command that writes it, for messages.
-
-    Raises:
-        RecordError: the file cannot be read, or is another kind of document, of another version, or not of the type.
     """
     document = files.read_json(path, f"write it with {written_by}")
     if not isinstance(document, dict) or document.get("kind") != kind:
@@ -144,20 +133,12 @@ def check_version(where: str, found: Any, version: int, written_by: str) -> None
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Read a file that pytest-benchmark wrote.
-
-    Raises:
-        RecordError: the file cannot be read, or pytest-benchmark did not write it.
-    """
+    """Read a file that pytest-benchmark wrote."""
     return as_run(path, read_json(path))
 
 
 def as_run(path: Path, content: Any) -> dict[str, Any]:
-    """Check that the content of a file is a run in the format of pytest-benchmark, and return it.
-
-    Raises:
-        RecordError: it is something else.
-    """
+    """Check that the content of a file is a run in the format of pytest-benchmark, and return it."""
     if not isinstance(content, dict) or not RUN.keys() <= content.keys():
         raise RecordError(
             f"{shown(path)} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`); pass {WRITTEN_BY}"
@@ -178,9 +159,6 @@ def records_of(path: Path, run: Mapping[str, Any], needed: Collection[str]) -> l
 
     The launches of a case in merged runs become one record, with their number in `launches` (see
     `results.records.launches.combine_launches`).
-
-    Raises:
-        RecordError: there is no record, or one has another schema, lacks a column or has a value of another type.
     """
     rows = [row for row in rows_of(run) if "schema_version" in facts_of(row)]
     if not rows:
@@ -203,11 +181,7 @@ def records_of(path: Path, run: Mapping[str, Any], needed: Collection[str]) -> l
 
 
 def check_columns(facts: Mapping[str, Any], needed: Collection[str], where: str) -> None:
-    """Check the columns of a row.
-
-    Raises:
-        RecordError: a column is missing or of another type, or an interval does not hold its median.
-    """
+    """Check the columns of a row."""
     checked_fields(facts, {name: type_of(name) for name in {**dict.fromkeys(needed), **facts}}, where)
     for column, name in INTERVALS.items():
         ends: list[Any] = [facts.get(each) for each in (f"{name}_low", column, f"{name}_high")]

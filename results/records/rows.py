@@ -38,9 +38,6 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
         test, `file` the file, `fingerprint` the machine, `attention` the options of sparse attention as text, `forced`
         a forced routing (empty without one), and `samples` the step times in seconds (an empty tuple if nothing was
         timed).
-
-    Raises:
-        RecordError: a file is missing, is not a complete file of records, or is not comparable with the others.
     """
     rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), NEEDED)])
     lacking = [name for name, column in COLUMNS.items() if name not in rows and not column.is_family]

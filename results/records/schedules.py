@@ -32,20 +32,12 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 def read(text: str, where: str = "stdin") -> Schedule:
-    """Parse a printed schedule; `where` is its file, for messages.
-
-    Raises:
-        RecordError: the text is not a complete schedule; the message says what is wrong.
-    """
+    """Parse a printed schedule; `where` is its file, for messages."""
     return complete(checked(decode_json(text, where), Schedule, where))
 
 
 def complete(schedule: Schedule) -> Schedule:
-    """Return a schedule that can be drawn.
-
-    Raises:
-        RecordError: stages have other numbers of ticks, there are too many, nothing is done, or a chunk does not exist.
-    """
+    """Return a schedule that can be drawn."""
     stages = schedule.stages
     if len(lengths := {len(row) for row in stages}) > 1:
         raise RecordError(f"stdin: stages have {min(lengths)} to {max(lengths)} ticks, not the same number")

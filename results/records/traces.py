@@ -77,11 +77,7 @@ class Occurred(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> Trace:
-    """Read a trace.
-
-    Raises:
-        RecordError: the file cannot be read, or is no trace of a replayed or predicted step.
-    """
+    """Read a trace."""
     content = read_json(path, WRITTEN_BY)
     if not isinstance(content, dict) or "otherData" not in content:
         raise SchemaError(f"{shown(path)} is no trace of a replayed or predicted step; {WRITTEN_BY}")

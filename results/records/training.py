@@ -86,11 +86,7 @@ class TrainingRun(NamedTuple):
 
 
 def read_training(paths: Iterable[Path]) -> list[TrainingRun]:
-    """Read logs whose losses can be compared.
-
-    Raises:
-        RecordError: a file is not a log, or two runs have trained on different tokens.
-    """
+    """Read logs whose losses can be compared."""
     runs = [_run_of(path, _lines(path)) for path in paths]
     for run in runs[1:]:
         for fact in ("sha256", "tokens"):

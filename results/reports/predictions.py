@@ -47,9 +47,6 @@ def write_page(path: Path, folder: Path) -> list[Path]:
     """Write the page that compares predicted with published seconds, its rows and its two pictures.
 
     Of a page that is there, the tables are replaced. Returns the paths written.
-
-    Raises:
-        RecordError: the file cannot be read, or has no row that is both predicted and measured.
     """
     paths = [folder / name for name in (PAGE, TABLE, PICTURE, PARTS_PICTURE)]
     require_apart({str(written): written for written in paths}, [path])
@@ -73,9 +70,6 @@ def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
     Args:
         rows: all rows.
         before: the page so far. What stands between `BEGIN` and `END` is replaced.
-
-    Raises:
-        RecordError: the page so far lacks one of the two lines.
     """
     head, begin, others = before.partition(BEGIN)
     _, end, tail = others.partition(END)

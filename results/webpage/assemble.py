@@ -24,9 +24,6 @@ def page(title: str, sections: Sequence[str], data: Mapping[str, Any]) -> str:
         title: plain text; it is escaped here.
         sections: HTML from `run_section` and `search_section`.
         data: what `looks` returns, and `parts`, the data of each section.
-
-    Raises:
-        ValueError: `data` contains NaN or an infinity.
     """
     return Template(static("page.html")).substitute(
         title=escape(title),

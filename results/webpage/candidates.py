@@ -27,9 +27,6 @@ def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
     Returns:
         `count`, the number of candidates on the page, those of `drawn_candidates`; `columns`, their values as in
         `run_data`; `capacity_bytes` of a device; and `strategies`, the names of all strategies in the search.
-
-    Raises:
-        RecordError: no candidate fits.
     """
     shown = drawn_candidates(rows)
     shown = shown.rename(columns={name: DERIVED + name for name in TIMES} | {"limit": f"{DERIVED}waits_for"})

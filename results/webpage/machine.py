@@ -19,11 +19,7 @@ SETTINGS = {
 
 
 def machine_facts(paths: Sequence[Path]) -> dict[str, str]:
-    """Return facts by label: the machine, which all runs share, and the time and commit of each file.
-
-    Raises:
-        RecordError: a file is not a run.
-    """
+    """Return facts by label: the machine, which all runs share, and the time and commit of each file."""
     runs = [read_run(path) for path in paths]
     machine = runs[0]["machine_info"]
     cpu, versions = machine.get("cpu") or {}, machine.get("versions") or {}

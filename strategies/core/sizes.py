@@ -261,9 +261,13 @@ class Sizes:
         return sum(weight.elements for weight in self.weights.values())
 
     @property
-    def updated_elements(self) -> int:
-        """Parameters that one device updates."""
-        return sum(weight.updated_elements for weight in self.weights.values())
+    def updated(self) -> float:
+        """Parameters that one device updates, if the axes of `Placement.updates` divide every weight."""
+        placement = self.placement
+        return sum(
+            weight.elements / self.size(*placement.not_splitting(weight.spec.dims, placement.updates))
+            for weight in self.weights.values()
+        )
 
 
 @lru_cache(maxsize=4096)

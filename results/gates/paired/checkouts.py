@@ -41,10 +41,6 @@ def checked_out(name: str, python: str) -> Iterator[Checkout]:
     Args:
         name: the directory or git ref. A directory must contain `benchmarks/`.
         python: path of the interpreter that runs the checkout.
-
-    Raises:
-        CheckoutError: the name is neither such a directory nor a commit.
-        NotComparable: the checkout is too old to have a worker.
     """
     if Path(name, "benchmarks").is_dir():
         yield _checkout(name, Path(name).resolve(), python)
@@ -67,11 +63,7 @@ def checked_out(name: str, python: str) -> Iterator[Checkout]:
 
 
 def git(*arguments: str) -> str:
-    """Run git and return its standard output, stripped.
-
-    Raises:
-        CheckoutError: git failed, with its standard error; or git is not installed.
-    """
+    """Run git and return its standard output, stripped."""
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True)
     except FileNotFoundError as error:

@@ -23,13 +23,7 @@ from results.records.reading import NotComparable
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Compare two checkouts.
-
-    Raises:
-        NotComparable: a checkout is too old, the checkouts run on different devices, or they have no case in common.
-        Refused: there are too few launches, or both checkouts refuse the selection.
-        SystemExit: Ctrl-C was pressed, after the report so far is printed.
-    """
+    """Compare two checkouts."""
     if options.launches < MIN_LAUNCHES:
         raise Refused(f"{options.launches} launches settle nothing; give {MIN_LAUNCHES} or more")
     started = time.monotonic()
@@ -69,13 +63,7 @@ def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started
 
 
 def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> list[Introduction]:
-    """Return the introductions of BASE and HEAD.
-
-    Raises:
-        CheckoutError: a worker does not start.
-        NotComparable: one checkout refuses the selection, or the two run on different devices.
-        Refused: both refuse the selection.
-    """
+    """Return the introductions of BASE and HEAD."""
     introductions, refusals = [], []
     for checkout in (base, head):
         try:

@@ -44,13 +44,7 @@ class Introduction:
 
 
 def introduce(checkout: Checkout, selection: Sequence[str], patience_seconds: float) -> Introduction:
-    """Ask a checkout for its cases, versions and devices.
-
-    Raises:
-        ServerFailure: its server does not start.
-        NotComparable: its server has another version of the protocol.
-        CheckoutError: its interpreter would run another copy of the code.
-    """
+    """Ask a checkout for its cases, versions and devices."""
     with worker(checkout, selection, patience_seconds) as server:
         answer = checked(server.ask("hello"), dict[str, Any], "the answer of a timing server")
     if answer["protocol"] != PROTOCOL:
