@@ -51,7 +51,7 @@ def rule(pattern: str, amount: str) -> tuple[str, Allowance]:
 
 
 def require_metric(pattern: str, names: Iterable[str]) -> None:
-    """Check that an allowance is for an exact metric: one of these names, or of any kind of collective and mesh axis."""
+    """Check that an allowance is for an exact metric: one of these, or of any kind of collective and mesh axis."""
     if not fnmatch.filter(names, pattern) and not gated([pattern], "exact"):
         nearest = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0))
         raise Refused(f"--allow: {pattern!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")
