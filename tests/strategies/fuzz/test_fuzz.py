@@ -24,6 +24,7 @@ import pytest
 from strategies import GPTConfig, Infeasible, TrainConfig
 from strategies.core.gradients import sum_remaining
 from strategies.core.plan import Plan
+from tests.strategies import quick
 from tests.strategies.fuzz import composition, drawing
 from tests.strategies.fuzz.composition import (
     Composition,
@@ -92,6 +93,14 @@ def in_turn(seed: int) -> Composition:
     return drawn if seed % 2 else drawn.in_float32()
 
 
+@pytest.fixture
+def _fast_programs() -> Iterator[None]:
+    """Compile steps in half the time (tests/strategies/quick.py)."""
+    with quick.programs():
+        yield
+
+
+@pytest.mark.usefixtures("_fast_programs")
 @pytest.mark.parametrize("seed", [3, 11])
 def test_the_check_raises_no_alarm(seed):
     """It accepts a random step that is sound."""
@@ -99,6 +108,7 @@ def test_the_check_raises_no_alarm(seed):
 
 
 @pytest.mark.fuzz
+@pytest.mark.usefixtures("_fast_programs")
 def test_the_check_raises_no_alarm_on_a_thousand_random_steps():
     """It accepts all of them."""
     print(f"MESHMARK_FUZZ_SEED={SEED}")
