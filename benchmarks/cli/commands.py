@@ -262,3 +262,5 @@ STEPS_COMMANDS = "measure", "launch", "train", "search", "compile", "calibrate",
 """The commands that compile or run training steps."""
 SECTIONS = {"measure and train": MEASURED, "plan": PLANNED, "look up": SHOWN, "draw and judge results": JUDGED}
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
+RARE = "launch", "schedule", "predict", "fit", "calibrate"
+"""Commands of which the list of all has the names alone."""

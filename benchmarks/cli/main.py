@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.cli.commands import COMMANDS, SECTIONS, STEPS_COMMANDS
+from benchmarks.cli.commands import COMMANDS, RARE, SECTIONS, STEPS_COMMANDS
 from benchmarks.cli.ending import Refused, run
 from benchmarks.cli.outputs import Unwritable
 from benchmarks.cli.starting import pytest_problem, steps_problem
@@ -93,10 +93,10 @@ def contents(word: str = "") -> str:
     lines = ["usage: meshmark COMMAND ...   (meshmark COMMAND --help describes its options)", ""]
     lines += ["Parallelism strategies for training GPTs in JAX, measured."]
     for title, commands in SECTIONS.items():
-        names = [name for name in commands if not word or name in verbs_of(word)]
+        names = [name for name in commands if (name in verbs_of(word) if word else name not in RARE)]
         if names:
             lines += ["", f"{title}:", *(f"  {name:{width}}  {commands[name].summary}" for name in names)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *([] if word else ["", f"more: {', '.join(RARE)}"])])
 
 
 def installed_version() -> str:
