@@ -83,19 +83,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Refuse to be collected among other tests, as by `pytest .`.
-
-    An error while a folder is read would be one of many.
-    """
+    """Refuse to be collected among other tests, as by `pytest .`. An error in a folder would be one of many."""
     if STARTED not in collector.config.stash:
         raise pytest.UsageError(NOT_ALONE)
 
 
 def pytest_collect_file(parent: pytest.Collector) -> None:
-    """Refuse it in a worker of pytest-xdist too, as by `pytest .
-
-    -n 2`. Only collection errors of workers are reported.
-    """
+    """Refuse it in a worker of pytest-xdist, too, of which only collection errors are reported."""
     if STARTED not in parent.config.stash and hasattr(parent.config, "workerinput"):
         raise parent.CollectError(NOT_ALONE)
 

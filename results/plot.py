@@ -107,7 +107,7 @@ def kind_of_output(text: str) -> str:
     content = decode_json(text, "stdin")
     if isinstance(content, list) or (isinstance(content, dict) and "schedule" in content):
         return "overviews" if isinstance(content, list) else "schedule"
-    raise RecordError("stdin is no schedule and no overview")
+    raise RecordError("stdin has neither a schedule nor overviews")
 
 
 def several(

@@ -30,7 +30,7 @@ def require_instance(value: Any, kind: type[T], what: str, error: type[Exception
         Infeasible: it is of another class; or `error`.
     """
     if not isinstance(value, kind):
-        raise error(f"{what} is {described(value)}; give a {kind.__name__}")
+        raise error(f"{what} is {described(value)}; pass a {kind.__name__}")
     return value
 
 
@@ -71,7 +71,7 @@ def require_like(given: Any, expected: Any, what: str) -> None:
     Raises:
         Infeasible: they differ; the message names the first array that does.
     """
-    way_out = "give what this step made or placed"
+    way_out = "pass what this step made or placed"
     if jax.tree.structure(given) != jax.tree.structure(expected):
         if not isinstance(given, type(expected)):
             raise Infeasible(f"{what} is {described(given)}, not {described(expected)}; {way_out}")

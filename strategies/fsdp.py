@@ -110,7 +110,7 @@ def _gather_scatter(plan: Plan, spec: WeightSpec, dtype: str) -> Callable[[Array
 
     If both dtypes are equal it is the plain gather, whose transpose by autodiff sums in the same dtype.
     """
-    split, reduce_dtype = plan.placed(spec.dims).gathered, spec.summed_dtype(plan.train.reduce_dtype)
+    split, reduce_dtype = plan.placed(spec.dims).stored_shard, spec.summed_dtype(plan.train.reduce_dtype)
 
     def gathered(part: Array) -> Array:
         return gather(part.astype(dtype), split)
@@ -148,7 +148,7 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     The gradient of a tied table is scattered for each of its two uses.
     """
     axes, by_layer = plan.placement.shards, plan.train.gather == "layer"
-    for weight in (weight for weight in plan.weights.values() if weight.gathered):
+    for weight in (weight for weight in plan.weights.values() if weight.stored_shard):
         whole = weight.elements * plan.shards
         once, again = weight.elements, 0
         if by_layer and weight.spec.is_layered:

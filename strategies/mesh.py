@@ -89,7 +89,7 @@ class MeshSpec:
             'data=2,pipeline=2,tensor=2'
         """
         if not isinstance(text, str):
-            raise Infeasible(f"mesh {reprlib.repr(text)}; give a MeshSpec, or a text as data=2,tensor=4")
+            raise Infeasible(f"mesh {reprlib.repr(text)}; pass a MeshSpec, or a string such as 'data=2,tensor=4'")
         parts = [re.fullmatch(r"([a-z]+)=([0-9]{1,9})", part) for part in text.split(",")]
         if not all(parts):
             raise Infeasible(f"mesh {reprlib.repr(text)} cannot be read; write it as data=2,tensor=4")

@@ -47,7 +47,7 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
 
     of_all = {"grouped_matmuls": plan.grouped_matmuls, "needs_loop": plan.needs_loop, **vocabulary.hooks_of(plan)}
     of_all |= {"batch_sum": batch_sum} if split else {}
-    hooks, functions = dict.fromkeys(of_all, "the vocabulary"), dict[str, str]()
+    hooks, functions = dict.fromkeys(of_all, ""), dict[str, str]()
     found: dict[str, Any] = {}
     for axis in plan.active:
         what = f"what `implement` of the axis {axis.name} returned"
@@ -66,9 +66,9 @@ def _claimed(own: Hooks | Implementation, owners: dict[str, str], axis: str) -> 
     values = {each.name: (getattr(own, each.name), each.default) for each in fields(own) if each.name != "hooks"}
     claimed = {name: value for name, (value, default) in values.items() if value is not default}
     for name in claimed:
-        if other := owners.get(name):
-            raise Infeasible(f"{other} and the axis {axis} both set `{name}`; set it in one of them")
-        owners[name] = f"the axis {axis}"
+        if (other := owners.setdefault(name, axis)) != axis:
+            both = f"the axes {other} and {axis} both set `{name}`; set it in one of them"
+            raise Infeasible(both if other else f"the step sets `{name}` itself; remove it from the axis {axis}")
     return claimed
 
 

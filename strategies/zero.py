@@ -45,7 +45,7 @@ def updates(plan: Plan) -> Iterator[Traffic]:
     at_once = plan.train.reduce != "layer" and per_microbatch
     when = "after each microbatch" if at_once else plan.when_summed
     times = plan.train.microbatches if per_microbatch else 1
-    shared = [(weight.shared.axes, weight) for weight in plan.weights.values() if weight.shared]
+    shared = [(weight.update_shard.axes, weight) for weight in plan.weights.values() if weight.update_shard]
     for axes in dict.fromkeys(axes for axes, _ in shared):
         split = [weight for each, weight in shared if each == axes]
         term = partial(traffic, plan, "gradients", "reduce_scatter", axes, array="gradients", when=when)

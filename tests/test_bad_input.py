@@ -55,7 +55,7 @@ TABLE: dict[str, tuple[int, str]] = {
     # outputs that are inputs, or each other
     "regress exact run.json run.json --markdown=run.json": (5, "--markdown run.json would overwrite the input"),
     "regress exact run.json run.json --junit=x --markdown=x": (5, "would overwrite the output of --markdown"),
-    "page run.json --out=page.png": (5, "page.png is named like a picture, and what is written is none; name another"),
+    "page run.json --out=page.png": (5, "page.png has the suffix of a picture, and this file is not one; name another"),
     "page run.json --out=run.json": (5, "--out run.json would overwrite the input run.json; name another"),
     "frontier found.png": (5, "the picture found.png would overwrite the input found.png; name another"),
     # files that are JSON but not what is expected

@@ -203,7 +203,7 @@ def test_a_module_that_cannot_be_imported_is_named(name: str, command: str, stat
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(SystemExit(3), "the build of exits raised SystemExit: 3; it must"), (None, "returned is None; give a Step")],
+    [(SystemExit(3), "the build of exits raised SystemExit: 3; it must"), (None, "returned is None; pass a Step")],
 )
 def test_a_build_does_not_end_the_program(error: BaseException | None, message: str) -> None:
     """A build that exits, or returns no step, is a ValueError: the row of its case says so, and a sweep goes on."""
@@ -239,5 +239,5 @@ def test_a_strategy_has_its_types(fields: dict, message: str) -> None:
 
 def test_what_is_no_strategy_is_not_registered() -> None:
     """`register` takes a `Strategy` and nothing else."""
-    with pytest.raises(ValueError, match="what is registered is 'fsdp'; give a Strategy"):
+    with pytest.raises(ValueError, match="what is registered is 'fsdp'; pass a Strategy"):
         strategies.register("fsdp")  # type: ignore[arg-type]

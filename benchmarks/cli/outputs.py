@@ -39,7 +39,7 @@ def require_file(path: Path, *, picture: bool = False) -> None:
     except OSError as error:
         raise Unwritable(f"{short(path)} cannot be written: {cause(error)}; name another file") from error
     if is_picture(path) and not picture:
-        raise Unwritable(f"{short(path)} is named like a picture, and what is written is none; name another file")
+        raise Unwritable(f"{short(path)} has the suffix of a picture, and this file is not one; name another file")
 
 
 def require_folder(path: Path) -> None:

@@ -48,12 +48,8 @@ from benchmarks.run.progress import Progress, print_summary, say_regularly
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 
 Tell = Callable[[Mapping[str, Any]], None]
-OF_RUNNING = {
-    "memory_profile": "says what steps hold",
-    "trace_dir": "traces steps",
-    "attribution": "says where the time goes of steps",
-}
-"""Options of steps that run, and what each does."""
+OF_RUNNING = "memory_profile", "trace_dir", "attribution"
+"""Options that need steps that run."""
 
 
 def main(tell: Tell | None = None, arguments: Sequence[str] | None = None) -> int:
@@ -200,9 +196,10 @@ def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
 
 def settings_of(option: argparse.Namespace, corpus_N: Corpus, selection: Selection) -> RunSettings:
     """The settings of a run."""
-    for name, what in OF_RUNNING.items():
+    for name in OF_RUNNING:
         if (given := getattr(option, name)) and option.compile_only:
-            raise ValueError(f"--{dashed(name)} {what} that run, and --compile-only and --topology run none; omit it")
+            problem = f"--{dashed(name)} needs steps that run, and --compile-only and --topology only compile them"
+            raise ValueError(f"{problem}; omit --{dashed(name)} (`meshmark show` says what steps hold and send)")
         if isinstance(given, Path):
             require_folder(given)
     return RunSettings(

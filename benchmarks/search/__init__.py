@@ -1,1 +1,1 @@
-"""Search: candidates ranked by predicted seconds, improvements, and the best as compiled and as measured."""
+"""Search: candidates ranked by predicted seconds, and the best as compiled and as measured."""

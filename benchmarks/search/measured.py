@@ -84,7 +84,10 @@ def lines(found: Sequence[Tried], ranking: Ranking, predicted: bool) -> Iterator
     timed = [row for row in rows if row["measured.seconds"]]
     if not (predicted and timed):
         return
-    if best := next((row for row in timed if row["rank"] == 1), None):
+    best = next((row for row in timed if row["rank"] == 1), None)
+    if best is timed[0]:
+        yield "the predicted best is the fastest that was measured"
+    elif best:
         likely = Interval.of_ratios(best["measured.rounds_seconds"], timed[0]["measured.rounds_seconds"])
         interval = f" (95% interval of rounds: {likely.low - 1:+.1%} to {likely.high - 1:+.1%})" if likely else ""
         loss = best["measured.seconds"] / timed[0]["measured.seconds"] - 1

@@ -155,7 +155,7 @@ def heading(result: Result) -> list[str]:
     return paragraph(
         f"{work}, on {device_count(space.topology)} devices of {space.topology}",
         f"{len(ranking.fitting)} candidates fit, {too_large} are too large, {infeasible} infeasible",
-        f"a candidate fits if formulas give it at most {room}; they may be off by {1 - MEMORY_FRACTION:.0%}",
+        f"a candidate fits if it needs at most {room}, a margin of {1 - MEMORY_FRACTION:.0%} for errors of formulas",
         *([f"machine {machine.name}: {machine.source}"] if result.predicted else []),
     )
 
@@ -201,9 +201,10 @@ def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
     low, high = interval(machine, space.config)
     ranges = [f"{amount * low:{spec}} to {amount * high:{spec}}{unit}" for amount, spec, unit in amounts]
     exact = [f"{amount:{spec}}{unit}" for amount, spec, unit in amounts]
+    how = "compiled" if compiled_seconds else "predicted"
     return paragraph(
         f"{tokens:.3g} tokens take {', '.join(ranges)}",
-        f"as predicted: {', '.join(exact)}; the ranges have a probability of 80%",
+        f"as {how}: {', '.join(exact)}; the ranges have a probability of 80%",
     )
 
 

@@ -113,7 +113,7 @@ def local(folder: str | Path) -> Path:
     """
     if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
         shown = reprlib.repr(folder) if isinstance(folder, str | None) else f"a {type(folder).__name__}"
-        raise CheckpointError(f"the folder of checkpoints is {shown}; give a path, as a text or a Path")
+        raise CheckpointError(f"the folder of checkpoints is {shown}; pass a path (str or Path)")
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(folder)):  # two letters at least: C:/ is a drive
         raise CheckpointError(f"{folder} is a URL; checkpoints need a file system: mount it, and name the folder")
     try:

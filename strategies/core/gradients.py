@@ -1,4 +1,4 @@
-"""Sums of gradients: over microbatches, over devices, and of squares for the global norm."""
+"""Sums of gradients over microbatches and devices, of squares for the global norm, and the weights to differentiate."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from strategies.core.axis import Axis
 from strategies.core.key_copies import sum_copies
-from strategies.core.placement import Part, Placed
+from strategies.core.placement import Placed, ShardedDim
 from strategies.core.plan import Plan
 from strategies.core.shards import gather, scatter
 from strategies.device_mesh import mark_varying
@@ -42,11 +42,11 @@ def sum_remaining(
     """
     split = *plan.placement.batch, *plan.placement.tokens
     loss = lax.psum(loss, split) if split else loss
-    if plan.train.gather == "step":
-        grads = _scattered(grads, plan, lambda placed: placed.gathered)
+    if plan.gathered > 1:
+        grads = _scattered(grads, plan, lambda placed: placed.stored_shard)
     for axis in plan.active:
         grads = _sum_parts(grads, axis, plan)
-    remaining, summed = apart(grads, plan)
+    remaining, summed = split_summed_in_loop(grads, plan)
     remaining = sum_copies(remaining, plan)
     if not plan.placement.reduce_scatter_per_microbatch:
         remaining = scatter_shared(remaining, plan)
@@ -55,7 +55,7 @@ def sum_remaining(
     return loss, {**remaining, **summed}
 
 
-def apart(weights: Weights, plan: Plan) -> tuple[Weights, Weights]:
+def split_summed_in_loop(weights: Weights, plan: Plan) -> tuple[Weights, Weights]:
     """Those whose gradients are summed after the backward pass, and those whose gradients are summed in its loop."""
     in_loop = {"blocks": weights["blocks"]} if plan.train.reduce == "layer" else {}
     return {name: part for name, part in weights.items() if name not in in_loop}, in_loop
@@ -63,10 +63,10 @@ def apart(weights: Weights, plan: Plan) -> tuple[Weights, Weights]:
 
 def scatter_shared(grads: Weights, plan: Plan) -> Weights:
     """This device's parts of the sums of gradients, where devices update parts of weights (ZeRO stages 1 and 2)."""
-    return _scattered(grads, plan, lambda placed: placed.shared) if plan.placement.updates else grads
+    return _scattered(grads, plan, lambda placed: placed.update_shard) if plan.placement.updates else grads
 
 
-def _scattered(grads: Weights, plan: Plan, part_of: Callable[[Placed], Part | None]) -> Weights:
+def _scattered(grads: Weights, plan: Plan, part_of: Callable[[Placed], ShardedDim | None]) -> Weights:
     def scattered(grad: Array, spec: WeightSpec) -> Array:
         return scatter(grad, part_of(plan.placed(spec.dims)), spec, plan.train.reduce_dtype)
 
@@ -105,7 +105,7 @@ def all_reduce_listed(grads: Sequence[Array], specs: Sequence[WeightSpec], plan:
     return cast(sums, "float32")
 
 
-def ready(weights: Weights, plan: Plan) -> Weights:
+def prepare_weights(weights: Weights, plan: Plan) -> Weights:
     """Weights as the step stores them -> those with respect to which gradients are taken.
 
     They are marked as varying over the axes over which gradients are summed later (`mark_varying`). With
@@ -114,10 +114,10 @@ def ready(weights: Weights, plan: Plan) -> Weights:
 
     def one(weight: Array, spec: WeightSpec) -> Array:
         placed = plan.placed(spec.dims)
-        if not (plan.train.reduce == "layer" and spec.is_stacked):
+        if not plan.sums_in_loop(spec):
             weight = mark_shares(weight, placed)
-        if plan.train.gather == "step":
-            weight = gather(weight.astype(spec.used_dtype(plan.train.dtype)), placed.gathered)
+        if plan.gathered > 1:
+            weight = gather(weight.astype(spec.used_dtype(plan.train.dtype)), placed.stored_shard)
         parts = tuple(axis.name for axis in plan.active if axis.partial_gradient(plan, spec))
         return mark_varying(weight, parts) if parts else weight
 
@@ -126,7 +126,7 @@ def ready(weights: Weights, plan: Plan) -> Weights:
 
 def mark_shares(weight: Array, placed: Placed) -> Array:
     """Mark a weight as varying over the axes along which it is replicated, or updated in parts."""
-    axes = *placed.summed, *(placed.shared.axes if placed.shared else ())
+    axes = *placed.summed, *(placed.update_shard.axes if placed.update_shard else ())
     return mark_varying(weight, axes) if axes else weight
 
 

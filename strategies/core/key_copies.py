@@ -95,7 +95,9 @@ def copied_elements(plan: Plan) -> int:
     if plan.key_copies == 1:
         return 0
     rows, weights = plan.held_config.dim_sizes, [weight for weight in plan.weights.values() if _has_heads(weight.spec)]
-    return sum(each.elements // rows[each.spec.dims[-2]] * KEYS[each.spec.dims[-2]] for each in weights)
+    early = plan.placement.reduce_scatter_per_microbatch  # gradients are then scattered before
+    held = ((each.updated_elements if early else each.elements, each.spec.dims[-2]) for each in weights)
+    return sum(elements // rows[dim] * KEYS[dim] for elements, dim in held)
 
 
 def _has_heads(spec: WeightSpec) -> bool:

@@ -122,7 +122,7 @@ class LayerReduction:
         plan, grads = self.plan, sum_listed_copies(grads, specs, self.plan)
         if plan.placement.updates:
             grads = [
-                scatter(grad, plan.placed(spec.dims).shared, spec, plan.train.reduce_dtype)
+                scatter(grad, plan.placed(spec.dims).update_shard, spec, plan.train.reduce_dtype)
                 for grad, spec in zip(grads, specs, strict=True)
             ]
         if self.implementation.sum_layer:

@@ -138,7 +138,7 @@ WHOLE = *STACKS, "qkv", "qk"
 """Dims that are not split: layers are gathered one by one, and queries and keys are next to each other."""
 
 
-class Part(NamedTuple):
+class ShardedDim(NamedTuple):
     """A dim of an array that is split, and the mesh axes that split it."""
 
     dim: int
@@ -154,16 +154,17 @@ class Placed:
         stored: between steps.
         updated: its gradient, moments and update.
         summed: mesh axes over which its gradient remains to be summed: they split tokens, and not the weight.
-        gathered: what is gathered before use, and scattered of the gradient; None if it is stored as it is used.
-        shared: what is scattered of the gradient, and gathered after the update; None if it is updated as it is stored.
+        stored_shard: the dim that is gathered before use, and scattered of the gradient; None if it is stored as used.
+        update_shard: the dim that is scattered of the gradient, and gathered after the update; None if it is updated as
+            it is stored.
     """
 
     used: Split
     stored: Split
     updated: Split
     summed: Axes
-    gathered: Part | None = None
-    shared: Part | None = None
+    stored_shard: ShardedDim | None = None
+    update_shard: ShardedDim | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +207,10 @@ def placed(placement: Placement, config: GPTConfig, sizes: Mapping[str, int], di
     if dim is None:
         return Placed(used, used, used, (*summed, *axes))
     split = tuple((*each, *axes) if i == dim else each for i, each in enumerate(used))
-    part = Part(dim, axes)
+    shard = ShardedDim(dim, axes)
     if placement.shards:
-        return Placed(used, split, split, summed, gathered=part)
-    return Placed(used, used, split, summed, shared=part)
+        return Placed(used, split, split, summed, stored_shard=shard)
+    return Placed(used, used, split, summed, update_shard=shard)
 
 
 def _dim_for(

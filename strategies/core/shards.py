@@ -25,7 +25,7 @@ from jaxtyping import Array
 
 from strategies.config import ReduceDtype, TrainConfig
 from strategies.core.collectives import all_gather, reduce_scatter
-from strategies.core.placement import Part
+from strategies.core.placement import ShardedDim
 from strategies.core.plan import Plan
 from strategies.core.sizes import held_dtype
 from strategies.gpt_config import GPTConfig
@@ -33,7 +33,7 @@ from strategies.model.gpt import map_weights
 from strategies.model.weights import Weights, WeightSpec
 
 
-def gather(array: Array, part: Part | None, to: Literal["varying", "invarying"] = "varying") -> Array:
+def gather(array: Array, part: ShardedDim | None, to: Literal["varying", "invarying"] = "varying") -> Array:
     """W[D_axis,F] -> W[D,F]. `to` is the type of the result in `jax.shard_map`: varying over the axes, or not."""
     if part is None:
         return array
@@ -42,7 +42,7 @@ def gather(array: Array, part: Part | None, to: Literal["varying", "invarying"] 
     return lax.all_gather(array, part.axes, axis=part.dim, tiled=True, to=to)
 
 
-def scatter(grad: Array, part: Part | None, spec: WeightSpec, dtype: ReduceDtype) -> Array:
+def scatter(grad: Array, part: ShardedDim | None, spec: WeightSpec, dtype: ReduceDtype) -> Array:
     """dW[D,F] of each device -> this device's part dW[D_axis,F] of their sum, in float32.
 
     It is summed in `dtype`, or in the dtype that this weight has instead (`WeightSpec.summed_dtype`).
@@ -52,7 +52,7 @@ def scatter(grad: Array, part: Part | None, spec: WeightSpec, dtype: ReduceDtype
     return reduce_scatter(grad.astype(spec.summed_dtype(dtype)), part.axes, part.dim).astype("float32")
 
 
-def own_part(array: Array, part: Part | None) -> Array:
+def own_part(array: Array, part: ShardedDim | None) -> Array:
     """W[D,F] -> W[D_axis,F], the part of this device."""
     if part is None:
         return array
@@ -62,7 +62,7 @@ def own_part(array: Array, part: Part | None) -> Array:
 
 def own_parts(weights: Weights, plan: Plan) -> Weights:
     """This device's parts of the weights that it updates."""
-    return map_weights(lambda weight, spec: own_part(weight, plan.placed(spec.dims).shared), plan.config, weights)
+    return map_weights(lambda weight, spec: own_part(weight, plan.placed(spec.dims).update_shard), plan.config, weights)
 
 
 def gather_updated(parts: Weights, replaced: Weights, plan: Plan) -> Weights:
@@ -96,7 +96,7 @@ def gather_updated(parts: Weights, replaced: Weights, plan: Plan) -> Weights:
 
 
 def _gathered(plan: Plan, part: Any, spec: WeightSpec) -> Array:
-    return gather(part, plan.placed(spec.dims).shared, to="invarying")
+    return gather(part, plan.placed(spec.dims).update_shard, to="invarying")
 
 
 def held(weights: Weights, config: GPTConfig, train: TrainConfig) -> tuple[Weights, Weights | None]:

@@ -142,7 +142,7 @@ class Sizes:
 
     def gathered_of(self, weight: Weight) -> int:
         """`gathered`, of a weight that is sharded; otherwise 1."""
-        return self.gathered if weight.gathered else 1
+        return self.gathered if weight.stored_shard else 1
 
     @property
     def virtual(self) -> bool:
@@ -161,6 +161,10 @@ class Sizes:
         lead_sends = self.config.lead is not None and (self.tensors > 1 or self.size(*self.placement.tokens) > 1)
         late = self.train.reduce == "layer" and self.config.blocks > 2 and self.shards == 1
         return late and not (self.virtual and lead_sends)
+
+    def sums_in_loop(self, spec: WeightSpec) -> bool:
+        """Whether the backward loop over layers sums the gradient of a weight over devices."""
+        return self.train.reduce == "layer" and spec.is_stacked
 
     @property
     def when_summed(self) -> str:

@@ -118,19 +118,23 @@ def traffic(
 def losses(plan: Plan) -> Iterator[Traffic]:
     """The loss, over all axes that split tokens (gradients.py)."""
     axes = *plan.placement.batch, *plan.placement.tokens
-    yield from traffic(plan, "loss", "all_reduce", axes, plan.loss_terms, array="number", when=plan.when_summed)
+    yield from traffic(plan, "loss", "all_reduce", axes, plan.loss_terms, array="number", when="after backward")
 
 
 def partial_gradients(plan: Plan) -> Iterator[Traffic]:
     """Sums of gradients of replicated weights of which each device along an axis has a part (`Axis.partial_gradient`).
 
-    They follow a gather of weights for a whole step, and scatters in each microbatch or layer.
+    Of gradients that microbatches or layers have scattered it is this device's shard that is summed.
     """
     for axis in plan.active:
         term = partial(traffic, plan, "replicated-weight gradients", "all_reduce", (axis.name,), array="gradients")
-        weights = [weight for weight in plan.weights.values() if axis.partial_gradient(plan, weight.spec)]
-        for dtype, elements in elements_by_dtype(plan, weights):
-            yield from term(elements, dtype=dtype, when=plan.when_summed)
+        elements = Counter[str]()
+        for weight in plan.weights.values():
+            if axis.partial_gradient(plan, weight.spec):
+                early = plan.placement.reduce_scatter_per_microbatch or plan.sums_in_loop(weight.spec)
+                elements[plan.summed_dtype(weight)] += weight.updated_elements if early else weight.elements
+        for dtype, count in elements.items():
+            yield from term(count, dtype=dtype, when="after backward")
 
 
 def balance(plan: Plan) -> Iterator[Traffic]:
@@ -170,7 +174,7 @@ def norm(plan: Plan) -> Iterator[Traffic]:
 
 def terms_of(plan: Plan) -> tuple[Term, ...]:
     """All terms of a step: those of its axes, those that every strategy has, and what axes have in place of these."""
-    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][-1:] or [replica_sums]  # the last one sums
+    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][:1] or [replica_sums]  # no two set `reduce`
     of_batch = dict.fromkeys(term for axis in plan.active if axis.batch for term in axis.traffic)
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term

@@ -24,7 +24,14 @@ from jaxtyping import Array, PRNGKeyArray
 from strategies.arguments import described, guarded, jitted, require_key
 from strategies.config import TrainConfig
 from strategies.core.expert_load import expert_load
-from strategies.core.gradients import accumulated, apart, ready, scatter_shared, sum_remaining, total_of_microbatches
+from strategies.core.gradients import (
+    accumulated,
+    prepare_weights,
+    scatter_shared,
+    split_summed_in_loop,
+    sum_remaining,
+    total_of_microbatches,
+)
 from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import LayerReduction
 from strategies.core.optimizer import adamw, loss_scaled, moves_biases, without_biases
@@ -50,7 +57,7 @@ def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
         Infeasible: gradients cannot be summed by layer, or the attention kernel does not run on these devices.
     """
     if plan.train.reduce == "layer" and implementation.reduce and not implementation.sum_layer:
-        raise Infeasible("reduce=layer needs `sum_layer` beside `reduce`; give it, or use reduce=step")
+        raise Infeasible("reduce=layer needs `sum_layer` in addition to `reduce`; set it, or use reduce=step")
     return _Assembly(plan, mesh, implementation).step()
 
 
@@ -151,7 +158,7 @@ class _Assembly:
         found = differentiate(build, params, tokens_BS, divisor)
         loss, grads = require_gradients(found, params, "differentiate")
         if self.placement.reduce_scatter_per_microbatch:
-            remaining, summed = apart(grads, self.plan)
+            remaining, summed = split_summed_in_loop(grads, self.plan)
             grads = {**scatter_shared(remaining, self.plan), **summed}
         return loss, grads
 
@@ -183,7 +190,7 @@ class _Assembly:
 
     def prepared(self, params: Weights) -> Weights:
         """The weights with respect to which gradients are taken."""
-        return params if self.implementation.compiler_partitioned else ready(params, self.plan)
+        return params if self.implementation.compiler_partitioned else prepare_weights(params, self.plan)
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
         """The mean loss of a batch by a forward pass, one microbatch after another."""

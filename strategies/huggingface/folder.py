@@ -121,7 +121,7 @@ def read(folder: str | Path) -> Pretrained:
 
 def _path(folder: Any) -> Path:
     if not isinstance(folder, str | os.PathLike):
-        raise HuggingFaceError(f"the folder is {described(folder)}; give a path, as a text or a Path")
+        raise HuggingFaceError(f"the folder is {described(folder)}; pass a path (str or Path)")
     return Path(folder)
 
 

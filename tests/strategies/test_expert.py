@@ -212,7 +212,9 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
     assert replicas["gate_EDF"] == replicas["down_EFD"] == ("data",)
     assert replicas["router_DE"] == replicas["token_VD"] == ("data", "expert")
     sharded = predict("zero1", PRESETS["nano-moe"], "data=2,expert=4", TrainConfig(16)).plan
-    shared = {name.split(".")[-1]: weight.shared.axes for name, weight in sharded.weights.items() if weight.shared}
+    shared = {
+        name.split(".")[-1]: weight.update_shard.axes for name, weight in sharded.weights.items() if weight.update_shard
+    }
     assert shared == replicas
 
 

@@ -58,7 +58,7 @@ def test_what_is_no_model_or_mesh_is_refused() -> None:
     """A wrong type for the model or the mesh raises Infeasible and says what to pass."""
     with pytest.raises(Infeasible, match=r"the model is the text 'nano'; give a GPTConfig, as PRESETS\['nano'\]"):
         STRATEGIES["data"].build("nano", "data=8", TRAIN)  # type: ignore[arg-type]
-    with pytest.raises(Infeasible, match="mesh 8; give a MeshSpec, or a text as data=2,tensor=4"):
+    with pytest.raises(Infeasible, match="mesh 8; pass a MeshSpec, or a string such as 'data=2,tensor=4'"):
         STRATEGIES["data"].build(TINY, 8, TRAIN)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match=r"'nanno' is no preset; there are .*; did you mean nano"):
         PRESETS["nanno"]

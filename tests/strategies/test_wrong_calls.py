@@ -2,7 +2,6 @@
 
 # Wrong arguments are what is tested.
 # pyright: reportArgumentType=false, reportCallIssue=false
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -74,12 +73,12 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "weights instead of a state": (
         lambda _: built("data=2")(state("data=2").params, TOKENS),
         Infeasible,
-        "the state is a dict; give a State",
+        "the state is a dict; pass a State",
     ),
     "arguments of a step swapped": (
         lambda _: built("data=2")(TOKENS, state("data=2")),
         Infeasible,
-        "the state is an array int64[8, 9]; give a State",
+        "the state is an array int64[8, 9]; pass a State",
     ),
     "the state of another strategy": (
         lambda _: built("data=2")(state("tensor=2"), TOKENS),
@@ -99,7 +98,7 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "a state instead of weights": (
         lambda _: built("data=2").evaluate(state("data=2"), TOKENS),
         Infeasible,
-        "the params is a State, not a dict; give what this step made or placed",
+        "the params is a State, not a dict; pass what this step made or placed",
     ),
     "tokens that are none": (
         lambda _: built("data=2").place(None),
@@ -117,13 +116,13 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         Infeasible,
         "arrays of the state are deleted",
     ),
-    "positions of nothing": (lambda _: positions(None), CheckpointError, "the folder of checkpoints is None; give"),
+    "positions of nothing": (lambda _: positions(None), CheckpointError, "the folder of checkpoints is None; pass"),
     "a folder that is not there": (
         lambda folder: restore(built("data=2"), folder / "x"),
         CheckpointError,
         "/x has none, because it does not exist",
     ),
-    "check of no step": (lambda _: check_step(None), TypeError, "the step is None; give a Step"),
+    "check of no step": (lambda _: check_step(None), TypeError, "the step is None; pass a Step"),
     "an empty folder of Hugging Face": (
         read,
         SchemaError,
@@ -134,19 +133,19 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         Infeasible,
         "the step is a State; give",
     ),
-    "restore without a step": (lambda folder: restore(None, folder), Infeasible, "the step is None; give a Step"),
+    "restore without a step": (lambda folder: restore(None, folder), Infeasible, "the step is None; pass a Step"),
     "restore swapped": (lambda folder: restore(folder, built("data=2")), Infeasible, "the step is a PosixPath; give"),
     "restore without a folder": (
         lambda _: restore(built("data=2"), None),
         CheckpointError,
-        "the folder of checkpoints is None; give a path",
+        "the folder of checkpoints is None; pass a path",
     ),
     "a checkpoint without metadata": (
         lambda folder: restore(built("data=2"), without_info(folder)),
         CheckpointError,
         "/7 lacks checkpoint.json, without which a checkpoint is not whole; restore another",
     ),
-    "no folder of Hugging Face": (lambda _: read(None), HuggingFaceError, "the folder is None; give a path, as a text"),
+    "no folder of Hugging Face": (lambda _: read(None), HuggingFaceError, "the folder is None; pass a path"),
     "a dtype that tensors cannot have": (
         lambda folder: write(folder / "out", folder, dtype="float64"),
         HuggingFaceError,
@@ -198,4 +197,5 @@ def test_a_wrong_call_is_refused(call: str, tmp_path: Path) -> None:
 def test_arrays_of_the_host_are_a_state() -> None:
     """Only arrays on devices have a placement that can be another."""
     on_host = jax.tree.map(np.asarray, state("data=2"))
-    assert json.dumps(float(built("data=2")(on_host, TOKENS)[1]["loss"]))
+    loss = built("data=2")(on_host, TOKENS)[1]["loss"]
+    assert loss == built("data=2")(state("data=2"), TOKENS)[1]["loss"]

@@ -93,7 +93,7 @@ def test_the_command_replaces_the_declared_overlap(tmp_path: Path, capsys: pytes
         assert row["compiled.needed_bytes"] > 0
     fastest = min(row["compiled.seconds"] for row in tried)
     assert "as compiled: after each prediction" in said
-    assert f"as predicted: {1e9 / (8 * 8) * fastest / 86400:,.1f} days" in " ".join(said.split())
+    assert f"as compiled: {1e9 / (8 * 8) * fastest / 86400:,.1f} days" in " ".join(said.split())
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_a_margin_of_memory_is_stated(tmp_path, capsys):
     assert all(row["needed_bytes"] <= told["usable_bytes"] for row in fitting(told))
     assert told["usable_bytes"] == int(MEMORY_FRACTION * CHIPS["h100"].memory_bytes)
     assert (
-        "a candidate fits if formulas give it at most 67.2 of 79.1 GiB; they may be off by 15%"
+        "a candidate fits if it needs at most 67.2 of 79.1 GiB, a margin of 15% for errors of formulas"
         in capsys.readouterr().out
     )
 

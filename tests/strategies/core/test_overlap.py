@@ -165,7 +165,7 @@ def test_a_step_has_what_its_axes_implement():
     mesh, by_layer = MeshSpec.parse("data=2"), replace(TRAIN, reduce="layer")
     assert Plan.of((plain,), SMALL, mesh, TRAIN, NVIDIA_GPU, checked=False).train.reduce == "step"
     strategy = Strategy("mine", (replace(plain, resolve=data.REPLICAS.resolve, options=("reduce",)),))
-    with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `reduce`"):
+    with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` in addition to `reduce`"):
         strategy.build(SMALL, mesh, by_layer)
     found = Plan.of(auto.AXES, SMALL, MeshSpec.parse("fsdp=2,tensor=2"), TRAIN, NVIDIA_GPU, checked=False).train
     assert (found.reduce, found.prefetch, found.halves, found.unroll) == ("step", "off", "off", 1)

@@ -37,7 +37,7 @@ def changed(**fields: Any) -> Callable[[Any], Iterator[Any]]:
 
 
 BROKEN = {
-    "no term": (lambda plan: ["x"], "ValueError: a value is 'x'; give a Traffic"),
+    "no term": (lambda plan: ["x"], "ValueError: a value is 'x'; pass a Traffic"),
     "nothing": (lambda plan: None, "TypeError: .*must be an iterable, not NoneType"),
     "error": (raising(KeyError("boom")), "KeyError: 'boom'"),
     "exit": (lambda plan: sys.exit(0), "SystemExit: 0"),
