@@ -106,6 +106,12 @@ def test_without_stages_it_is_plain_autodiff(simpler, mesh, microbatches):
     assert on_one_axis(mine) == on_one_axis(theirs)
 
 
+def test_gathers_of_a_step_without_shards_change_nothing():
+    """Where no axis shards weights, gather=step neither gathers nor casts them."""
+    programs = {build("tensor=2", dtype="bfloat16", gather=when).lower().as_text() for when in ("step", "layer")}
+    assert len(programs) == 1
+
+
 def on_one_axis(text):
     """The lowered program without its mesh, because three_d's has more axes, of one device each."""
     named = re.sub(r"(?m)^ *sdy\.mesh @mesh\w* = .*$", "", text)
