@@ -28,25 +28,27 @@ TABLE: dict[str, tuple[int, str]] = {
     # outputs that cannot be written
     "plot run.json --out=file": (5, "file cannot be written to: file is not a folder; name another folder"),
     "plot run.json --out=x.csv": (5, "x.csv is named like a file, and would be a folder; leave out .csv"),
-    "baseline run.json --out=x.JSON": (5, "x.JSON is named like a file, and would be a folder; leave out .JSON"),
+    "regress baseline run.json --out=x.JSON": (
+        5,
+        "x.JSON is named like a file, and would be a folder; leave out .JSON",
+    ),
     "plot run.json --out=file/in": (5, "cannot be written to: Not a directory"),
     f"plot run.json --out={LONG}": (5, "cannot be written to: File name too long"),
     "page run.json --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
     "page run.json --out=file/in.html": (5, "cannot be written: file is not a folder"),
     f"page run.json --out={LONG}.html": (5, "cannot be written: File name too long"),
-    "frontier found.json --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
-    "frontier found.json --out=file/in.png": (5, "cannot be written: file is not a folder"),
-    "frontier found.json --out=x.xyz": (5, "x.xyz has no suffix of a picture; it can be ."),
-    "frontier found.json --out=x": (5, "x has no suffix of a picture"),
-    f"frontier found.json --out={LONG}.png": (5, "cannot be written: File name too long"),
-    "timeline folder.png": (5, "folder.png cannot be written: Is a directory"),
-    f"timeline {LONG}.png": (5, "cannot be written: File name too long"),
-    "shards folder.png": (5, "folder.png cannot be written: Is a directory"),
+    "plot found.json --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
+    "plot found.json --out=file/in.png": (5, "cannot be written: file is not a folder"),
+    "plot found.json --out=x.xyz": (5, "x.xyz has no suffix of a picture; it can be ."),
+    "plot found.json --out=x": (5, "x has no suffix of a picture"),
+    f"plot found.json --out={LONG}.png": (5, "cannot be written: File name too long"),
+    "plot - --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
+    f"plot - --out={LONG}.png": (5, "cannot be written: File name too long"),
     "regress exact run.json run.json --markdown=folder.png": (5, "folder.png cannot be written: Is a dir"),
     "regress exact run.json run.json --junit=file/x.xml": (5, "cannot be written: file is not a folder"),
     f"regress exact run.json run.json --bencher-json={LONG}": (5, "cannot be written: File name too long"),
     "regress exact run.json run.json --action-json=/dev/full": (5, "/dev/full cannot be written: No space"),
-    "baseline run.json --out=file": (5, "file cannot be written to: file is not a folder"),
+    "regress baseline run.json --out=file": (5, "file cannot be written to: file is not a folder"),
     "tests.results.gates.proof --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
     f"{SEARCH} --json=folder.png": (5, "folder.png cannot be written: Is a directory"),
     f"{SEARCH} --json=file/x.json": (5, "cannot be written: file is not a folder"),
@@ -57,7 +59,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "regress exact run.json run.json --junit=x --markdown=x": (5, "would overwrite the output of --markdown"),
     "page run.json --out=page.png": (5, "page.png has the suffix of a picture, and this file is not one; name another"),
     "page run.json --out=run.json": (5, "--out run.json would overwrite the input run.json; name another"),
-    "frontier found.png": (5, "the picture found.png would overwrite the input found.png; name another"),
+    "plot found.png": (5, "the picture found.png would overwrite the input found.png; name another"),
     # files that are JSON but not what is expected
     "plot missing.json": (5, "missing.json does not exist"),
     "plot list.json": (5, "is JSON but not pytest-benchmark's"),
@@ -80,12 +82,11 @@ TABLE: dict[str, tuple[int, str]] = {
     "page run.json run.json": (5, "is both in run.json and in run.json"),
     "page texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
     "page old.json": (5, "old.json was not written by `meshmark search --json FILE` of this version"),
-    "frontier list.json": (5, "is JSON but not pytest-benchmark's"),
-    "frontier texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
-    "frontier no-chips.json": (5, "devices is 0; it must be a whole number of at least 1"),
+    "plot texts.json": (5, "candidates[0]: needed_bytes is 'many'; it must be a number"),
+    "plot no-chips.json": (5, "devices is 0; it must be a whole number of at least 1"),
     "regress exact run.json list.json": (5, "is JSON but not pytest-benchmark's"),
     "regress exact run.json negative-counter.json": (5, "compiled.flops is -1; it must be a number"),
-    "baseline list.json": (5, "is JSON but not pytest-benchmark's"),
+    "regress baseline list.json": (5, "is JSON but not pytest-benchmark's"),
     # what means nothing
     "schedule gpipe --stages=0 --microbatches=1": (2, "'0' is not a count; give a whole number of at least 1"),
     "schedule gpipe --stages=1 --microbatches=0": (2, "argument --microbatches: '0' is not a count"),
@@ -191,7 +192,7 @@ def test_what_is_no_schedule_is_not_drawn(
 ) -> None:
     """A schedule is complete before anything is drawn; the message says which command prints one."""
     text = stdin if isinstance(stdin, str) else json.dumps(stdin)
-    assert run(f"timeline {tmp_path / 'x.png'}", monkeypatch, text) == 5
+    assert run(f"plot - --out={tmp_path / 'x.png'}", monkeypatch, text) == 5
     said = capsys.readouterr().err
     assert words in said
     assert "print one with `meshmark schedule NAME" in said

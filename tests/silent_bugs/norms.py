@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from strategies.core import optimizer as optimizers
 from strategies.core.plan import Plan
 from strategies.step import Optimizer
 from tests.silent_bugs.museum import FORCED, Bug
@@ -24,7 +25,7 @@ def clipped_by(norm: Norm) -> Plant:
 
     def change(plan: Plan, optimizer: Optimizer) -> Optimizer:
         def update(*inputs: Any) -> Any:
-            with patched(optimizer, "global_norm", lambda grads, specs: norm(plan, grads, specs)):
+            with patched(optimizers, "global_norm", lambda grads, specs: norm(plan, grads, specs)):
                 return optimizer.update(*inputs)
 
         return optimizer._replace(update=update)

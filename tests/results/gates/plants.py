@@ -101,9 +101,8 @@ EXACT = (
         "an extra all-reduce",
         "strategies/core/gradients.py",
         (
-            "lax.psum([arrays[i] for i in chosen], group)",
-            'lax.psum([arrays[i] + 0 * lax.pcast(lax.pmax(arrays[i], group), group, to="varying") for i in chosen], '
-            "group)",
+            "lax.psum([sums[i] for i in chosen], group)",
+            'lax.psum([sums[i] + 0 * lax.pcast(lax.pmax(sums[i], group), group, to="varying") for i in chosen], group)',
         ),
         cases=(DATA,),
         evidence="worse compiled.collectives.all_reduce.outside_loops",
