@@ -93,7 +93,7 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "the state of other options": (
         lambda _: built("data=2")(with_master(), TOKENS),
         Infeasible,
-        "the state does not have the arrays of this step: it has .master['blocks']['attention']['out_AD']; give what",
+        "the state does not have the arrays of this step: it has .master['blocks']['attention']['out_AD']; pass what",
     ),
     "a state instead of weights": (
         lambda _: built("data=2").evaluate(state("data=2"), TOKENS),
@@ -131,10 +131,10 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "save swapped": (
         lambda folder: save(state("data=2"), built("data=2"), folder),
         Infeasible,
-        "the step is a State; give",
+        "the step is a State; pass",
     ),
     "restore without a step": (lambda folder: restore(None, folder), Infeasible, "the step is None; pass a Step"),
-    "restore swapped": (lambda folder: restore(folder, built("data=2")), Infeasible, "the step is a PosixPath; give"),
+    "restore swapped": (lambda folder: restore(folder, built("data=2")), Infeasible, "the step is a PosixPath; pass"),
     "restore without a folder": (
         lambda _: restore(built("data=2"), None),
         CheckpointError,
