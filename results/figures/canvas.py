@@ -240,7 +240,7 @@ def ideal_line(axes: Axes, points: pd.DataFrame, y: str) -> None:
 def throughput_axis(axes: Axes, points: pd.DataFrame) -> None:
     """Draw throughput from zero on virtual devices and where it hardly differs; by doublings where it should double."""
     axes.set_ylabel("throughput (tokens/s)")
-    drawn = points[["tokens_per_second", "ideal_tokens_per_second"]]
+    drawn = points.filter(["tokens_per_second", "tokens_per_second_high", "ideal_tokens_per_second"])
     if points["virtual_devices"].all() or np.nanmax(drawn) < 4 * np.nanmin(drawn):
         axes.set_ylim(0, 1.1 * np.nanmax(drawn))
     else:

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
+from results.figures.canvas import throughput_axis
 from results.figures.curves import (
     PARTS,
     case_labels,
@@ -187,3 +189,11 @@ def test_curves_leave_their_input_alone(read) -> None:
     for curve in (is_counted, left_out, widest_batch, scaling, memory_by_case, frontier):
         curve(rows)
     pd.testing.assert_frame_equal(rows, before)
+
+
+def test_no_interval_is_cut_off() -> None:
+    """The axis of throughput reaches beyond an interval that is ten times as wide as its point is high."""
+    points = pd.DataFrame({"tokens_per_second": [1.0], "ideal_tokens_per_second": [1.0], "virtual_devices": [True]})
+    axes = Figure().add_subplot()
+    throughput_axis(axes, points.assign(tokens_per_second_low=0.5, tokens_per_second_high=10.0))
+    assert axes.get_ylim()[1] > 10.0
