@@ -69,10 +69,8 @@ def parallel_efficiency(rows: pd.DataFrame, look: Look) -> Figure:
         strategy_lines(axes, points, "devices", "efficiency", look)
         ideal_line(axes, points.assign(ideal_efficiency=1.0), "ideal_efficiency")
         doubling_axis(axes, points["devices"], "devices")
-        axes.set(
-            ylabel="throughput / ideal throughput (%)",
-            ylim=(0, 1.1 * points[["efficiency", "efficiency_high"]].max(axis=None)),
-        )
+        highest = max(points["efficiency"].max(), points["efficiency_high"].max())
+        axes.set(ylabel="throughput / ideal throughput (%)", ylim=(0, 1.1 * highest))
         axes.yaxis.set_major_formatter("{x:.0%}")
     legend(figure, points, look)
     return figure
