@@ -176,4 +176,4 @@ def test_a_run_writes_profiles_and_says_what_was_held(tmp_path: Path) -> None:
 def test_what_does_not_run_has_no_profile(tmp_path: Path) -> None:
     """A memory profile of steps that are compiled only is refused."""
     refused = run("--strategy=data", "--compile-only", f"--memory-profile={tmp_path}")
-    assert "--memory-profile says what steps hold that run, and --compile-only" in refused.stdout + refused.stderr
+    assert "--memory-profile needs steps that run, and --compile-only" in refused.stdout + refused.stderr
