@@ -89,7 +89,7 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def pytest_collect_file(parent: pytest.Collector) -> None:
-    """Refuse it in a worker of pytest-xdist, too, of which only collection errors are reported."""
+    """Refuse it in a worker of pytest-xdist, too. Only collection errors of workers are reported."""
     if STARTED not in parent.config.stash and hasattr(parent.config, "workerinput"):
         raise parent.CollectError(NOT_ALONE)
 

@@ -151,7 +151,7 @@ def picture_of(kind: str, paths: Sequence[Path], text: str, between_ms: tuple[fl
 
 
 def require_effect(options: argparse.Namespace, kinds: Sequence[str]) -> None:
-    """Check that files are of one kind, of which several can be drawn together, and that all options have an effect."""
+    """Check that files can be drawn together, and that all options have an effect."""
     if len({*kinds}) > 1:
         first, other = options.files[0], options.files[[kind != kinds[0] for kind in kinds].index(True)]
         problem = f"{shown(first)} is of the kind {kinds[0]}, and {shown(other)} is not"

@@ -49,7 +49,7 @@ def updates(plan: Plan) -> Iterator[Traffic]:
     for axes in dict.fromkeys(axes for axes, _ in shared):
         split = [weight for each, weight in shared if each == axes]
         term = partial(traffic, plan, "gradients", "reduce_scatter", axes, array="gradients", when=when)
-        for dtype, elements in elements_by_dtype(plan, split):
+        for dtype, elements in elements_by_dtype(plan, ((weight, weight.elements) for weight in split)):
             yield from term(times * elements, dtype=dtype)
         for weight in split:
             held, part = held_dtype(weight.spec, plan.train), weight.updated_elements

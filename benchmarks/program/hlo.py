@@ -58,7 +58,7 @@ class Instruction:
         return self.attributes.get("custom_call_target", "").strip('"')
 
     def configured(self, *path: str) -> Any:
-        """A field of the compiler's `backend_config`, by its path; None if there is none."""
+        """A field of the compiler's `backend_config`, by its path; None if it is absent."""
         text = self.attributes.get("backend_config", "{}")
         try:
             value = json.loads(text)

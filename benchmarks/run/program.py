@@ -85,7 +85,7 @@ def main(tell: Tell | None = None, arguments: Sequence[str] | None = None) -> in
 
 
 def parse(arguments: Sequence[str] | None, *, supervised: bool) -> argparse.Namespace:
-    """Parse the options. A supervisor passes on all options of pytest, of which those of others are ignored."""
+    """Parse the options. A supervisor passes on all options of pytest; unknown ones are ignored."""
     parser = Command("measure cases", "benchmarks.run", *MEASURE).parser("python -m benchmarks.run")
     parser.allow_abbrev = False  # what pytest passes on has options of others
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows to this file, as JSON lines")

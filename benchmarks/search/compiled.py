@@ -56,7 +56,7 @@ def compiled_record(case: Case) -> Record:
 def compile_best(ranking: Ranking, count: int, workers: int | None, budget_seconds: float) -> list[Tried]:
     """Compile the best of each strategy and set of mesh axes, then the best of all: similar ones tell little more.
 
-    By default as many processes compile at a time as memory and cores allow.
+    By default memory and cores limit the number of processes that compile at a time.
     """
     by_case = {candidate.case: candidate for candidate in (*ranking.best_per_layout, *ranking.fitting)}
     at_once, machine = workers or processes_that_fit(WORKER_BYTES), ranking.fitting[0].machine

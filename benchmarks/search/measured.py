@@ -67,7 +67,7 @@ def here(case: Case) -> Case:
 
 
 def measured(candidate: Candidate, row: Row) -> Tried:
-    """A candidate with the row of its case: the median over rounds, and why there is none, or it was not compared."""
+    """A candidate with the row of its case: the median over rounds, and why it is missing or was not compared."""
     seconds = statistics.median(row.samples) if row.samples else None
     in_float32 = str(row.extra_info["check.float32"] or "equal")
     reason = row.extra_info["reason"] or ("" if in_float32 == "equal" else f"float32 {in_float32}")

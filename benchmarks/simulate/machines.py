@@ -121,7 +121,7 @@ def read_file(path: Path) -> MachineFile:
 
 
 def checked_file(content: Any, where: str) -> MachineFile:
-    """The content of a machine file, of which `where` is the name. Errors are as for `read_file`."""
+    """The content of the machine file named `where`. Errors are as for `read_file`."""
     if isinstance(content, dict) and (unknown := {*content} - {*MachineFile.__struct_fields__}):
         way_out = "remove it, or write the file again with `meshmark calibrate` or `meshmark fit`"
         raise SchemaError(f"{where} has an unknown field {min(unknown)!r}; {way_out}")

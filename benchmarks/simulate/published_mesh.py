@@ -55,7 +55,7 @@ def _axes(sharded: ZeroStage | None) -> tuple[Axis, ...]:
 
 
 def _exchanges(plan: Plan) -> Iterator[Traffic]:
-    """Exchanges of tokens, of which each device of the tensor axis sends its own."""
+    """Exchanges of tokens; each device of the tensor axis sends its own."""
     return _divided(expert.exchanges(plan), ("dispatch", "combine"), plan.tensors)
 
 
@@ -65,7 +65,7 @@ def _layers(plan: Plan) -> Iterator[Traffic]:
 
 
 def _divided(terms: Iterable[Traffic], names: tuple[str, ...], parts: int) -> Iterator[Traffic]:
-    """Traffic, of which some terms send one of these many parts."""
+    """Traffic in which terms with these names send 1 / `parts` of their bytes."""
     for term in terms:
         part = replace(term, operand_bytes=term.operand_bytes // parts, sent_bytes=Fraction(term.sent_bytes) / parts)
         yield part if term.what in names else term

@@ -65,11 +65,6 @@ class Leaf:
         return not self.is_scalar and not self.dims
 
     @property
-    def disk_bytes(self) -> int:
-        """Bytes of the array in a checkpoint; 0 for a scalar, which stands in its JSON."""
-        return 0 if self.is_scalar else math.prod(self.shape) * self.stored.dtype.itemsize
-
-    @property
     def chunks(self) -> tuple[int, ...]:
         """Shape of its chunks on disk.
 

@@ -49,7 +49,7 @@ def sum_remaining(
     remaining, summed = split_summed_in_loop(grads, plan)
     remaining = sum_copies(remaining, plan)
     if not plan.placement.reduce_scatter_per_microbatch:
-        remaining = scatter_shared(remaining, plan)
+        remaining = scatter_updates(remaining, plan)
     if any(weight.summed for weight in plan.weights.values()):
         remaining = (sum_replicas or partial(all_reduce, plan=plan))(remaining)
     return loss, {**remaining, **summed}
@@ -61,7 +61,7 @@ def split_summed_in_loop(weights: Weights, plan: Plan) -> tuple[Weights, Weights
     return {name: part for name, part in weights.items() if name not in in_loop}, in_loop
 
 
-def scatter_shared(grads: Weights, plan: Plan) -> Weights:
+def scatter_updates(grads: Weights, plan: Plan) -> Weights:
     """This device's parts of the sums of gradients, where devices update parts of weights (ZeRO stages 1 and 2)."""
     return _scattered(grads, plan, lambda placed: placed.update_shard) if plan.placement.updates else grads
 

@@ -89,9 +89,8 @@ class LayerReduction:
             run_with = map_weights(
                 lambda weight, spec: mark_shares(lax.stop_gradient(weight), plan.placed(spec.dims)), plan.config, blocks
             )["blocks"]
-            targets = own_parts(blocks, plan)
-            if plan.placement.updates:  # sums of gradients are float32, whatever `master` makes of the weights
-                targets = cast(targets, "float32")
+            # Sums of gradients are float32, whatever `master` makes of the weights.
+            targets = cast(own_parts(blocks, plan), "float32") if plan.placement.updates else blocks
 
             def paired(weights: Weights) -> GPT:
                 return build({**weights, "blocks": jax.tree.map(Paired, run_with, weights["blocks"])})

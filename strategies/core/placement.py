@@ -110,6 +110,11 @@ class Placement:
         """Axes along which tokens are split and weights are replicated, but for those weights whose dims they split."""
         return tuple(axis for axis in (*self.batch, *self.tokens) if axis not in (*self.shards, *self.updates))
 
+    @property
+    def further(self) -> Axes:
+        """Axes that split every weight, or its update, once more: those of `shards` or of `updates`."""
+        return self.shards or self.updates
+
     def not_splitting(self, dims: Sequence[str], axes: Axes) -> Axes:
         """Those of some axes that do not split a weight with these dims by `dims`."""
         splitting = {axis for dim in dims for axis in self.dims.get(dim, ())}
@@ -201,8 +206,8 @@ def placed(placement: Placement, config: GPTConfig, sizes: Mapping[str, int], di
         sizes: of the mesh axes.
         dims: of the weight.
     """
-    used, further = tuple(placement.dims.get(dim, ()) for dim in dims), placement.shards or placement.updates
-    axes, summed = placement.not_splitting(dims, further), placement.not_splitting(dims, placement.replicas)
+    used = tuple(placement.dims.get(dim, ()) for dim in dims)
+    axes, summed = (placement.not_splitting(dims, each) for each in (placement.further, placement.replicas))
     dim = _dim_for(size_of(axes, sizes), used, config, sizes, dims, placement.may_split_dim_twice) if axes else None
     if dim is None:
         return Placed(used, used, used, (*summed, *axes))
@@ -224,13 +229,17 @@ def _dim_for(
     return min(allowed, key=lambda i: already[i] > 1, default=None)
 
 
-def require_parts(placement: Placement, config: GPTConfig, sizes: Mapping[str, int], axes: Axes) -> None:
-    """Check that devices along some axes divide the dims of which every weight has one.
+def require_parts(placement: Placement, config: GPTConfig, sizes: Mapping[str, int]) -> None:
+    """Check that the devices along `Placement.further` divide the dims of which every weight has one.
 
     Raises:
         Infeasible: they do not divide the embed dim, the features of all heads (queries', keys'), or the mlp dim if a
             weight has no other, such as a bias.
     """
+
+    axes = placement.further
+    if not axes:
+        return
 
     def already(dim: str) -> int:
         return size_of(placement.dims.get(dim, ()), sizes)

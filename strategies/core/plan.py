@@ -267,8 +267,7 @@ class Plan(Sizes):
         require_master(placement_of(tuple(axis for axis in self.axes if axis.name in self.mesh.sizes)), self.train)
         for axis in reversed(self.active):
             axis.require(self)
-        if axes := placement.shards or placement.updates:
-            require_parts(placement, self.held_config, self.mesh.sizes, axes)
+        require_parts(placement, self.held_config, self.mesh.sizes)
         self._require_batch()
         _ = self.logits_tokens
 

@@ -128,13 +128,15 @@ def partial_gradients(plan: Plan) -> Iterator[Traffic]:
     """
     for axis in plan.active:
         term = partial(traffic, plan, "replicated-weight gradients", "all_reduce", (axis.name,), array="gradients")
-        elements = Counter[str]()
-        for weight in plan.weights.values():
-            if axis.partial_gradient(plan, weight.spec):
-                early = plan.placement.reduce_scatter_per_microbatch or plan.sums_in_loop(weight.spec)
-                elements[plan.summed_dtype(weight)] += weight.updated_elements if early else weight.elements
-        for dtype, count in elements.items():
-            yield from term(count, dtype=dtype, when="after backward")
+        weights = [weight for weight in plan.weights.values() if axis.partial_gradient(plan, weight.spec)]
+        for dtype, elements in elements_by_dtype(plan, ((each, _held_elements(plan, each)) for each in weights)):
+            yield from term(elements, dtype=dtype, when="after backward")
+
+
+def _held_elements(plan: Plan, weight: Weight) -> int:
+    """Elements of a weight's gradient on a device after the backward pass."""
+    scattered = plan.placement.reduce_scatter_per_microbatch or plan.sums_in_loop(weight.spec)
+    return weight.updated_elements if scattered else weight.elements
 
 
 def balance(plan: Plan) -> Iterator[Traffic]:
@@ -158,11 +160,11 @@ def replica_sums(plan: Plan) -> Iterator[Traffic]:
         yield from term(weight.summed, summed, dtype=plan.summed_dtype(weight))
 
 
-def elements_by_dtype(plan: Plan, weights: Iterable[Weight]) -> Iterator[tuple[str, int]]:
-    """The elements of these weights on a device, by the dtype in which their gradients are summed over devices."""
+def elements_by_dtype(plan: Plan, counts: Iterable[tuple[Weight, int]]) -> Iterator[tuple[str, int]]:
+    """Numbers of elements of gradients of weights, by the dtype in which they are summed over devices."""
     elements = Counter[str]()
-    for weight in weights:
-        elements[plan.summed_dtype(weight)] += weight.elements
+    for weight, count in counts:
+        elements[plan.summed_dtype(weight)] += count
     yield from elements.items()
 
 

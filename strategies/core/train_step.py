@@ -27,7 +27,7 @@ from strategies.core.expert_load import expert_load
 from strategies.core.gradients import (
     accumulated,
     prepare_weights,
-    scatter_shared,
+    scatter_updates,
     split_summed_in_loop,
     sum_remaining,
     total_of_microbatches,
@@ -159,7 +159,7 @@ class _Assembly:
         loss, grads = require_gradients(found, params, "differentiate")
         if self.placement.reduce_scatter_per_microbatch:
             remaining, summed = split_summed_in_loop(grads, self.plan)
-            grads = {**scatter_shared(remaining, self.plan), **summed}
+            grads = {**scatter_updates(remaining, self.plan), **summed}
         return loss, grads
 
     def gradients(self, state: State, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from jax import lax
+from jaxtyping import Array
 
 from strategies.core.collectives import reduce_scatter
 from strategies.core.plan import Plan
@@ -19,13 +20,14 @@ def hooks_of(plan: Plan) -> Mapping[str, Callable[..., Any]]:
     axes = plan.vocab_axes
     if not axes:
         return {}
-    embed_sum = partial(lax.psum, axis_name=axes)
-    if plan.sequence_parallel:
-        tensors = plan.axes_of("head_features")
-        others = tuple(axis for axis in axes if axis not in tensors)
-        embed_sum = lambda x_BTD: lax.psum(reduce_scatter(x_BTD, tensors, 1), others)  # noqa: E731
+    tensors = plan.axes_of("head_features")
+    others = tuple(axis for axis in axes if axis not in tensors)
+
+    def scattered(x_BTD: Array) -> Array:
+        return lax.psum(reduce_scatter(x_BTD, tensors, 1), others)
+
     return {
-        "embed_sum": embed_sum,
+        "embed_sum": scattered if plan.sequence_parallel else partial(lax.psum, axis_name=axes),
         "vocab_start": lambda rows: rows * lax.axis_index(axes),
         "vocab_sum": partial(lax.psum, axis_name=axes),
         "vocab_max": partial(lax.pmax, axis_name=axes),
