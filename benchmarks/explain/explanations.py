@@ -17,7 +17,6 @@ from strategies import Infeasible
 from strategies.core.traffic import Bytes
 from strategies.costs.predict import Cost, predict
 
-WIDENED = "temporaries: bfloat16 is computed in float32, so a device needs more memory than the formulas say"
 SENT = tuple(key for key in ROW_KEYS if key.startswith("compiled.sent_bytes."))
 
 
@@ -43,7 +42,8 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
         "predicted.flops": cost and sum(cost.flops.values()) // case.mesh.size,
         "predicted.sent_bytes": cost and cost.sent_bytes,
         "predicted.argument_bytes": cost and sum(cost.arguments.values()),
-        "predicted.temp_bytes": cost and sum(cost.temporaries.values()),
+        "predicted.residual_bytes": cost and cost.temporaries["activations"],
+        "predicted.temp_bytes": cost and sum(cost.temporaries.values()) if case.backend.platform != "cpu" else None,
         "predicted.bubble": cost and cost.bubble,
         "predicted.lockstep_bubble": cost and cost.lockstep_bubble,
         "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
@@ -67,7 +67,7 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
     """The columns that are known. Those of rewrites are not for a step that the compiler partitions.
 
     `rewrites.sent_bytes` and `rewrites.flops` are what a device sends and computes per step beyond the formulas.
-    `rewrites.text` names the causes, and what needs more memory. `rewrites.advice` says how to avoid the costly ones,
+    `rewrites.text` names the causes. `rewrites.advice` says how to avoid the costly ones,
     where that is known.
     """
     row: dict[str, Any] = {**overlap(program)}
@@ -77,14 +77,13 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
     rewritten = rewrites(cost, program.collectives)
     extra_flops = unstated_flops(cost, program.flops)
     computed = [f"{what}: {amount(flops, 'FLOP')} more" for what, flops in extra_flops.items()]
-    held = [WIDENED] if case.dtype == "bfloat16" and cost.plan.backend.widens_bfloat16 else []
     return row | {
         "rewrites.sent_bytes": sum(rewrite.cost_bytes for rewrite in rewritten),
         "rewrites.unexplained_bytes": sum(
             abs(rewrite.cost_bytes) for rewrite in rewritten if rewrite.name == "unexplained"
         ),
         "rewrites.text": "; ".join(
-            [*(str(rewrite) for rewrite in summarized(rewritten) if rewrite.name != "rounding"), *computed, *held]
+            [*(str(rewrite) for rewrite in summarized(rewritten) if rewrite.name != "rounding"), *computed]
         ),
         "rewrites.flops": sum(extra_flops.values()),
         "rewrites.advice": "; ".join(advice_on(case, mesh, rewritten)),

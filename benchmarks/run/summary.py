@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.cases.row import Row
 from benchmarks.cli.tables import aligned, minutes, wrapped
 from benchmarks.devices.chips import GIB
-from benchmarks.explain.explanations import WIDENED
 
 Info = dict[str, Any]
 """The columns of a row."""
@@ -139,9 +138,8 @@ def unpredicted(rows: Iterable[Row]) -> list[str]:
     """Return the lines that explain the marks in the summary; none if there are no marks."""
     infos = [row.extra_info for row in rows]
     sent, held = (sum(map(otherwise, infos)) for otherwise in (sends_otherwise, holds_otherwise))
-    why = "; `rewrites.text` says why" if any(WIDENED in str(info["rewrites.text"]) for info in infos) else ""
     lines = [f"{MARK} MiB sent is not what the formulas say ({sent} of {len(infos)} rows); `rewrites.text` says why"]
-    lines += [f"{MARK} MiB/device is not within {MEMORY_ERROR:.0%} of what they say ({held} of {len(infos)} rows){why}"]
+    lines += [f"{MARK} MiB/device is not within {MEMORY_ERROR:.0%} of what they say ({held} of {len(infos)} rows)"]
     return [line for line, count in zip(lines, (sent, held), strict=True) if count]
 
 

@@ -48,7 +48,6 @@ class Backend:
         waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul takes
             longer then than the matmul (docs/experiments/2026-11-26-first-gpu.md).
         grouped_kernel: whether grouped matmuls in bfloat16 and float16 are kernels (model/pallas/grouped_kernel.py).
-        widens_bfloat16: whether the compiler computes bfloat16 in float32, for which formulas of memory do not allow.
         two_dim_torus: whether the chips form a torus of two dims (torus.py).
     """
 
@@ -68,14 +67,13 @@ class Backend:
     reduce_scatters_wrongly: bool = False
     waits_at_conditionals: bool = False
     grouped_kernel: bool = False
-    widens_bfloat16: bool = False
     two_dim_torus: bool = False
 
 
 NO_DEVICES = Backend()
 """For formulas without devices: nothing is known, and each kernel is taken to exist."""
 
-CPU = Backend("cpu", widens_bfloat16=True)
+CPU = Backend("cpu")
 """CPUs hide no communication, so nothing that is there to hide it is on."""
 
 GPU = Backend(

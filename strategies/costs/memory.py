@@ -14,7 +14,7 @@ from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
 from strategies.costs import working
 from strategies.model.layers import is_ordered
-from strategies.model.passes import layers_at_once, layers_in_iteration
+from strategies.model.passes import layers_at_once
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
@@ -47,11 +47,9 @@ def arguments(plan: Plan) -> Mapping[str, int]:
 def temporaries(plan: Plan) -> Mapping[str, int]:
     """Bytes of a step's temporaries on one device, at the peak: in the backward pass of a layer or the head, or later.
 
-    This is how XLA's CPU backend plans them, in float32, and its GPU backend, in bfloat16, which fuses elementwise
-    operations: no gradients are there at the peak of the head, and working arrays have the compute dtype
-    (docs/experiments/2026-11-26-gpu-memory.md). TPUs order the work differently; they must hold `weights`, `gradients`
-    and `activations`. Temporaries of compression are not modelled. Nor is what `halves` changes: as compiled, from 13%
-    less to 16% more (docs/experiments/2026-11-26-expert-overlap.md).
+    XLA's GPU backend plans them so within 15% (docs/experiments/2026-11-26-gpu-memory.md), TPUs and CPUs otherwise:
+    they must hold `weights`, `gradients`, `activations` and `stages`. Temporaries of compression are not modelled. Nor
+    is what `halves` changes: as compiled, from 13% less to 16% more (docs/experiments/2026-11-26-expert-overlap.md).
 
     weights: gathered weights, where they are kept for the backward pass; cast ones of stages, or without a loop
     gradients: of all weights; with accumulation also those of one microbatch
@@ -174,9 +172,8 @@ def layer_work_bytes(plan: Plan) -> int:
     With prefetch there are also the weights of the layer before it, and gradients of the following layer, in float32
     to be summed; where elementwise operations are fused, its own gradients besides. Sums that run one layer late
     (`Plan.delays_sums`) have those of the following layer alone, in the compute dtype. Copies of KV heads are summed
-    here if `reduce="layer"`. With `unroll` there are also the
-    other layers of the iteration (`further_layer_bytes`). A tensor axis that gathers tokens along the outermost dim
-    transposes them: three arrays more, as compiled for GPUs.
+    here if `reduce="layer"`. Each further layer of an iteration has its weights; its working arrays are not counted. A
+    tensor axis that gathers tokens along the outermost dim transposes them: three arrays more, as compiled for GPUs.
     """
     share, backend = plan.share, plan.backend
     size, whole = working_itemsize(plan), 0 if reads_in_place(plan) else whole_layer(plan)
@@ -185,9 +182,10 @@ def layer_work_bytes(plan: Plan) -> int:
         held += (size + 4 + size * backend.fuses_elementwise) * whole
     transposes = share.sequence_parallel and backend.gathers_outermost_only
     elements = working.layer_elements(share) + 3 * transposes * share.tokens * plan.config.embed
-    others = more * further_layer_bytes(plan) if (more := layers_together(plan) - 1) else 0
+    late = share.itemsize * whole_layer(plan) if plan.delays_sums else 0
+    others = further_layers(plan) * size * whole_layer(plan)
     copies = copy_sum_bytes(plan) // plan.layers if plan.train.reduce == "layer" else 0
-    return held + size * elements + late_gradient_bytes(plan) + others + copies
+    return held + size * elements + late + others + copies
 
 
 def working_itemsize(plan: Plan) -> int:
@@ -195,31 +193,11 @@ def working_itemsize(plan: Plan) -> int:
     return plan.share.itemsize if plan.backend.fuses_elementwise else 4
 
 
-def layers_together(plan: Plan) -> int:
-    """Layers in one iteration of the backward loop, beside which layers.py runs some."""
-    if plan.layer_slots > plan.config.blocks:  # stages with empty slots do not unroll (layer_backward.py)
-        return 1
-    unroll = layers_at_once(plan.layers, plan.train.layers_in_loop) if plan.loops_layers else 1
-    if plan.train.prefetch == "on":
-        return max(1, layers_in_iteration(plan.layers - 2, unroll))
-    late = plan.delays_sums
-    return layers_in_iteration(plan.layers - 1, unroll) if late else unroll
-
-
-def further_layer_bytes(plan: Plan) -> int:
-    """Bytes of each further layer in an iteration of the loop over layers (`unroll`).
-
-    It has its gathered weights, with prefetch its whole gradients too, and its own part of the weights; where weights
-    are read in place, its gradients alone. A compiler recomputes all layers of an iteration at once, or reads what they
-    kept. Of their working arrays 30 to 99% then exist beside those of the layer at the peak, as compiled for CPUs with
-    up to four layers in an iteration; 70% are counted. Not counted is what loops of pipeline stages hold besides: for a
-    stage of four layers, two in an iteration, the formula is 18% too low. Nor are layers that prefetch's loops leave
-    over: with eight layers, two in an iteration, it is 16% too low.
-    """
-    wholes = 2 if plan.train.prefetch == "on" else 1
-    own = 0 if reads_in_place(plan) else block_elements(plan) // plan.layers
-    shared = 7 * working.layer_elements(plan.share) // 10
-    return working_itemsize(plan) * (wholes * whole_layer(plan) + own + shared) + late_gradient_bytes(plan)
+def further_layers(plan: Plan) -> int:
+    """Layers in one iteration of the backward loop besides the one that runs (`unroll`)."""
+    if plan.layer_slots > plan.config.blocks or not plan.loops_layers:
+        return 0  # stages with empty slots do not unroll (layer_backward.py)
+    return layers_at_once(plan.layers, plan.train.layers_in_loop) - 1
 
 
 def reads_in_place(plan: Plan) -> bool:
@@ -228,12 +206,6 @@ def reads_in_place(plan: Plan) -> bool:
         return plan.layers == 1
     gathers = plan.shards > 1 and plan.train.gather == "layer"
     return layers_at_once(plan.layers, plan.train.layers_in_loop) == plan.layers and not gathers
-
-
-def late_gradient_bytes(plan: Plan) -> int:
-    """Bytes of the gradients of the following layer, in the compute dtype, where sums run one layer late."""
-    late = plan.delays_sums
-    return plan.share.itemsize * whole_layer(plan) if late else 0
 
 
 def head_work_bytes(plan: Plan) -> int:

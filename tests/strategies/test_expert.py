@@ -13,7 +13,7 @@ from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
 from strategies.model.router import forced
 from tests.processes import ROOT
-from tests.strategies.costs.steps import assert_exact, compiled_step
+from tests.strategies.costs.steps import assert_exact, assert_held, compiled_step
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
 from tests.strategies.sampling import nightly
 
@@ -61,7 +61,7 @@ def assert_as_one_device(name, mesh, config, options):
         return
     predicted = predict(name, config, spec, step.train)
     assert_exact(program, memory, predicted)
-    assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
+    assert_held(memory, predicted)
 
 
 @pytest.mark.parametrize(

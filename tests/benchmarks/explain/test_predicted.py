@@ -85,9 +85,10 @@ def test_a_twin_by_hand_is_what_a_compiler_is_compared_with():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results" / "baselines").glob("*.json")), ids=lambda path: path.stem)
 def test_committed_baselines_are_what_formulas_say(path):
-    """In the committed baselines bytes sent, FLOPs and arguments equal the predictions, and temporaries are within 15%.
+    """In the committed baselines bytes sent, FLOPs and arguments equal the predictions.
 
-    Programs that the compiler partitions are left out.
+    Temporaries, which are not predicted on CPUs, are more than residuals. Programs that the compiler partitions are
+    left out.
     """
     ended_well = {case: row for case, row in read_snapshot(path).rows.items() if row["status"] == "ok"}
     rows = {case: row for case, row in ended_well.items() if not STRATEGIES[case_of(case).strategy].twins}
@@ -97,7 +98,8 @@ def test_committed_baselines_are_what_formulas_say(path):
         assert row["sent_as_predicted"], case
         assert row["predicted.flops"] == row["compiled.flops"], case
         assert row["predicted.argument_bytes"] == row["memory.argument_bytes"], case
-        assert row["predicted.temp_bytes"] == pytest.approx(row["memory.temp_bytes"], rel=0.15), case
+        assert row["predicted.temp_bytes"] is None, case
+        assert 0 < row["predicted.residual_bytes"] < row["memory.temp_bytes"], case
 
 
 def case_of(case: Any) -> Case:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.explain.explanations import WIDENED
 from benchmarks.run.measure import Interval
 from benchmarks.run.summary import (
     MIB,
@@ -43,8 +42,10 @@ def test_progress_has_place_outcome_and_time_left() -> None:
 
 def test_table_has_a_line_for_each_case() -> None:
     """Numbers are under their heading, what formulas say after what is, and a case without any has its status."""
-    measured = MEASURED.adding({"memory.total_bytes": 12 * MIB, "compiled.sent_bytes": 33 * MIB})
-    header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()], width=200)
+    row = MEASURED.adding({"memory.total_bytes": 12 * MIB, "compiled.sent_bytes": 33 * MIB}).as_row()
+    formulas = {"predicted.argument_bytes": 6 * MIB, "predicted.temp_bytes": 2 * MIB}
+    row = replace(row, extra_info={**row.extra_info, **formulas})
+    header, measured, infeasible = table([row, INFEASIBLE.as_row()], width=200)
     assert header.split("  ")[:2] == ["strategy", "mesh"]
     assert measured.split() == [
         *("fsdp", "fsdp=8", "microbatches=2", "16", "2,048", "2.00", "1.80-2.10"),
@@ -154,7 +155,3 @@ def test_numbers_that_are_not_as_predicted_are_marked() -> None:
     assert marks(None, None) == ([False] * 3, [])
     assert marks(False, 11 * MIB) == ([False, False, True], ["! MiB "])
     assert marks(True, 12 * MIB) == ([False, True, False], ["! MiB/"])
-    for text in ("", WIDENED):
-        columns = {**held, "memory.total_bytes": 12 * MIB, "rewrites.text": text, "sent_as_predicted": True}
-        (line,) = unpredicted([replace(row, extra_info={**row.extra_info, **columns})])
-        assert line.endswith("`rewrites.text` says why") == bool(text)

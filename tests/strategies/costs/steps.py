@@ -213,6 +213,15 @@ def assert_exact(program, memory, predicted):
     assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
 
 
+def assert_held(memory, predicted):
+    """The temporaries that a CPU's compiler plans are at least what a step must hold by formula.
+
+    What it plans besides no formula follows; that of an absent GPU is in test_gpu_memory.py.
+    """
+    must = {name: size for name, size in predicted.temporaries.items() if name != "working"}
+    assert memory.temp_size_in_bytes >= sum(must.values())
+
+
 def sent(program: Program):
     """Bytes by kind and axes."""
     total = {}
