@@ -54,6 +54,7 @@ from jaxtyping import Array, Float
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
+from strategies.core.share import Share, attention_shares
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible, WrongSize, divisors, legal, require_divides
 from strategies.model.attention import (
@@ -71,7 +72,6 @@ from strategies.model.experts import require_groups
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
 from strategies.model.remat import KEPT
-from strategies.model.share import Share
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 
@@ -225,7 +225,7 @@ def implement(plan: Plan) -> Implementation:
 
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
-    shares = plan.block.attention_shares(plan.share)
+    shares = attention_shares(plan.share)
     sent = plan.all_layers * sum(_exchanged(plan, share) for share in shares)
     sent += plan.layers_again * sum(plan.tokens * share.attended_features for share in shares)  # stages have no ring
     what, kind = ("tokens and heads", "all_to_all") if plan.ulysses else ("keys and values", "permute")

@@ -40,12 +40,12 @@ from jaxtyping import Array
 from strategies.core import vocabulary
 from strategies.core.axis import Axis
 from strategies.core.collectives import all_gather, reduce_scatter
+from strategies.core.expert_rows import batch_parts
 from strategies.core.key_copies import copied_elements
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.device_mesh import mark_varying
 from strategies.infeasible import WrongSize, divisors, require_divides
-from strategies.model.expert_rows import batch_parts
 from strategies.model.gpt import weight_specs
 from strategies.model.hooks import Hooks
 from strategies.model.weights import WeightSpec

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.cases.failures import reason_of
 from benchmarks.run.measure import Training
 from strategies import Step
-from strategies.model.gpt import choice_flops_per_token, flops_per_token
+from strategies.costs.layer import choice_flops_per_token, flops_per_token
 from strategies.step import Load
 
 

@@ -22,7 +22,7 @@ from benchmarks.run.live import profile_memory
 from benchmarks.run.record import Record
 from benchmarks.run.references import References, Stages
 from strategies import Step
-from strategies.model.gpt import flops_per_token
+from strategies.costs.layer import flops_per_token
 
 READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
 """Compiler options for programs that are only analysed. Optimisation of machine code can be skipped, because it changes

@@ -21,10 +21,11 @@ from benchmarks.simulate.memory_traffic import (
 )
 from benchmarks.simulate.projections import projections
 from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
+from strategies.core.expert_rows import rows_of
 from strategies.core.plan import Plan
+from strategies.core.share import Share, attention_shares
 from strategies.core.sizes import BYTES
-from strategies.model.expert_rows import rows_of
-from strategies.model.share import Share
+from strategies.costs.layer import costs_of
 
 Kind = Literal["matmul", "attention", "memory"]
 
@@ -141,10 +142,10 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     forward = [matmul(each.m, each.n, each.k, itemsize, each.batch) for each in multiplied]
     gradients = (gradients_of(each.m, each.n, each.k, itemsize, each.batch) for each in multiplied)
     backward, weights = map(list, zip(*gradients, strict=True))
-    attentions = [attention(plan, stack, each) for each in plan.block.attention_shares(plan.share)]
+    attentions = [attention(plan, stack, each) for each in attention_shares(plan.share)]
     ahead, back = ([kernel for kernels in way for kernel in kernels] for way in zip(*attentions, strict=True))
     passes = [Kernel("memory", 0, moved) for moved in pass_bytes(plan, stack, precision)]
-    last = len(multiplied) - plan.block.branches()[-1].last_matmuls(plan.config)
+    last = len(multiplied) - costs_of(plan.block.branches()[-1]).last_matmuls(plan.config)
     # Full recomputation repeats all but the last matmul, whose result the backward pass does not need. That of some
     # results repeats scores, or where attention is one kernel only passes over memory.
     full = (*forward[:last], *ahead, passes[0])
@@ -159,7 +160,7 @@ def pass_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> Forward
     """Bytes of a layer's passes over memory: norms, activations, rotations, rows that are sorted by expert, casts."""
     share, config, costs = plan.share, plan.config, stack.kernels
     scale = BYTES[plan.train.dtype] / 2  # stacks state the bytes of two-byte dtypes
-    hidden = sum(branch.activated_elements(share) for branch in plan.block.branches()) * scale
+    hidden = sum(costs_of(branch).activated_elements(share) for branch in plan.block.branches()) * scale
     residual = share.residual_tokens * config.embed * scale * config.layers_in_block
     heads = share.tokens * (share.head_features + share.key_features) * scale * config.layers_in_block
     rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0

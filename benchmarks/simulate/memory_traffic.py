@@ -4,6 +4,7 @@ from benchmarks.simulate.projections import projections
 from benchmarks.simulate.stack import CAST_BYTES, NOTHING_KEPT, ForwardBackward, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
+from strategies.costs import layer
 from strategies.costs.memory import block_elements
 
 CAST_AHEAD_BYTES = 12
@@ -19,7 +20,7 @@ def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
 
     Half are of the forward pass.
     """
-    kept, weights = plan.block.kept_bytes(plan.share), block_elements(plan) / plan.layers
+    kept, weights = layer.kept_bytes(plan.share), block_elements(plan) / plan.layers
     rates = (stack.kernels.kept, *([stack.kernels.stacked] if stacks_kept(plan) else []))
     less = plan.casts_ahead * CAST_AHEAD_BYTES * weights if fills_stacks(stack) else 0
     half = (sum(each.of_kept * kept + each.of_weights * weights for each in rates) - less) / 2

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from strategies.core.plan import Plan
+from strategies.costs.layer import costs_of, matmuls_of
 
 
 class Projection(NamedTuple):
@@ -29,8 +30,8 @@ class Projection(NamedTuple):
 def projections(plan: Plan) -> Iterator[Projection]:
     """The matmuls with weights of all branches of the layer."""
     for branch in plan.block.branches():
-        for one in branch.matmuls(plan.config):
-            rows, side_by_side = branch.rows(plan.share, one)
+        for one in matmuls_of(branch, plan.config):
+            rows, side_by_side = costs_of(branch).rows(plan.share, one)
             of, *to = one.weight.dims  # as the device works with the matrix
             k, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in (of, *to))
             yield Projection(rows, math.prod(columns), k, side_by_side)

@@ -13,18 +13,18 @@ from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import OF_AXES, OFF, TrainConfig
 from strategies.core.axis import Axis, placement_of
+from strategies.core.expert_rows import fit_kernel
 from strategies.core.placement import require_master, require_parts
+from strategies.core.share import Share
 from strategies.core.sizes import Sizes
 from strategies.core.way_out import other_problems, way_out
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, WrongSize, legal
 from strategies.mesh import MeshSpec
 from strategies.model.attention import kernel_for
-from strategies.model.expert_rows import fit_kernel
 from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.pallas import grouped_kernel
 from strategies.model.passes import is_loop
-from strategies.model.share import Share
 
 DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}
 """Default values of options."""

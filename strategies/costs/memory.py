@@ -1,7 +1,6 @@
 """Bytes that one device holds: the arguments of a step exactly, and an estimate of its temporaries.
 
-Each part of the model states beside its code what it keeps for the backward pass (model/). Its working arrays are those
-of working.py.
+What parts of the model keep and work with is in parts.py.
 """
 
 from collections import Counter
@@ -12,7 +11,7 @@ from strategies.core.key_copies import copied_elements
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
-from strategies.costs import working
+from strategies.costs import layer
 from strategies.model.layers import is_ordered
 from strategies.model.passes import layers_at_once
 
@@ -86,7 +85,7 @@ def ahead_bytes(plan: Plan) -> int:
 
 def activation_bytes(plan: Plan) -> int:
     """Bytes of the residuals of one kind of layers, for all microbatches in flight."""
-    return plan.ticks.depths.kept * plan.layers * plan.block.kept_bytes(plan.share) // plan.schedule.chunks
+    return plan.ticks.depths.kept * plan.layers * layer.kept_bytes(plan.share) // plan.schedule.chunks
 
 
 def reduction_bytes(plan: Plan) -> int:
@@ -162,7 +161,7 @@ def stage_bytes(plan: Plan) -> int:
     """
     train, depths = plan.train, plan.ticks.depths
     arrived = (depths.arrived + 2) * plan.own_residual // train.microbatches
-    each = plan.block.waiting_elements(plan.share) if plan.schedule.splits_backward else 0
+    each = layer.waiting_elements(plan.share) if plan.schedule.splits_backward else 0
     return plan.share.itemsize * (arrived + depths.kept * plan.layers * each)
 
 
@@ -181,7 +180,7 @@ def layer_work_bytes(plan: Plan) -> int:
     if plan.train.prefetch == "on":
         held += (size + 4 + size * backend.fuses_elementwise) * whole
     transposes = share.sequence_parallel and backend.gathers_outermost_only
-    elements = working.layer_elements(share) + 3 * transposes * share.tokens * plan.config.embed
+    elements = layer.working_elements(share) + 3 * transposes * share.tokens * plan.config.embed
     late = share.itemsize * whole_layer(plan) if plan.delays_sums else 0
     others = further_layers(plan) * size * whole_layer(plan)
     copies = copy_sum_bytes(plan) // plan.layers if plan.train.reduce == "layer" else 0

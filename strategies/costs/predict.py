@@ -7,10 +7,9 @@
 The formulas are held against compiled programs in tests/strategies/costs/test_predict.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import strategies
 from strategies.arguments import require_instance
@@ -20,13 +19,11 @@ from strategies.core.axis import Axis
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Bytes, Traffic, stated
-from strategies.costs import memory
+from strategies.costs import layer, memory
 from strategies.costs.scores import Scores, scores_of
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
-from strategies.model.ends import Head
-from strategies.model.gpt import flops_per_token
 from strategies.pipelining.schedules import Costs
 from strategies.strategy import Strategy
 
@@ -92,7 +89,7 @@ def _require_known_split(plan: Plan) -> None:
     if unknown := [dim for dim in ("embed", "qkv", "sequence") if dim in silent]:
         problem = f"there are no formulas for axes that split {unknown[0]}"
         raise Infeasible(f"{problem}; state what they send, or leave this dim whole")
-    contracted = (branch.matmuls(plan.config)[-1].weight.dims[0] for branch in plan.block.branches())
+    contracted = (layer.matmuls_of(branch, plan.config)[-1].weight.dims[0] for branch in plan.block.branches())
     branches = dict.fromkeys(contracted)
     if len({plan.over(plan.axes_of(dim)) for dim in branches}) > 1:
         raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; give both the same")
@@ -149,10 +146,10 @@ class Cost:
         `causal=True` it counts those that it has: of dense attention half (Dao 2023, section 4.1).
         """
         config, batch_size = self.plan.config, self.plan.train.batch_size
-        flops = batch_size * config.sequence * flops_per_token(config)
+        flops = batch_size * config.sequence * layer.flops_per_token(config)
         if not causal:
             return flops
-        counted, tokens = config.sequence * self.plan.block.score_flops(config), config.sequence
+        counted, tokens = config.sequence * layer.score_flops(config), config.sequence
         pairs = (2 * reach.pairs(tokens) if reach else tokens**2 for reach in self.plan.block.reaches(config))
         return flops - batch_size * 6 * config.all_blocks * (counted - config.head_features * sum(pairs))
 
@@ -180,10 +177,10 @@ class Cost:
         tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
         attention, again_scores = scores.forward + scores.backward, (scores.times - 6) * scores.matmul
-        logits = Head.matmul_flops(config, plan.padded_vocab)
+        logits = layer.logit_flops(config, plan.padded_vocab)
         capacity, again = self._capacity
-        counted = 6 * config.all_blocks * plan.block.score_flops(config)
-        layers = 3 * self._in_layers("matmul_flops") + attention + recomputed
+        counted = 6 * config.all_blocks * layer.score_flops(config)
+        layers = 3 * self._in_layers(layer.matmul_flops) + attention + recomputed
         replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
         beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
         passes = self._staged_lead
@@ -195,7 +192,7 @@ class Cost:
             "attention again": tokens * again_scores,
             "recomputed": tokens * (recomputed + lead_forward + (logits if plan.logits_again else 0)),
             **beyond,
-            "padding": tokens * 3 * (logits - Head.matmul_flops(config)),
+            "padding": tokens * 3 * (logits - layer.logit_flops(config)),
             "empty": of_stages // config.blocks * (plan.layer_slots - config.blocks),
             "masked": tokens * (attention - again_scores - counted),
         }
@@ -205,7 +202,7 @@ class Cost:
         """FLOPs of a step on all devices, if no masked scores were computed but recomputed or replicated ones."""
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
         masked = (self.model_flops() - self.model_flops(causal=True)) // 6
-        needed = tokens * config.all_blocks * self.plan.block.score_flops(config) - masked
+        needed = tokens * config.all_blocks * layer.score_flops(config) - masked
         return sum(self.flops.values()) - self._scores.times * (tokens * self._scores.matmul - needed)
 
     @property
@@ -215,7 +212,7 @@ class Cost:
     @property
     def _capacity(self) -> tuple[int, int]:
         """FLOPs of padding rows of experts in a forward pass of all layers, and those that are recomputed."""
-        plan, (forward, again) = self.plan, self.plan.block.padding_flops(self.plan.share)
+        plan, (forward, again) = self.plan, layer.padding_flops(self.plan.share)
         times = plan.config.blocks * plan.train.batch_size * plan.config.sequence // plan.share.tokens
         return times * forward, times * again if plan.train.remat == "full" else 0
 
@@ -224,21 +221,21 @@ class Cost:
         """Forward FLOPs for one token of matmuls with replicated weights and copies, on all but one that hold them."""
         plan, axes = self.plan, {*self.plan.axes_of("head_features")}
         split = {dim for dim in plan.config.dim_sizes if axes & {*plan.axes_of(dim)}}
-        whole = [one for one in plan.block.matmuls(plan.config) if not split & {*one.weight.dims}]
-        copies = plan.block.matmul_flops(plan.held_config) - plan.block.matmul_flops(plan.config)
+        whole = [one for one in layer.matmuls(plan.block, plan.config) if not split & {*one.weight.dims}]
+        copies = layer.matmul_flops(plan.held_config) - layer.matmul_flops(plan.config)
         repeated = plan.config.blocks * (plan.tensors - 1) * sum(one.flops(plan.config) for one in whole)
         return repeated + plan.config.all_blocks * copies
 
-    def _in_layers(self, flops: Literal["matmul_flops", "recomputed_flops"]) -> int:
-        """FLOPs of one token in all layers; `flops` is the function of a block that counts those of a layer."""
-        return sum(each.config.blocks * getattr(each.block, flops)(each.config) for each in self.plan.stacks)
+    def _in_layers(self, flops: Callable[[GPTConfig], int]) -> int:
+        """FLOPs of one token in all layers; `flops` counts those of a layer."""
+        return sum(each.config.blocks * flops(each.config) for each in self.plan.stacks)
 
     @property
     def _recomputed(self) -> int:
         """FLOPs to recompute all layers for the backward pass, for one token."""
         if self.plan.train.remat != "full":
             return 0
-        return self._in_layers("recomputed_flops") + self._scores.recomputed
+        return self._in_layers(layer.recomputed_flops) + self._scores.recomputed
 
     @property
     def _staged_lead(self) -> tuple[int, ...]:
@@ -255,7 +252,7 @@ class Cost:
         """
         scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
         capacity, again = (flops / tokens for flops in self._capacity)
-        matmuls = self._in_layers("matmul_flops") + capacity + self._replicated
+        matmuls = self._in_layers(layer.matmul_flops) + capacity + self._replicated
         recomputed = self._recomputed + again + (self._replicated if self.plan.train.remat == "full" else 0)
         passes = Costs(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
         return Costs(*(each - lead for each, lead in zip(passes, self._staged_lead, strict=True)))

@@ -7,8 +7,8 @@ again (Dao et al. 2022, section 3.1).
 from typing import NamedTuple
 
 from strategies.core.plan import Plan
+from strategies.core.share import Share, attention_shares
 from strategies.model.attention.splash import BACKWARD_MATMULS
-from strategies.model.share import Share
 
 
 class Scores(NamedTuple):
@@ -36,7 +36,7 @@ def scores_of(plan: Plan) -> Scores:
     and the compiler does not find those of keys that went through a ring's loop. Where that is inlined
     (`Share.loops_ring`) it finds those of all pairs of chunks but one.
     """
-    attentions = [_of_attention(share) for share in plan.block.attention_shares(plan.share)]
+    attentions = [_of_attention(share) for share in attention_shares(plan.share)]
     matmul, _, *passes = (plan.config.all_blocks * sum(each) for each in zip(*attentions, strict=True))
     return Scores(matmul, attentions[0].times, *passes)
 

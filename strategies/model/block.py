@@ -1,13 +1,12 @@
 """A block of the model: a list of parts, and the kinds of blocks that a model may have (`GPTConfig.block`).
 
-Its weights, FLOPs and residuals are the sums over its parts. So a model with other parts is another list: a subclass
-of `Block` with its own `parts`, in `BLOCKS` under a name. Layers of two kinds in turn are one block with the parts of
-both (`of_layers`).
+A model with other parts is another list: a subclass of `Block` with its own `parts`, in `BLOCKS` under a name. Layers
+of two kinds in turn are one block with the parts of both (`of_layers`).
 
 Dims: B batch, T tokens, D embed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import ClassVar
@@ -23,7 +22,7 @@ from strategies.model.experts import Experts
 from strategies.model.hooks import Hooks, LayerInfo
 from strategies.model.mlp import MLP, GatedMLP
 from strategies.model.norm import LayerNorm, RMSNorm
-from strategies.model.part import Matmul, Part
+from strategies.model.part import Part
 from strategies.model.passes import Extras, Sums, added
 from strategies.model.self_attention import (
     Attention,
@@ -33,7 +32,6 @@ from strategies.model.self_attention import (
     SinkAttention,
     WidthNormAttention,
 )
-from strategies.model.share import Share
 from strategies.model.weights import WeightSpec
 
 RESERVED = {"loss", "grad_norm", "loss_scale"}
@@ -116,12 +114,6 @@ class Block(nnx.Module):
         return sum(issubclass(part, Experts) for part in cls.parts.values())
 
     @classmethod
-    @cache
-    def attention_shares(cls, share: Share) -> tuple[Share, ...]:
-        """What a device computes of each of its parts that are attention."""
-        return tuple(part.share_of(share) for part in cls.parts.values() if part.attends)
-
-    @classmethod
     def weights(cls, config: GPTConfig) -> Mapping[str, WeightSpec]:
         """The weights of all parts, such as "mlp.up_DF". What the last part does not need backward others do."""
         last = [*cls.parts][-1]
@@ -132,69 +124,9 @@ class Block(nnx.Module):
         }
 
     @classmethod
-    def matmuls(cls, config: GPTConfig) -> Iterator[Matmul]:
-        """The matmuls of a token with weights, in order."""
-        for part in cls.branches():
-            yield from part.matmuls(config)
-
-    @classmethod
     def reaches(cls, config: GPTConfig) -> tuple[Reach | None, ...]:
         """The reach of each of its parts that are attention."""
         return tuple(None if part.dense else Reach.of(config) for part in cls.parts.values() if part.attends)
-
-    @classmethod
-    @cache
-    def score_flops(cls, config: GPTConfig) -> int:
-        """One of the two matmuls of scores, for one token with all tokens that it attends to: 2 A T, or 2 A W.
-
-        Each token counts as many keys as the last one, as if attention were not causal (`Reach.most_keys`).
-        """
-        keys = (reach.most_keys(config.sequence) if reach else config.sequence for reach in cls.reaches(config))
-        return 2 * config.head_features * sum(keys)
-
-    @classmethod
-    def matmul_flops(cls, config: GPTConfig) -> int:
-        """Forward FLOPs of the matmuls with weights, for one token."""
-        return sum(_matmul_flops(cls, config))
-
-    @classmethod
-    def padding_flops(cls, share: Share) -> tuple[int, int]:
-        """Forward FLOPs for a microbatch beyond `matmul_flops`, and the part that recomputation repeats (`Part`).
-
-        It repeats those of all branches but the last.
-        """
-        forward, again = zip(*(part.padding_flops(share) for part in cls.branches()), strict=True)
-        return sum(forward), sum((*forward[:-1], again[-1]))
-
-    @classmethod
-    def recomputed_flops(cls, config: GPTConfig) -> int:
-        """The part of `matmul_flops` that the backward pass repeats with `remat="full"`: all but the last matmuls'.
-
-        Nothing in the backward pass of the layer takes the outputs of the last.
-        """
-        return sum(_matmul_flops(cls, config)[: -cls.branches()[-1].last_matmuls(config)])
-
-    @classmethod
-    def kept_bytes(cls, share: Share) -> int:
-        """Bytes of the residuals of one layer for one microbatch.
-
-        The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-        equations 1 to 6. Attention scores are never kept, and there is no dropout. Besides the residuals of its parts a
-        block keeps its input and the residual stream after each branch but the last. After the last branch the stream
-        is the input of the next layer, which keeps it. With `remat="none"` the stream after a branch that has a bias is
-        kept in float32, because the bias is added to it in float32.
-        """
-        stream = share.itemsize
-        for branch in cls.branches()[:-1] if share.train.remat != "full" else ():
-            biased = any(spec.dims == ("embed",) for spec in branch.weights(share.config).values())
-            stream += 4 if biased and share.train.remat == "none" else share.itemsize
-        streams = stream * share.residual_tokens * share.config.embed
-        return streams + sum(part.kept_bytes(part.share_of(share)) for part in cls.parts.values())
-
-    @classmethod
-    def waiting_elements(cls, share: Share) -> int:
-        """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
-        return sum(part.waiting_elements(part.share_of(share)) for part in cls.parts.values())
 
 
 class LlamaBlock(Block):
@@ -290,9 +222,3 @@ def part_and_layer(name: str) -> tuple[str, int]:
 def _dense(part: type[Part]) -> type[Part]:
     """The same part, which attends to all tokens if it is attention."""
     return type(f"Dense{part.__name__}", (part,), {"dense": True}) if part.attends else part
-
-
-@cache
-def _matmul_flops(block: type[Block], config: GPTConfig) -> tuple[int, ...]:
-    """Of one token with each matrix, in order."""
-    return tuple(matmul.flops(config) for matmul in block.matmuls(config))

@@ -13,13 +13,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.gpt_config import GPTConfig
-from strategies.model.expert_rows import rows_of
 from strategies.model.experts import Experts
 from strategies.model.grouped_matmul import Rows
 from strategies.model.hooks import Hooks
 from strategies.model.part import add_bias
 from strategies.model.remat import KEPT
-from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, vector
 
 LIMIT = 7.0
@@ -42,12 +40,6 @@ class ClampedExperts(Experts):
         hidden = vector("experts", "expert_mlp", backward="recomputation")
         biases = {"logit_bias_E": vector("routes"), "gate_bias_EF": hidden, "up_bias_EF": hidden}
         return {**Experts.weights(config), **biases, "down_bias_ED": vector("experts", "embed")}
-
-    @staticmethod
-    def kept_bytes(share: Share) -> int:
-        """As `Experts`, but with `remat="none"` four arrays around the activation instead of seven."""
-        fewer = 3 if share.train.remat == "none" else 0
-        return Experts.kept_bytes(share) - fewer * share.itemsize * rows_of(share) * share.expert_mlp
 
     def logits(self, x_ND: Array) -> Array:
         """Scores of the experts for tokens."""

@@ -88,11 +88,6 @@ class Head(nnx.Module):
         normed_ND = hooks.all_tokens(self.norm(x_BTD)).reshape(-1, x_BTD.shape[-1])
         return losses(normed_ND, token_VD, targets_BT.reshape(-1), hooks, vocab=self.vocab, train=self.train_config)
 
-    @staticmethod
-    def matmul_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
-        """FLOPs of the logits of one token, forward; without padding by default."""
-        return 2 * config.embed * (padded_vocab or config.vocab)
-
 
 def losses(
     x_ND: Float[Array, "N D"],

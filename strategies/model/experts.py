@@ -19,7 +19,7 @@ R rows of all buffers or blocks, or of one. H are the hidden features of the sha
 """
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,19 +31,13 @@ from jaxtyping import Array, Float
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import WrongSize, divisors
 from strategies.model.expert_rows import (
-    blocks_here,
     blocks_of,
-    computed_blocks,
     fill_rows,
     filled_blocks,
-    index_elements,
-    loops_over_blocks,
-    received_elements,
-    rows_of,
 )
 from strategies.model.grouped_matmul import Rows, from_rows
 from strategies.model.hooks import Hooks, LayerInfo
-from strategies.model.part import Matmul, Part, add_branch
+from strategies.model.part import Part, add_branch
 from strategies.model.passes import Extras, Result, Sums
 from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import (
@@ -55,11 +49,9 @@ from strategies.model.router import (
     choose,
     dropped_choices,
     forced,
-    kept_bytes,
     load_term,
     slots,
 )
-from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, matmul, matrix, vector
 
 
@@ -88,77 +80,6 @@ class Experts(Part):
             into = matrix("embed", "shared_mlp")
             weights |= {"shared_gate_DH": into, "shared_up_DH": into, "shared_down_HD": out("shared_mlp", "embed")}
         return weights
-
-    @classmethod
-    @cache
-    def matmuls(cls, config: GPTConfig) -> tuple[Matmul, ...]:
-        """The router, gate and up of k experts and of the shared one, and last all their downs."""
-        weights, chosen = cls.weights(config), config.experts_per_token
-        into, out = (Matmul(matrix(*dims), chosen) for dims in (("embed", "expert_mlp"), ("expert_mlp", "embed")))
-        shared = [Matmul(weights[name]) for name in weights if name.startswith("shared")]
-        return Matmul(weights["router_DE"]), into, into, *shared[:2], out, *shared[2:]
-
-    @staticmethod
-    def last_matmuls(config: GPTConfig) -> int:
-        """The downs of the experts, and of the shared one."""
-        return 1 + bool(config.shared_mlp)
-
-    @staticmethod
-    def rows(share: Share, matmul: Matmul) -> tuple[int, int]:
-        """Blocks are side by side; or the experts of a device, each with the rows of its buffers."""
-        if "expert_mlp" not in matmul.weight.dims:
-            return share.tokens, 1
-        if share.grouped_matmuls:
-            return blocks_here(share)[1], computed_blocks(share)
-        return rows_of(share) // share.held_experts, share.held_experts
-
-    @staticmethod
-    def activated_elements(share: Share) -> int:
-        """Hidden features of all rows, and of the shared expert."""
-        return rows_of(share) * share.expert_mlp + share.tokens * share.shared_mlp
-
-    @staticmethod
-    def kept_bytes(share: Share) -> int:
-        """Keep the router's logits, slots, and gate and up; of an expert axis what came from other devices.
-
-        With a load-balancing loss also the choices of each expert, which were summed over devices. With `remat="none"`
-        all rows are kept, seven arrays around SiLU, six of the shared expert, and the loads of biased experts.
-        """
-        config, tokens, size = share.config, share.tokens, share.itemsize
-        experts, embed = config.dim_sizes["experts"], config.embed
-        counts = 4 * experts if config.balance_loss or share.train.remat == "none" else 0
-        if share.train.remat == "full":
-            return counts
-        rows, shared = rows_of(share), tokens * share.shared_mlp
-        kept = counts + 4 * index_elements(share)
-        if share.train.remat == "dots":
-            return kept + size * (tokens * experts + 2 * (rows * share.expert_mlp + shared) + received_elements(share))
-        hidden = 7 * rows * share.expert_mlp + 6 * shared
-        kept += 0 if config.router_bias_rate is None else 4 * experts
-        return kept + kept_bytes(config, tokens) + size * (rows * (embed + 1) + hidden)
-
-    @staticmethod
-    def waiting_elements(share: Share) -> int:
-        """Gradients of the experts' outputs, rows of tokens unless an expert axis keeps them, and hidden features.
-
-        Loops over blocks also hold what would be part of a matmul (costs/working.py); fitted to compiled programs.
-        """
-        rows, hidden, remat = rows_of(share), Experts.activated_elements(share), share.train.remat
-        quarters = {"none": 10, "dots": 6, "full": 1}[remat]
-        looped = (2 * rows * share.config.embed + quarters * hidden) // 4 if loops_over_blocks(share) else 0
-        if share.reuses_residual_buffers:
-            return looped
-        copies = 1 if share.experts > 1 and remat != "full" else 2
-        return looped + copies * rows * share.config.embed + (3 if remat == "full" else 2) * hidden
-
-    @staticmethod
-    def padding_flops(share: Share) -> tuple[int, int]:
-        """Those of the rows beyond k for each token; below zero if the capacity has fewer."""
-        computed = blocks_here(share)[1] * computed_blocks(share) if share.grouped_matmuls else rows_of(share)
-        rows = computed - share.config.experts_per_token * share.tokens
-        sizes = share.config.dim_sizes
-        down = 2 * rows * sizes["embed"] * sizes["expert_mlp"]
-        return 3 * down, 2 * down
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
         """Add the experts' outputs for `normed` to the residual stream x.

@@ -2,8 +2,7 @@
 
 Dims: B batch, T tokens, N = B x T, D embed, V vocab, L layers. The suffix of an array's name gives its dims in order.
 Where a strategy must act inside the model (gather a layer's weights, sum partial products) the model calls `Hooks`,
-which do nothing on one device. Each part of the model has its own file, with its weights, its FLOPs and its residuals,
-which are the arrays kept for the backward pass.
+which do nothing on one device. Each part of the model has its own file, with its weights and its function.
 """
 
 import math
@@ -233,21 +232,3 @@ def active_param_count(config: GPTConfig) -> int:
     """Number of parameters that a token uses: of the experts of a layer those of `experts_per_token`."""
     sizes = {**config.dim_sizes, "experts": config.experts_per_token}
     return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())
-
-
-def flops_per_token(config: GPTConfig) -> int:
-    """Model FLOPs to train on one token, without recomputation. Attention counts in full, as if it were not causal.
-
-    6 FLOPs for each weight of a matmul, and 12 layers x head features x sequence for attention (Chowdhery et al. 2022,
-    "PaLM", appendix B). An embedding lookup costs none.
-    """
-    block = block_of(config)
-    layer = block.matmul_flops(config) + 2 * block.score_flops(config)
-    flops = 3 * (config.blocks * layer + Head.matmul_flops(config))
-    return flops + (flops_per_token(config.lead) - 3 * Head.matmul_flops(config) if config.lead else 0)
-
-
-def choice_flops_per_token(config: GPTConfig) -> int:
-    """The part of `flops_per_token` that is of the chosen experts: what a model saves that drops all choices."""
-    matmuls = block_of(config).matmuls(config)
-    return 3 * config.blocks * sum(each.flops(config) for each in matmuls if "expert_mlp" in each.weight.dims)

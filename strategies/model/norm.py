@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 from strategies.gpt_config import GPTConfig
 from strategies.model.part import Part
 from strategies.model.remat import KEPT
-from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, vector
 
 
@@ -33,22 +32,6 @@ class LayerNorm(Part):
         return (_normalise(x_BTD.astype(jnp.float32), self.config.norm_epsilon) * self.scale_D + self.bias_D).astype(
             x_BTD.dtype
         )
-
-    @staticmethod
-    def kept_bytes(share: Share) -> int:
-        """Keep mean and deviation in float32; with `remat="none"` also x before and after scaling, and the scale.
-
-        After scaling x is float32. But where a tensor axis without sequence parallelism takes x, it is kept as it is
-        taken: in the compute dtype.
-        """
-        tokens, embed = share.residual_tokens, share.config.embed
-        if share.train.remat == "full":
-            return 0
-        statistics = 2 * 4 * tokens
-        if share.train.remat == "dots":
-            return statistics
-        scaled = share.itemsize if share.tensors > 1 and not share.sequence_parallel else 4
-        return statistics + (4 + scaled) * tokens * embed + 4 * embed
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -91,14 +74,6 @@ class RMSNorm(Part):
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Divide by the root mean square over D. The result has the dtype of the input."""
         return rms_scaled(x_BTD, self.scale_D[...], self.config.norm_epsilon)
-
-    @staticmethod
-    def kept_bytes(share: Share) -> int:
-        """Keep the inverse in float32; with `remat="none"` also x after scaling and the scale, as LayerNorm does."""
-        if share.train.remat == "full":
-            return 0
-        normed = share.config.embed if share.train.remat == "none" else 0
-        return LayerNorm.kept_bytes(share) - 4 * share.residual_tokens * (1 + normed)
 
 
 def here(mean: Array) -> Array:

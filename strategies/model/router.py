@@ -145,17 +145,6 @@ def zipf_shares(experts: int, chosen: int, exponent: float) -> tuple[float, ...]
     return *[1.0] * certain, *map(float, rest)
 
 
-def kept_bytes(config: GPTConfig, tokens: int) -> int:
-    """Bytes that autodiff keeps of `choose` and the router's losses with `remat="none"`."""
-    kind, experts, chosen = KINDS[config.router], config.dim_sizes["experts"], config.experts_per_token
-    elements = 2 * experts + 2 + chosen
-    if kind.renormalised:
-        elements += chosen + 2
-    if kind.sigmoid:
-        elements += experts + 2
-    return tokens * (4 * elements + 1)
-
-
 def choices_of(experts_Nk: Int[Array, "N k"], experts: int) -> Float[Array, " E"]:
     """How many choices each expert has."""
     return (experts_Nk[..., None] == jnp.arange(experts)).sum((0, 1)).astype(jnp.float32)

@@ -18,7 +18,6 @@ from strategies.model.part import Part, add_bias, add_branch
 from strategies.model.passes import Result
 from strategies.model.remat import KEPT
 from strategies.model.rotary import Rotary, Yarn, rotated
-from strategies.model.share import Share
 from strategies.model.weights import WeightSpec, matmul, matrix, vector
 
 
@@ -69,30 +68,6 @@ class Attention(Part):
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
         """From the projection to the queries, keys and values that attention takes, and that are kept."""
         return checkpoint_name(add_bias(qkv_BTCA, self.qkv_bias_CA), KEPT)
-
-    @staticmethod
-    def kept_bytes(share: Share) -> int:
-        """Keep queries, keys, values and the output of attention, and the sums of exponentials in float32.
-
-        Ulysses keeps the output once more, as it came from other devices. With a window a ring keeps the keys and
-        values that came from other devices.
-        """
-        if share.train.remat == "full":
-            return 0
-        outputs, keys = 2 if share.ulysses else 1, 2 * (share.tokens + share.earlier_tokens)
-        kept = (1 + outputs) * share.tokens * share.head_features + keys * share.attended_key_features
-        return share.itemsize * kept + 4 * share.tokens * share.config.heads // share.tensors
-
-    @staticmethod
-    def waiting_elements(share: Share) -> int:
-        """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept.
-
-        Where queries, keys and values are kept, their gradients take their place.
-        """
-        if share.reuses_residual_buffers:
-            return 0
-        split = share.attended_features if share.train.remat == "full" else 0
-        return share.tokens * ((2 if share.sequence_parallel else 1) * share.config.embed + split)
 
 
 class RotaryAttention(Attention):
@@ -187,11 +162,6 @@ class HeadNormAttention(NormAttention):
         scale_CJK = jnp.stack([*[q_norm_JK] * (qk_BTCA.shape[2] - 1), k_norm_JK])
         return rms_scaled(qk_BTCJK, scale_CJK, self.config.norm_epsilon).reshape(qk_BTCA.shape)
 
-    @staticmethod
-    def kept_bytes(share: Share) -> int:
-        """Of norms: one for each head of queries and of keys."""
-        return _kept_bytes(share, (share.head_features + share.key_features) // share.config.head_dim)
-
 
 class WidthNormAttention(NormAttention):
     """Self-attention of OLMoE: an RMSNorm over all heads of queries, and one over all heads of keys.
@@ -220,23 +190,3 @@ class WidthNormAttention(NormAttention):
             for part in parts
         ]
         return jnp.concatenate(normed, -1).reshape(qk_BTCA.shape)
-
-    @staticmethod
-    def kept_bytes(share: Share) -> int:
-        """Of norms: one for queries and one for keys."""
-        return _kept_bytes(share, 2)
-
-
-def _kept_bytes(share: Share, norms: int) -> int:
-    """Keep what `Attention` keeps, and a number in float32 for each norm of a token.
-
-    With `remat="none"` also queries and keys before the norm, and a scale for each feature. Otherwise Ulysses keeps
-    them twice: before the norm, and as they came from other devices.
-    """
-    kept, features = Attention.kept_bytes(share), share.head_features + share.key_features
-    if share.train.remat == "full":
-        return kept
-    kept += 4 * share.tokens * norms
-    if share.train.remat == "none":
-        return kept + (share.itemsize * share.tokens + 4) * features
-    return kept + (share.itemsize * share.tokens * (features + share.key_features) if share.ulysses else 0)

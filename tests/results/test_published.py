@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.simulate.published import config_of
 from benchmarks.simulate.published_row import Published
+from strategies.costs.layer import flops_per_token
 from strategies.infeasible import Infeasible
-from strategies.model.gpt import flops_per_token
 from tests.processes import ROOT
 
 TABLES = sorted((ROOT / "results" / "published").glob("*.csv"))

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 
 from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.costs.layer import flops_per_token
 from strategies.costs.predict import predict
-from strategies.model.gpt import flops_per_token, param_count, resolved
+from strategies.model.gpt import param_count, resolved
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from strategies import STRATEGIES, MeshSpec, strategy
 from strategies.backends.backend import CPU
 from strategies.core.plan import Plan
+from strategies.costs.layer import kept_bytes
 from strategies.costs.predict import Cost
 from strategies.model.order import after
 from strategies.model.router import forced
@@ -121,4 +122,4 @@ def test_ragged_exchanges_send_rows_as_one_device_has_them(name, mesh, config, o
     forward, *_ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
     kept = forward.outvars[1 + len(plan.block.extras()) :]
     held = sum(each.aval.dtype.itemsize * math.prod(each.aval.shape) for each in kept)
-    assert held == layers * plan.block.kept_bytes(plan.share)
+    assert held == layers * kept_bytes(plan.share)

@@ -12,9 +12,9 @@ from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core import plan
 from strategies.core.sizes import BYTES
+from strategies.costs.layer import kept_bytes
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
-from strategies.model.block import Block
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies import equality
 from tests.strategies.costs.test_kept import loops
@@ -94,7 +94,7 @@ def test_layers_keep_what_the_formula_says(name, mesh, train, remat, chosen):
     found = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
     forward, _ = [loop for loop in found if len(loop.outvars[0].aval.shape) == 3]  # not those of the kernels
     kept = sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in forward.outvars[1:])
-    assert kept == layers * Block.kept_bytes(cost.plan.share)
+    assert kept == layers * kept_bytes(cost.plan.share)
 
 
 @pytest.mark.parametrize(("remat", "forwards"), [("none", 1), ("dots", 1), ("full", 2)])

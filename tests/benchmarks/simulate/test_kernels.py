@@ -10,9 +10,9 @@ from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies import PRESETS, STRATEGIES
 from strategies.config import TrainConfig
+from strategies.costs.layer import matmul_flops, padding_flops
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
-from strategies.model.experts import Experts
 from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
 
 EMBED, HEADS, TOKENS, VOCAB = 2048, 16, 1024, 50304
@@ -112,10 +112,10 @@ def test_experts_take_the_time_of_all_rows_that_are_computed(name, mesh, factor,
     cost = predict(name, model, mesh, TrainConfig(8, dtype="bfloat16", remat="none"), platform)
     plan, devices = cost.plan, cost.plan.mesh.size
     found = devices * sum(each.flops for each in layer(plan, MESHMARK).forward if each.kind == "matmul")
-    padding = 8 * 1024 // plan.share.tokens * Experts.padding_flops(plan.share)[0]
+    padding = 8 * 1024 // plan.share.tokens * padding_flops(plan.share)[0]
     router = 2 * model.embed * model.dim_sizes["routes"]
     repeated = 8 * 1024 * router * (devices - 1 if name == "tensor" else 0)  # each device of the tensor axis routes all
-    assert found == pytest.approx(8 * (1024 * plan.block.matmul_flops(model)) + padding + repeated)
+    assert found == pytest.approx(8 * (1024 * matmul_flops(model)) + padding + repeated)
     devices_of = Topology.parse(f"{chip}:{shape if devices > 1 else '1x1'}")
     chosen = machine({"cuda": "meshmark_gpus", "tpu": "meshmark_tpus"}[platform], chip)
     assert bound_seconds(cost, chosen, devices_of) <= predict_seconds(cost, chosen, devices_of).step_seconds

@@ -16,9 +16,9 @@ from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import Step, bound_seconds, predict_seconds
 from strategies import MeshSpec
 from strategies.config import TrainConfig
+from strategies.costs.layer import score_flops
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
-from strategies.model.block import Block
 from strategies.pipelining.schedules import Costs
 from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
 
@@ -87,7 +87,7 @@ def test_kernels_have_the_flops_of_the_formulas(strategy, stack):
     at_ends = sum(each.flops for pair in ends for each in pair)
     # Stages share the head; each device of a stage has its layers.
     found = (per_layer * plan.layers + at_ends) * plan.train.microbatches * plan.mesh.size
-    scores = 6 * MODEL.layers * Block.score_flops(MODEL) * plan.train.batch_size * MODEL.sequence
+    scores = 6 * MODEL.layers * score_flops(MODEL) * plan.train.batch_size * MODEL.sequence
     wanted = cost.model_flops() + cost.flops["padding"] - (scores if stack.attention == "fused" else 0)
     assert found == pytest.approx(wanted, rel=1e-9)
 

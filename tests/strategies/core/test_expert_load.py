@@ -12,8 +12,8 @@ import pytest
 from benchmarks.program.compiled import read_program
 from benchmarks.run.expert_load import expert_facts
 from strategies import MeshSpec
+from strategies.costs.layer import flops_per_token
 from strategies.model.block import BLOCKS, LlamaBlock
-from strategies.model.gpt import flops_per_token
 from strategies.model.router import forced
 from tests.strategies import quick
 from tests.strategies.equality import CONFIG, TRAIN, initial

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from strategies import PRESETS, MeshSpec, TrainConfig
+from strategies.costs.layer import flops_per_token, matmul_flops
 from strategies.costs.predict import predict
-from strategies.model.gpt import flops_per_token
 from tests.strategies.costs.steps import (
     BATCH,
     CASES,
@@ -110,8 +110,7 @@ def test_one_key_or_one_query_is_not_contracted(options, matmuls):
     """
     config = dataclasses.replace(SHORT, **options)
     program, _ = compiled("single", "data=1", config)
-    block = cost("single", "data=1", config).plan.block
-    with_weights = 3 * (config.layers * block.matmul_flops(config) + 2 * config.embed * config.vocab)
+    with_weights = 3 * (config.layers * matmul_flops(config) + 2 * config.embed * config.vocab)
     scores = matmuls * config.layers * 2 * config.head_features * config.attention_window
     assert program.flops == BATCH * config.sequence * (with_weights + scores)
     assert program.flops == sum(cost("single", "data=1", config).flops.values())

@@ -10,6 +10,7 @@ import pytest
 from strategies.core import train_step
 from strategies.core.gradients import accumulated, microbatched
 from strategies.core.sizes import BYTES
+from strategies.costs.layer import kept_bytes
 from strategies.costs.memory import microbatch_gradient_bytes
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import (
@@ -87,7 +88,7 @@ def test_layers_keep_what_the_formula_says(name, mesh, config, train, remat):
     kept = forward.outvars[1:]
     assert not forward.params["reverse"]
     assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (
-        layers * plan.block.kept_bytes(plan.share)
+        layers * kept_bytes(plan.share)
     )
 
 

@@ -14,11 +14,12 @@ from benchmarks.search.ranking import ranked
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig, checkpoints
+from strategies.costs.layer import COSTS, flops_per_token
 from strategies.costs.overview import asked_overview
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
 from strategies.model.block import BLOCKS
-from strategies.model.gpt import flops_per_token, param_count
+from strategies.model.gpt import param_count
 from strategies.single import SINGLE
 from tests.processes import ROOT
 from tests.strategies.costs.steps import assert_exact, assert_held, by_axes, compiled, compiled_step, cost, sent, step
@@ -233,6 +234,7 @@ def test_a_block_that_does_not_exist_is_refused() -> None:
 def test_the_part_that_the_documentation_shows(monkeypatch) -> None:
     """The file of docs/contribute/adding-a-model-part.md is complete: its step compiles and sends what formulas say."""
     monkeypatch.setattr("strategies.model.block.BLOCKS", dict(BLOCKS))
+    monkeypatch.setattr("strategies.costs.layer.COSTS", dict(COSTS))
     page = (ROOT / "docs" / "contribute" / "adding-a-model-part.md").read_text()
     shown = page[page.index("    # gated.py") : page.index("`GPTConfig(..., block")]
     exec(textwrap.dedent(shown), {"__name__": "gated"})

@@ -12,9 +12,10 @@ from flax import nnx
 
 from strategies import PRESETS, GPTConfig, Infeasible
 from strategies.core.sizes import BYTES
+from strategies.costs.layer import flops_per_token, kept_bytes
 from strategies.model.block import block_of
 from strategies.model.experts import Experts
-from strategies.model.gpt import active_param_count, flops_per_token, param_count
+from strategies.model.gpt import active_param_count, param_count
 from strategies.model.hooks import ONE_DEVICE, LayerInfo
 from strategies.model.router import choose
 from strategies.pipelining.jaxpr import Loop
@@ -246,7 +247,7 @@ def test_layers_keep_what_the_formula_says(name, mesh, options, remat, config):
     kept = forward.outvars[1 + len(plan.block.extras()) :]
     itemsize = {**BYTES, "int32": 4, "bool": 1}
     held = sum(itemsize[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept)
-    assert held == 4 * plan.block.kept_bytes(plan.share)
+    assert held == 4 * kept_bytes(plan.share)
 
 
 @pytest.mark.parametrize(

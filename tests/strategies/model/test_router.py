@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from strategies import TrainConfig
-from strategies.model.expert_rows import blocks_here, blocks_of, computed_blocks, filled_blocks
+from strategies.core.expert_rows import blocks_here, computed_blocks
+from strategies.core.share import Share
+from strategies.model.expert_rows import blocks_of, filled_blocks
 from strategies.model.router import block_slots, choose, forced, zipf_shares
-from strategies.model.share import Share
 from tests.strategies.model.test_experts import MOE
 from tests.strategies.sampling import nightly
 

@@ -21,11 +21,11 @@ from strategies.backends.backend import NO_DEVICES, NVIDIA_GPU, backend_for
 from strategies.config import Attention, Remat
 from strategies.core import plan
 from strategies.core.sizes import BYTES
+from strategies.costs.layer import kept_bytes
 from strategies.costs.predict import Cost, predict
 from strategies.device_mesh import first_devices
 from strategies.model.attention import QKV, causal, cudnn, kernel_for, ring_attention, zigzag
 from strategies.model.attention.dense import attend
-from strategies.model.block import Block
 from strategies.pipelining.jaxpr import Loop
 from strategies.step import Step
 from tests.strategies.costs.test_kept import loops
@@ -128,7 +128,7 @@ def test_layers_keep_what_the_formula_says(kind, forward_kernel, backward_kernel
     found = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == CONFIG.layers]
     forward, _ = [loop for loop in found if len(loop.outvars[0].aval.shape) == 3]  # not those of the kernels
     kept = sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in forward.outvars[1:])
-    assert kept == CONFIG.layers * Block.kept_bytes(cost.plan.share)
+    assert kept == CONFIG.layers * kept_bytes(cost.plan.share)
     calls = Counter(called(jaxpr))
     assert calls.pop(forward_kernel) == 7 * (2 if remat == "full" else 1)
     assert calls == dict.fromkeys(backward_kernels, 7)

@@ -1,10 +1,7 @@
-"""Share: what one device computes of a layer, for the formulas of parts of the model (part.py) and in costs/.
-
-Parts state FLOPs, memory and rows of matmuls as functions of it.
-"""
+"""Share: what one device computes of a layer. FLOPs, memory and rows of matmuls are functions of it (costs/)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
@@ -12,7 +9,9 @@ from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention import Reach
 from strategies.model.attention.splash import computed_keys
+from strategies.model.block import block_of
 from strategies.model.grouped_matmul import GroupedMatmuls
+from strategies.model.part import Part
 
 
 @dataclass(frozen=True)
@@ -181,3 +180,13 @@ class Share:
     def itemsize(self) -> int:
         """Bytes of a number in the compute dtype."""
         return jnp.dtype(self.train.dtype).itemsize
+
+
+def share_of(part: type[Part], share: Share) -> Share:
+    """What a device computes of one part of a layer: with the reach of its attention."""
+    return replace(share, dense=True) if part.dense else share
+
+
+def attention_shares(share: Share) -> tuple[Share, ...]:
+    """What a device computes of each part of a layer that is attention."""
+    return tuple(share_of(part, share) for part in block_of(share.config).parts.values() if part.attends)

@@ -1,0 +1,161 @@
+"""What the blocks of a model cost: sums over their parts, forward and backward.
+
+`config` is a model as a whole; a `Share` is what one device computes of one of its layers, for one microbatch. A part
+has the costs of the nearest class in `COSTS` that it is derived from. One without any there costs what its weights
+multiply, and keeps nothing.
+"""
+
+from functools import cache
+
+from strategies.core.share import Share, share_of
+from strategies.costs.expert_parts import ClampedExpertsCosts, ExpertsCosts
+from strategies.costs.parts import (
+    AttentionCosts,
+    GatedMLPCosts,
+    HeadNormCosts,
+    LayerNormCosts,
+    Matmul,
+    MLPCosts,
+    PartCosts,
+    RMSNormCosts,
+    WidthNormCosts,
+)
+from strategies.gpt_config import GPTConfig
+from strategies.model.block import Block, block_of, part_and_layer
+from strategies.model.clamped_experts import ClampedExperts
+from strategies.model.experts import Experts
+from strategies.model.mlp import MLP, GatedMLP
+from strategies.model.norm import LayerNorm, RMSNorm
+from strategies.model.part import Part
+from strategies.model.self_attention import Attention, HeadNormAttention, WidthNormAttention
+
+COSTS: dict[type[Part], type[PartCosts]] = {
+    LayerNorm: LayerNormCosts,
+    RMSNorm: RMSNormCosts,
+    MLP: MLPCosts,
+    GatedMLP: GatedMLPCosts,
+    Attention: AttentionCosts,
+    HeadNormAttention: HeadNormCosts,
+    WidthNormAttention: WidthNormCosts,
+    Experts: ExpertsCosts,
+    ClampedExperts: ClampedExpertsCosts,
+}
+"""The costs of parts of the model, and of those derived from them."""
+
+
+def costs_of(part: type[Part]) -> type[PartCosts]:
+    """The costs of a part."""
+    return next((COSTS[kind] for kind in part.__mro__ if kind in COSTS), PartCosts)
+
+
+@cache
+def matmuls_of(part: type[Part], config: GPTConfig) -> tuple[Matmul, ...]:
+    """The matmuls of a token with the weights of a part, in order."""
+    return costs_of(part).matmuls(part, config)
+
+
+@cache
+def matmuls(block: type[Block], config: GPTConfig) -> tuple[Matmul, ...]:
+    """The matmuls of a token with the weights of a block, in order."""
+    return tuple(matmul for part in block.branches() for matmul in matmuls_of(part, config))
+
+
+@cache
+def _flops(block: type[Block], config: GPTConfig) -> tuple[int, ...]:
+    """Forward FLOPs of a token with each matrix, in order."""
+    return tuple(matmul.flops(config) for matmul in matmuls(block, config))
+
+
+def matmul_flops(config: GPTConfig) -> int:
+    """Forward FLOPs of the matmuls of a block with weights, for one token."""
+    return sum(_flops(block_of(config), config))
+
+
+def recomputed_flops(config: GPTConfig) -> int:
+    """The part of `matmul_flops` that the backward pass repeats with `remat="full"`: all but the last matmuls'.
+
+    Nothing in the backward pass of the layer takes the outputs of the last.
+    """
+    block = block_of(config)
+    return sum(_flops(block, config)[: -costs_of(block.branches()[-1]).last_matmuls(config)])
+
+
+def score_flops(config: GPTConfig) -> int:
+    """One of the two matmuls of scores of a block, for one token with all tokens that it attends to: 2 A T, or 2 A W.
+
+    Each token counts as many keys as the last one, as if attention were not causal (`Reach.most_keys`).
+    """
+    return _score_flops(block_of(config), config)
+
+
+@cache
+def _score_flops(block: type[Block], config: GPTConfig) -> int:
+    reaches = block.reaches(config)
+    keys = (reach.most_keys(config.sequence) if reach else config.sequence for reach in reaches)
+    return 2 * config.head_features * sum(keys)
+
+
+def logit_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
+    """Forward FLOPs of the logits of one token; without padding by default."""
+    return 2 * config.embed * (padded_vocab or config.vocab)
+
+
+def flops_per_token(config: GPTConfig) -> int:
+    """Model FLOPs to train on one token, without recomputation. Attention counts in full, as if it were not causal.
+
+    6 FLOPs for each weight of a matmul, and 12 layers x head features x sequence for attention (Chowdhery et al. 2022,
+    "PaLM", appendix B). An embedding lookup costs none.
+    """
+    layer = matmul_flops(config) + 2 * score_flops(config)
+    flops = 3 * (config.blocks * layer + logit_flops(config))
+    return flops + (flops_per_token(config.lead) - 3 * logit_flops(config) if config.lead else 0)
+
+
+def choice_flops_per_token(config: GPTConfig) -> int:
+    """The part of `flops_per_token` that is of the chosen experts: what a model saves that drops all choices."""
+    chosen = (each for each in matmuls(block_of(config), config) if "expert_mlp" in each.weight.dims)
+    return 3 * config.blocks * sum(each.flops(config) for each in chosen)
+
+
+def padding_flops(share: Share) -> tuple[int, int]:
+    """Forward FLOPs for a microbatch beyond `matmul_flops`, and the part that recomputation repeats.
+
+    It repeats those of all branches but the last.
+    """
+    branches = block_of(share.config).branches()
+    forward, again = zip(*(costs_of(part).padding_flops(share) for part in branches), strict=True)
+    return sum(forward), sum((*forward[:-1], again[-1]))
+
+
+def kept_bytes(share: Share) -> int:
+    """Bytes of the residuals of one layer for one microbatch.
+
+    The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+    equations 1 to 6. Attention scores are never kept, and there is no dropout. Besides the residuals of its parts a
+    block keeps its input and the residual stream after each branch but the last. After the last branch the stream is
+    the input of the next layer, which keeps it. With `remat="none"` the stream after a branch that has a bias is kept
+    in float32, because the bias is added to it in float32.
+    """
+    block, stream = block_of(share.config), share.itemsize
+    for branch in block.branches()[:-1] if share.train.remat != "full" else ():
+        biased = any(spec.dims == ("embed",) for spec in branch.weights(share.config).values())
+        stream += 4 if biased and share.train.remat == "none" else share.itemsize
+    streams = stream * share.residual_tokens * share.config.embed
+    return streams + sum(costs_of(part).kept_bytes(share_of(part, share)) for part in block.parts.values())
+
+
+def waiting_elements(share: Share) -> int:
+    """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
+    parts = block_of(share.config).parts.values()
+    return sum(costs_of(part).waiting_elements(share_of(part, share)) for part in parts)
+
+
+def working_elements(share: Share) -> int:
+    """Elements at the peak of the backward pass of a block: working arrays of its parts, and the stream's gradient.
+
+    The layers of a block of several run backward one after another.
+    """
+    layers = [0] * share.config.layers_in_block
+    for name, part in block_of(share.config).parts.items():
+        layers[part_and_layer(name)[1]] += costs_of(part).working_elements(share_of(part, share))
+    return share.tokens * share.config.embed + max(layers)

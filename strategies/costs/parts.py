@@ -1,0 +1,268 @@
+"""What each part of the model costs on a device, by class: matmuls, bytes kept for the backward pass, working arrays.
+
+layer.py says which part has which, and adds them up. The functions take a `Share`, what a device computes of a layer
+for one microbatch. Those of experts are in expert_parts.py.
+"""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import jax
+from jax import lax
+
+from strategies.core.share import Share
+from strategies.gpt_config import GPTConfig
+from strategies.model.attention.splash import LANES
+from strategies.model.part import Part
+from strategies.model.weights import WeightSpec
+
+
+class Matmul(NamedTuple):
+    """A matmul of a token with a weight, whose first dim is contracted.
+
+    Attributes:
+        weight: of one matmul, without a dim over which several are stacked.
+        times: how many such matmuls a token has.
+    """
+
+    weight: WeightSpec
+    times: int = 1
+
+    def flops(self, config: GPTConfig) -> int:
+        """Forward FLOPs for one token."""
+        return 2 * self.times * math.prod(config.dim_sizes[dim] for dim in self.weight.dims)
+
+
+class PartCosts:
+    """The costs of a part of a block. These are the defaults."""
+
+    @staticmethod
+    def matmuls(part: type[Part], config: GPTConfig) -> tuple[Matmul, ...]:
+        """The matmuls of a token with weights, in order.
+
+        Devices that split the first dim of the last have partial sums; `Hooks.sum` completes them.
+        """
+        return tuple(Matmul(weight) for weight in part.weights(config).values() if weight.is_matrix)
+
+    @staticmethod
+    def last_matmuls(config: GPTConfig) -> int:
+        """How many of `matmuls`, at the end, have outputs that are only added up."""
+        return 1
+
+    @staticmethod
+    def rows(share: Share, matmul: Matmul) -> tuple[int, int]:
+        """Rows of a matmul on a device, for a microbatch, and how many such matmuls are side by side."""
+        return share.tokens, 1
+
+    @staticmethod
+    def activated_elements(share: Share) -> int:
+        """Elements of the inputs of its activation function, of each input if there are two."""
+        return 0
+
+    @staticmethod
+    def padding_flops(share: Share) -> tuple[int, int]:
+        """Forward FLOPs for the tokens of a microbatch on a device beyond those of `matmuls`, and of recomputation.
+
+        Devices that split the hidden features count together.
+        """
+        return 0, 0
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Bytes kept from the forward to the backward pass, by `remat`."""
+        return 0
+
+    @staticmethod
+    def waiting_elements(share: Share) -> int:
+        """Elements that zb-h1 holds besides residuals, between the two halves of the backward pass.
+
+        They are inputs and gradients of outputs of matmuls, except those that reuse memory of residuals which the
+        first half has consumed.
+        """
+        return 0
+
+    @staticmethod
+    def working_elements(share: Share) -> int:
+        """Elements of its working arrays, at the peak of the backward pass of a layer."""
+        return 0
+
+
+class LayerNormCosts(PartCosts):
+    """LayerNorm."""
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep mean and deviation in float32; with `remat="none"` also x before and after scaling, and the scale.
+
+        After scaling x is float32. But where a tensor axis without sequence parallelism takes x, it is kept as it is
+        taken: in the compute dtype.
+        """
+        tokens, embed = share.residual_tokens, share.config.embed
+        if share.train.remat == "full":
+            return 0
+        statistics = 2 * 4 * tokens
+        if share.train.remat == "dots":
+            return statistics
+        scaled = share.itemsize if share.tensors > 1 and not share.sequence_parallel else 4
+        return statistics + (4 + scaled) * tokens * embed + 4 * embed
+
+    @staticmethod
+    def working_elements(share: Share) -> int:
+        """X before scaling, and after it for all tokens that a matmul takes."""
+        return (share.residual_tokens + share.tokens) * share.config.embed
+
+
+class RMSNormCosts(LayerNormCosts):
+    """RMSNorm."""
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep the inverse in float32; with `remat="none"` also x after scaling and the scale, as LayerNorm does."""
+        if share.train.remat == "full":
+            return 0
+        normed = share.config.embed if share.train.remat == "none" else 0
+        return LayerNormCosts.kept_bytes(share) - 4 * share.residual_tokens * (1 + normed)
+
+
+class MLPCosts(PartCosts):
+    """Two matmuls around a GELU."""
+
+    @staticmethod
+    def activated_elements(share: Share) -> int:
+        """Hidden features."""
+        return share.tokens * share.mlp
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep the input of GELU; with `remat="none"` in float32, and three more arrays and those of its tanh."""
+        hidden = share.tokens * share.mlp
+        if share.train.remat == "none":
+            return (4 + (3 + tanh_arrays()) * share.itemsize) * hidden
+        return share.itemsize * hidden if share.train.remat == "dots" else 0
+
+    @staticmethod
+    def waiting_elements(share: Share) -> int:
+        """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept."""
+        return mlp_waiting_elements(share, results=1)
+
+    @staticmethod
+    def working_elements(share: Share) -> int:
+        """Three arrays around GELU, and its input when recomputed."""
+        return (4 if share.train.remat == "full" else 3) * share.tokens * share.mlp
+
+
+@cache
+def tanh_arrays() -> int:
+    """Arrays that autodiff keeps of y = tanh x: with JAX 0.10, y and 1 - y; with JAX 0.12, 1 - y^2 alone."""
+    shape = jax.ShapeDtypeStruct((1,), "float32")
+    return len(jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lax.tanh, x)[1], shape)))
+
+
+class GatedMLPCosts(MLPCosts):
+    """SwiGLU."""
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep the results of the first two matmuls; with `remat="none"` also their gated product."""
+        arrays = {"none": 3, "dots": 2, "full": 0}[share.train.remat]
+        return arrays * share.itemsize * share.tokens * share.mlp
+
+    @staticmethod
+    def waiting_elements(share: Share) -> int:
+        """The gradients of all outputs, and inputs that neither are kept nor follow from what is kept."""
+        return mlp_waiting_elements(share, results=2)
+
+    @staticmethod
+    def working_elements(share: Share) -> int:
+        """Gate, up, their product, and the gradients of gate and up."""
+        return 5 * share.tokens * share.mlp
+
+
+def mlp_waiting_elements(share: Share, results: int) -> int:
+    """Of an MLP whose hidden features follow from this many results of matmuls.
+
+    With `remat="dots"` these are kept, and the gradients of all of them wait beside them. With `remat="none"` gradients
+    overwrite them; but of several results the gradient of each is computed from all, so XLA copies their buffers.
+    """
+    whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
+    whole = 0 if share.reuses_residual_buffers else whole
+    split = {"none": results if results > 1 else 0, "dots": results, "full": 1 + results}[share.train.remat]
+    return share.tokens * (whole * share.config.embed + split * share.mlp)
+
+
+class AttentionCosts(PartCosts):
+    """Projections and attention, whatever the kernel. FLOPs of scores are in scores.py."""
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep queries, keys, values and the output of attention, and the sums of exponentials in float32.
+
+        Ulysses keeps the output once more, as it came from other devices. With a window a ring keeps the keys and
+        values that came from other devices.
+        """
+        if share.train.remat == "full":
+            return 0
+        outputs, keys = 2 if share.ulysses else 1, 2 * (share.tokens + share.earlier_tokens)
+        kept = (1 + outputs) * share.tokens * share.head_features + keys * share.attended_key_features
+        return share.itemsize * kept + 4 * share.tokens * share.config.heads // share.tensors
+
+    @staticmethod
+    def waiting_elements(share: Share) -> int:
+        """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept.
+
+        Where queries, keys and values are kept, their gradients take their place.
+        """
+        if share.reuses_residual_buffers:
+            return 0
+        split = share.attended_features if share.train.remat == "full" else 0
+        return share.tokens * ((2 if share.sequence_parallel else 1) * share.config.embed + split)
+
+    @staticmethod
+    def working_elements(share: Share) -> int:
+        """Queries, keys, values, output and scores; the queries twice, and the projected output, when recomputed.
+
+        A fused kernel has no scores. Those of splash attention take and give arrays of their own: queries, keys,
+        values, output, and the gradients of all four; and the log-sum-exp of the scores, in all lanes.
+        """
+        features, scores = share.config.embed + share.attended_features, share.computed_keys
+        if share.train.remat == "full":
+            features += share.head_features
+        if share.splash:
+            features, scores = features + 2 * share.attended_features, LANES
+        elif share.kernel != "xla":
+            scores = 0
+        return share.tokens * (features + scores * share.config.heads // share.tensors)
+
+
+class HeadNormCosts(AttentionCosts):
+    """Attention with norms of heads."""
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Of norms: one for each head of queries and of keys."""
+        return normed_kept_bytes(share, (share.head_features + share.key_features) // share.config.head_dim)
+
+
+class WidthNormCosts(AttentionCosts):
+    """Attention with norms over all heads."""
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Of norms: one for queries and one for keys."""
+        return normed_kept_bytes(share, 2)
+
+
+def normed_kept_bytes(share: Share, norms: int) -> int:
+    """Keep what `AttentionCosts` keeps, and a number in float32 for each norm of a token.
+
+    With `remat="none"` also queries and keys before the norm, and a scale for each feature. Otherwise Ulysses keeps
+    them twice: before the norm, and as they came from other devices.
+    """
+    kept, features = AttentionCosts.kept_bytes(share), share.head_features + share.key_features
+    if share.train.remat == "full":
+        return kept
+    kept += 4 * share.tokens * norms
+    if share.train.remat == "none":
+        return kept + (share.itemsize * share.tokens + 4) * features
+    return kept + (share.itemsize * share.tokens * (features + share.key_features) if share.ulysses else 0)
