@@ -60,7 +60,7 @@ class TrainConfig:
             blocks ("full").
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
-        unroll: most layers in one iteration of the loop over layers; layers that are left over run outside of it.
+        unroll: largest number of layers per scan iteration; the largest divisor of the layer count up to this is used.
             "auto" is all where GPUs need no loop (`Plan.unrolls_all_layers`), and otherwise one.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.

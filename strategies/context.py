@@ -171,8 +171,8 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
         ring = not plan.staged and not strided(config) and not (fused and divides)
         attention = "ring" if ring else "ulysses"
     elif attention == "ring" and plan.staged:
-        problem = f"pipeline={plan.stages} stages have no ring, which all must enter"
-        raise Infeasible(f"{problem}; use context_attention=ulysses")
+        problem = f"ring attention does not work with pipeline={plan.stages}"
+        raise Infeasible(f"{problem}: its permutes need all devices at the same time; use context_attention=ulysses")
     return {**resolve_reduce(plan), "context_attention": attention}
 
 
@@ -227,7 +227,9 @@ def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
     shares = attention_shares(plan.share)
     sent = plan.all_layers * sum(_exchanged(plan, share) for share in shares)
-    sent += plan.layers_again * sum(plan.tokens * share.attended_features for share in shares)  # stages have no ring
+    sent += plan.recomputed_prefix_layers * sum(
+        plan.tokens * share.attended_features for share in shares
+    )  # stages have no ring
     what, kind = ("tokens and heads", "all_to_all") if plan.ulysses else ("keys and values", "permute")
     yield from traffic(plan, what, kind, plan.placement.tokens, sent, dtype=plan.train.dtype)
 

@@ -172,7 +172,7 @@ def layer_elements(plan: Plan, weight: Weight) -> tuple[int, int]:
 
     A weight is gathered again if the backward pass needs it (`Backward`). With `remat="none"` the backward pass needs
     no vectors. With prefetch the last layer's weights are kept until the backward pass. In a pipeline the forward pass
-    of leading dense layers runs twice (`Plan.layers_again`).
+    of leading dense layers runs twice (`Plan.recomputed_prefix_layers`).
     """
     train = plan.train
     needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
@@ -194,7 +194,7 @@ def embedding_or_head_gathers(plan: Plan, weight: Weight) -> int:
     if not plan.staged:
         return 1
     tied, shared = is_tied(plan, weight), plan.ticks.shared
-    if plan.layers_again:
+    if plan.recomputed_prefix_layers:
         return plan.train.microbatches * (1 if weight.spec.name.startswith("head.") else 2 + tied)
     ticks = int(((shared.enters >= 0) | (shared.leaves >= 0)).sum())
     return 1 + ticks if tied else plan.train.microbatches

@@ -45,7 +45,7 @@ class GPTConfig:
         attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
-        full_attention_every: of so many layers, which are one block, the last has dense attention. None: all are alike.
+        full_attention_every: every N-th layer uses full attention; N layers form one scanned block. None: none does.
         experts: of each layer, in place of its MLP (model/experts.py); None for a dense model. The fields below are of
             models with experts.
         dense_layers: how many of the first layers have an MLP, of `mlp` hidden features, and no experts.
@@ -63,8 +63,8 @@ class GPTConfig:
         router_groups: of equally many experts. A token chooses among the experts of `groups_per_token` groups alone,
             those with the largest sums of their two highest scores.
         groups_per_token: see `router_groups`.
-        capacity_factor: an expert takes at most this times the tokens that it has when all have equally many, of each
-            group of `expert_group` tokens. Further tokens are dropped. None: no token is dropped.
+        capacity_factor: expert capacity as a multiple of the balanced load, for each group of `expert_group` tokens. Tokens
+            beyond it are dropped. None: no token is dropped.
         expert_group: tokens of a group, consecutive ones of a sequence; by default a sequence.
         balance_loss: factor of the load-balancing loss of each layer.
         router_z_loss: factor of (log Z)^2 of each token in each layer, Z the denominator of the router's softmax.

@@ -98,7 +98,7 @@ def scheduled(plan: Plan) -> Differentiate:
         executor = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop)
         loss, dblocks, dends = executor()
         # Devices that split the features of a layer compute extras alike, and each backpropagates its share of them.
-        loss |= {name: plan.tensors * model(ends).hooks.alike(loss[name]) for name in plan.block.extras()}
+        loss |= {name: plan.tensors * model(ends).hooks.replicated_loss(loss[name]) for name in plan.block.extras()}
         return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
 
     return differentiate

@@ -74,7 +74,7 @@ those of the sum."""
 def forward(model: GPT, tokens_BS: Tokens) -> tuple[Float[Array, " N"], Extras]:
     """The loss of each token of sequences [B,T+1], N = B x T, and the auxiliary losses of all layers."""
     x_BTD, extras = model.run(model.embed(tokens_BS[:, :-1]))
-    return model.losses(x_BTD, tokens_BS[:, 1:]), jax.tree.map(model.hooks.alike, extras)
+    return model.losses(x_BTD, tokens_BS[:, 1:]), jax.tree.map(model.hooks.replicated_loss, extras)
 
 
 Divisor = int | Array

@@ -152,10 +152,11 @@ class Strategy:
 
         Raises:
             Infeasible: model, mesh and batch do not fit together; the message names the numbers and what would fit.
+            TypeError: `config` is a string.
             ValueError: `make_step` ends the program, or returns no step.
         """
         if isinstance(config, str):
-            raise Infeasible(f"the model is the text {config!r}; give a GPTConfig, as PRESETS[{config!r}]")
+            raise TypeError(f"config must be a GPTConfig, got str {config!r}; use PRESETS[{config!r}]")
         require_instance(config, GPTConfig, "the model")
         require_instance(train, TrainConfig, "train")
         mesh = self._mesh(mesh)

@@ -106,7 +106,7 @@ def implement(plan: Plan) -> Implementation:
         part = x / lax.axis_size("tensor")
         return part if plan.sequence_parallel else mark_varying(part, "tensor")  # with it weights are marked already
 
-    shared = {"alike": mean, "mean": mean, "part": part}
+    shared = {"replicated_loss": mean, "mean": mean, "per_device_share": part}
     if not plan.sequence_parallel:
         # All tokens are here. Marked once, before several matmuls: their gradients are added, and then summed once.
         all_tokens = partial(mark_varying, axes="tensor")
@@ -136,10 +136,10 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     branches = len(plan.block.branches())
     # With remat="full" sums are repeated, except the last one of a layer, whose result is the next layer's input.
     again = branches - 1 if plan.train.remat == "full" else 0
-    sums = ((2 * branches + again) * plan.all_layers + branches * plan.layers_again) * plan.residual
+    sums = ((2 * branches + again) * plan.all_layers + branches * plan.recomputed_prefix_layers) * plan.residual
     extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
     yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
-    times = (3 if again else 2) * plan.all_layers + plan.layers_again
+    times = (3 if again else 2) * plan.all_layers + plan.recomputed_prefix_layers
     means = sum(part.means for part in plan.block.branches()) * times * plan.tokens
     yield from traffic(plan, "norms of all heads", "all_reduce", tensors, means)
     copies = partial(traffic, plan, dtype=plan.train.reduce_dtype, array="gradients", when=plan.when_summed)
@@ -151,7 +151,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
         return
     yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
     # Forward, once more backward (remat.py keeps no gather), and as the transpose of the reduce-scatter.
-    gathered = branches * (3 * plan.all_layers + plan.layers_again) * plan.own_residual
+    gathered = branches * (3 * plan.all_layers + plan.recomputed_prefix_layers) * plan.own_residual
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)

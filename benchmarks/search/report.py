@@ -165,7 +165,7 @@ def ranked_blocks(shown: Sequence[Candidate], ranking: Ranking) -> Iterator[list
     rows = [ranking.row(candidate) for candidate in shown]
     marked = [row | {"rank": f"{row['rank']}{'=' if row['rank'] <= ranking.tied > 1 else ''}"} for row in rows]
     yield table(COLUMNS, marked)
-    if layers := max(candidate.cost.plan.layers_again for candidate in shown):
+    if layers := max(candidate.cost.plan.recomputed_prefix_layers for candidate in shown):
         what = f"dense_layers={layers}: every stage of a pipeline runs these layers"
         yield wrapped(f"{what}; more stages do not split them")
     apart = f"two candidates within {math.exp(widths().pair) - 1:.0%} of each other may be in any order"

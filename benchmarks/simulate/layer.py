@@ -51,14 +51,14 @@ class LayerEvents:
         traffic: of the step.
         network: the devices.
         layers: of the device, all that send the traffic.
-        layers_again: how many of them run forward twice (`Plan.layers_again`).
+        recomputed_prefix_layers: how many of them run forward twice (`Plan.recomputed_prefix_layers`).
     """
 
     plan: Plan
     traffic: tuple[Traffic, ...]
     network: Network
     layers: int
-    layers_again: int = 0
+    recomputed_prefix_layers: int = 0
 
     @property
     def stack(self) -> Stack:
@@ -107,7 +107,7 @@ class LayerEvents:
         for term in self.traffic:
             if self.is_sharded(term) and term.what in wanted:
                 sent[term.kind] = sent.get(term.kind, 0) + term.sent_bytes
-        passes = self.layers + self.layers_again * ("weights" in wanted)  # which forward passes gather
+        passes = self.layers + self.recomputed_prefix_layers * ("weights" in wanted)  # which forward passes gather
         times = times or passes * self.plan.train.microbatches
         for kind, sent_bytes in sent.items():
             yield self.network.event("gathers", kind, self.shards, sent_bytes / times)
@@ -205,7 +205,7 @@ class LayerEvents:
         gathers = term.kind == "all_gather" and term.what not in TOKENS
         (of_forward, _), counted = self._calls_by_pass[term.what, term.kind]
         share = 1 / 3 / self._calls(term, way) if gathers else 1 / counted
-        again = self.layers_again * (1 / 3 if gathers else of_forward / counted)
+        again = self.recomputed_prefix_layers * (1 / 3 if gathers else of_forward / counted)
         layers = self.plan.layers if term.what in TOKENS else self.layers + again
         sent = term.sent_bytes * share / self.plan.train.microbatches / layers
         return self.network.event("layer collectives", term.kind, term.axes, sent * calls, calls)

@@ -89,7 +89,7 @@ class Step:
         self.losses = losses
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
         self.network = Network(machine, topology, cost.plan.mesh)
-        layers, again = cost.plan.all_layers, cost.plan.layers_again
+        layers, again = cost.plan.all_layers, cost.plan.recomputed_prefix_layers
         self.layer = LayerEvents(cost.plan, cost.traffic, self.network, layers, again)
 
     def timeline(self) -> Timeline:
@@ -111,7 +111,7 @@ class Step:
     def stages(self) -> Stages:
         """The passes on the stages."""
         forward, backward = (scaled(simulate(one).parts, self.losses) for one in self.layer.embedding_and_head())
-        if self.plan.layers_again:
+        if self.plan.recomputed_prefix_layers:
             lead = self._lead_passes({"F": "forward", "B": "backward"})
             forward, backward = added(forward, lead["F"]), added(backward, lead["F"], lead["B"])
         return Stages(self.plan, self.machine.stack, self.work, {"F": forward, "B": backward}, self.send_seconds)

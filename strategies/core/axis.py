@@ -33,8 +33,8 @@ class Axis:
         name: of the mesh axis.
         batch: whether it splits the batch.
         tokens: whether it splits the tokens of each sequence.
-        dims: names of the dims of weights that it splits, and with them the work. It may also split the batch: the
-            gradients of a weight are summed over the axes of batch and tokens that do not split this weight.
+        dims: names of the dims of weights that it splits, and with them the work. Gradients of a weight are all-reduced
+            over every batch or token axis that does not shard that weight.
         shards: whether it splits every weight once more, along the first dim that it divides (ZeRO-3). Weights are
             gathered before use. It splits the batch, too.
         may_split_dim_twice: whether `shards` may split a dim that `dims` splits already, if the weight has no other

@@ -77,7 +77,9 @@ class LayerReduction:
     @property
     def hooks(self) -> Hooks:
         """The hooks of the strategy, with one that runs each layer with its weights and sums their gradients."""
-        return replace(self.implementation.hooks, layer=self.run_layer, delays_sums=self.plan.delays_sums)
+        return replace(
+            self.implementation.hooks, layer=self.run_layer, overlap_grad_reduction=self.plan.overlap_grad_reduction
+        )
 
     def differentiate(self, differentiate: Differentiate) -> Differentiate:
         """A `Differentiate` whose gradients of the blocks are summed over devices."""

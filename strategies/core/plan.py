@@ -146,7 +146,7 @@ class Plan(Sizes):
         return self.layers + self.config.dense_layers
 
     @property
-    def layers_again(self) -> int:
+    def recomputed_prefix_layers(self) -> int:
         """Leading dense layers whose forward pass runs twice: in a pipeline, once more for the backward pass."""
         return self.config.dense_layers if self.staged else 0
 

@@ -150,7 +150,7 @@ class Sizes:
         return self.backend.platform == "cpu" and self.mesh.size > 1
 
     @property
-    def delays_sums(self) -> bool:
+    def overlap_grad_reduction(self) -> bool:
         """Whether gradients are summed one layer late (model/layers.py).
 
         Not where weights are gathered in the loop: with `prefetch` that delays sums already, and without it hsdp gets

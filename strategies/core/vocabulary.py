@@ -37,9 +37,9 @@ def hooks_of(plan: Plan) -> Mapping[str, Callable[..., Any]]:
 def traffic_of(plan: Plan) -> Iterator[Traffic]:
     """Sums of an embedding and a loss that are split over the vocabulary, forward and backward.
 
-    Leading dense layers that run forward again (`Plan.layers_again`) embed again.
+    Leading dense layers that run forward again (`Plan.recomputed_prefix_layers`) embed again.
     """
-    axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.layers_again else 1
+    axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.recomputed_prefix_layers else 1
     if plan.sequence_parallel:
         tensors = plan.axes_of("head_features")
         other_axes = tuple(axis for axis in axes if axis not in tensors)

@@ -170,9 +170,10 @@ def layer_work_bytes(plan: Plan) -> int:
 
     With prefetch there are also the weights of the layer before it, and gradients of the following layer, in float32
     to be summed; where elementwise operations are fused, its own gradients besides. Sums that run one layer late
-    (`Plan.delays_sums`) have those of the following layer alone, in the compute dtype. Copies of KV heads are summed
-    here if `reduce="layer"`. Each further layer of an iteration has its weights; its working arrays are not counted. A
-    tensor axis that gathers tokens along the outermost dim transposes them: three arrays more, as compiled for GPUs.
+    (`Plan.overlap_grad_reduction`) have those of the following layer alone, in the compute dtype. Copies of KV heads
+    are summed here if `reduce="layer"`. Each further layer of an iteration has its weights; its working arrays are not
+    counted. A tensor axis that gathers tokens along the outermost dim transposes them: three arrays more, as compiled
+    for GPUs.
     """
     share, backend = plan.share, plan.backend
     size, whole = working_itemsize(plan), 0 if reads_in_place(plan) else whole_layer(plan)
@@ -181,7 +182,7 @@ def layer_work_bytes(plan: Plan) -> int:
         held += (size + 4 + size * backend.fuses_elementwise) * whole
     transposes = share.sequence_parallel and backend.gathers_outermost_only
     elements = layer.working_elements(share) + 3 * transposes * share.tokens * plan.config.embed
-    late = share.itemsize * whole_layer(plan) if plan.delays_sums else 0
+    late = share.itemsize * whole_layer(plan) if plan.overlap_grad_reduction else 0
     others = further_layers(plan) * size * whole_layer(plan)
     copies = copy_sum_bytes(plan) // plan.layers if plan.train.reduce == "layer" else 0
     return held + size * elements + late + others + copies

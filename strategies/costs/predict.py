@@ -24,7 +24,7 @@ from strategies.costs.scores import Scores, scores_of
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
-from strategies.pipelining.schedules import Costs
+from strategies.pipelining.schedules import PassTimes
 from strategies.strategy import Strategy
 
 
@@ -243,7 +243,7 @@ class Cost:
         return tuple(map(int, Cost(self.plan.lead).passes)) if self.plan.staged and self.plan.lead else (0, 0, 0)
 
     @property
-    def passes(self) -> Costs:
+    def passes(self) -> PassTimes:
         """FLOPs of a token in all layers: forward, gradients of inputs, and gradients of weights.
 
         As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. Here the gradients of inputs also include the
@@ -254,8 +254,8 @@ class Cost:
         capacity, again = (flops / tokens for flops in self._capacity)
         matmuls = self._in_layers(layer.matmul_flops) + capacity + self._replicated
         recomputed = self._recomputed + again + (self._replicated if self.plan.train.remat == "full" else 0)
-        passes = Costs(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
-        return Costs(*(each - lead for each, lead in zip(passes, self._staged_lead, strict=True)))
+        passes = PassTimes(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
+        return PassTimes(*(each - lead for each, lead in zip(passes, self._staged_lead, strict=True)))
 
     @property
     def ring(self) -> int:

@@ -51,7 +51,7 @@ class ClampedExperts(Experts):
         gate_XRF = named(add_bias(rows.matmul(x_XRD, self.gate_EDF[...]), rows.spread(self.gate_bias_EF[...])))
         up_XRF = named(add_bias(rows.matmul(x_XRD, self.up_EDF[...]), rows.spread(self.up_bias_EF[...])))
         y_XRD = rows.matmul(clamped(gate_XRF, up_XRF) * weights_XR1, self.down_EFD[...])
-        return add_bias(y_XRD, weights_XR1 * rows.spread(hooks.part(self.down_bias_ED[...])))
+        return add_bias(y_XRD, weights_XR1 * rows.spread(hooks.per_device_share(self.down_bias_ED[...])))
 
 
 @jax.custom_vjp

@@ -115,7 +115,7 @@ class GPT(nnx.Module):
             LAYER_POLICIES[train.remat],
             unroll=layers_at_once(count, train.layers_in_loop),
             gathers_ahead=train.prefetch == "on",
-            sums_late=self.hooks.delays_sums,
+            sums_late=self.hooks.overlap_grad_reduction,
             ordered=is_ordered(train, count),
             loops=is_loop(count, train.layers_in_loop, needed=self.hooks.needs_loop),
         ), stacked

@@ -28,12 +28,13 @@ class Hooks:
 
     Attributes:
         layer: stored weights of one layer, as the loop over layers reads them -> as `gather` takes them.
-        alike: a number that all devices which split the features of a layer have computed alike -> the same number.
-        delays_sums: whether the backward pass runs the transpose of `layer`, which sums gradients, one layer late.
+        replicated_loss: averages an auxiliary loss that every tensor-parallel device has computed identically.
+        overlap_grad_reduction: whether the gradients of layer l+1 are reduced while layer l runs backward: whether the
+            transpose of `layer` runs one layer late.
         gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that
             dtype.
         sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
-        part: what all devices add alike to partial sums, before `sum` -> this device's part of it.
+        per_device_share: divides a term that every device adds to its partial sums before `sum`.
         mean: means over the features of this device -> over those of all devices that split the features of a layer.
         all_tokens: [B,T,D] of the own tokens -> of all tokens.
         own_tokens: [T,D] of all tokens -> of the own tokens.
@@ -61,11 +62,11 @@ class Hooks:
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights
-    alike: Callable[[Array], Array] = lambda number: number
-    delays_sums: bool = False
+    replicated_loss: Callable[[Array], Array] = lambda number: number
+    overlap_grad_reduction: bool = False
     gather: Callable[[Array, WeightSpec, str], Array] = lambda weight, spec, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x
-    part: Callable[[Array], Array] = lambda x: x
+    per_device_share: Callable[[Array], Array] = lambda x: x
     mean: Callable[[Array], Array] = lambda x: x
     all_tokens: Callable[[Array], Array] = lambda x: x
     own_tokens: Callable[[Array], Array] = lambda x: x

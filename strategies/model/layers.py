@@ -1,8 +1,7 @@
 """The loop over the layers of a device, forward and backward.
 
-If an iteration gathers the weights of its own layer, it waits for them; and the sums of the gradients that it computes
-last have nothing left to overlap with: compilers move no collective, and no wait for one, into another iteration. There
-are two ways around that:
+XLA does not move collectives across loop iterations. A gather issued in the iteration that needs it is exposed, and so
+is the last reduction. There are two ways around that:
 
     gathers_ahead (`TrainConfig.prefetch`): an iteration runs one layer and gathers the weights of the next one, as
         PyTorch's FSDP does (Zhao et al. 2023, "PyTorch FSDP", section 3.3.2). The whole weights of two layers exist at

@@ -96,7 +96,7 @@ def is_loop(layers: int, unroll: int, *, needed: bool) -> bool:
 
 
 def layers_at_once(layers: int, unroll: int) -> int:
-    """The most layers that one iteration may have, so that all iterations have as many.
+    """The largest divisor of the layer count up to `unroll`: the layers of a scan iteration.
 
     >>> layers_at_once(12, 4), layers_at_once(9, 4), layers_at_once(2, 4)
     (4, 3, 2)

@@ -162,11 +162,11 @@ class Executor:
             return lax.while_loop(lambda state: state[0], once, (taken, carry))[1]
 
     def _turn_forward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        y_bTD, (slots, extras) = self.passes.forward(turn, carry.arrived[turn.takes], carry.slots, carry.extras)
+        y_bTD, (slots, extras) = self.passes.forward(turn, carry.arrived[turn.operand_slot], carry.slots, carry.extras)
         return carry._replace(made=y_bTD, slots=slots, extras=extras)
 
     def _turn_backward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        dy_bTD = carry.arrived[turn.takes]
+        dy_bTD = carry.arrived[turn.operand_slot]
         if self.schedule.splits_backward:
             dx_bTD, (slots, dblocks) = self.passes.first(turn, dy_bTD, carry.slots, carry.dblocks)
             return carry._replace(made=dx_bTD, slots=slots, dblocks=dblocks)
@@ -182,12 +182,12 @@ class Executor:
         arrived, loss, dends = carry.arrived, carry.loss, carry.dends
         if enters:
             entered_bTD = mark_varying(self.parts.embed(self.ends, self.tokens_MbS[shared.enters]), "pipeline")
-            arrived = write_slot(arrived, entered_bTD, turn.got_entered)
+            arrived = write_slot(arrived, entered_bTD, turn.embed_dst)
         if leaves:
             y_bTD = self._broadcast_from(self.schedule.stages - 1, carry.made)
             more, (dleaving, dy_bTD) = jax.value_and_grad(self._loss_of, (0, 1))(self.ends, y_bTD, shared.leaves)
             loss, dends = loss + more, jax.tree.map(jnp.add, dends, dleaving)
-            arrived = write_slot(arrived, mark_varying(dy_bTD, "pipeline"), turn.got_loss)
+            arrived = write_slot(arrived, mark_varying(dy_bTD, "pipeline"), turn.loss_grad_dst)
         if returns:
             x_bTD, pull = jax.vjp(lambda ends: self.parts.embed(ends, self.tokens_MbS[shared.returns]), self.ends)
             made_bTD = after(x_bTD, carry.made) if "lead" in self.ends else carry.made
@@ -203,7 +203,7 @@ class Executor:
 
     def _send(self, exchange: int, edges: Edges, carry: Carry, turn: Turn, shared: Shared) -> Carry:
         sent_bTD = lax.ppermute(carry.made, "pipeline", edges)
-        return carry._replace(arrived=write_slot(carry.arrived, sent_bTD, turn.got_sent[exchange]))
+        return carry._replace(arrived=write_slot(carry.arrived, sent_bTD, turn.recv_dst[exchange]))
 
 
 def _float32_zeros(weight: Array) -> Array:

@@ -97,7 +97,7 @@ class Passes:
 
         def keep(buffers: tuple[Slots, Extras], made: Any, _: Array, position: Array) -> tuple[Slots, Extras]:
             (slots, extras), (kept, more) = buffers, made
-            return slots._replace(kept=write_slot(slots.kept, kept, turn.kept, position)), added(extras, more)
+            return slots._replace(kept=write_slot(slots.kept, kept, turn.residual_slot, position)), added(extras, more)
 
         return self._scan_layers(turn, work, x_BTD, keep, (slots, extras))
 
@@ -105,7 +105,7 @@ class Passes:
         """Gradient of the output -> gradient of the input, and the weight gradients with this microbatch added."""
 
         def work(dy_BTD: Array, _: Any, layer: Array, position: Array) -> tuple[Array, Leaves]:
-            known = self._layer(layer), jax.tree.map(row_major, read_slot(slots.kept, turn.kept, position))
+            known = self._layer(layer), jax.tree.map(row_major, read_slot(slots.kept, turn.residual_slot, position))
             dlayer, dx_BTD = backward(self.run, known, dy_BTD)
             return dx_BTD, dlayer
 
@@ -118,7 +118,7 @@ class Passes:
         """
 
         def read(buffers: tuple[Slots, Leaves], position: Array) -> Any:
-            return read_slot(buffers[0].kept, turn.kept, position)
+            return read_slot(buffers[0].kept, turn.residual_slot, position)
 
         def work(dy_BTD: Array, kept: Any, layer: Array, _: Array) -> tuple[Array, Any]:
             return self._first_of_layer((self._layer(layer), kept), dy_BTD)
@@ -127,8 +127,8 @@ class Passes:
             (slots, dweights), (used_up, more, dlayer) = buffers, made
             leaves, structure = jax.tree.flatten(slots.kept)
             for place, value in used_up.items():
-                leaves[place] = write_slot(leaves[place], value, turn.kept, position)
-            more = write_slot(slots.more, more, turn.kept, position)
+                leaves[place] = write_slot(leaves[place], value, turn.residual_slot, position)
+            more = write_slot(slots.more, more, turn.residual_slot, position)
             return Slots(jax.tree.unflatten(structure, leaves), more), add(dweights, dlayer, layer, position)
 
         return self._scan_layers(turn, work, dy_BTD, keep, (slots, dweights), read, reverse=True)
@@ -137,7 +137,7 @@ class Passes:
         """Second half: the weight gradients with this microbatch added; `like_BTD` has the shape of an output."""
 
         def work(nothing: tuple[()], _: Any, layer: Array, position: Array) -> tuple[tuple[()], Leaves]:
-            kept, more = read_slot(slots, turn.kept, position)
+            kept, more = read_slot(slots, turn.residual_slot, position)
             known, leaves, rest = (self._layer(layer), kept), jax.tree.leaves(kept), iter(more)
             split = self._split(known, like_BTD)
             held = (next(rest) if place is None else leaves[place] for place in _places(split, kept))

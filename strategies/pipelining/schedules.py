@@ -30,7 +30,7 @@ class Op(NamedTuple):
     chunk: int = 0
 
 
-class Costs(NamedTuple):
+class PassTimes(NamedTuple):
     """Durations of the passes of a whole stage, in any unit: forward, gradients of inputs, gradients of weights."""
 
     forward: float = 1.0
@@ -40,7 +40,7 @@ class Costs(NamedTuple):
 
 MOST_CELLS = 300_000
 """Largest table of a schedule, in pairs of cells (a forward and a backward pass). It takes a few seconds."""
-EQUAL = Costs()
+EQUAL = PassTimes()
 
 
 @dataclass(frozen=True)
@@ -143,17 +143,17 @@ class Schedule:
         """Kinds of operations that stages run in the same tick -> number of such ticks."""
         return Counter(frozenset(op.kind for op in column if op) for column in zip(*self.table, strict=True))
 
-    def lockstep(self, costs: Costs = EQUAL) -> float:
+    def lockstep(self, costs: PassTimes = EQUAL) -> float:
         """Time from the first start to the last end, if each tick lasts as long as its longest operation."""
         seconds: Mapping[Kind, float] = {kind: self.duration(Op(kind, 0), costs) for kind in get_args(Kind)}
         return sum(ticks * max(seconds[kind] for kind in kinds) for kinds, ticks in self.kinds_at_once.items())
 
-    def duration(self, op: Op, costs: Costs = EQUAL) -> float:
+    def duration(self, op: Op, costs: PassTimes = EQUAL) -> float:
         """Duration of one operation on one chunk."""
         backward = costs.inputs if self.splits_backward else costs.inputs + costs.weights
         return {"F": costs.forward, "B": backward, "W": costs.weights}[op.kind] / self.chunks
 
-    def makespan(self, costs: Costs = EQUAL) -> float:
+    def makespan(self, costs: PassTimes = EQUAL) -> float:
         """Time from the first start to the last end, if a stage waits only for the results that it needs.
 
         Without gradients of weights of their own the last stage works without a pause, between the first forward passes
@@ -164,11 +164,11 @@ class Schedule:
         starts = self.starts(lambda stage, op: self.duration(op, costs))
         return max(start + self.duration(op, costs) for (_, op), start in starts.items())
 
-    def bubble(self, costs: Costs = EQUAL) -> float:
+    def bubble(self, costs: PassTimes = EQUAL) -> float:
         """The fraction of the time that a stage is idle, if it waits only for the results that it needs."""
         return 1 - self.microbatches * sum(costs) / self.makespan(costs)
 
-    def lockstep_bubble(self, costs: Costs = EQUAL) -> float:
+    def lockstep_bubble(self, costs: PassTimes = EQUAL) -> float:
         """The fraction of the time that is lost if each tick lasts as long as its longest operation."""
         return 1 - self.makespan(costs) / self.lockstep(costs)
 

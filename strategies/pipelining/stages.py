@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from strategies.config import PipelineSchedule
 from strategies.infeasible import WrongSize
-from strategies.pipelining.schedules import SCHEDULES, Costs, Schedule
+from strategies.pipelining.schedules import SCHEDULES, PassTimes, Schedule
 from strategies.pipelining.timetable import Ticks
 
 
@@ -69,12 +69,12 @@ class Order:
         return Ticks.of(self.schedule)
 
     @cached_property
-    def _bubble(self) -> Callable[[Costs], float]:
+    def _bubble(self) -> Callable[[PassTimes], float]:
         return cache(self.schedule.bubble)
 
-    def bubble(self, costs: Costs) -> float:
+    def bubble(self, costs: PassTimes) -> float:
         """The fraction of time for which a stage is idle (`Schedule.bubble`), cached by proportions of the costs."""
-        return self._bubble(Costs(*(cost / sum(costs) for cost in costs)))
+        return self._bubble(PassTimes(*(cost / sum(costs) for cost in costs)))
 
 
 @cache

@@ -26,19 +26,19 @@ class Turn(NamedTuple):
     Attributes:
         kind: the index in `KINDS`.
         chunk: the chunk of the stage that it runs.
-        takes: slot of its operand: the input, or in the backward pass the gradient of the output.
-        kept: slot of its residuals, and then of what the second half of its backward pass needs.
-        got_entered, got_loss: slots for what arrives from the embedding and from the loss, at the end of the tick.
-        got_sent: slots for what arrives from other stages [ticks, stages, exchanges].
+        operand_slot: slot of its operand: the input, or in the backward pass the gradient of the output.
+        residual_slot: slot of its residuals, and then of what the second half of its backward pass needs.
+        embed_dst, loss_grad_dst: slots for what arrives from the embedding and from the loss, at the end of the tick.
+        recv_dst: slots for what arrives from other stages [ticks, stages, exchanges].
     """
 
     kind: Any
     chunk: Any
-    takes: Any
-    kept: Any
-    got_entered: Any
-    got_loss: Any
-    got_sent: Any
+    operand_slot: Any
+    residual_slot: Any
+    embed_dst: Any
+    loss_grad_dst: Any
+    recv_dst: Any
 
 
 class Shared(NamedTuple):
@@ -105,25 +105,25 @@ class Ticks:
         exchanges, edges = group_exchanges(sent_edges(arrivals, schedule.ticks))
 
         shape = schedule.ticks, schedule.stages
-        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(6)), got_sent=np.zeros((*shape, len(edges)), np.int32))
-        for nobody in (turns.got_entered, turns.got_loss, turns.got_sent):
+        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(6)), recv_dst=np.zeros((*shape, len(edges)), np.int32))
+        for nobody in (turns.embed_dst, turns.loss_grad_dst, turns.recv_dst):
             nobody[:] = depth
         enters, leaves, returns = np.full((3, schedule.ticks), -1, np.int32)
         for (stage, op), tick in tick_of.items():
             at, forward = (tick, stage), (stage, op._replace(kind="F"))
-            turns.kind[at], turns.chunk[at], turns.kept[at] = KINDS.index(op.kind), op.chunk, kept[forward]
-            turns.takes[at] = arrived.get((stage, op), 0)
+            turns.kind[at], turns.chunk[at], turns.residual_slot[at] = KINDS.index(op.kind), op.chunk, kept[forward]
+            turns.operand_slot[at] = arrived.get((stage, op), 0)
             if op.kind == "B" and stage == op.chunk == 0:
                 returns[tick] = op.microbatch
         for each in arrivals:
             (stage, op), tick = each.target, each.after
             at, slot = (tick, stage), arrived[each.target]
             if each.edge:
-                turns.got_sent[at][exchange_of(each.edge, exchanges[tick], edges)] = slot
+                turns.recv_dst[at][exchange_of(each.edge, exchanges[tick], edges)] = slot
             elif op.kind == "B":
-                turns.got_loss[at], leaves[tick] = slot, op.microbatch
+                turns.loss_grad_dst[at], leaves[tick] = slot, op.microbatch
             elif tick >= 0:
-                turns.got_entered[at], enters[tick] = slot, op.microbatch
+                turns.embed_dst[at], enters[tick] = slot, op.microbatch
         at_ends, ends = together(enters, leaves, returns)
         shared = Shared(at_ends, enters, leaves, returns, exchanges)
         return cls(turns, shared, Depths(depth, kept_depth), ends, edges)

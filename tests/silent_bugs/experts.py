@@ -62,12 +62,12 @@ def weights_without_sum(joined_NX: Any, embed: int) -> Any:
 
 
 def detached(alike: Any) -> Any:
-    """`Hooks.alike` whose losses have no gradient."""
+    """`Hooks.replicated_loss` whose losses have no gradient."""
     return lambda loss: lax.stop_gradient(alike(loss))
 
 
 def weakened(alike: Any) -> Any:
-    """`Hooks.alike` whose losses are as they should be, and whose gradients are half."""
+    """`Hooks.replicated_loss` whose losses are as they should be, and whose gradients are half."""
     return lambda loss: 0.5 * alike(loss) + 0.5 * lax.stop_gradient(alike(loss))
 
 
@@ -153,7 +153,7 @@ BUGS = [
         "experts.router_DE",
         "tensor",
         "tensor=2",
-        changed_hooks(alike=weakened),
+        changed_hooks(replicated_loss=weakened),
         FORCED,
     ),
     Bug(
@@ -164,7 +164,7 @@ BUGS = [
         "experts.router_DE",
         "expert",
         "expert=2",
-        changed_hooks(alike=detached),
+        changed_hooks(replicated_loss=detached),
         FORCED,
     ),
     Bug(

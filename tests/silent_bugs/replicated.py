@@ -59,7 +59,7 @@ def own_input_gradients(all_tokens: Any) -> Any:
 
 
 def whole_bias(part: Any) -> Any:
-    """`Hooks.part` that is the whole on each device."""
+    """`Hooks.per_device_share` that is the whole on each device."""
     return lambda x: part(x) * lax.axis_size("tensor")
 
 
@@ -135,7 +135,7 @@ BUGS = [
         "loss",
         "tensor",
         "tensor=2",
-        changed_hooks(part=whole_bias),
+        changed_hooks(per_device_share=whole_bias),
         GPT_OSS,
     ),
     Bug(

@@ -55,8 +55,8 @@ def test_an_unknown_strategy_is_told_those_that_there_are(name: str, words: str)
 
 
 def test_what_is_no_model_or_mesh_is_refused() -> None:
-    """A wrong type for the model or the mesh raises Infeasible and says what to pass."""
-    with pytest.raises(Infeasible, match=r"the model is the text 'nano'; give a GPTConfig, as PRESETS\['nano'\]"):
+    """A wrong type for the model or the mesh is refused, and the message says what to pass."""
+    with pytest.raises(TypeError, match=r"config must be a GPTConfig, got str 'nano'; use PRESETS\['nano'\]"):
         STRATEGIES["data"].build("nano", "data=8", TRAIN)  # type: ignore[arg-type]
     with pytest.raises(Infeasible, match="mesh 8; pass a MeshSpec, or a string such as 'data=2,tensor=4'"):
         STRATEGIES["data"].build(TINY, 8, TRAIN)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from strategies.config import TrainConfig
 from strategies.costs.layer import score_flops
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
-from strategies.pipelining.schedules import Costs
+from strategies.pipelining.schedules import PassTimes
 from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
 
 MODEL = GPTConfig(layers=8, embed=2048, heads=16, sequence=1024)
@@ -131,7 +131,7 @@ def test_without_sends_and_ends_the_bubble_is_that_of_the_schedule(schedule):
     """The bubble of a pipeline whose stages do nothing but their layers is the closed formula's."""
     plan = step("pipeline", mesh="pipeline=4", schedule=schedule, microbatches=8).plan
     parts = Stages(plan, MEGATRON, {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}, {}, 0.0).parts
-    assert parts["bubble"] / sum(parts.values()) == pytest.approx(plan.schedule.bubble(Costs(1, 1, 1)))
+    assert parts["bubble"] / sum(parts.values()) == pytest.approx(plan.schedule.bubble(PassTimes(1, 1, 1)))
 
 
 def test_the_bound_is_below_every_prediction():

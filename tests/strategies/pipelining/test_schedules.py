@@ -8,8 +8,8 @@ from strategies.infeasible import Infeasible
 from strategies.pipelining.schedules import (
     EQUAL,
     SCHEDULES,
-    Costs,
     Op,
+    PassTimes,
     Schedule,
     gpipe,
     interleaved,
@@ -57,7 +57,7 @@ def test_nothing_is_done_before_what_it_needs(case: tuple[str, int, int, int]) -
 @pytest.mark.parametrize(("name", "stages", "microbatches"), [(n, s, m) for n, s, m, _ in PLAIN if n != "zb-h1"])
 def test_bubble_of_gpipe_and_1f1b(name: str, stages: int, microbatches: int) -> None:
     """The bubble of GPipe and 1F1B is (S-1)/(M+S-1) at any costs (Narayanan et al. 2021, section 2.2.1)."""
-    for costs in (EQUAL, Costs(1, 0.5, 0.5), Costs(3, 5, 2)):
+    for costs in (EQUAL, PassTimes(1, 0.5, 0.5), PassTimes(3, 5, 2)):
         expected = (stages - 1) / (microbatches + stages - 1)
         assert schedule(name, stages, microbatches, 1).bubble(costs) == pytest.approx(expected)
 
@@ -66,7 +66,7 @@ def test_bubble_of_gpipe_and_1f1b(name: str, stages: int, microbatches: int) -> 
 def test_bubble_of_interleaved_1f1b(stages: int, microbatches: int, chunks: int) -> None:
     """The bubble of interleaved 1F1B is (S-1)/(vM+S-1) (Narayanan et al. 2021, section 2.2.2)."""
     expected = (stages - 1) / (chunks * microbatches + stages - 1)
-    for costs in (EQUAL, Costs(1, 0.5, 0.5)):
+    for costs in (EQUAL, PassTimes(1, 0.5, 0.5)):
         assert interleaved(stages, microbatches, chunks).bubble(costs) == pytest.approx(expected)
 
 
@@ -100,11 +100,11 @@ def test_chunks_in_flight() -> None:
 
 def test_lockstep_bubble() -> None:
     """GPipe and ZB-H1 have no lockstep bubble at equal costs; 1F1B has one, as its ticks mix forward and backward."""
-    assert gpipe(4, 8).lockstep_bubble(Costs(1, 1, 1)) == 0
+    assert gpipe(4, 8).lockstep_bubble(PassTimes(1, 1, 1)) == 0
     assert zero_bubble(4, 8).lockstep_bubble(EQUAL) == 0
     by_hand = 1 - 3 * (8 + 3) / (4 + 2 * (2 * (8 + 3) - 4))  # four ticks have forwards only
     assert one_f_one_b(4, 8).lockstep_bubble(EQUAL) == pytest.approx(by_hand)
-    assert one_f_one_b(4, 8).lockstep_bubble(Costs(1, 0.5, 0.5)) == 0
+    assert one_f_one_b(4, 8).lockstep_bubble(PassTimes(1, 0.5, 0.5)) == 0
 
 
 def test_operations_that_wait_for_each_other_are_an_error() -> None:

@@ -22,20 +22,20 @@ class Stage:
 
 def take_turn(stage: Stage, turn: Turn, part: int) -> str:
     """Run a stage's operation of a tick; return its name, and store what the stage sends on."""
-    kind, taken = KINDS[turn.kind], stage.arrived[turn.takes]
+    kind, taken = KINDS[turn.kind], stage.arrived[turn.operand_slot]
     if kind is None:
         return ""
     if kind == "W":
-        m = int(stage.kept[turn.kept].split()[2])
-        assert stage.kept[turn.kept] == f"put off {m} {part}"
+        m = int(stage.kept[turn.residual_slot].split()[2])
+        assert stage.kept[turn.residual_slot] == f"put off {m} {part}"
         return f"W {m} {part}"
     m = int(taken.split()[1])
     if kind == "F":
         assert taken == f"x {m} {part}"
-        stage.kept[turn.kept], stage.made = f"kept {m} {part}", f"x {m} {part + 1}"
+        stage.kept[turn.residual_slot], stage.made = f"kept {m} {part}", f"x {m} {part + 1}"
     else:
-        assert (taken, stage.kept[turn.kept]) == (f"dy {m} {part}", f"kept {m} {part}")
-        stage.made, stage.kept[turn.kept] = f"dy {m} {part - 1}", f"put off {m} {part}"
+        assert (taken, stage.kept[turn.residual_slot]) == (f"dy {m} {part}", f"kept {m} {part}")
+        stage.made, stage.kept[turn.residual_slot] = f"dy {m} {part - 1}", f"put off {m} {part}"
     return f"{kind} {m} {part}"
 
 
@@ -58,11 +58,11 @@ def play(plan: Schedule, ticks: Ticks) -> list[str]:
             assert stages[0].made == f"dy {shared.returns} -1"
             done.append(f"back to embedding {shared.returns}")
         for stage, turn in zip(stages, turns, strict=True):
-            stage.arrived[turn.got_entered] = f"x {shared.enters} 0" if enters else "nothing"
-            stage.arrived[turn.got_loss] = f"dy {shared.leaves} {parts - 1}" if leaves else "nothing"
+            stage.arrived[turn.embed_dst] = f"x {shared.enters} 0" if enters else "nothing"
+            stage.arrived[turn.loss_grad_dst] = f"dy {shared.leaves} {parts - 1}" if leaves else "nothing"
         for exchange, index in enumerate(shared.edges):
             for source, target in ticks.edges[exchange][index] if index >= 0 else ():
-                stages[target].arrived[turns[target].got_sent[exchange]] = stages[source].made
+                stages[target].arrived[turns[target].recv_dst[exchange]] = stages[source].made
     return list(filter(None, done))
 
 
