@@ -1,5 +1,7 @@
 """Laws of the pages in docs/: they are short enough to be read, and the reference has every public name."""
 
+import re
+
 import pytest
 
 import strategies
@@ -33,3 +35,11 @@ def test_the_reference_has_every_public_name():
 def test_the_reference_is_made_of_the_docstrings():
     """To regenerate it: `python docs/reference/api.py`."""
     assert PAGE.read_text() == page()
+
+
+def test_every_experiment_has_one_line_of_result():
+    """In the table of its overview."""
+    overview = (DOCS / "experiments" / "index.md").read_text()
+    results = dict(re.findall(r"^\| \[.*?\]\(([\w.-]+)\).*? \| (.+) \|$", overview, re.MULTILINE))
+    assert {*results} == {page.name for page in (DOCS / "experiments").glob("20*.md")}
+    assert all(len(result) <= 150 for result in results.values())
