@@ -27,9 +27,14 @@ HEAD = "---\nhide: [toc]\n---"
 Cell = dict[str, Any]
 
 
-def scripts() -> list[Path]:
+def chapters() -> list[Path]:
     """The scripts of all chapters, in order."""
     return sorted(FOLDER.glob("[0-9]-*.py"))
+
+
+def scripts() -> list[Path]:
+    """Those of the chapters and of the exercises."""
+    return [*chapters(), FOLDER / "exercises.py"]
 
 
 def cells(script: str) -> list[Cell]:
