@@ -1,7 +1,7 @@
 """The chapters as scripts, as executed notebooks, and as pages.
 
 A chapter is written once, as a script in percent format. This command runs scripts, and writes a notebook with their
-outputs beside each:
+outputs next to each:
 
     python docs/learn/notebook.py [docs/learn/1-mesh.py ...]
 
