@@ -63,8 +63,8 @@ class GPTConfig:
         router_groups: of equally many experts. A token chooses among the experts of `groups_per_token` groups alone,
             those with the largest sums of their two highest scores.
         groups_per_token: see `router_groups`.
-        capacity_factor: expert capacity as a multiple of the balanced load, for each group of `expert_group` tokens. Tokens
-            beyond it are dropped. None: no token is dropped.
+        capacity_factor: expert capacity as a multiple of the balanced load, for each group of `expert_group` tokens.
+            Tokens beyond it are dropped. None: no token is dropped.
         expert_group: tokens of a group, consecutive ones of a sequence; by default a sequence.
         balance_loss: factor of the load-balancing loss of each layer.
         router_z_loss: factor of (log Z)^2 of each token in each layer, Z the denominator of the router's softmax.

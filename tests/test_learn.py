@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
-from docs.learn.notebook import FOLDER, cells, scripts
+from docs.learn.collectives import COLLECTIVES, picture
+from docs.learn.notebook import FOLDER, cells, chapters, scripts
 from tests.processes import ROOT, environment
 from tests.strategies.sampling import nightly
 
 MOST_WORDS, MOST_CODE_LINES = 400, 40
-CHAPTERS = pytest.mark.parametrize("script", scripts(), ids=lambda script: script.stem)
+CHAPTERS = pytest.mark.parametrize("script", chapters(), ids=lambda script: script.stem)
+SCRIPTS = pytest.mark.parametrize("script", scripts(), ids=lambda script: script.stem)
 
 
 def notebook(path):
@@ -29,7 +31,7 @@ def printed(found):
 
 @pytest.mark.parametrize(
     "script",
-    [script if script.stem[0] in "13" else nightly(script)[0] for script in scripts()],
+    [script if script.stem[0] in "13e" else nightly(script)[0] for script in scripts()],
     ids=lambda script: script.stem,
 )
 def test_a_chapter_prints_what_its_notebook_shows(script, tmp_path):
@@ -41,7 +43,7 @@ def test_a_chapter_prints_what_its_notebook_shows(script, tmp_path):
     assert printed(notebook(tmp_path / name)) == printed(notebook(FOLDER / name))
 
 
-@CHAPTERS
+@SCRIPTS
 def test_a_notebook_has_the_cells_of_its_script(script):
     """The script is the source; `python docs/learn/notebook.py` writes the notebooks."""
     stored = notebook(script.with_suffix(".ipynb"))
@@ -70,3 +72,24 @@ def test_every_term_that_is_linked_is_in_the_glossary():
     linked = re.findall(r"glossary\.md#([\w-]+)", "".join(script.read_text() for script in scripts()))
     assert linked
     assert {*linked} <= anchors
+
+
+def test_exercises_are_not_solved_and_their_answers_are_right():
+    """Each exercise has a check of what a reader writes, and one of its folded answer."""
+    found = notebook(FOLDER / "exercises.ipynb")
+    said = [
+        (output["text"].strip(), "answer" in cell["metadata"].get("tags", []))
+        for cell in found
+        for output in cell.get("outputs", [])
+        if "text" in output
+    ]
+    assert said == [("not written yet", False), ("right", True)] * 3
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_the_picture_of_a_collective_is_what_is_drawn_today(name):
+    """To draw them anew: `python docs/learn/collectives.py`. A chapter and the overview show each."""
+    assert (FOLDER / f"{name}.svg").read_text() == picture(name)
+    shown = f"]({name}.svg)"
+    assert shown in (FOLDER / "index.md").read_text()
+    assert any(shown in chapter.read_text() for chapter in chapters())

@@ -24,6 +24,17 @@ def test_the_example_runs_as_it_stands():
     assert done.stdout.startswith("5."), "the loss of a uniform guess over 256 bytes is log(256) = 5.5"
 
 
+def test_five_files_have_about_as_many_lines_as_it_says():
+    """Those that it recommends to readers of the strategies, within 15%."""
+    (said, files) = re.findall(
+        r"read these five files, about ([\d,]+) lines: (.*?)\n\n", README.read_text(), re.DOTALL
+    )[0]
+    named = re.findall(r"`(strategies/[\w/]+\.py)`", files)
+    lines = sum(len((ROOT / name).read_text().splitlines()) for name in named)
+    assert len(named) == 5
+    assert lines == pytest.approx(int(said.replace(",", "")), rel=0.15)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_it_links_to_is_there(page):
     """Pictures and pages, seen from where the page is."""

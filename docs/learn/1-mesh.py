@@ -54,7 +54,9 @@ for spec, row in zip(specs, panels, strict=True):
 #
 # The compiler sees how the operands are split, and adds the [collectives](../reference/glossary.md#collective) that
 # the result needs. If rows of `x` are split, nothing is sent. If the dimension that is summed over is split, each
-# device has a partial sum, and an all-reduce adds them up.
+# device has a partial sum, and an all-reduce adds them up:
+#
+# ![All-reduce](all-reduce.svg)
 
 
 # %%

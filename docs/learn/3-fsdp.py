@@ -51,8 +51,12 @@ expected = sent(data, P())
 # ## ZeRO-1: an all-reduce is a reduce-scatter and an all-gather
 #
 # A **reduce-scatter** sums, and leaves each device an eighth of the sum. Each sends the seven parts that it does not
-# keep: b (n-1)/n bytes. An **all-gather** gives all devices all eighths, and sends as many. ZeRO updates between them:
-# each device updates its rows, and needs only their moments.
+# keep: b (n-1)/n bytes. An **all-gather** gives all devices all eighths, and sends the same number. ZeRO updates
+# between them: each device updates its rows, and needs only their moments.
+#
+# ![Reduce-scatter](reduce-scatter.svg)
+#
+# ![All-gather](all-gather.svg)
 
 
 # %%
@@ -97,20 +101,23 @@ ax.legend(["weights", "gradients", "m and v", "activations"], title="MiB on each
 # %% [markdown]
 # ## Exercise: FSDP's bytes by hand
 #
-# `nano` has 8 layers of 12 D² + 13 D parameters, D = 128. The rest is a token table of 256 rows, 64 positions and two
-# vectors of D: 1,627,392 in all. Forward, everything is gathered. Backward, a layer is gathered again but for four
-# biases of D: meshmark keeps queries, keys and values with theirs added, and no gradient needs the MLP's last. The
-# rest is not gathered again: the embedding's gradient needs no weights, and the head's backward pass follows at once.
-# Embedding and head share the token table: the compiler merges their gathers, but each has a gradient to scatter.
-# Loss and gradient norm are one all-reduced number each: 2 × 4 × 7/8 = 7 bytes. What does one of eight devices send?
+# What does one of eight devices send in a step of `nano`? It has 1,627,392 parameters: 8 layers, and 41,216 in
+# embedding and head. D = 128.
+#
+# - Forward, all are gathered.
+# - Backward, the layers are gathered again, but for four biases of D in each, which no gradient needs.
+# - All gradients are scattered, those of the token table of 256 × D twice: embedding and head share it.
+# - Loss and gradient norm are all-reduced, 7 bytes each.
 #
 # <details markdown="1"><summary>Answer</summary>
 #
-# Forward 1,627,392 × 4 × 7/8 = 5,695,872. The rest has 41,216 parameters, the vectors 4 × 8 × 128 = 4,096: again
+# Forward 1,627,392 × 4 × 7/8 = 5,695,872. Backward, without 4 × 8 × 128 = 4,096 numbers in biases,
 # (1,627,392 - 41,216 - 4,096) × 3.5 = 5,537,280. Gradients (1,627,392 + 32,768) × 3.5 = 5,810,560. With 14
 # bytes, 17,043,726.
 #
 # </details>
+#
+# Then [write](exercises.ipynb) ZeRO-2.
 
 # %% tags=["answer"]
 print(overview("fsdp", "nano", "fsdp=8"))

@@ -89,12 +89,12 @@ sent(losses, jnp.zeros(1024, int), x_ND, jnp.ones((256, 128)), specs=(P(), P(), 
 #
 # ## Exercise: tensor parallelism's bytes by hand
 #
-# `nano` has 8 layers, and a batch 16 × 64 tokens of D = 128 features. meshmark's `tensor` is sequence-parallel by
-# default. A layer has attention and an MLP, each with a gather and a scatter as above. The backward pass runs their
-# transposes, and gathers the input again, which was not kept. The embedding ends with a scatter, the head begins with
-# a gather, each with its transpose. Some weights are not split: six vectors of D in each layer, 64 positions and two
-# more. Each device uses them on its eighth of the tokens, so their gradients are all-reduced. What does one of
-# eight devices send?
+# What does one of eight devices send in a step of `nano`, with 8 layers and 16 × 64 tokens of D = 128 features?
+#
+# - A layer has attention and an MLP, each with a gather and a scatter as above. The backward pass runs their
+#   transposes, and gathers the input again.
+# - The embedding ends with a scatter, the head starts with a gather, each with its transpose.
+# - Gradients of weights that are not split are all-reduced: six vectors of D in each layer, 64 positions and two more.
 #
 # <details markdown="1"><summary>Answer</summary>
 #

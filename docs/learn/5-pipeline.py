@@ -8,7 +8,11 @@
 # ## A pipeline of matmuls
 #
 # Four stages hold a matrix each. In every [tick](../reference/glossary.md#tick), a stage multiplies what it has, and
-# passes the result on by a permute. With M [microbatches](../reference/glossary.md#microbatch) and S stages, the last
+# passes the result on by a permute:
+#
+# ![Permute](permute.svg)
+#
+# With M [microbatches](../reference/glossary.md#microbatch) and S stages, the last
 # result is ready after M + S - 1 ticks, of which a stage needs M. So the bubble is (S-1)/(M+S-1).
 
 # %%
@@ -99,6 +103,8 @@ for ax, name, M in zip(axes, ["gpipe", "gpipe", "1f1b", "zb-h1"], [1, 8, 8, 8], 
 # 7/(M+7) ≤ 0.1 takes M = 63, and 7/(3M+7) ≤ 0.1 takes M = 21.
 #
 # </details>
+#
+# Then [write](exercises.ipynb) the order of 1F1B yourself.
 
 # %% tags=["answer"]
 print(SCHEDULES["1f1b"](8, 63).bubble(), SCHEDULES["zb-h1"](8, 21).bubble())

@@ -75,6 +75,8 @@ ax.set(xlabel="keys of device", ylabel="queries of device")
 #
 # Ulysses exchanges tokens for heads. Before attention an all-to-all gives each device all tokens of an eighth of the
 # heads, and after it another gives the tokens back.
+#
+# ![All-to-all](all-to-all.svg)
 
 
 # %%
@@ -100,6 +102,8 @@ sent(ulysses)
 # A chunk has 65,536 bytes. Ring: 8 × (14 + 14 + 16) × 65,536 = 23,068,672. All to all: 8 × 2 × 229,376 = 3,670,016.
 #
 # </details>
+#
+# Then [write](exercises.ipynb) the zigzag order yourself.
 
 # %% tags=["answer"]
 print(overview("context", "nano", "context=8", context_attention="ring"))

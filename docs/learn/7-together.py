@@ -48,7 +48,7 @@ print(best["strategy"], best["mesh"], f"needs {best['needed_bytes']:,} of {found
 #
 # A step is built from a strategy, a mesh and a `TrainConfig`, and `init` makes the state in shards. Tokens are the
 # bytes of a text. After 24 steps the state is saved. Any other strategy restores it, on any mesh: each device reads
-# the parts that it holds. So training goes on with `fsdp=8`, and the loss of a batch is the same as before.
+# the parts that it holds. So training continues with `fsdp=8`, and the loss of a batch is the same as before.
 
 
 # %%

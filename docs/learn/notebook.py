@@ -1,7 +1,7 @@
 """The chapters as scripts, as executed notebooks, and as pages.
 
 A chapter is written once, as a script in percent format. This command runs scripts, and writes a notebook with their
-outputs beside each:
+outputs next to each:
 
     python docs/learn/notebook.py [docs/learn/1-mesh.py ...]
 
@@ -27,9 +27,14 @@ HEAD = "---\nhide: [toc]\n---"
 Cell = dict[str, Any]
 
 
-def scripts() -> list[Path]:
+def chapters() -> list[Path]:
     """The scripts of all chapters, in order."""
     return sorted(FOLDER.glob("[0-9]-*.py"))
+
+
+def scripts() -> list[Path]:
+    """Those of the chapters and of the exercises."""
+    return [*chapters(), FOLDER / "exercises.py"]
 
 
 def cells(script: str) -> list[Cell]:

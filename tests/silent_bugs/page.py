@@ -18,7 +18,7 @@ SEEN = json.loads((Path(__file__).parent / "seen.json").read_text())
 INTRODUCTION = """# Silent bugs
 
 {count} bugs of parallel training that were reported in public and raise no error. Each is planted in a strategy of
-meshmark (`tests/silent_bugs`), and the [check](../guides/rounding-or-a-bug.md) finds all of them: in float32, and
+meshmark (`tests/silent_bugs`), and the [check](../guides/check.md) finds all of them: in float32, and
 for bfloat16 by the float32 step that it compares as well; {half} are found by the bfloat16 step alone. The plants are
 small copies of the reported bugs: the same numbers are wrong, on a mesh of 2 to 4 devices.
 

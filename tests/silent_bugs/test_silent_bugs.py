@@ -103,4 +103,4 @@ def test_the_page_has_every_bug() -> None:
 
 def test_the_guide_has_what_loss_curves_show() -> None:
     """Its table is that of the page's numbers."""
-    assert summary() in (ROOT / "docs" / "guides" / "rounding-or-a-bug.md").read_text()
+    assert summary() in (ROOT / "docs" / "guides" / "check.md").read_text()
