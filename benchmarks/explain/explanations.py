@@ -9,7 +9,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cli.tables import amount
 from benchmarks.explain.advice import advice
 from benchmarks.explain.overlap import overlap
-from benchmarks.explain.rewrites import Rewrite, rewrites, summarized
+from benchmarks.explain.rewrites import Rewrite, decomposed_axes, rewrites
 from benchmarks.program.collectives import axis_of
 from benchmarks.program.compiled import ROW_KEYS, Program
 from benchmarks.program.flops import unstated_flops
@@ -67,8 +67,7 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
     """The columns that are known. Those of rewrites are not for a step that the compiler partitions.
 
     `rewrites.sent_bytes` and `rewrites.flops` are what a device sends and computes per step beyond the formulas.
-    `rewrites.text` names the causes. `rewrites.advice` says how to avoid the costly ones,
-    where that is known.
+    `rewrites.text` says by which collectives. `rewrites.advice` says how to avoid the costly ones, where that is known.
     """
     row: dict[str, Any] = {**overlap(program)}
     cost = None if case.twin else cost_of(case)
@@ -78,13 +77,8 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
     extra_flops = unstated_flops(cost, program.flops)
     computed = [f"{what}: {amount(flops, 'FLOP')} more" for what, flops in extra_flops.items()]
     return row | {
-        "rewrites.sent_bytes": sum(rewrite.cost_bytes for rewrite in rewritten),
-        "rewrites.unexplained_bytes": sum(
-            abs(rewrite.cost_bytes) for rewrite in rewritten if rewrite.name == "unexplained"
-        ),
-        "rewrites.text": "; ".join(
-            [*(str(rewrite) for rewrite in summarized(rewritten) if rewrite.name != "rounding"), *computed]
-        ),
+        "rewrites.sent_bytes": program.sent_bytes - cost.sent_bytes,
+        "rewrites.text": "; ".join([*map(str, rewritten), *computed]),
         "rewrites.flops": sum(extra_flops.values()),
         "rewrites.advice": "; ".join(advice_on(case, mesh, rewritten)),
     }
@@ -94,5 +88,5 @@ def advice_on(case: Case, mesh: Mesh, rewritten: Iterable[Rewrite]) -> list[str]
     """What keeps the collectives that became all-reduces, where that is known."""
     if not (chip := case.topology and case.topology.chip):
         return []
-    axes = dict.fromkeys(rewrite.axes for rewrite in rewritten if rewrite.name.endswith("_as_all_reduce"))
+    axes = decomposed_axes(rewritten)
     return [text for over in axes for text in advice(chip, mesh, over, dict(case.compiler_options))]

@@ -63,10 +63,6 @@ class Collective:
         arrays: shapes of these arrays, without layouts.
         source: the traced function that it comes from, with its scopes (`op_name`); "" if the compiler dropped it.
         overlapped: work scheduled until the program waits for it; None if the program waits at once.
-        decomposed: for each array of an all-reduce of full arrays, the kind of collective that it replaces: an
-            all-gather, if the parts of other devices are zeros, or a reduce-scatter, if only a part of the result is
-            used. Empty if it replaces none.
-        padding_bytes: the part of the operands that only pads them to equal parts.
         chain: id of the chain of fusions that a TPU program splits this collective over; "" if it is not split.
         direction: 1 for a permute by which most devices send to a later one, -1 to an earlier one; 0 for other kinds.
     """
@@ -80,8 +76,6 @@ class Collective:
     arrays: tuple[str, ...] = field(default=(), compare=False)
     source: str = field(default="", compare=False)
     overlapped: OverlappedWork | None = field(default=None, compare=False)
-    decomposed: tuple[str, ...] = field(default=(), compare=False)
-    padding_bytes: int = field(default=0, compare=False)
     chain: str = field(default="", compare=False)
     direction: int = field(default=0, compare=False)
 
@@ -101,7 +95,6 @@ def collective(
     instruction: Instruction,
     computation: Computation,
     mesh: Mapping[str, int],
-    computations: Mapping[str, Computation],
 ) -> Collective | None:
     """Describe the collective that an instruction starts, for one execution outside of loops.
 
@@ -110,7 +103,6 @@ def collective(
         instruction: the collective, or its start if it is asynchronous.
         computation: the computation that contains it.
         mesh: sizes of the mesh axes, outermost first.
-        computations: those of the program, by name.
 
     Returns:
         The collective; None if its groups have one device each.
@@ -136,7 +128,6 @@ def collective(
         shapes = [min(shapes[:2], key=bytes_of)]
     operand_bytes = sum(bytes_of(shape) for shape in shapes)
     chain = re.search(r'chain_id="([0-9]+)"', instruction.attributes.get("frontend_attributes", ""))
-    pads = [each for each in operands if each.opcode == "pad"]
     upwards = kind == "permute" and sum(target > source for source, target in groups) * 2 >= len(groups)
     return Collective(
         kind,
@@ -148,8 +139,6 @@ def collective(
         arrays=tuple(array for shape in shapes for array in arrays(shape)),
         source=instruction.attributes.get("op_name", "").strip('"'),
         overlapped=OverlappedWork() if chain or _is_asynchronous(instruction) else None,
-        decomposed=_decomposed(kind, instruction, computation, computations),
-        padding_bytes=sum(bytes_of(each.shape) - bytes_of(computation.operand(each, 0).shape) for each in pads),
         chain=chain[1] if chain else "",
         direction=0 if kind != "permute" else 1 if upwards else -1,
     )
@@ -177,62 +166,7 @@ def as_reduce_scatter(fusion: Instruction, inside: Computation, candidate: Colle
     if rest or SENT["all_reduce"](candidate.operand_bytes, group) != candidate.sent_bytes:
         return candidate
     sent_bytes = SENT["reduce_scatter"](candidate.operand_bytes, group)
-    return replace(candidate, kind="reduce_scatter", sent_bytes=sent_bytes, decomposed=())
-
-
-def _decomposed(
-    kind: str, instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
-) -> tuple[str, ...]:
-    """For each operand of an all-reduce the kind of collective that it replaces; none if it replaces none.
-
-    The compiler for TPUs combines all-reduces that replace all-gathers with those that replace reduce-scatters, and the
-    result has the name of one of them. So the operands of several are told apart by what they are.
-    """
-    origin = _origin(instruction) if kind == "all_reduce" else ""
-    operands = computation.operands(instruction) if origin else []
-    own_parts = [_writes_own_part(each, computation, computations) for each in operands]
-    if len(operands) == 1 or not any(own_parts):
-        return (origin,) * len(operands)
-    return tuple("all_gather" if own_part else "reduce_scatter" for own_part in own_parts)
-
-
-def _origin(instruction: Instruction) -> str:
-    """The kind of collective that an all-reduce replaces, by the traced function or by the name of its reduction.
-
-    If the function's name was dropped, the reduction identifies it: XLA's AllGatherDecomposer adds with a new
-    computation `add`, and its ReduceScatterDecomposer with a clone of the reduce-scatter's own computation.
-    """
-    if source := instruction.attributes.get("op_name"):
-        function = source.strip('"').rpartition("/")[2]
-        return function if function in ("all_gather", "reduce_scatter") else ""
-    reduction = instruction.attributes.get("to_apply", "").removeprefix("%")
-    if re.fullmatch(r"add(\.[0-9]+)?(\.clone)?", reduction):
-        return "all_gather"
-    return "reduce_scatter" if reduction.endswith(".clone") else ""
-
-
-def _writes_own_part(operand: Instruction, computation: Computation, computations: Mapping[str, Computation]) -> bool:
-    """Whether an operand is an array of one number, zero, into which a device has written its part.
-
-    A fusion may do that, beside other results.
-    """
-
-    def source(instruction: Instruction) -> Instruction:
-        return computation.unwrap(instruction, "bitcast", "copy", "copy-done", "copy-start")
-
-    written, index, result = source(operand), "0", 0
-    if written.opcode == "get-tuple-element":
-        written, result = computation.operand(written, 0), int(written["index"])
-    if written.opcode == "fusion":
-        inside = computations[written.computation("calls")]
-        root = inside.operand(inside.root, result) if inside.root.opcode == "tuple" else inside.root
-        update = inside.unwrap(root, "bitcast")
-        if update.opcode != "dynamic-update-slice" or (array := inside.operand(update, 0)).opcode != "parameter":
-            return False
-        index = array.operands[0]
-    elif written.opcode != "dynamic-update-slice":
-        return False
-    return source(computation.operand(written, int(index))).opcode == "broadcast"
+    return replace(candidate, kind="reduce_scatter", sent_bytes=sent_bytes)
 
 
 def _is_asynchronous(instruction: Instruction) -> bool:

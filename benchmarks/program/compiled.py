@@ -190,7 +190,7 @@ class _Reader:
             return Work()
         memory_bytes = self.memory.bytes_moved(instruction, computation)
         if kind := kind_of(instruction):
-            found = collective(kind, instruction, computation, self.axes, self.module.computations)
+            found = collective(kind, instruction, computation, self.axes)
             return Work((found,) if found else (), memory_bytes=memory_bytes)
         # In other instructions, `to_apply` is a scalar reduction.
         calls = "to_apply" if instruction.opcode.removesuffix("-start") == "call" else "calls"
