@@ -22,6 +22,7 @@ from benchmarks.cli.outputs import locked
 from strategies.files import decode_json
 from strategies.schema import SchemaError, checked
 
+Listener = Callable[[Mapping[str, Any]], None]
 UNKNOWN_CAUSE = "unknown cause"
 END_COLUMNS = ("status", "reason", "chip.fits")
 """The columns that tell how a case ended."""
@@ -75,7 +76,7 @@ class Journal:
 
     Attributes:
         path: the file; None for a journal in memory.
-        tell: called with every line, for a supervisor that listens.
+        listeners: called with every line, for a supervisor and for the terminal.
         rows: finished cases by id, in the order in which they finished.
         deaths: by case, the causes of death of processes that died while the case ran.
         error: set when the journal cannot be written any more.
@@ -104,7 +105,7 @@ class Journal:
         self.path: Path | None = path
         self.rows, self.deaths = dict[str, Row](), defaultdict[str, list[str]](list)
         self.error: JournalError | None = None
-        self.tell: Callable[[Mapping[str, Any]], None] = lambda entry: None
+        self.listeners: list[Listener] = []
         self._cases = cases
         if path.exists() and not resume:
             with path.open("r+b") as earlier:
@@ -135,9 +136,9 @@ class Journal:
         self.rows[row.case] = row
         self._write(entry, signed=True)
 
-    def explain(self, case: str, traceback: str) -> None:
+    def report_traceback(self, case: str, traceback: str) -> None:
         """Tell the supervisor where a case has failed. It is not written."""
-        self.tell({"failed": case, "traceback": traceback})
+        self._tell({"failed": case, "traceback": traceback})
 
     def stop(self) -> None:
         """Record an orderly end: no case is held responsible. The file stays locked until `close`."""
@@ -147,9 +148,13 @@ class Journal:
         """Close the file and release its lock."""
         self._file.close()
 
+    def _tell(self, entry: Mapping[str, Any]) -> None:
+        for listener in self.listeners:
+            listener(entry)
+
     def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
         """Append a line, with a digest if it is `signed`."""
-        self.tell(entry)
+        self._tell(entry)
         line = json.dumps(entry, allow_nan=False).encode()
         line = (line if not signed else line[:-1] + DIGEST + digest(line[:-1]) + b'"}') + b"\n"
         if self.error:
@@ -222,13 +227,13 @@ class MirroredJournal(Journal):
     def __init__(self, snapshot: Mapping[str, Any] = MappingProxyType({"ends": {}, "deaths": {}})) -> None:
         self.rows = {case: Row(case, end, (), None) for case, end in snapshot["ends"].items()}
         self.deaths, self.error, self.path = defaultdict(list, snapshot["deaths"]), None, None
-        self.tell = lambda entry: None
+        self.listeners = []
 
     def close(self) -> None:
         """Do nothing: there is no file."""
 
     def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
-        self.tell(entry)
+        self._tell(entry)
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:

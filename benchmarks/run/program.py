@@ -36,7 +36,6 @@ from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, Corpus, read_corpus
 from benchmarks.run.engine import Engine, in_order
 from benchmarks.run.journal import Journal, MirroredJournal, report_path, require_journal
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.machine import (
     compiler_facts,
     disable_compilation_cache,
@@ -45,6 +44,7 @@ from benchmarks.run.machine import (
     use_virtual_devices,
 )
 from benchmarks.run.progress import Progress, print_summary, say_regularly
+from benchmarks.run.states import RunSettings
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -81,7 +81,7 @@ def main(tell: Tell | None = None, arguments: Sequence[str] | None = None) -> in
             else:
                 print(f"ERROR: {error}", file=sys.stderr)
             return REFUSED
-        return run(*ready, supervised=tell is not None) if ready else 0
+        return run(*ready, tell) if ready else 0
 
 
 def parse(arguments: Sequence[str] | None, *, supervised: bool) -> argparse.Namespace:
@@ -129,7 +129,7 @@ def set_up(
     journal = shared_journal(path, option, selection, settings)
     stack.callback(journal.close)
     if tell:
-        journal.tell = tell
+        journal.listeners.append(tell)
         tell(known)
         for row in journal.rows.values():
             tell({"row": asdict(row)})
@@ -140,16 +140,11 @@ def set_up(
     return Engine(settings, journal, clock), cases, selection
 
 
-def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervised: bool) -> int:
+def run(engine: Engine, cases: Sequence[Case], selection: Selection, tell: Tell | None) -> int:
     """Measure cases, tell how that ends, and print a summary; the exit status."""
-    journal, lines = engine.ledger.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
-    tell, engine.say, status, why = journal.tell, lines.say, 0, ""
-
-    def tell_and_print(entry: Mapping[str, Any]) -> None:
-        tell(entry)
-        lines.hear(entry)
-
-    journal.tell = tell_and_print
+    journal, lines = engine.states.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
+    engine.say, status, why = lines.say, 0, ""
+    journal.listeners.append(lines.hear)
     try:
         with say_regularly(lines.doing):
             engine.run(cases)
@@ -162,19 +157,20 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervis
         if not journal.error:
             raise
         status, why = UNWRITTEN, f"{error}; its rows are not lost: make room, and continue with --resume"
-    if supervised:
+    if tell:
         signal.signal(STOP, signal.SIG_IGN)  # it is ending
     processes.end(in_order=status == 0)
-    interrupted = [{"row": asdict(row)} for row in engine.ledger.close()]
+    interrupted = [{"row": asdict(row)} for row in engine.states.close()]
     report = report_path(journal.path) if journal.path else None
     if engine.rows:
         absent = selection.topology is not None
         print_summary([*engine.rows.values()], engine.clock, report, absent=absent)
-    tell({"machine": machine_facts(engine.matmul_rates, selection.topology)})
-    tell({"ended": status, "why": why, "interrupted": interrupted})
+    if tell:
+        tell({"machine": machine_facts(engine.matmul_rates, selection.topology)})
+        tell({"ended": status, "why": why, "interrupted": interrupted})
     forget_effects()
     statuses = {row.extra_info["status"] for row in engine.rows.values()}
-    return status if supervised or status else int(not statuses <= {"ok", "infeasible"} or statuses == {"infeasible"})
+    return status if tell or status else int(not statuses <= {"ok", "infeasible"} or statuses == {"infeasible"})
 
 
 def forget_effects() -> None:

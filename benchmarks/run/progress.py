@@ -13,8 +13,8 @@ from benchmarks.cases.row import Row
 from benchmarks.cli.tables import minutes, screen_width
 from benchmarks.run.compilation import Clock
 from benchmarks.run.equality import CHECKED_STEPS
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import BLOCK_SECONDS
+from benchmarks.run.states import RunSettings
 from benchmarks.run.summary import outcome, progress, summary
 
 PHASES = {"compile": "compiling", "checked": "comparing its first steps with one device", "timed": "timing"}

@@ -8,7 +8,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.corpus import read_corpus
 from benchmarks.run.engine import Engine
-from benchmarks.run.ledger import RunSettings
+from benchmarks.run.states import RunSettings
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)

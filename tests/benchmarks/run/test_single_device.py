@@ -18,11 +18,11 @@ from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.corpus import corpus_source, read_corpus
 from benchmarks.run.engine import Engine
 from benchmarks.run.journal import Journal
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import Training
 from benchmarks.run.recompilation import compilations
 from benchmarks.run.server import TimingServer
 from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
+from benchmarks.run.states import RunSettings
 from strategies import GPTConfig, MeshSpec
 from strategies.checking import FirstSteps
 
@@ -55,7 +55,7 @@ def test_single_in_its_own_process_matches_this_one(engine: Engine) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = train(SINGLE, CORPUS)
     engine.prepare(SINGLE)
-    engine._preparation.references.require_equal(SINGLE.build(), training.first_steps, SINGLE)
+    engine.references.require_equal(SINGLE.build(), training.first_steps, SINGLE)
     assert training.block(3) > 0
     assert training.dispatch_seconds > 0
     training.require_finite("after three steps")
@@ -98,9 +98,9 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`single` is traced and attributed in its own process, and the journal grows meanwhile."""
-    engine.ledger.settings = replace(engine.settings, attribution=True, trace=tmp_path / "traces")
-    begin, begun = engine.ledger.begin, list[Case]()
-    monkeypatch.setattr(engine.ledger, "begin", lambda case: (begun.append(case), begin(case)))
+    engine.states.settings = replace(engine.settings, attribution=True, trace=tmp_path / "traces")
+    begin, begun = engine.states.begin, list[Case]()
+    monkeypatch.setattr(engine.states, "begin", lambda case: (begun.append(case), begin(case)))
     monkeypatch.setattr("benchmarks.run.timing_group.attribute", lambda *_: 1 / 0)
     monkeypatch.setattr("benchmarks.run.timing_group.trace", lambda *_: 1 / 0)
     heard: list[int] = []
