@@ -1,19 +1,18 @@
-"""Runs tasks in one process each, within a time budget.
+"""Runs tasks in one process each, within a time budget: `python -m benchmarks.run.pool` is such a process.
 
 When the process ends, the memory that a compiler took is returned. If it dies, only its own task is lost.
 """
 
-import multiprocessing
-import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
 from typing import Any, Generic, TypeVar
 
 from benchmarks.cases.failures import reason_of
-from benchmarks.cli.parent import binding, ignoring_signals
+from benchmarks.cli.child import Child, parent_connection, same_code
+from benchmarks.cli.starting import resume_collection
 from benchmarks.cli.statuses import cause_of_death
 
 Task = TypeVar("Task")
@@ -24,7 +23,6 @@ class Outcome(Generic[Task]):
     """How a task ended.
 
     Attributes:
-        task: the task.
         result: its result, or None.
         reason: why there is no result; "" if there is one.
         seconds: time that it took.
@@ -55,7 +53,7 @@ def run_in_processes(
             if left <= 0:
                 break
             while waiting and len(running) < at_once:
-                job = Job.start(work, waiting.pop(0))
+                job = Job(work, waiting.pop(0))
                 running[job.answers] = job
             for answers in wait(list(running), timeout=left):
                 yield running.pop(answers).end()
@@ -63,49 +61,40 @@ def run_in_processes(
             yield Outcome(task, None, f"not compiled within {budget_seconds:g} s", 0.0)
     finally:
         for job in running.values():
-            job.kill()
+            job.child.kill()
 
 
-@dataclass(frozen=True)
 class Job(Generic[Task]):
-    """A task and the process that runs it."""
+    """A task and the process that runs it, which inherits nothing and so sets up JAX for itself."""
 
-    task: Task
-    process: BaseProcess
-    answers: Connection
-    begin: float
-
-    @classmethod
-    def start(cls, work: Callable[[Task], Any], task: Task) -> "Job[Task]":
-        """Start a fresh process, which inherits nothing and so sets up JAX for itself."""
-        context = multiprocessing.get_context("spawn")
-        answers, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_do, args=(work, task, sender), daemon=True)
-        with binding(), ignoring_signals(signal.SIGINT):  # this process handles Ctrl-C and ends the others
-            process.start()
-        sender.close()  # only the child holds it now, so `answers` ends with the child
-        return cls(task, process, answers, time.monotonic())
+    def __init__(self, work: Callable[[Task], Any], task: Task) -> None:
+        self.task, self.begin = task, time.monotonic()
+        self.child = Child([sys.executable, "-P", "-m", __name__], same_code())
+        self.answers = self.child.connection
+        self.child.send((work, task))
 
     def end(self) -> Outcome[Task]:
         """The outcome: the result, or the cause of the process's death."""
         try:
             result, reason = self.answers.recv()
-        except EOFError:
-            self.process.join()
-            result, reason = None, f"its process ended by {cause_of_death(self.process.exitcode or 0)}"
-        self.kill()
+        except (EOFError, OSError):
+            result, reason = None, f"its process ended by {cause_of_death(self.child.process.wait())}"
+        self.child.kill()
         return Outcome(self.task, result, reason, time.monotonic() - self.begin)
 
-    def kill(self) -> None:
-        """Kill the process, if it is still running."""
-        self.process.kill()
-        self.process.join()
-        self.answers.close()
 
-
-def _do(work: Callable[[Any], Any], task: Any, sender: Connection) -> None:
+def main() -> None:
+    """Run a task, and send its result, or why there is none."""
+    connection = parent_connection()
+    assert connection
+    work, task = connection.recv()
+    resume_collection()
     try:
         answer = work(task), ""
     except Exception as error:
         answer = None, reason_of(error)
-    sender.send(answer)
+    connection.send(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,6 @@ devices has one with a single device, and sends the cases themselves (`single_de
     matmul   dtype                     FLOPs per second of a matmul
 """
 
-import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -32,9 +31,10 @@ import strategies
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of, status_of
 from benchmarks.cases.selection import selected
+from benchmarks.cli.child import parent_connection
 from benchmarks.cli.options import STEPS
 from benchmarks.cli.parser import Command
-from benchmarks.cli.server import CONNECTION, PROTOCOL, SERVER
+from benchmarks.cli.server import PROTOCOL, SERVER
 from benchmarks.cli.starting import resume_collection
 from benchmarks.run.attribution import attribute
 from benchmarks.run.compilation import Clock, InitialStates, compile_step
@@ -169,9 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     disable_compilation_cache()
-    descriptor = int(os.environ[CONNECTION])
-    os.set_inheritable(descriptor, False)
-    connection = Connection(descriptor)
+    if not (connection := parent_connection()):
+        parser.error("a client starts it")
     serve(TimingServer(chosen.cases(), corpus_N, lambda: connection.send((0, None, None))), connection)
 
 

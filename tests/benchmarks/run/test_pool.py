@@ -30,13 +30,12 @@ def test_the_time_limit_ends_all_pieces() -> None:
 
 def test_closing_the_iterator_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing the iterator of outcomes ends the processes that are still at work."""
-    started = []
-    start = pool.Job.start
-    monkeypatch.setattr(pool.Job, "start", lambda *given: started.append(start(*given)) or started[-1])
+    started, job = [], pool.Job
+    monkeypatch.setattr(pool, "Job", lambda *given: started.append(job(*given)) or started[-1])
     work = run_in_processes(["well", "sleeps"], go, 2, 600)
     assert next(work).result == "well"
     work.close()  # type: ignore[attr-defined]
-    assert [job.process.is_alive() for job in started] == [False, False]
+    assert [job.child.runs for job in started] == [False, False]
 
 
 def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +45,7 @@ def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None
     class Job:
         """A piece of work that is done at once."""
 
-        def __init__(self, task: int) -> None:
+        def __init__(self, work: object, task: int) -> None:
             self.task, self.answers = task, task
             running.add(task)
             most.append(len(running))
@@ -56,7 +55,7 @@ def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None
             running.remove(self.task)
             return Outcome(self.task, double(self.task), "", 0.0)
 
-    monkeypatch.setattr(pool.Job, "start", lambda work, task: Job(task))
+    monkeypatch.setattr(pool, "Job", Job)
     monkeypatch.setattr(pool, "wait", lambda answers, timeout: answers[:1])
     assert [each.result for each in run_in_processes(range(5), double, 2, 600)] == [0, 2, 4, 6, 8]
     assert max(most) == 2

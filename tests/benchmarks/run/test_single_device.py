@@ -1,6 +1,5 @@
 """`single` is timed in a process of its own with one device, where devices are virtual."""
 
-import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,9 +44,9 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 def kill() -> None:
     """End the server by SIGABRT, as a backend that aborts does."""
-    assert server._process
-    os.kill(server._process.pid, signal.SIGABRT)
-    server._process.wait()
+    assert server._child
+    server._child.process.send_signal(signal.SIGABRT)
+    server._child.process.wait()
 
 
 @pytest.mark.factorisations
