@@ -18,13 +18,14 @@ from typing import Any, Protocol
 
 import jax
 
+from benchmarks.cases.failures import NonFinite
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
-from benchmarks.run.equality import CHECKED_STEPS, require_finite
-from benchmarks.run.recompilation import no_compilation
+from benchmarks.run.compilation import no_compilation
 from strategies import Step
 from strategies.backends.pace import keep_pace
-from strategies.checking import FirstSteps, Recorder
+from strategies.checking import CHECKED_STEPS, FirstSteps, Recorder
+from strategies.step import Metrics
 
 BLOCK_SECONDS = 0.1
 """Least duration of a timed block."""
@@ -53,7 +54,6 @@ class Training:
     """A training run in progress: the compiled step, its state, and batches that repeat in a cycle.
 
     Attributes:
-        metrics: loss and gradient norm of the latest step, on the devices.
         dispatch_seconds: seconds of the latest block until its steps were dispatched to the devices.
         participates: whether this process takes part in blocks. With `first_process_only`, for steps of one device,
             only the first process does. The others, which may share its machine, wait.
@@ -113,6 +113,23 @@ class Training:
         return self.metrics
 
 
+def require_finite(metrics: Sequence[Metrics], when: str, *, may_skip: bool = False) -> None:
+    """Check that the losses and gradient norms of some steps are finite.
+
+    Args:
+        metrics: of the steps, on the devices or the host.
+        when: where in the run these steps are, for the message.
+        may_skip: accept float16 steps that were skipped because gradients overflowed, if their loss is finite and
+            the loss scale can still be halved.
+    """
+    for step in jax.device_get(metrics):
+        loss, grad_norm, scale = float(step["loss"]), float(step["grad_norm"]), float(step.get("loss_scale", 1))
+        overflowed = math.isfinite(loss) and not math.isfinite(grad_norm) and scale > 1
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)) and not (overflowed and may_skip):
+            advice = f": gradients overflow with --option loss_scale={scale:g}; take a smaller one"
+            raise NonFinite(f"loss {loss} and gradient norm {grad_norm} {when}{advice if overflowed else ''}")
+
+
 def hides_dispatch(dispatch_seconds: float, seconds: float) -> bool:
     """Whether steps are dispatched while the devices run the one before.
 
@@ -141,13 +158,9 @@ def steps_per_block(training: Timeable) -> int:
 
 @dataclass
 class BlockTimes:
-    """Times of one of several interleaved steps. Entries with the same index are from the same round.
+    """Times of one of several interleaved steps, in seconds per step and block.
 
-    Attributes:
-        steps_per_block: number of steps in each block.
-        seconds: seconds per step, one entry per block.
-        dispatch_seconds: seconds per step until it was dispatched.
-        error: what ended its timing early.
+    Entries with the same index are from the same round. `error` is what ended its timing early.
     """
 
     steps_per_block: int
@@ -221,12 +234,7 @@ def timed(
 
 @dataclass(frozen=True)
 class Interval:
-    """A median with a 95% confidence interval.
-
-    Attributes:
-        median: of the sample.
-        low, high: ends of an interval that contains the true median with 95% confidence.
-    """
+    """The median of a sample, and an interval that contains the true median with 95% confidence."""
 
     median: float
     low: float

@@ -1,7 +1,7 @@
 """Measure cases without pytest: `python -m benchmarks.run [the options of pytest benchmarks] [--out ROWS.jsonl]`.
 
-`pytest benchmarks` runs this program under a supervisor (`supervise.py`), to which it tells the cases that are
-selected, every line of the journal, and how it ends. The supervisor answers with the cases that pytest has left.
+`pytest benchmarks` runs this program under a supervisor (`supervise.py`). It receives the options, sends the cases that
+they select, receives those that pytest has left (-k), and sends every line of the journal and how it ends.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
 
 import jax
 
@@ -65,7 +64,7 @@ def main(supervisor: Connection | None = None, arguments: Sequence[str] | None =
         try:
             if supervisor:
                 signal.signal(STOP, stop)
-            ready = set_up(parse(arguments, supervised=supervisor is not None), supervisor, stack)
+            ready = set_up(read_options(supervisor, arguments), supervisor, stack)
         except (KeyboardInterrupt, EOFError):  # stopped, or the supervisor has ended
             return INTERRUPTED
         except (ValueError, OSError, processes.FailedElsewhere, processes.ProcessLost) as error:
@@ -79,21 +78,17 @@ def main(supervisor: Connection | None = None, arguments: Sequence[str] | None =
         return run(*ready, supervisor) if ready else 0
 
 
-def parse(arguments: Sequence[str] | None, *, supervised: bool) -> argparse.Namespace:
-    """Parse the options. A supervisor passes on all options of pytest; unknown ones are ignored."""
-    parser = Command("measure cases", "benchmarks.run", *MEASURE).parser("python -m benchmarks.run")
-    parser.allow_abbrev = False  # what pytest passes on has options of others
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows to this file, as JSON lines")
-    if supervised:
-        parser.error = refuse
-    option = parser.parse_known_args(arguments)[0] if supervised else parser.parse_args(arguments)
+def read_options(supervisor: Connection | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options: pytest has parsed those that a supervisor sends."""
+    if supervisor:
+        option = argparse.Namespace(**supervisor.recv())
+    else:
+        parser = Command("measure cases", "benchmarks.run", *MEASURE).parser("python -m benchmarks.run")
+        parser.allow_abbrev = False
+        parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows to this file, as JSON lines")
+        option = parser.parse_args(arguments)
     option.compile_only |= option.topology is not None
     return option
-
-
-def refuse(message: str) -> NoReturn:
-    """Raise what is wrong with an option."""
-    raise ValueError(message)
 
 
 def stop(number: int, _: object) -> None:

@@ -9,15 +9,14 @@ from typing import Any
 import jax
 
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import reason_of, status_of
+from benchmarks.cases.failures import Mismatch, reason_of, status_of
 from benchmarks.cluster import processes
 from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.corpus import Corpus, batch
-from benchmarks.run.equality import BATCHES, agreement, float32_case
 from benchmarks.run.measure import Training
 from benchmarks.run.record import Record
-from strategies import Step
-from strategies.checking import Agreement, FirstSteps
+from strategies import Step, checking
+from strategies.checking import BATCHES, Agreement, FirstSteps, in_float32, is_rounded
 
 SEED = 0
 
@@ -26,10 +25,6 @@ class References:
     """The training runs on one device that cases are compared with, and what starts and compares those of cases.
 
     There is one reference for all cases with the same `Case.single`.
-
-    Args:
-        corpus_N: the text to train on.
-        clock: of the run.
     """
 
     def __init__(self, corpus_N: Corpus, clock: Clock) -> None:
@@ -66,10 +61,10 @@ class References:
 
     def compare_float32(self, record: Record) -> Record:
         """Compare the float32 step of a 16-bit case that equals one device, whose rounding may hide an error."""
-        in_float32 = float32_case(record.case)
-        if in_float32 is None or record.case == record.case.single or not record.columns.get("matches_single"):
+        case = float32_case(record.case)
+        if case is None or record.case == record.case.single or not record.columns.get("matches_single"):
             return record
-        return record.adding({"check.float32": self._compare_float32(in_float32)})
+        return record.adding({"check.float32": self._compare_float32(case)})
 
     def compared(self, case: Case) -> Record:
         """Compile a case and compare its first steps with one device's, without reading its program.
@@ -98,7 +93,10 @@ class References:
 
     def require_equal(self, step: Step, first_steps: FirstSteps, case: Case) -> Agreement:
         """Check that first steps equal those of the reference."""
-        return agreement(step, first_steps, self._first_steps[case.single])
+        try:
+            return checking.compare(step, first_steps, self._first_steps[case.single])
+        except checking.Mismatch as error:
+            raise Mismatch(str(error)) from error
 
     def abandon_reference(self, single: Case, why: str) -> str:
         """Give up a reference for this reason, and return the reason for the rows of cases that needed it."""
@@ -137,12 +135,7 @@ def begin_training(
 ) -> Training:
     """Start a training run of a compiled step on the corpus. State and batches are the same for every strategy.
 
-    Args:
-        step: the step.
-        program: the compiled step.
-        init: initialises the state from a random key.
-        corpus_N: the text.
-        batches: number of batches, which repeat.
+    `init` initialises the state from a random key; the batches repeat.
     """
     placed = [step.place(batch(corpus_N, index, step.train.batch_size, step.config)) for index in range(batches)]
     return Training(program, init(jax.random.key(SEED)), placed, first_process_only=step.mesh.size == 1)
@@ -155,3 +148,12 @@ def columns_of(agrees: Agreement) -> dict[str, int]:
         "check.below_rounding": agrees.below_rounding,
         "check.flips": agrees.flips,
     }
+
+
+def float32_case(case: Case) -> Case | None:
+    """The same case in float32, in which rounding hides less; None if it is in float32 already."""
+    if not is_rounded(case.training()):
+        return None
+    train = in_float32(case.training())
+    options = tuple((name, getattr(train, name)) for name, _ in case.options)
+    return replace(case, dtype="float32", options=options)

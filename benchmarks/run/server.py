@@ -37,11 +37,10 @@ from benchmarks.cli.parser import Command
 from benchmarks.cli.server import PROTOCOL, SERVER
 from benchmarks.cli.starting import resume_collection
 from benchmarks.run.attribution import attribute
-from benchmarks.run.compilation import Clock, InitialStates, compile_step
+from benchmarks.run.compilation import Clock, InitialStates, compile_step, no_compilation
 from benchmarks.run.corpus import Corpus, map_file, read_corpus
 from benchmarks.run.machine import PACKAGES, disable_compilation_cache, matmul_flops_per_second, use_virtual_devices
 from benchmarks.run.measure import Training, steps_per_block, trace
-from benchmarks.run.recompilation import no_compilation
 from benchmarks.run.record import Record
 from benchmarks.run.references import SEED, References, begin_training
 from strategies import Step

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases.row import Row
-from benchmarks.cli.tables import aligned, minutes, wrapped
+from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.explanations import WIDENED
 
@@ -22,22 +22,6 @@ MARK = "!"
 MEMORY_ERROR = 0.15
 """Relative error of the formulas for memory up to which a row has no mark, as the tests allow."""
 LEFT_ALIGNED = "strategy", "mesh", "loss check", "status"
-
-
-def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
-    """Format the progress line of a case, such as `[ 7/46] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
-    left = "" if seconds_left is None else f", about {minutes(seconds_left)} left"
-    return f"[{done:{len(str(total))}}/{total}] {text}{left}"
-
-
-def outcome(row: Row) -> str:
-    """Describe the outcome of a case in a few words."""
-    info: dict[str, Any] = row.extra_info
-    if info["status"] != "ok":
-        return f"{row.case}: {info['status']}: {info['reason']}"
-    if info["kind"] == "compiled":
-        return f"{row.case}: compiled in {info['compile_seconds']:.1f} s"
-    return f"{row.case}: {info['tokens_per_second']:,.0f} tokens/s"
 
 
 def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = False) -> dict[str, list[str]]:

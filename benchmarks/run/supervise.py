@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,12 @@ class Supervisor:
     """
 
     def __init__(
-        self, arguments: Sequence[str], journal: Path | None, *, alone: bool, timeout_seconds: float, listing: bool
+        self, options: Mapping[str, Any], journal: Path | None, *, alone: bool, timeout_seconds: float, listing: bool
     ) -> None:
         """Supervise a run.
 
         Args:
-            arguments: options of the benchmarks. Others among them are ignored.
+            options: of the benchmarks, by name.
             journal: path of the journal; None for a temporary file.
             alone: whether this is a single-process run. In a multi-process run, one death ends all.
             timeout_seconds: time without a line of the journal after which the process is killed.
@@ -64,10 +64,10 @@ class Supervisor:
         """
         self.cases, self.first, self.machine = list[str](), True, dict[str, Any]()
         self.rows, self.interrupted, self.tracebacks = dict[str, Row](), list[Row](), dict[str, str]()
-        self.journal = journal
+        self.journal, self._options = journal, options
         self._alone, self._timeout_seconds = alone, timeout_seconds
         self._folder = tempfile.TemporaryDirectory(prefix="meshmark-")
-        self._command = [sys.executable, "-P", "-m", PROGRAM, *arguments]
+        self._command = [sys.executable, "-P", "-m", PROGRAM]
         path = journal or Path(self._folder.name, "journal.jsonl")
         self._environment = same_code() | ({} if listing else {JOURNAL: str(path)})
         # Those of the terminal: pytest replaces them while tests run.
@@ -133,6 +133,7 @@ class Supervisor:
         # In this one's group: what suspends one of them, as Ctrl-Z, suspends both.
         output, errors = self._output, self._errors
         self._child = Child(self._command, self._environment, output=output, errors=errors, own_group=False)
+        self._child.send(self._options)
         if self._selected is not None:
             self._child.send(self._selected)
 

@@ -19,10 +19,9 @@ from benchmarks.run.corpus import EMPTY_CORPUS
 from benchmarks.run.engine import Engine
 from benchmarks.run.journal import MirroredJournal
 from benchmarks.run.pool import Outcome, run_in_processes
-from benchmarks.run.progress import say_regularly
+from benchmarks.run.progress import progress, say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.states import RunSettings
-from benchmarks.run.summary import progress
 from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first
 from benchmarks.search.rows import LAYOUT, RANK, gibibytes, milliseconds, table
 from benchmarks.simulate.machine import Machine

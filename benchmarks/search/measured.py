@@ -15,7 +15,6 @@ from benchmarks.cli.tables import wrapped
 from benchmarks.explain.local_devices import MEASURED_ONLY
 from benchmarks.run.corpus import BYTE_VALUES
 from benchmarks.run.engine import Engine, in_order
-from benchmarks.run.equality import BATCHES
 from benchmarks.run.journal import MirroredJournal
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import Interval
@@ -23,6 +22,7 @@ from benchmarks.run.progress import Progress, say_regularly
 from benchmarks.run.states import RunSettings
 from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first, first_of_each
 from benchmarks.search.rows import LAYOUT, RANK, milliseconds, table, words
+from strategies.checking import BATCHES
 
 ROUNDS = 10
 PREDICTED = milliseconds("predicted_seconds", "predicted ms", ",.1f")

@@ -13,8 +13,7 @@ import pytest
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
-from benchmarks.run.compilation import Clock, InitialStates, compile_step
-from benchmarks.run.recompilation import compilations
+from benchmarks.run.compilation import Clock, InitialStates, compilations, compile_step
 from strategies import PRESETS, MeshSpec, Step
 from strategies.checking import initial_state
 from tests.benchmarks.run.engines import CONFIG, SINGLE

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.cases.failures import Recompiled
-from benchmarks.run.recompilation import no_compilation
+from benchmarks.run.compilation import no_compilation
 
 
 def test_compilation_is_caught() -> None:

@@ -14,11 +14,11 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import ProcessDied, Recompiled
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster.processes import FailedElsewhere
+from benchmarks.run.compilation import compilations
 from benchmarks.run.corpus import corpus_source, read_corpus
 from benchmarks.run.engine import Engine
 from benchmarks.run.journal import Journal
 from benchmarks.run.measure import Training
-from benchmarks.run.recompilation import compilations
 from benchmarks.run.server import TimingServer
 from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
 from benchmarks.run.states import RunSettings

@@ -6,11 +6,10 @@ import pytest
 
 from benchmarks.explain.explanations import WIDENED
 from benchmarks.run.measure import Interval
+from benchmarks.run.progress import outcome, progress
 from benchmarks.run.summary import (
     MIB,
     noise,
-    outcome,
-    progress,
     reasons,
     resolution,
     table,

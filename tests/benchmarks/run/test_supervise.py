@@ -24,6 +24,7 @@ TELL = """
 import os, signal, sys, time
 from multiprocessing.connection import Connection
 supervisor = Connection(int(os.environ["MESHMARK_CONNECTION"]))
+options = supervisor.recv()
 def tell(**entry): supervisor.send(entry)
 def begin(): tell(cases=["a"], first=True, machine={}); supervisor.recv(); tell(began="a")
 def end(status=0, why=""): tell(stopped=True); tell(ended=status, why=why, interrupted=[])
@@ -41,7 +42,7 @@ def supervised(tmp_path: Path) -> Iterator[Start]:
 
     def start(program: str, *, alone: bool = True, timeout_seconds: float = 600.0) -> Supervisor:
         journal = tmp_path / "run.journal.jsonl"
-        run = Supervisor([], journal, alone=alone, timeout_seconds=timeout_seconds, listing=False)
+        run = Supervisor({}, journal, alone=alone, timeout_seconds=timeout_seconds, listing=False)
         run._command = [sys.executable, "-c", TELL + program]
         begun.append(run)
         run.begin()
