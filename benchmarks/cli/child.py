@@ -81,6 +81,12 @@ class Child:
                 self.process.kill()
         return self.process.wait()
 
+    def end(self) -> int:
+        """Kill the process, if it still runs, and close the connection; its exit status."""
+        status = self.kill()
+        self.connection.close()
+        return status
+
 
 def same_code() -> dict[str, str]:
     """Environment in which a child imports what this process imports, whatever lies in the current folder."""

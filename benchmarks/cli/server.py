@@ -40,10 +40,6 @@ class Server:
     answer says that another part of a long request begins.
 
     Args:
-        options: command-line options of the server.
-        python: the interpreter.
-        folder: where it runs; None for the current folder.
-        environment: further environment variables.
         patience_seconds: longest wait for an answer; None for ever.
         quiet: keep what it writes to stderr for the message of its failure, instead of printing it.
 
@@ -80,13 +76,7 @@ class Server:
         return self._child.process.pid if self._child and self._child.runs else None
 
     def ask(self, do: str, *, begin: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
-        """Send a request and return the answer.
-
-        Args:
-            do: name of the request.
-            begin: called each time that another part of a long request begins.
-            arguments: of the request; they are pickled.
-        """
+        """Send a request and return the answer; `begin` is called whenever another part of a long one begins."""
         self.tell(do, **arguments)
         return self.hear(begin)
 
@@ -123,8 +113,7 @@ class Server:
         if not self._child:
             return None, ""
         child, self._child = self._child, None
-        status = child.kill()
-        child.connection.close()
+        status = child.end()
         if not self._stderr:
             return status, ""
         with self._stderr as stderr:

@@ -28,9 +28,7 @@ class Program(Work):
         hash: 16 hexadecimal digits of the normalised text, without names, sources, and the partitioning of loops among
             CPU cores. Equal in every process.
         dtypes: floating-point dtypes anywhere in the text, such as "bf16,f32".
-        scheduled: whether the order of instructions in the text is the order of execution.
         concurrent: pairs of instructions whose collectives may be in flight at the same time (deadlock.py).
-        events: what the program does, in the order of its text.
         unread: opcodes, custom calls and instructions that could not be read, sorted; "" if all of it was read.
             Otherwise work is missing or guessed.
     """
@@ -68,9 +66,6 @@ class Program(Work):
         """The columns for communication between processes, always `BETWEEN_KEYS`.
 
         A collective over several axes counts as crossing processes if any of its axes does.
-
-        Args:
-            crossing: mesh axes that cross process boundaries.
         """
         crossing_work = Work(tuple(each for each in self.collectives if set(each.axes) & set(crossing)))
         row: dict[str, int | str | None] = {"between_processes.sent_bytes": crossing_work.sent_bytes}

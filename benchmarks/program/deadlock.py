@@ -46,7 +46,6 @@ def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> No
 
     Args:
         mesh: the mesh that it runs on; only virtual CPU devices can deadlock.
-        concurrent: result of `concurrent_collectives`.
     """
     if not concurrent or not are_virtual(mesh.devices.ravel()):
         return

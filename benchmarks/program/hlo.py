@@ -109,13 +109,11 @@ class Module:
     """A parsed program.
 
     Attributes:
-        scheduled: whether the order of instructions is the order of execution.
         text: normalised text, without names, sources, and the partitioning of loops among CPU cores. A conditional in a
             scope `taken_7_2` has the attribute `taken={7,2}`: how often each branch is taken over all iterations of the
             loop around it. For a loop in such a scope: how often it runs zero times, and how often once. A conditional
             in a scope `heaviest` has the attribute without counts: its heaviest branch counts.
         computations: by name; callees come before their callers.
-        entry: the computation that is the program.
     """
 
     scheduled: bool

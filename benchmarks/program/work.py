@@ -17,7 +17,6 @@ class Work:
     """Work of a device in a part of a step.
 
     Attributes:
-        collectives: what the device sends.
         flops: two per multiplication in dots and convolutions, none for anything else. Calls of cuBLAS and of cuDNN's
             attention count as the dots that they replace, attention without early queries to late keys.
         annotated: for each conditional whose branches have annotated counts, and each loop annotated to run zero or one
@@ -67,7 +66,6 @@ def conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
     """Work of a conditional.
 
     Args:
-        branches: work of each branch.
         taken: annotated number of times that each branch is taken; empty if there is no annotation, in which case the
             branch with the most bytes sent and then the most FLOPs counts.
     """
@@ -92,8 +90,6 @@ class Part:
     """Events that another event executes, several times over: the body of a loop, or a branch.
 
     Attributes:
-        events: the events in order.
-        times: number of executions.
         taken: for a branch, how often it is taken in how many iterations of the loop around it, as annotated: (0, 0)
             without annotation. Where that loop has another number of iterations, `times` applies. None for a loop.
     """
@@ -113,7 +109,6 @@ class Event:
     """An instruction in its place in the schedule.
 
     Attributes:
-        name: name of the instruction.
         work: its work with all that it executes; a collective counts where it starts.
         parts: for a loop and a conditional, what it executes, one after another.
         begins: names under which later events wait for its collectives; empty if the program waits for them at once.
@@ -136,10 +131,6 @@ def scheduled(computation: Computation, events: Sequence[Event]) -> list[Event]:
     """The events of a computation with starts and ends of collectives, and their overlapped work, filled in.
 
     A collective that is split over a chain of fusions counts once.
-
-    Args:
-        computation: a computation of a scheduled program.
-        events: the event of each of its instructions.
     """
     instructions = list(computation.instructions.values())
     works = [event.work for event in events]

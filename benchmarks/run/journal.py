@@ -75,11 +75,9 @@ class Journal:
     """An open journal.
 
     Attributes:
-        path: the file; None for a journal in memory.
         listeners: called with every line, for a supervisor and for the terminal.
         rows: finished cases by id, in the order in which they finished.
         deaths: by case, the causes of death of processes that died while the case ran.
-        error: set when the journal cannot be written any more.
     """
 
     def __init__(
@@ -96,9 +94,6 @@ class Journal:
         An existing journal that is not continued is kept as `NAME.journal.jsonl~`.
 
         Args:
-            path: the file.
-            facts: what identifies the run.
-            resume: whether to continue an existing journal.
             after: cause of death of the process whose run is continued, if any.
             cases: ids of the run's cases; None for any.
         """

@@ -47,9 +47,6 @@ def live_bytes(**holders: Any) -> dict[str, int]:
 
     A buffer counts once on each device that holds a replica of it, however many arrays share it.
 
-    Args:
-        holders: trees of arrays by the names of what they are.
-
     Returns:
         For each holder its bytes under `memory.live_NAME_bytes`, and those of all other arrays, whose NAME is "rest".
     """

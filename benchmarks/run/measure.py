@@ -71,7 +71,6 @@ class Training:
         """Train the first steps, which must be finite, and reduce them to what is compared with one device.
 
         Args:
-            step: the step that this run, which has not begun, is of.
             weights: returns those before the first step (`checking.initial_weights`).
         """
         recorder = Recorder(step)
@@ -117,7 +116,6 @@ def require_finite(metrics: Sequence[Metrics], when: str, *, may_skip: bool = Fa
     """Check that the losses and gradient norms of some steps are finite.
 
     Args:
-        metrics: of the steps, on the devices or the host.
         when: where in the run these steps are, for the message.
         may_skip: accept float16 steps that were skipped because gradients overflowed, if their loss is finite and
             the loss scale can still be halved.
@@ -201,9 +199,7 @@ def time_interleaved(
     otherwise those that wait for another one hang.
 
     Args:
-        trainings: the steps to time, by name.
         times: filled as timing proceeds, so that an interrupt loses nothing; one entry per training.
-        rounds: number of rounds.
         begin: called with the name of a step before each of its blocks.
     """
     # Differs between runs, and is the same in all processes of a run.
@@ -279,12 +275,7 @@ class Interval:
 
 
 def trace(folder: Path, block: Callable[[], float]) -> None:
-    """Record a profiler trace of a block in every process.
-
-    Args:
-        folder: where the trace is written.
-        block: runs the block.
-    """
+    """Record a profiler trace of a block in every process."""
 
     def open_trace() -> None:
         folder.mkdir(parents=True, exist_ok=True)  # fail early: the profiler needs it only at the end

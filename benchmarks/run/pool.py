@@ -23,9 +23,7 @@ class Outcome(Generic[Task]):
     """How a task ended.
 
     Attributes:
-        result: its result, or None.
         reason: why there is no result; "" if there is one.
-        seconds: time that it took.
     """
 
     task: Task
@@ -40,9 +38,7 @@ def run_in_processes(
     """Yield the outcome of each task as soon as it ends, and when time is up, of those that have not.
 
     Args:
-        tasks: arguments of `work`, one per task.
         work: a module-level function, because each process imports it.
-        at_once: number of processes at a time.
         budget_seconds: time for all tasks together.
     """
     begin = time.monotonic()
@@ -61,7 +57,7 @@ def run_in_processes(
             yield Outcome(task, None, f"not compiled within {budget_seconds:g} s", 0.0)
     finally:
         for job in running.values():
-            job.child.kill()
+            job.child.end()
 
 
 class Job(Generic[Task]):
@@ -79,7 +75,7 @@ class Job(Generic[Task]):
             result, reason = self.answers.recv()
         except (EOFError, OSError):
             result, reason = None, f"its process ended by {cause_of_death(self.child.process.wait())}"
-        self.child.kill()
+        self.child.end()
         return Outcome(self.task, result, reason, time.monotonic() - self.begin)
 
 

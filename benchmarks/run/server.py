@@ -52,10 +52,8 @@ class TimingServer:
     """Answers requests: each public method is one.
 
     Attributes:
-        cases: by their ids.
         corpus_N: the text to train on, where a request brings none.
         begin: tells the client that another part of a long request begins.
-        trainings: training runs by number.
     """
 
     def __init__(self, cases: Iterable[Case], corpus_N: Corpus, begin: Callable[[], None]) -> None:
@@ -88,7 +86,6 @@ class TimingServer:
         """Train the first steps of a case.
 
         Args:
-            case: the case, or the id of one that was selected by options.
             corpus: the text, or the path of its file; None for that of the options.
             alone: drop all other training runs first, to free their memory.
         """

@@ -80,9 +80,7 @@ class RemoteTraining:
 
     Attributes:
         number: its number there.
-        first_steps: of the run there.
         deaths: how many servers had died before it began.
-        dispatch_seconds: as in `Training`.
     """
 
     number: int

@@ -24,7 +24,6 @@ class RunSettings:
     """Settings of a run, as its options describe them.
 
     Attributes:
-        rounds: number of timed blocks of each case.
         extra_seconds: if these take less time, cases with a wide interval get more blocks until then.
         trace: folder for a profiler trace of each case, which is recorded apart from the timed blocks.
         case_timeout: seconds without progress after which the supervisor ends a case.

@@ -28,8 +28,6 @@ def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = Fal
     """Return the lines of the summary of a run by title: the table of steps, and where their time goes.
 
     Args:
-        rows: the rows of the run.
-        width: width of the screen in characters; by default that of the terminal.
         absent: whether the cases were compiled for devices that are absent.
     """
     canaries = noise(rows)

@@ -56,11 +56,8 @@ class Supervisor:
         """Supervise a run.
 
         Args:
-            options: of the benchmarks, by name.
-            journal: path of the journal; None for a temporary file.
             alone: whether this is a single-process run. In a multi-process run, one death ends all.
             timeout_seconds: time without a line of the journal after which the process is killed.
-            listing: only list the cases.
         """
         self.cases, self.first, self.machine = list[str](), True, dict[str, Any]()
         self.rows, self.interrupted, self.tracebacks = dict[str, Row](), list[Row](), dict[str, str]()
@@ -116,7 +113,7 @@ class Supervisor:
     def close(self) -> None:
         """Kill the process if it still runs, and delete the temporary journal."""
         if self._child:
-            self._child.kill()
+            self._child.end()
         for descriptor in (self._output, self._errors):
             os.close(descriptor)
         self._folder.cleanup()

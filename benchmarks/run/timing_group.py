@@ -29,10 +29,8 @@ class TimingGroup:
     """Cases that are timed interleaved, with `single` and the canary, a duplicate of the baseline that shows the noise.
 
     Attributes:
-        records: the prepared cases.
         reference: `single` on the same work, or why there is none.
         matmul_rate: FLOPs per second of a matmul on its own, if known.
-        say: prints a line about progress.
         trainings, times: training runs and their block times, by case id.
     """
 

@@ -1,7 +1,6 @@
 """`single` is timed in a process of its own with one device, where devices are virtual."""
 
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,20 @@ from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.compilation import compilations
 from benchmarks.run.corpus import corpus_source, read_corpus
 from benchmarks.run.engine import Engine
-from benchmarks.run.journal import Journal
 from benchmarks.run.measure import Training
 from benchmarks.run.server import TimingServer
 from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
-from benchmarks.run.states import RunSettings
-from strategies import GPTConfig, MeshSpec
 from strategies.checking import FirstSteps
+from tests.benchmarks.run.engines import CONFIG, DATA, PLAN, SINGLE, Begin
 
-CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
-SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
-DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
-CORPUS = read_corpus(None, CONFIG)
+CORPUS = PLAN.corpus_N
 pytestmark = pytest.mark.usefixtures("_short_blocks", "_built_once")
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(begin: Begin) -> Engine:
     """A run with a known rate of matmuls."""
-    journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
-    begun = Engine(RunSettings(CORPUS, rounds=MIN_ROUNDS), journal)
-    begun.matmul_rates["float32"] = 1e11
-    yield begun
-    journal.close()
+    return begin()
 
 
 def kill() -> None:
