@@ -1,4 +1,4 @@
-"""`pytest benchmarks`: a test for each case of a run, which a process of its own measures (`benchmarks/run`).
+"""`pytest benchmarks`: a test for each case of a run, which a separate process measures (`benchmarks/run`).
 
 JAX is not imported here. Importing it takes most of the start-up time, and the process that reports outlives whatever
 ends the process that measures.

@@ -73,7 +73,7 @@ def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
             command += ["--processes", str(options.processes), "--process-id", str(index), *options.pytest]
             env = environment(index, options.devices_per_process, gpus) | bound()
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)
-            # In a process group of its own, so that its children are signalled with it.
+            # In a separate process group, so that its children are signalled with it.
             process = subprocess.Popen(command, env=env, stdout=output, stderr=errors, text=True, process_group=0)
             running.append(process)
         for index, process in enumerate(running):

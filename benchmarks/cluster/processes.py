@@ -201,7 +201,7 @@ def any_of(function: Callable[[], bool]) -> bool:
 
 
 def _agree(group: _Group, function: Callable[[], T], shared: Callable[[T], Any]) -> tuple[T, dict[int, Any]]:
-    """Return this process's result, and what each has shared of its own, by process number; None may be left out."""
+    """Return this process's result, and what each process has shared, by process number; None may be omitted."""
     try:
         value = function()
     except Exception as error:

@@ -198,7 +198,7 @@ def _origin(instruction: Instruction) -> str:
 def _writes_own_part(operand: Instruction, computation: Computation, computations: Mapping[str, Computation]) -> bool:
     """Whether an operand is an array of one number, zero, into which a device has written its part.
 
-    A fusion may do that, beside other results.
+    A fusion may do that, in addition to other results.
     """
 
     def source(instruction: Instruction) -> Instruction:

@@ -199,7 +199,7 @@ def _computation(name: str, lines: Iterable[str]) -> Computation:
 
 
 def _instruction(name: str, text: str) -> Instruction:
-    """Parse `shape opcode(operands), attributes`. A shape is a tuple of shapes, or a text without spaces."""
+    """Parse `shape opcode(operands), attributes`. A shape is a tuple of shapes, or a string without spaces."""
     end = _items(text, 1)[1] + 1 if text.startswith("(") else text.find(" ")
     call = _CALL.match(text, end)
     if not call:
@@ -234,7 +234,7 @@ def _items(text: str, start: int) -> tuple[list[str], int]:
 
 
 def integers(text: str) -> list[int]:
-    """All integers in a text.
+    """All integers in a string.
 
     >>> integers("{0,2}")
     [0, 2]

@@ -11,7 +11,7 @@ def main(arguments: list[str] | None = None) -> int:
     supervisor = parent_connection()
     try:
         from benchmarks.run import program
-    except (ValueError, RuntimeError) as error:  # such as an invalid JAX setting, or a strategy that is no module
+    except (ValueError, RuntimeError) as error:  # such as an invalid JAX setting, or a strategy that is not a module
         if not supervisor:
             raise
         what = "" if "MESHMARK_STRATEGIES" in str(error) else "JAX cannot be loaded: "

@@ -151,7 +151,7 @@ def differentiation(step: Step) -> Update:
 def shaped_like_gradients(step: Step, params: Any) -> Any:
     """The weights in the shapes of the gradients.
 
-    Where each device has gradients of its own, all weights on each device.
+    Where gradients differ by device, each device has all weights.
     """
     return jax.tree.map(lambda grad, w: jnp.broadcast_to(w.astype(grad.dtype), grad.shape), step.grads, params)
 

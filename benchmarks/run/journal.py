@@ -1,9 +1,9 @@
 """Journal of a run: a line when a case begins and when it ends, so that no row is lost if the process dies.
 
-The journal is a file of JSON lines beside the report (`NAME.journal.jsonl` for `NAME.json`): `{"start": facts}` for
-each process that starts or continues the run, `{"began": case}`, `{"row": {...}, "sha256": digest}` for a finished
-case, and `{"stopped": true}` at an orderly end. A start has the key `after`, with the cause of death, if the process
-before it died. The digest is of the text before it, so a row that was changed since is not believed.
+The journal is a file of JSON lines, `NAME.journal.jsonl` for the report `NAME.json`: `{"start": facts}` for each
+process that starts or continues the run, `{"began": case}`, `{"row": {...}, "sha256": digest}` for a finished case,
+and `{"stopped": true}` at an orderly end. A start has the key `after`, with the cause of death, if the process before
+it died. The digest is of the text before it, so a row that was changed since is not believed.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def journal_path(report: Path) -> Path:
 
 
 def report_path(journal: Path) -> Path | None:
-    """Path of the report of a journal; None if the journal is not beside a report.
+    """Path of the report of a journal; None if the journal belongs to none.
 
     >>> str(report_path(Path("runs/first.journal.jsonl"))), report_path(Path("rows.jsonl"))
     ('runs/first.json', None)
@@ -116,7 +116,7 @@ class Journal:
             raise
 
     def snapshot(self) -> dict[str, Any]:
-        """What other processes need to know to act alike: how cases ended, and the causes of deaths."""
+        """What other processes need to take the same decisions: how cases ended, and the causes of deaths."""
         ends = {name: {key: row.extra_info.get(key) for key in END_COLUMNS} for name, row in self.rows.items()}
         return {"ends": ends, "deaths": dict(self.deaths)}
 

@@ -32,7 +32,7 @@ BLOCK_SECONDS = 0.1
 EXPOSED_DISPATCH = 0.01
 """Largest share of a block in which accelerators wait for the dispatch of its first step; that of others is hidden."""
 STEPS_TO_HIDE_DISPATCH = 10
-"""A block has at most so many steps for that purpose."""
+"""Most steps that a block gets for that purpose."""
 WIDE = 0.03
 """Half width of an interval, as a fraction of the median, above which a step is timed in further rounds."""
 
@@ -134,7 +134,7 @@ def hides_dispatch(dispatch_seconds: float, seconds: float) -> bool:
     On CPUs both take the same cores. Where dispatch is most of a step, the devices wait for it, or the call for them.
 
     Args:
-        dispatch_seconds: until so many steps were dispatched.
+        dispatch_seconds: until the steps were dispatched.
         seconds: until they ended.
     """
     return jax.default_backend() != "cpu" and dispatch_seconds <= seconds / 2
@@ -143,7 +143,7 @@ def hides_dispatch(dispatch_seconds: float, seconds: float) -> bool:
 def steps_per_block(training: Timeable) -> int:
     """Number of steps that last `BLOCK_SECONDS`, so that timer and synchronisation overhead are negligible.
 
-    Where dispatch is hidden, also as many as make that of the first step negligible, as it is in a training loop.
+    Where dispatch is hidden, a block has enough steps to make that of the first negligible, as in a training loop.
     """
     steps = 1
     while (seconds := processes.broadcast_first(partial(training.block, steps))) < BLOCK_SECONDS:

@@ -108,7 +108,7 @@ def disable_output(config: pytest.Config) -> None:
 
 
 class WhileRead:
-    """A stream that drops what cannot be printed, as after `| head`, so that the report is written all the same."""
+    """A stream that drops what cannot be printed, as after `| head`, so that the report is still written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -214,7 +214,7 @@ def require_comparison(option: argparse.Namespace) -> None:
         try:
             storage = load_storage(option.benchmark_storage, logger=Logger(Logger.QUIET), netrc=option.benchmark_netrc)
             found = [*storage.load(*names)] if names != [""] else []  # of which pytest-benchmark would compare none
-        except (ValueError, OSError, ImportError) as error:  # a storage may need a package of its own
+        except (ValueError, OSError, ImportError) as error:  # a storage may need another package
             found, problem = [], str(error)
     if said:
         problem = str(said[-1].message)

@@ -1,4 +1,4 @@
-"""The timing server: trains cases in a process of its own, and times blocks of their steps on request.
+"""The timing server, a separate process: trains cases, and times blocks of their steps on request.
 
 `python -m benchmarks.run.server [the options that select cases]`, started by `benchmarks/cli/server.py`, which
 describes the messages. A paired comparison has one in each checkout and names cases by their ids. A run on virtual

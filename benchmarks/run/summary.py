@@ -94,7 +94,7 @@ def share(part: str) -> Callable[[Info], str]:
     return lambda info: f"{100 * info[f'attribution.{part}_seconds'] / info['step_seconds_median']:.1f}"
 
 
-def spread(info: Info) -> str:
+def layout_text(info: Info) -> str:
     """Return the mesh of a case, what its id says of microbatches and the model, and its strategy options."""
     work = re.findall(r"-((?:microbatches|experts|attention_[a-z]+|routing)=[^-]+)", info["case"])
     return " ".join(filter(None, (str(info["mesh"]), *work, str(info["options"]))))
@@ -192,7 +192,7 @@ def noise(rows: Iterable[Row]) -> list[str]:
 
 CASE: Columns = (
     ("strategy", lambda info: info["strategy"]),
-    ("mesh", spread),
+    ("mesh", layout_text),
     ("batch", lambda info: str(info["global_batch_sequences"])),
 )
 MEMORY_AND_TRAFFIC: Columns = (

@@ -42,7 +42,7 @@ class Ended(Exception):
 
 
 class Supervisor:
-    """A run in a process of its own.
+    """A run, which another process measures.
 
     Attributes:
         cases: ids of the cases that the options select, in the order in which they are measured.

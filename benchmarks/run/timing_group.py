@@ -111,7 +111,7 @@ class TimingGroup:
                 self._drop(record, error)
 
     def _has_room_for_canary(self) -> bool:
-        """Whether its state, and the temporaries of the step that needs the most, fit beside the states of others."""
+        """Whether memory holds its state, the states of others, and the temporaries of the step that needs the most."""
         half = states_budget_bytes()
         temporaries = max(record.held_bytes("temp") for record in (self.baseline, *self.records))
         return half is None or self.baseline.held_bytes("argument") + temporaries <= 2 * half
