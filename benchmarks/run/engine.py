@@ -35,18 +35,11 @@ class Engine:
     """A run of cases: `run` takes cases, and `rows` has how each of them ended.
 
     Attributes:
-        say: prints a line about progress.
         matmul_rates: FLOPs per second of a matmul on its own, by dtype.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        journal: Journal,
-        clock: Clock | None = None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.settings, self.clock, self.say = settings, clock or Clock(), say
+    def __init__(self, settings: RunSettings, journal: Journal, clock: Clock | None = None) -> None:
+        self.settings, self.clock = settings, clock or Clock()
         self.states, self.references = CaseStates(settings, journal), References(settings.corpus_N, self.clock)
         self.matmul_rates: dict[str, float | None] = {}
         self._compiled_ahead: set[Case] = set()
@@ -93,7 +86,7 @@ class Engine:
                 first = timing_group[0].case
                 self.states.begin(first)
                 rate, reference = self._matmul_rate(first.dtype), self._reference(first.single)
-                TimingGroup(self.states, self.references, timing_group, reference, rate, self.say).run()
+                TimingGroup(self.states, self.references, timing_group, reference, rate).run()
 
     def _advance(self, function: Callable[[Record], Record], record: Record) -> Record:
         """Apply a function that prepares a case. The timeout restarts then: other processes may take longer."""

@@ -135,6 +135,10 @@ class Journal:
         """Tell the supervisor where a case has failed. It is not written."""
         self._tell({"failed": case, "traceback": traceback})
 
+    def say(self, text: str) -> None:
+        """Tell the terminal what begins. It is not written."""
+        self._tell({"said": text})
+
     def stop(self) -> None:
         """Record an orderly end: no case is held responsible. The file stays locked until `close`."""
         self._write({"stopped": True})

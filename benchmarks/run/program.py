@@ -133,8 +133,8 @@ def set_up(
 def run(engine: Engine, cases: Sequence[Case], selection: Selection, supervisor: Connection | None) -> int:
     """Measure cases, tell how that ends, and print a summary; the exit status."""
     journal, lines = engine.states.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
-    engine.say, status, why = lines.say, 0, ""
     journal.listeners.append(lines.hear)
+    status, why = 0, ""
     try:
         with say_regularly(lines.doing):
             engine.run(cases)

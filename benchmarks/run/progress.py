@@ -75,7 +75,9 @@ class Progress:
 
     def hear(self, entry: Mapping[str, Any]) -> None:
         """A line of the journal: a case begins or makes progress, or it has ended and its row is among the rows."""
-        if "began" in entry:
+        if "said" in entry:
+            self.say(entry["said"])
+        elif "began" in entry:
             self.running = entry["began"]
             self.prepared.add(self.running)
         elif "row" in entry and len(self.rows) > self.ended:  # not the same row again, with its attribution

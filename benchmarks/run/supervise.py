@@ -170,6 +170,8 @@ class Supervisor:
 
     def _hear(self, entry: dict[str, Any]) -> None:
         """Process a message."""
+        if "said" in entry:  # for the terminal
+            return
         self._running = entry.get("began")
         self._began = entry.get("began", self._began)
         self._stopped |= "stopped" in entry

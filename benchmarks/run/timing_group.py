@@ -39,7 +39,6 @@ class TimingGroup:
     records: Sequence[Record]
     reference: Record | str
     matmul_rate: float | None
-    say: Callable[[str], None]
     trainings: dict[str, Training | RemoteTraining] = field(default_factory=dict)
     times: dict[str, BlockTimes] = field(default_factory=dict)
 
@@ -53,8 +52,8 @@ class TimingGroup:
         if processes.broadcast_first(self._has_room_for_canary):
             self._join(CANARY, self.baseline)
         else:
-            self.say("no memory is left for a second state of a step, which would show the noise")
-        self.say(f"timing {len(self.records)} comparable steps, interleaved")
+            self.states.journal.say("no memory is left for a second state of a step, which would show the noise")
+        self.states.journal.say(f"timing {len(self.records)} comparable steps, interleaved")
         try:
             with self.references.clock.phase("timed"):
                 self._time(lambda name: self.states.begin(participants[name].case))
@@ -175,7 +174,7 @@ class TimingGroup:
             except Exception as error:
                 warnings.warn(f"{case}: no trace was written: {reason_of(error)}", stacklevel=2)
         if self.states.settings.attribution:
-            self.say(f"{case}: timing variants of the step")
+            self.states.journal.say(f"{case}: timing variants of the step")
             try:
                 with self.references.clock.phase("attribution"):
                     parts = self._attribute(record, training)

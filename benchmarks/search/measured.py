@@ -52,7 +52,6 @@ def measure_best(ranking: Ranking, count: int) -> list[Tried]:
     corpus_N = np.random.default_rng(0).integers(0, BYTE_VALUES, tokens).astype(np.uint8)
     engine = Engine(RunSettings(corpus_N, ROUNDS), MirroredJournal())
     lines = Progress(engine.settings, engine.clock, engine.rows, len(candidates))
-    engine.say = lines.say
     engine.states.journal.listeners.append(lines.hear)
     with redirect_stdout(stderr), say_regularly(lines.doing):  # stdout has the report alone
         engine.run(in_order(list(candidates)))

@@ -24,3 +24,8 @@ def measure(engine: Engine, *measured: Case) -> list[Info]:
     """Measure cases, and return their rows."""
     engine.run(measured)
     return [dict(engine.rows[str(case)].extra_info) for case in measured]
+
+
+def listen(engine: Engine, said: list[str]) -> None:
+    """Collect what a run says of its progress."""
+    engine.states.journal.listeners.append(lambda entry: said.extend([entry["said"]] if "said" in entry else []))

@@ -35,7 +35,7 @@ def times_of(trainings: dict[str, Planned], extra_seconds: float) -> dict[str, B
     """Times of the steps of a group, whose baseline is `SINGLE`."""
     record = Record.begin(SINGLE)
     states = cast(Any, SimpleNamespace(settings=replace(PLAN, extra_seconds=extra_seconds)))
-    group = TimingGroup(states, cast(Any, None), [record], record, None, print)
+    group = TimingGroup(states, cast(Any, None), [record], record, None)
     group.trainings = cast(Any, trainings)
     group.times = {name: BlockTimes(1) for name in group.trainings}
     group._time(lambda name: None)
