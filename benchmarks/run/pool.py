@@ -16,6 +16,7 @@ from benchmarks.cli.starting import resume_collection
 from benchmarks.cli.statuses import cause_of_death
 
 Task = TypeVar("Task")
+PROGRAM = "benchmarks.run.pool"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Job(Generic[Task]):
 
     def __init__(self, work: Callable[[Task], Any], task: Task) -> None:
         self.task, self.begin = task, time.monotonic()
-        self.child = Child([sys.executable, "-P", "-m", __name__], same_code())
+        self.child = Child([sys.executable, "-P", "-m", PROGRAM], same_code())
         self.answers = self.child.connection
         self.child.send((work, task))
 
@@ -81,8 +82,8 @@ class Job(Generic[Task]):
 
 def main() -> None:
     """Run a task, and send its result, or why there is none."""
-    connection = parent_connection()
-    assert connection
+    if not (connection := parent_connection()):
+        sys.exit(f"python -m {PROGRAM} runs a task of the process that starts it; use `meshmark search --compile`")
     work, task = connection.recv()
     resume_collection()
     try:

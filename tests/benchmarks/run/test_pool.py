@@ -1,5 +1,7 @@
 """The process pool: every piece of work ends in an outcome, within the time limit."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from benchmarks.run import pool
 from benchmarks.run.pool import Outcome, run_in_processes
 from tests.benchmarks.piecework import double, go
+from tests.processes import ROOT, environment
 
 
 def test_a_process_that_dies_is_an_outcome() -> None:
@@ -36,6 +39,14 @@ def test_closing_the_iterator_ends_all_processes(monkeypatch: pytest.MonkeyPatch
     assert next(work).result == "well"
     work.close()  # type: ignore[attr-defined]
     assert [job.child.runs for job in started] == [False, False]
+
+
+def test_a_worker_that_nobody_started_says_so() -> None:
+    """Started by hand, it ends with one line that names the command."""
+    command = [sys.executable, "-m", pool.PROGRAM]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "use `meshmark search --compile`" in done.stderr
 
 
 def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
