@@ -1,11 +1,9 @@
-"""`pytest benchmarks`: a test for each case of a run, which a process of its own measures (`benchmarks/run`).
+"""`pytest benchmarks`: a test for each case of a run, which a separate process measures (`benchmarks/run`).
 
 JAX is not imported here. Importing it takes most of the start-up time, and the process that reports outlives whatever
 ends the process that measures.
 """
 
-import os
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.cli.options import add_options
+from benchmarks.cli.options import add_options, measuring_options
 from benchmarks.cli.starting import environment_problem, steps_problem
 from benchmarks.cli.statuses import INTERRUPTED, REFUSED, UNWRITTEN
 from benchmarks.cluster.joining import several_processes_requested
@@ -54,9 +52,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             require_journal(journal)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
-    added = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
     run = config.stash[RUN] = Supervisor(
-        [*added, *config.invocation_params.args],
+        measuring_options(option),
         journal,
         alone=alone,
         timeout_seconds=option.case_timeout,

@@ -14,6 +14,7 @@ ROOMS = "strategies", "benchmarks", "results"
 PROGRAMS = {
     "benchmarks.__main__",
     "benchmarks.run.__main__",
+    "benchmarks.run.pool",
     "benchmarks.run.server",
     "benchmarks.cases.columns",
     "benchmarks.cli.reference",

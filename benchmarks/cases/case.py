@@ -31,7 +31,7 @@ class Case:
     """One step to measure: a strategy on a mesh, with a model and a global batch.
 
     Attributes:
-        strategy: name of the strategy; in a search for another stack, which has one, the name of the stack.
+        strategy: its name, or the stack's name in a search for another stack.
         mesh: sizes of the mesh axes.
         preset: name of the model, with the sizes that were overridden.
         config: sizes of the model.

@@ -3,9 +3,10 @@
 The table is declared to argparse and to pytest. It needs no JAX.
 """
 
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from benchmarks.cli.parser import Group, one_of, option
 from benchmarks.cli.values import (
@@ -215,6 +216,12 @@ CANDIDATES = Group(
     option("--time-budget S", "seconds for compiling; default: %(default)s", seconds, BUDGET_SECONDS),
     option("--workers N", "processes that compile; default: as many as memory and cores allow", workers),
 )
+
+
+def measuring_options(option: Namespace) -> dict[str, Any]:
+    """The values of the options of `pytest benchmarks`, without those of pytest and its plugins."""
+    names = (each.name.strip("-").replace("-", "_") for group in MEASURE for each in group.options)
+    return {name: getattr(option, name) for name in names}
 
 
 def add_options(parser: "pytest.Parser") -> None:

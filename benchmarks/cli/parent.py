@@ -18,20 +18,6 @@ def bound() -> dict[str, str]:
     return {PARENT: str(os.getpid())}
 
 
-@contextmanager
-def binding() -> Iterator[None]:
-    """Processes that the main thread starts in the body end with this one."""
-    before = os.environ.get(PARENT)
-    os.environ |= bound()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[PARENT]
-        else:
-            os.environ[PARENT] = before
-
-
 def end_with_parent() -> None:
     """End this process when its parent ends, if the environment says so. Called when `benchmarks` is imported."""
     parent = os.environ.pop(PARENT, "")
@@ -55,8 +41,7 @@ def _watch(parent: int) -> None:
 def ignoring_signals(*numbers: signal.Signals) -> Iterator[None]:
     """Processes started in the body ignore these signals, which a terminal or a job scheduler sends to all processes.
 
-    Blocking them instead does not work: multiprocessing unblocks them before it starts its first process
-    (resource_tracker of Python 3.11). Nothing is changed outside the main thread, where handlers cannot be set.
+    Nothing is changed outside the main thread, where handlers cannot be set.
     """
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers if main}

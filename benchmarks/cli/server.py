@@ -3,24 +3,18 @@
 It needs the standard library alone: `results` compares two checkouts by a server in each, where JAX may be missing.
 """
 
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
-from benchmarks.cli.parent import bound, ignoring_signals
+from benchmarks.cli.child import Child
 
 PROTOCOL = 2
 """Version of the requests and answers, raised with every change of them. Only equal versions are compared."""
 SERVER = "benchmarks.run.server"
-CONNECTION = "MESHMARK_CONNECTION"
-"""Environment variable with the file descriptor of the server's end of the connection."""
 TAIL_LINES = 6
 USAGE = 2  # exit status of argparse for invalid options
 
@@ -46,10 +40,6 @@ class Server:
     answer says that another part of a long request begins.
 
     Args:
-        options: command-line options of the server.
-        python: the interpreter.
-        folder: where it runs; None for the current folder.
-        environment: further environment variables.
         patience_seconds: longest wait for an answer; None for ever.
         quiet: keep what it writes to stderr for the message of its failure, instead of printing it.
 
@@ -69,7 +59,8 @@ class Server:
     ) -> None:
         self._command, self._folder = [python, "-m", SERVER, *options], folder
         self._environment, self._patience_seconds, self._quiet = environment or {}, patience_seconds, quiet
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
+        self._stderr: IO[bytes] | None = None
         self._requests = 0
         self.deaths: list[str] = []
 
@@ -82,36 +73,32 @@ class Server:
     @property
     def process_id(self) -> int | None:
         """Id of the process, if it has started and not ended."""
-        return self._process.pid if self._process and self._process.poll() is None else None
+        return self._child.process.pid if self._child and self._child.runs else None
 
     def ask(self, do: str, *, begin: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
-        """Send a request and return the answer.
-
-        Args:
-            do: name of the request.
-            begin: called each time that another part of a long request begins.
-            arguments: of the request; they are pickled.
-        """
+        """Send a request and return the answer; `begin` is called whenever another part of a long one begins."""
         self.tell(do, **arguments)
         return self.hear(begin)
 
     def tell(self, do: str, **arguments: Any) -> None:
         """Send a request without waiting for the answer, so that several processes can work at the same time."""
-        if not self._process:
-            self._start()
+        if not self._child:
+            self._stderr = tempfile.TemporaryFile() if self._quiet else None  # noqa: SIM115 (`end` closes it)
+            said = self._stderr
+            self._child = Child(self._command, self._environment, folder=self._folder, output=said, errors=said)
         self._requests += 1
-        with suppress(OSError):  # the process died; `hear` reports it
-            self._connection.send((self._requests, do, arguments))
+        self._child.send((self._requests, do, arguments))
 
     def hear(self, begin: Callable[[], None] = lambda: None) -> Any:
         """Wait for the answer to the last request and return it. Answers that nobody waited for are skipped."""
+        assert self._child
         number, answer, failure = 0, None, None
         while number != self._requests:
             try:
-                if not self._connection.poll(self._patience_seconds):
+                if not self._child.connection.poll(self._patience_seconds):
                     problem = f"no answer in {self._patience_seconds or 0:g} s"
                     raise ServerFailure("hung", f"{problem}\n{self.end()[1]}".rstrip())
-                number, answer, failure = self._connection.recv()
+                number, answer, failure = self._child.connection.recv()
             except (EOFError, OSError):
                 # Without a cause: frames of a failed `send` hold buffers that Python 3.13 may close in the wrong order.
                 raise self._died() from None
@@ -123,39 +110,19 @@ class Server:
 
     def end(self) -> tuple[int | None, str]:
         """End the process, whatever it is doing; its exit status, and the last lines of its stderr if it is quiet."""
-        if not self._process:
+        if not self._child:
             return None, ""
-        process, self._process = self._process, None
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        status = process.wait()
-        self._connection.close()
+        child, self._child = self._child, None
+        status = child.end()
         if not self._stderr:
             return status, ""
         with self._stderr as stderr:
             stderr.seek(0)
             return status, "\n".join(stderr.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
-    def _start(self) -> None:
-        self._connection, theirs = Pipe()
-        self._stderr = tempfile.TemporaryFile() if self._quiet else None  # noqa: SIM115 (`end` closes it)
-        ours: Mapping[str, str] = {**self._environment, **bound(), CONNECTION: str(theirs.fileno())}
-        with ignoring_signals(signal.SIGINT, signal.SIGTERM):  # this process ends it
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self._folder,
-                env=os.environ | ours,
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        theirs.close()  # only the server holds it now, so ours ends with the server
-
     def _died(self) -> ServerFailure:
-        assert self._process
-        self._process.wait()
+        assert self._child
+        self._child.process.wait()
         code, last_words = self.end()
         if code == USAGE:
             return ServerFailure("refused", last_words.rpartition(f"python -m {SERVER}: ")[2])

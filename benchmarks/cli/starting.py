@@ -30,7 +30,7 @@ def environment_problem() -> str:
 
 
 def folder_problem() -> str:
-    """That the working directory is gone, as of a job whose folder was removed; empty if it is there."""
+    """That the working directory is gone, as of a job whose folder was removed; empty if it exists."""
     try:
         Path.cwd()
     except OSError as error:

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
+from benchmarks.cli.statuses import REFUSED
 
 NOTICE_SECONDS = 5.0
 """Time after which a process says what it waits for."""
@@ -60,7 +60,7 @@ def _watch(option: Namespace, joined: threading.Event) -> None:
         problem = f"waited {option.join_timeout:g} seconds for {awaited_processes(option)}"
         advice = "start all processes with the same options, or raise --join-timeout"
         print(f"ERROR: {problem}; {advice}", file=sys.stderr, flush=True)
-        os._exit(pytest.ExitCode.USAGE_ERROR)
+        os._exit(REFUSED)
 
 
 def awaited_processes(option: Namespace) -> str:

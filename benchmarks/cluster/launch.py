@@ -56,12 +56,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
-    """Start all processes, wait for them, and return the exit status.
-
-    Args:
-        options: of the command.
-        gpus: GPUs that may be used; empty for virtual CPU devices.
-    """
+    """Start all processes, wait for them, and return the exit status."""
     coordinator = f"127.0.0.1:{free_port()}"
     running: list[subprocess.Popen[str]] = []
     stop_signals = signal.SIGINT, signal.SIGTERM
@@ -78,7 +73,7 @@ def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
             command += ["--processes", str(options.processes), "--process-id", str(index), *options.pytest]
             env = environment(index, options.devices_per_process, gpus) | bound()
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)
-            # In a process group of its own, so that its children are signalled with it.
+            # In a separate process group, so that its children are signalled with it.
             process = subprocess.Popen(command, env=env, stdout=output, stderr=errors, text=True, process_group=0)
             running.append(process)
         for index, process in enumerate(running):
@@ -96,8 +91,6 @@ def environment(index: int, devices: int, gpus: Sequence[str]) -> dict[str, str]
     """Environment of process `index`: its own devices, and how it communicates.
 
     Args:
-        index: number of the process.
-        devices: devices per process.
         gpus: GPUs that may be used; empty for virtual CPU devices.
 
     >>> environment(1, 2, ["0", "1", "2", "3"])["CUDA_VISIBLE_DEVICES"]

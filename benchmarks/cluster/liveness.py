@@ -32,13 +32,8 @@ class PeerHeartbeat:
     """Heartbeat of one process, and its view of the others.
 
     Attributes:
-        client: client of the key-value service.
-        index: number of this process.
-        count: number of processes.
         lost_after_seconds: a process that is silent for this long counts as lost.
         say: prints a line; called from the heartbeat thread.
-        finished: whether this process completed everything that all processes do together.
-        why: reason that it did not.
         over: set when this process ends on its own; the heartbeat thread must not end it any more.
     """
 

@@ -58,9 +58,6 @@ class _Group:
     """The group of processes that this process belongs to.
 
     Attributes:
-        client: client of the key-value service that `jax.distributed.initialize` starts.
-        index: number of this process.
-        count: number of processes.
         timeout_seconds: how long a barrier waits for the others.
         barriers: number of barriers so far; it is equal in all processes and names the next one.
     """
@@ -73,10 +70,6 @@ class _Group:
 
     def exchange(self, failure: tuple[str, str] | None, value: Any) -> dict[int, tuple[Any, Any]]:
         """Wait for all processes and exchange results.
-
-        Args:
-            failure: status and reason, if the function failed in this process.
-            value: JSON-serialisable value to share, or None.
 
         Returns:
             Failure and value of the first process, and of each other one that has either, by process number.
@@ -208,7 +201,7 @@ def any_of(function: Callable[[], bool]) -> bool:
 
 
 def _agree(group: _Group, function: Callable[[], T], shared: Callable[[T], Any]) -> tuple[T, dict[int, Any]]:
-    """Return this process's result, and what each has shared of its own, by process number; None may be left out."""
+    """Return this process's result, and what each process has shared, by process number; None may be omitted."""
     try:
         value = function()
     except Exception as error:
@@ -247,7 +240,6 @@ def axes_between(process_of: Int[np.ndarray, "..."], axes: Sequence[str]) -> tup
 
     Args:
         process_of: process index of each device of the mesh, one dim per mesh axis.
-        axes: names of the mesh axes.
 
     >>> axes_between(np.array([[0, 0], [1, 1]]), ("data", "tensor"))
     ('data',)

@@ -33,10 +33,6 @@ class OverlappedWork:
     """Work that is scheduled between the start of a collective and its end.
 
     Collectives in flight at the same time each count the work that they share.
-
-    Attributes:
-        flops: matmul FLOPs of the device.
-        memory_bytes: bytes that the device reads and writes in its memory.
     """
 
     flops: int = 0
@@ -50,11 +46,8 @@ class Collective:
     Collectives in groups of one device communicate nothing and are left out.
 
     Attributes:
-        kind: one of `KINDS`.
         axes: mesh axes along which the devices of a group differ, in the mesh's order. A group may be some of the
             devices along an axis.
-        times: number of executions per step.
-        in_loop: whether it is inside a loop.
         sent_bytes: bytes that a device sends per execution, exactly. This is the lower bound (NCCL tests,
             doc/PERFORMANCE.md): for operands of b bytes in a group of n, all-gather b (n-1), reduce-scatter and
             all-to-all b (n-1)/n, all-reduce twice that, permute b.
@@ -99,9 +92,6 @@ def collective(
     """Describe the collective that an instruction starts, for one execution outside of loops.
 
     Args:
-        kind: result of `kind_of`.
-        instruction: the collective, or its start if it is asynchronous.
-        computation: the computation that contains it.
         mesh: sizes of the mesh axes, outermost first.
 
     Returns:
@@ -150,11 +140,6 @@ def as_reduce_scatter(fusion: Instruction, inside: Computation, candidate: Colle
     A TPU program expresses reduce-scatters that it has to pad or shift as a fusion of an all-reduce and a slice, with
     an emitter named AllReduceScatter. Other reduce-scatters are instructions. If the slice is not the device's part, or
     the emitter is another one, the collective is an all-reduce of the full array.
-
-    Args:
-        fusion: the fusion instruction.
-        inside: the computation that it calls.
-        candidate: a collective of that computation.
     """
     emitter = fusion.configured("collective_algorithm_config", "emitter") if candidate.kind == "all_reduce" else None
     if "AllReduceScatter" not in (emitter or ""):

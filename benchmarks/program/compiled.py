@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.program.collectives import KINDS, SEVERAL, as_reduce_scatter, collective, kind_of
 from benchmarks.program.deadlock import concurrent_collectives
-from benchmarks.program.flops import flops
+from benchmarks.program.flops import flops, unknown
 from benchmarks.program.hbm import FUSIONS, MemoryTraffic
 from benchmarks.program.hlo import Computation, HLOError, Instruction, Module, integers, parse
-from benchmarks.program.known import unknown
-from benchmarks.program.schedule import Event, Part, scheduled
-from benchmarks.program.work import Work, conditional, heaviest
+from benchmarks.program.work import Event, Part, Work, conditional, heaviest, scheduled
 from strategies.mesh import all_axes
 
 FLOATS = re.compile(r"\b(bf16|f[0-9]+(?:e[0-9a-z]+)?)\[")
@@ -30,9 +28,7 @@ class Program(Work):
         hash: 16 hexadecimal digits of the normalised text, without names, sources, and the partitioning of loops among
             CPU cores. Equal in every process.
         dtypes: floating-point dtypes anywhere in the text, such as "bf16,f32".
-        scheduled: whether the order of instructions in the text is the order of execution.
         concurrent: pairs of instructions whose collectives may be in flight at the same time (deadlock.py).
-        events: what the program does, in the order of its text.
         unread: opcodes, custom calls and instructions that could not be read, sorted; "" if all of it was read.
             Otherwise work is missing or guessed.
     """
@@ -70,9 +66,6 @@ class Program(Work):
         """The columns for communication between processes, always `BETWEEN_KEYS`.
 
         A collective over several axes counts as crossing processes if any of its axes does.
-
-        Args:
-            crossing: mesh axes that cross process boundaries.
         """
         crossing_work = Work(tuple(each for each in self.collectives if set(each.axes) & set(crossing)))
         row: dict[str, int | str | None] = {"between_processes.sent_bytes": crossing_work.sent_bytes}
@@ -96,7 +89,7 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
     conditional in a scope `heaviest`, one branch counts each time: the one that sends the most bytes and, among equals,
     has the most FLOPs. Asynchronous instructions count at their start.
 
-    What is unknown or cannot be read is named in `Program.unread`: an opcode or custom call that known.py does not
+    What is unknown or cannot be read is named in `Program.unread`: an opcode or custom call that flops.py does not
     list, a loop of unknown length, a conditional without annotation whose branches differ, replica groups that are not
     along mesh axes.
 

@@ -4,8 +4,8 @@ XLA's CPU runtime runs independent instructions concurrently, in a pool of threa
 its thread until every device of its group has arrived. The program's next collective starts only when the previous one
 has ended. But a loop, conditional or call counts as started as soon as its first part runs in another thread
 (`NodeEdge::Kind::kScheduling`, execution_graph.h). A later collective that does not depend on it may then block a
-second thread beside the collective inside. If each device blocks two threads, a pool with one thread per device has
-none left for the device that all others wait for. If each blocks only one, a thread is always left, because the last
+second thread in addition to the collective inside. If each device blocks two threads, a pool of one per device has none
+left for the device that all others wait for. If each blocks only one, a thread is always left, because the last
 device to arrive does not block. Likewise a pool with a thread per device for each collective in flight has one left.
 
 A collective followed by a loop is ordered only in a program that the running process compiled itself, and not in one
@@ -46,7 +46,6 @@ def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> No
 
     Args:
         mesh: the mesh that it runs on; only virtual CPU devices can deadlock.
-        concurrent: result of `concurrent_collectives`.
     """
     if not concurrent or not are_virtual(mesh.devices.ravel()):
         return
@@ -61,10 +60,10 @@ def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> No
 
 
 def pool_threads(devices: int) -> int:
-    """Threads in which XLA's CPU client runs the computations of so many devices.
+    """Threads in which XLA's CPU client runs the computations of this many devices.
 
-    They are as many as `PJRT_NPROC` says, or else the cores that this process may use, but at least one per device
-    (`DefaultThreadPoolSize` in xla/pjrt/utils.cc). XLA ignores a `PJRT_NPROC` that is no number.
+    Their number is `PJRT_NPROC`, or else the cores that this process may use, but at least one per device
+    (`DefaultThreadPoolSize` in xla/pjrt/utils.cc). XLA ignores a `PJRT_NPROC` that is not a number.
     """
     text = os.environ.get(POOL, "")
     if text.isdecimal():

@@ -109,13 +109,11 @@ class Module:
     """A parsed program.
 
     Attributes:
-        scheduled: whether the order of instructions is the order of execution.
         text: normalised text, without names, sources, and the partitioning of loops among CPU cores. A conditional in a
             scope `taken_7_2` has the attribute `taken={7,2}`: how often each branch is taken over all iterations of the
             loop around it. For a loop in such a scope: how often it runs zero times, and how often once. A conditional
             in a scope `heaviest` has the attribute without counts: its heaviest branch counts.
         computations: by name; callees come before their callers.
-        entry: the computation that is the program.
     """
 
     scheduled: bool
@@ -201,7 +199,7 @@ def _computation(name: str, lines: Iterable[str]) -> Computation:
 
 
 def _instruction(name: str, text: str) -> Instruction:
-    """Parse `shape opcode(operands), attributes`. A shape is a tuple of shapes, or a text without spaces."""
+    """Parse `shape opcode(operands), attributes`. A shape is a tuple of shapes, or a string without spaces."""
     end = _items(text, 1)[1] + 1 if text.startswith("(") else text.find(" ")
     call = _CALL.match(text, end)
     if not call:
@@ -236,7 +234,7 @@ def _items(text: str, start: int) -> tuple[list[str], int]:
 
 
 def integers(text: str) -> list[int]:
-    """All integers in a text.
+    """All integers in a string.
 
     >>> integers("{0,2}")
     [0, 2]

@@ -18,10 +18,6 @@ def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
     - `mesh['a'=2,'b'=4] {'b'}`: along axes of the mesh that is given. `'b':(2)2` is a sub-axis: the second part of
       'b' split into 2 x 2. `, device_ids=([2,4]T(1,0))` or `, device_ids=(0,4,1,5,2,6,3,7)` in between gives another
       order.
-
-    Args:
-        instruction: the collective.
-        devices: number of devices of the program.
     """
     text = instruction["replica_groups"]
     if "device_ids" in instruction.attributes:  # the parser reads the text after the comma as another attribute

@@ -1,9 +1,15 @@
-"""Work of a device in a part of a step, with the rules that add it up in loops and conditionals."""
+"""Work of a device in a part of a step, and its schedule: events in order, with the work that overlaps collectives.
+
+GPU programs have separate start and done instructions. So do TPU programs for collectives on the sparse cores.
+Other collectives of a TPU are split over a chain of fusions: the first starts the collective, the last waits for it,
+and those in between also compute.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.program.collectives import Collective
+from benchmarks.program.collectives import Collective, OverlappedWork, kind_of
+from benchmarks.program.hlo import Computation, Instruction
 
 
 @dataclass(frozen=True)
@@ -11,7 +17,6 @@ class Work:
     """Work of a device in a part of a step.
 
     Attributes:
-        collectives: what the device sends.
         flops: two per multiplication in dots and convolutions, none for anything else. Calls of cuBLAS and of cuDNN's
             attention count as the dots that they replace, attention without early queries to late keys.
         annotated: for each conditional whose branches have annotated counts, and each loop annotated to run zero or one
@@ -61,7 +66,6 @@ def conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
     """Work of a conditional.
 
     Args:
-        branches: work of each branch.
         taken: annotated number of times that each branch is taken; empty if there is no annotation, in which case the
             branch with the most bytes sent and then the most FLOPs counts.
     """
@@ -79,3 +83,94 @@ def conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
 def heaviest(branches: Sequence[Work]) -> Work:
     """The branch that sends the most bytes and, among equals, has the most FLOPs."""
     return max(branches, key=lambda branch: (branch.sent_bytes, branch.flops))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Events that another event executes, several times over: the body of a loop, or a branch.
+
+    Attributes:
+        taken: for a branch, how often it is taken in how many iterations of the loop around it, as annotated: (0, 0)
+            without annotation. Where that loop has another number of iterations, `times` applies. None for a loop.
+    """
+
+    events: tuple["Event", ...]
+    times: int = 1
+    taken: tuple[int, int] | None = None
+
+    def mean_times(self, trips: int) -> float:
+        """Mean number of executions, in a loop of `trips` iterations; 0 if no loop is around it."""
+        taken, iterations = self.taken or (0, 0)
+        return taken / iterations if trips and iterations == trips else self.times
+
+
+@dataclass(frozen=True)
+class Event:
+    """An instruction in its place in the schedule.
+
+    Attributes:
+        work: its work with all that it executes; a collective counts where it starts.
+        parts: for a loop and a conditional, what it executes, one after another.
+        begins: names under which later events wait for its collectives; empty if the program waits for them at once.
+        waits_for: names of the collectives that end here.
+    """
+
+    name: str
+    work: Work
+    parts: tuple[Part, ...] = ()
+    begins: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it takes no time."""
+        return self.work == Work() and not self.parts and not self.waits_for
+
+
+def scheduled(computation: Computation, events: Sequence[Event]) -> list[Event]:
+    """The events of a computation with starts and ends of collectives, and their overlapped work, filled in.
+
+    A collective that is split over a chain of fusions counts once.
+    """
+    instructions = list(computation.instructions.values())
+    works = [event.work for event in events]
+    ends = _ends(instructions, works)
+    found, chains, in_flight = [], set(), dict[str, int]()
+    for position, (instruction, event) in enumerate(zip(instructions, events, strict=True)):
+        waits_for = tuple(name for name, end in in_flight.items() if end == position)
+        collectives, begun = [], tuple[str, ...]()
+        for each in event.work.collectives:
+            chain = each.chain if instruction.opcode == "fusion" else ""
+            if chain in chains:  # its first fusion was counted
+                continue
+            if chain:
+                chains.add(chain)
+            if name := chain or (instruction.name if instruction.opcode.endswith("-start") else ""):
+                end = ends.get(name, len(works))
+                each = _overlapping(each, works[position + 1 : end], wrapped=not kind_of(instruction))
+                if each.overlapped and end > position:
+                    begun, in_flight[name] = (*begun, name), end
+            collectives.append(replace(each, chain="") if chain else each)
+        work = replace(event.work, collectives=tuple(collectives))
+        found.append(replace(event, work=work, begins=begun, waits_for=waits_for))
+    return found
+
+
+def _ends(instructions: Sequence[Instruction], works: Sequence[Work]) -> dict[str, int]:
+    """Positions where asynchronous collectives end, by the name of their start instruction or by their chain."""
+    ends, starts = {}, {}
+    for position, (instruction, work) in enumerate(zip(instructions, works, strict=True)):
+        ends |= {each.chain: position for each in work.collectives if each.chain}
+        if instruction.opcode.endswith(("-done", "-update")) and instruction.operands:
+            start = starts[instruction.name] = starts.get(instruction.operands[0], instruction.operands[0])
+            ends[start] = position
+    return ends
+
+
+def _overlapping(collective: Collective, between: Sequence[Work], *, wrapped: bool) -> Collective:
+    """The collective with the work between its start and its end; unchanged if the program waits for it at once."""
+    if collective.overlapped is None and not wrapped:
+        return collective
+    done = [work.outside_loops() for work in between]
+    overlapped = OverlappedWork(sum(work.flops for work in done), sum(work.memory_bytes for work in done))
+    return replace(collective, overlapped=overlapped)

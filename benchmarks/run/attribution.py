@@ -70,11 +70,8 @@ def attribute(
     state; the columns of `attributed`.
 
     Args:
-        case: the case.
-        step: its step.
         training: its training run. It cannot be continued afterwards.
         step_seconds: measured time of the step. The measured ratios are scaled to it.
-        rounds: number of blocks of each variant.
         begin: called before each compilation and each block.
     """
     programs: dict[str, Any] = {"step": training.program}
@@ -154,20 +151,13 @@ def differentiation(step: Step) -> Update:
 def shaped_like_gradients(step: Step, params: Any) -> Any:
     """The weights in the shapes of the gradients.
 
-    Where each device has gradients of its own, all weights on each device.
+    Where gradients differ by device, each device has all weights.
     """
     return jax.tree.map(lambda grad, w: jnp.broadcast_to(w.astype(grad.dtype), grad.shape), step.grads, params)
 
 
 def made_dependent(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:
-    """Return `arrays` unchanged, in a way that the compiler takes for dependent on `others`.
-
-    Args:
-        shapes: shapes with shardings of `arrays`.
-        arrays: a tree of arrays.
-        other_shapes: shapes with shardings of `others`, a tree of the same structure.
-        others: the arrays to depend on.
-    """
+    """Return `arrays` unchanged, in a way that the compiler takes for dependent on `others`."""
     specs, other_specs = (jax.tree.map(lambda shape: shape.sharding.spec, tree) for tree in (shapes, other_shapes))
     mesh = jax.tree.leaves(shapes)[0].sharding.mesh
 

@@ -80,11 +80,7 @@ def processor() -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure the devices of this machine, and write and print what was measured.
-
-    Returns:
-        The exit status: 0. It is 2 for invalid options, and 5 for a file that cannot be written.
-    """
+    """Measure the devices of this machine, and write and print what was measured."""
     with refusing():
         require_file(args.out)
         available_devices()

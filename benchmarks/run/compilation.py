@@ -1,4 +1,4 @@
-"""The compiled programs of a run, steps and their initial states; and the clock of its phases."""
+"""The compiled programs of a run: steps and initial states; what else is compiled; and the clock of its phases."""
 
 import time
 from collections import defaultdict
@@ -11,13 +11,13 @@ import numpy as np
 
 from benchmarks.cases import case as cases
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import CompileError
+from benchmarks.cases.failures import CompileError, Recompiled
 from benchmarks.cluster import processes
-from benchmarks.run.recompilation import compilations
 from strategies import State, Step
 from strategies.checking import initial_state, initial_weights, trained_weights
 from strategies.registry import BUILT_IN
 
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 MOST_BYTES = 2**30
 """Most bytes of states that are kept on the host, which a run on CPUs has in addition to the states of its steps."""
 
@@ -58,14 +58,7 @@ class Clock:
 
 
 class Compilation(NamedTuple):
-    """A compiled step.
-
-    Attributes:
-        program: the executable.
-        seconds: compilation time.
-        programs: number of programs that were compiled for it.
-        options: XLA options that were used.
-    """
+    """A compiled step, the seconds that it took, the number of programs that were compiled, and XLA's options."""
 
     program: jax.stages.Compiled
     seconds: float
@@ -74,12 +67,7 @@ class Compilation(NamedTuple):
 
 
 def compile_step(step: Step, given: Mapping[str, Any] | Sequence[tuple[str, str]] = ()) -> Compilation:
-    """Compile a step ahead of time, from shapes alone.
-
-    Args:
-        step: the step.
-        given: XLA options, which go before those of the step.
-    """
+    """Compile a step ahead of time, from shapes alone. The XLA options that are given go before those of the step."""
     options = step.xla_options_with(dict(given))
     start = time.perf_counter()
     try:
@@ -97,6 +85,31 @@ def bytes_accessed(program: jax.stages.Compiled) -> int | None:
     return None if count is None or count < 0 else int(count)
 
 
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Collect the names of functions that are compiled in the body."""
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == COMPILE_EVENT:
+            compiled.append(str(kwargs.get("fun_name", "a function")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@contextmanager
+def no_compilation() -> Iterator[None]:
+    """Check that nothing is compiled in the body."""
+    with compilations() as compiled:
+        yield
+    if compiled:
+        raise Recompiled(f"compiled while it was timed: {', '.join(compiled)}; a step must be compiled once")
+
+
 class InitialStates:
     """Initial states of a run, with the noise that lets errors show (checking/initial.py), from the same random key.
 
@@ -112,13 +125,7 @@ class InitialStates:
         self._host_states: dict[Any, State] = {}
 
     def begin(self, case: Case, step: Step, key: jax.Array) -> State:
-        """The initial state of a case, sharded as its step shards it.
-
-        Args:
-            case: the case.
-            step: its step.
-            key: the random key, the same in all calls.
-        """
+        """The initial state of a case, sharded as its step shards it; the key is the same in all calls."""
         values, copies = self._values(case, step), self._copies(case)
         if copies and values in self._host_states:
             return jax.tree.map(_place, self._host_states[values], step.state)

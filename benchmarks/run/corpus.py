@@ -30,8 +30,6 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
     If the text is shorter than a batch, a line on stderr warns that it repeats within a batch.
 
     Args:
-        path: a text file, or None.
-        config: the model, for its vocabulary and sequence length.
         batch_size: sequences in the largest batch.
     """
     if config.vocab < BYTE_VALUES:
@@ -78,8 +76,6 @@ class Sequences:
     """A batch of sequences. Indexing, which is how `Step.place` takes shards, reads the indexed rows and no others.
 
     Attributes:
-        tokens_N: the whole text.
-        starts_B: where the sequences begin.
         sequence: their length, without the last target.
         token_of: the token of each byte, if the text is bytes; None if it is tokens.
     """

@@ -100,8 +100,6 @@ def links(processes: int, local: int, places: Sequence[tuple[int, ...] | None]) 
     """Say how many processes there are, and what is known of how devices are linked.
 
     Args:
-        processes: number of processes.
-        local: devices of this process.
         places: place of each device in a torus, or None.
 
     >>> links(2, 8, [None] * 16)

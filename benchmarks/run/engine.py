@@ -1,10 +1,13 @@
 """Measure cases: check each against one device, time comparable ones interleaved, and keep a row for each.
 
 `python -m benchmarks.run` (program.py) runs an `Engine`, and `pytest benchmarks` is pytest around that program.
+
+    prepare.py        the list of functions that take a case from its options to a checked step
+    timing_group.py   comparable steps are timed interleaved, and compared
+    states.py         what is known of each case, in `Record`s and `Row`s, and the journal
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from functools import partial
 
 from benchmarks.cases.case import Case
@@ -13,11 +16,12 @@ from benchmarks.cluster import processes
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.compilation import Clock
 from benchmarks.run.journal import Journal
-from benchmarks.run.ledger import Ledger, RunSettings
 from benchmarks.run.machine import matmul_flops_per_second
 from benchmarks.run.prepare import Preparation
 from benchmarks.run.record import Record
+from benchmarks.run.references import References
 from benchmarks.run.single_device import has_single_device_server, matmul_rate, server
+from benchmarks.run.states import CaseStates, RunSettings
 from benchmarks.run.timing_group import TimingGroup
 
 
@@ -28,37 +32,22 @@ def in_order(cases: Sequence[Case]) -> list[Case]:
 
 
 class Engine:
-    """A run of cases.
+    """A run of cases: `run` takes cases, and `rows` has how each of them ended.
 
     Attributes:
-        clock: of the run.
-        say: prints a line about progress.
-        ledger: the state of the cases.
         matmul_rates: FLOPs per second of a matmul on its own, by dtype.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        journal: Journal,
-        clock: Clock | None = None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.clock, self.say = clock or Clock(), say
-        self.ledger = Ledger(settings, journal)
+    def __init__(self, settings: RunSettings, journal: Journal, clock: Clock | None = None) -> None:
+        self.settings, self.clock = settings, clock or Clock()
+        self.states, self.references = CaseStates(settings, journal), References(settings.corpus_N, self.clock)
         self.matmul_rates: dict[str, float | None] = {}
         self._compiled_ahead: set[Case] = set()
-        self._preparation = Preparation(settings, self.clock)
-
-    @property
-    def settings(self) -> RunSettings:
-        """Settings of the run."""
-        return self.ledger.settings
 
     @property
     def rows(self) -> dict[str, Row]:
         """Rows of the cases that have ended, by id."""
-        return self.ledger.rows
+        return self.states.rows
 
     def run(self, cases: Sequence[Case]) -> None:
         """Check all cases of a comparison group, then time them interleaved; one group after another."""
@@ -71,48 +60,43 @@ class Engine:
 
     def prepare(self, case: Case) -> None:
         """Compile a case and check it against one device. An early end is recorded in its row."""
-        ledger, name = self.ledger, str(case)
-        if name in self.rows or name in ledger.records:
+        states, name = self.states, str(case)
+        if name in self.rows or name in states.records:
             return
-        ledger.records[name] = Record.begin(case, compile_only=self.settings.compile_only)
-        with ledger.record_failures([case]):
+        states.records[name] = Record.begin(case, compile_only=self.settings.compile_only)
+        with states.record_failures([case]):
             self._compile_single_ahead(case.single)
             if case != case.single and not self.settings.compile_only:
                 self._reference(case.single)  # first, so that a failure of the reference is not attributed to this case
-            ledger.begin(case)
-            if given_up := ledger.given_up(case):
+            states.begin(case)
+            if given_up := states.given_up(case):
                 raise given_up
-            # Closed, to free the state of a case that has failed in another process.
-            with closing(self._preparation.stages(case)) as stages:
-                while record := processes.run_in_all(partial(self._stage, case, stages)):
-                    ledger.records[name] = record
+            for function in Preparation(case, self.settings, self.references).functions:
+                states.records[name] = processes.run_in_all(partial(self._advance, function, states.records[name]))
             if self.settings.compile_only:
-                ledger.end(case, status="ok")
+                states.end(case, status="ok")
 
     def time(self, cases: Sequence[Case]) -> None:
         """Time prepared cases of a comparison group interleaved. Those that have ended are left out."""
-        records = [self.ledger.records[str(case)] for case in cases if str(case) not in self.rows]
+        records = [self.states.records[str(case)] for case in cases if str(case) not in self.rows]
         if not records:
             return
-        with self.ledger.record_failures([record.case for record in records]):
+        with self.states.record_failures([record.case for record in records]):
             for timing_group in self._timing_groups(records):
                 first = timing_group[0].case
-                self.ledger.begin(first)
+                self.states.begin(first)
                 rate, reference = self._matmul_rate(first.dtype), self._reference(first.single)
-                TimingGroup(self.ledger, self._preparation, timing_group, reference, rate, self.say).run()
+                TimingGroup(self.states, self.references, timing_group, reference, rate).run()
 
-    def _stage(self, case: Case, stages: Iterator[Record]) -> Record | None:
-        """Run the next stage of a case; None after the last.
-
-        The timeout restarts then, as other processes may take longer.
-        """
-        record = next(stages, None)
-        self.ledger.begin(case)
+    def _advance(self, function: Callable[[Record], Record], record: Record) -> Record:
+        """Apply a function that prepares a case. The timeout restarts then: other processes may take longer."""
+        record = function(record)
+        self.states.begin(record.case)
         return record
 
     def _compile_single_ahead(self, single: Case) -> None:
         """Let the single-device server, if there is one, compile a reference in the background."""
-        if single in self._compiled_ahead or self.settings.compile_only or self.ledger.given_up(single):
+        if single in self._compiled_ahead or self.settings.compile_only or self.states.given_up(single):
             return
         self._compiled_ahead.add(single)
         if has_single_device_server():
@@ -122,10 +106,10 @@ class Engine:
         """The reference of a group, or why there is none. A reference that hung before is not tried again."""
         row = self.rows.get(str(single))
         hung = row.extra_info["reason"] if row and row.extra_info["status"] == "timeout" else None
-        if why := hung or self.ledger.given_up(single):
-            return self._preparation.references.abandon_reference(single, str(why))
-        self.ledger.begin(single)
-        return self._preparation.references.reference(single)
+        if why := hung or self.states.given_up(single):
+            return self.references.abandon_reference(single, str(why))
+        self.states.begin(single)
+        return self.references.reference(single)
 
     def _timing_groups(self, group: Sequence[Record]) -> Iterator[list[Record]]:
         """Split a comparison group into groups whose states fit into memory together."""

@@ -1,9 +1,9 @@
 """Journal of a run: a line when a case begins and when it ends, so that no row is lost if the process dies.
 
-The journal is a file of JSON lines beside the report (`NAME.journal.jsonl` for `NAME.json`): `{"start": facts}` for
-each process that starts or continues the run, `{"began": case}`, `{"row": {...}, "sha256": digest}` for a finished
-case, and `{"stopped": true}` at an orderly end. A start has the key `after`, with the cause of death, if the process
-before it died. The digest is of the text before it, so a row that was changed since is not believed.
+The journal is a file of JSON lines, `NAME.journal.jsonl` for the report `NAME.json`: `{"start": facts}` for each
+process that starts or continues the run, `{"began": case}`, `{"row": {...}, "sha256": digest}` for a finished case,
+and `{"stopped": true}` at an orderly end. A start has the key `after`, with the cause of death, if the process before
+it died. The digest is of the text before it, so a row that was changed since is not believed.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from benchmarks.cli.outputs import locked
 from strategies.files import decode_json
 from strategies.schema import SchemaError, checked
 
+Listener = Callable[[Mapping[str, Any]], None]
 UNKNOWN_CAUSE = "unknown cause"
 END_COLUMNS = ("status", "reason", "chip.fits")
 """The columns that tell how a case ended."""
@@ -55,7 +56,7 @@ def journal_path(report: Path) -> Path:
 
 
 def report_path(journal: Path) -> Path | None:
-    """Path of the report of a journal; None if the journal is not beside a report.
+    """Path of the report of a journal; None if the journal belongs to none.
 
     >>> str(report_path(Path("runs/first.journal.jsonl"))), report_path(Path("rows.jsonl"))
     ('runs/first.json', None)
@@ -74,11 +75,9 @@ class Journal:
     """An open journal.
 
     Attributes:
-        path: the file; None for a journal in memory.
-        tell: called with every line, for a supervisor that listens.
+        listeners: called with every line, for a supervisor and for the terminal.
         rows: finished cases by id, in the order in which they finished.
         deaths: by case, the causes of death of processes that died while the case ran.
-        error: set when the journal cannot be written any more.
     """
 
     def __init__(
@@ -95,16 +94,13 @@ class Journal:
         An existing journal that is not continued is kept as `NAME.journal.jsonl~`.
 
         Args:
-            path: the file.
-            facts: what identifies the run.
-            resume: whether to continue an existing journal.
             after: cause of death of the process whose run is continued, if any.
             cases: ids of the run's cases; None for any.
         """
         self.path: Path | None = path
         self.rows, self.deaths = dict[str, Row](), defaultdict[str, list[str]](list)
         self.error: JournalError | None = None
-        self.tell: Callable[[Mapping[str, Any]], None] = lambda entry: None
+        self.listeners: list[Listener] = []
         self._cases = cases
         if path.exists() and not resume:
             with path.open("r+b") as earlier:
@@ -120,7 +116,7 @@ class Journal:
             raise
 
     def snapshot(self) -> dict[str, Any]:
-        """What other processes need to know to act alike: how cases ended, and the causes of deaths."""
+        """What other processes need to take the same decisions: how cases ended, and the causes of deaths."""
         ends = {name: {key: row.extra_info.get(key) for key in END_COLUMNS} for name, row in self.rows.items()}
         return {"ends": ends, "deaths": dict(self.deaths)}
 
@@ -135,9 +131,13 @@ class Journal:
         self.rows[row.case] = row
         self._write(entry, signed=True)
 
-    def explain(self, case: str, traceback: str) -> None:
+    def report_traceback(self, case: str, traceback: str) -> None:
         """Tell the supervisor where a case has failed. It is not written."""
-        self.tell({"failed": case, "traceback": traceback})
+        self._tell({"failed": case, "traceback": traceback})
+
+    def say(self, text: str) -> None:
+        """Tell the terminal what begins. It is not written."""
+        self._tell({"said": text})
 
     def stop(self) -> None:
         """Record an orderly end: no case is held responsible. The file stays locked until `close`."""
@@ -147,9 +147,13 @@ class Journal:
         """Close the file and release its lock."""
         self._file.close()
 
+    def _tell(self, entry: Mapping[str, Any]) -> None:
+        for listener in self.listeners:
+            listener(entry)
+
     def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
         """Append a line, with a digest if it is `signed`."""
-        self.tell(entry)
+        self._tell(entry)
         line = json.dumps(entry, allow_nan=False).encode()
         line = (line if not signed else line[:-1] + DIGEST + digest(line[:-1]) + b'"}') + b"\n"
         if self.error:
@@ -222,13 +226,13 @@ class MirroredJournal(Journal):
     def __init__(self, snapshot: Mapping[str, Any] = MappingProxyType({"ends": {}, "deaths": {}})) -> None:
         self.rows = {case: Row(case, end, (), None) for case, end in snapshot["ends"].items()}
         self.deaths, self.error, self.path = defaultdict(list, snapshot["deaths"]), None, None
-        self.tell = lambda entry: None
+        self.listeners = []
 
     def close(self) -> None:
         """Do nothing: there is no file."""
 
     def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
-        self.tell(entry)
+        self._tell(entry)
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:

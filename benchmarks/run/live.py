@@ -36,7 +36,7 @@ def profile_memory(training: Training, folder: Path) -> dict[str, int]:
 
 
 def save_profile(folder: Path, moment: str) -> None:
-    """Write the memory profile of this process. Of several processes each has a file of its own, with its number."""
+    """Write the memory profile of this process. In a multi-process run, its name has the process's number."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{moment}.pprof" if processes.count() == 1 else f"{moment}.{jax.process_index()}.pprof"
     jax.profiler.save_device_memory_profile(str(folder / name))
@@ -46,9 +46,6 @@ def live_bytes(**holders: Any) -> dict[str, int]:
     """Bytes of live arrays on a device of this process, by what holds them; of several devices the fullest counts.
 
     A buffer counts once on each device that holds a replica of it, however many arrays share it.
-
-    Args:
-        holders: trees of arrays by the names of what they are.
 
     Returns:
         For each holder its bytes under `memory.live_NAME_bytes`, and those of all other arrays, whose NAME is "rest".

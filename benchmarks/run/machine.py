@@ -64,10 +64,6 @@ def machine_facts(
 
     `counters_fingerprint` identifies what compiled programs depend on, so runs with the same one can be compared
     exactly.
-
-    Args:
-        matmul_flops_per_second: measured throughput by dtype.
-        topology: the topology compiled for, if any.
     """
     facts = compiler_facts(topology)
     return facts | {
@@ -107,9 +103,6 @@ def matmul_flops_per_second(dtype: str) -> float:
     """Measured FLOPs per second of a chain of square matmuls on one device, from the fastest block.
 
     Virtual devices share the cores of one machine, so there this is the throughput of all cores.
-
-    Args:
-        dtype: of the matmul, such as "bfloat16".
     """
     size = 1024 if jax.devices()[0].platform == "cpu" else 8192
     x_DD = jax.random.normal(jax.random.key(0), (size, size), dtype)

@@ -18,20 +18,21 @@ from typing import Any, Protocol
 
 import jax
 
+from benchmarks.cases.failures import NonFinite
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
-from benchmarks.run.equality import CHECKED_STEPS, require_finite
-from benchmarks.run.recompilation import no_compilation
+from benchmarks.run.compilation import no_compilation
 from strategies import Step
 from strategies.backends.pace import keep_pace
-from strategies.checking import FirstSteps, Recorder
+from strategies.checking import CHECKED_STEPS, FirstSteps, Recorder
+from strategies.step import Metrics
 
 BLOCK_SECONDS = 0.1
 """Least duration of a timed block."""
 EXPOSED_DISPATCH = 0.01
 """Largest share of a block in which accelerators wait for the dispatch of its first step; that of others is hidden."""
 STEPS_TO_HIDE_DISPATCH = 10
-"""A block has at most so many steps for that purpose."""
+"""Most steps that a block gets for that purpose."""
 WIDE = 0.03
 """Half width of an interval, as a fraction of the median, above which a step is timed in further rounds."""
 
@@ -53,7 +54,6 @@ class Training:
     """A training run in progress: the compiled step, its state, and batches that repeat in a cycle.
 
     Attributes:
-        metrics: loss and gradient norm of the latest step, on the devices.
         dispatch_seconds: seconds of the latest block until its steps were dispatched to the devices.
         participates: whether this process takes part in blocks. With `first_process_only`, for steps of one device,
             only the first process does. The others, which may share its machine, wait.
@@ -71,7 +71,6 @@ class Training:
         """Train the first steps, which must be finite, and reduce them to what is compared with one device.
 
         Args:
-            step: the step that this run, which has not begun, is of.
             weights: returns those before the first step (`checking.initial_weights`).
         """
         recorder = Recorder(step)
@@ -113,13 +112,29 @@ class Training:
         return self.metrics
 
 
+def require_finite(metrics: Sequence[Metrics], when: str, *, may_skip: bool = False) -> None:
+    """Check that the losses and gradient norms of some steps are finite.
+
+    Args:
+        when: where in the run these steps are, for the message.
+        may_skip: accept float16 steps that were skipped because gradients overflowed, if their loss is finite and
+            the loss scale can still be halved.
+    """
+    for step in jax.device_get(metrics):
+        loss, grad_norm, scale = float(step["loss"]), float(step["grad_norm"]), float(step.get("loss_scale", 1))
+        overflowed = math.isfinite(loss) and not math.isfinite(grad_norm) and scale > 1
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)) and not (overflowed and may_skip):
+            advice = f": gradients overflow with --option loss_scale={scale:g}; take a smaller one"
+            raise NonFinite(f"loss {loss} and gradient norm {grad_norm} {when}{advice if overflowed else ''}")
+
+
 def hides_dispatch(dispatch_seconds: float, seconds: float) -> bool:
     """Whether steps are dispatched while the devices run the one before.
 
     On CPUs both take the same cores. Where dispatch is most of a step, the devices wait for it, or the call for them.
 
     Args:
-        dispatch_seconds: until so many steps were dispatched.
+        dispatch_seconds: until the steps were dispatched.
         seconds: until they ended.
     """
     return jax.default_backend() != "cpu" and dispatch_seconds <= seconds / 2
@@ -128,7 +143,7 @@ def hides_dispatch(dispatch_seconds: float, seconds: float) -> bool:
 def steps_per_block(training: Timeable) -> int:
     """Number of steps that last `BLOCK_SECONDS`, so that timer and synchronisation overhead are negligible.
 
-    Where dispatch is hidden, also as many as make that of the first step negligible, as it is in a training loop.
+    Where dispatch is hidden, a block has enough steps to make that of the first negligible, as in a training loop.
     """
     steps = 1
     while (seconds := processes.broadcast_first(partial(training.block, steps))) < BLOCK_SECONDS:
@@ -141,13 +156,9 @@ def steps_per_block(training: Timeable) -> int:
 
 @dataclass
 class BlockTimes:
-    """Times of one of several interleaved steps. Entries with the same index are from the same round.
+    """Times of one of several interleaved steps, in seconds per step and block.
 
-    Attributes:
-        steps_per_block: number of steps in each block.
-        seconds: seconds per step, one entry per block.
-        dispatch_seconds: seconds per step until it was dispatched.
-        error: what ended its timing early.
+    Entries with the same index are from the same round. `error` is what ended its timing early.
     """
 
     steps_per_block: int
@@ -188,9 +199,7 @@ def time_interleaved(
     otherwise those that wait for another one hang.
 
     Args:
-        trainings: the steps to time, by name.
         times: filled as timing proceeds, so that an interrupt loses nothing; one entry per training.
-        rounds: number of rounds.
         begin: called with the name of a step before each of its blocks.
     """
     # Differs between runs, and is the same in all processes of a run.
@@ -221,12 +230,7 @@ def timed(
 
 @dataclass(frozen=True)
 class Interval:
-    """A median with a 95% confidence interval.
-
-    Attributes:
-        median: of the sample.
-        low, high: ends of an interval that contains the true median with 95% confidence.
-    """
+    """The median of a sample, and an interval that contains the true median with 95% confidence."""
 
     median: float
     low: float
@@ -271,12 +275,7 @@ class Interval:
 
 
 def trace(folder: Path, block: Callable[[], float]) -> None:
-    """Record a profiler trace of a block in every process.
-
-    Args:
-        folder: where the trace is written.
-        block: runs the block.
-    """
+    """Record a profiler trace of a block in every process."""
 
     def open_trace() -> None:
         folder.mkdir(parents=True, exist_ok=True)  # fail early: the profiler needs it only at the end

@@ -1,22 +1,22 @@
-"""Runs tasks in one process each, within a time budget.
+"""Runs tasks in one process each, within a time budget: `python -m benchmarks.run.pool` is such a process.
 
 When the process ends, the memory that a compiler took is returned. If it dies, only its own task is lost.
 """
 
-import multiprocessing
-import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
 from typing import Any, Generic, TypeVar
 
 from benchmarks.cases.failures import reason_of
-from benchmarks.cli.parent import binding, ignoring_signals
+from benchmarks.cli.child import Child, parent_connection, same_code
+from benchmarks.cli.starting import resume_collection
 from benchmarks.cli.statuses import cause_of_death
 
 Task = TypeVar("Task")
+PROGRAM = "benchmarks.run.pool"
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,7 @@ class Outcome(Generic[Task]):
     """How a task ended.
 
     Attributes:
-        task: the task.
-        result: its result, or None.
         reason: why there is no result; "" if there is one.
-        seconds: time that it took.
     """
 
     task: Task
@@ -42,9 +39,7 @@ def run_in_processes(
     """Yield the outcome of each task as soon as it ends, and when time is up, of those that have not.
 
     Args:
-        tasks: arguments of `work`, one per task.
         work: a module-level function, because each process imports it.
-        at_once: number of processes at a time.
         budget_seconds: time for all tasks together.
     """
     begin = time.monotonic()
@@ -55,7 +50,7 @@ def run_in_processes(
             if left <= 0:
                 break
             while waiting and len(running) < at_once:
-                job = Job.start(work, waiting.pop(0))
+                job = Job(work, waiting.pop(0))
                 running[job.answers] = job
             for answers in wait(list(running), timeout=left):
                 yield running.pop(answers).end()
@@ -63,49 +58,40 @@ def run_in_processes(
             yield Outcome(task, None, f"not compiled within {budget_seconds:g} s", 0.0)
     finally:
         for job in running.values():
-            job.kill()
+            job.child.end()
 
 
-@dataclass(frozen=True)
 class Job(Generic[Task]):
-    """A task and the process that runs it."""
+    """A task and the process that runs it, which inherits nothing and so sets up JAX for itself."""
 
-    task: Task
-    process: BaseProcess
-    answers: Connection
-    begin: float
-
-    @classmethod
-    def start(cls, work: Callable[[Task], Any], task: Task) -> "Job[Task]":
-        """Start a fresh process, which inherits nothing and so sets up JAX for itself."""
-        context = multiprocessing.get_context("spawn")
-        answers, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_do, args=(work, task, sender), daemon=True)
-        with binding(), ignoring_signals(signal.SIGINT):  # this process handles Ctrl-C and ends the others
-            process.start()
-        sender.close()  # only the child holds it now, so `answers` ends with the child
-        return cls(task, process, answers, time.monotonic())
+    def __init__(self, work: Callable[[Task], Any], task: Task) -> None:
+        self.task, self.begin = task, time.monotonic()
+        self.child = Child([sys.executable, "-P", "-m", PROGRAM], same_code())
+        self.answers = self.child.connection
+        self.child.send((work, task))
 
     def end(self) -> Outcome[Task]:
         """The outcome: the result, or the cause of the process's death."""
         try:
             result, reason = self.answers.recv()
-        except EOFError:
-            self.process.join()
-            result, reason = None, f"its process ended by {cause_of_death(self.process.exitcode or 0)}"
-        self.kill()
+        except (EOFError, OSError):
+            result, reason = None, f"its process ended by {cause_of_death(self.child.process.wait())}"
+        self.child.end()
         return Outcome(self.task, result, reason, time.monotonic() - self.begin)
 
-    def kill(self) -> None:
-        """Kill the process, if it is still running."""
-        self.process.kill()
-        self.process.join()
-        self.answers.close()
 
-
-def _do(work: Callable[[Any], Any], task: Any, sender: Connection) -> None:
+def main() -> None:
+    """Run a task, and send its result, or why there is none."""
+    if not (connection := parent_connection()):
+        sys.exit(f"python -m {PROGRAM} runs a task of the process that starts it; use `meshmark search --compile`")
+    work, task = connection.recv()
+    resume_collection()
     try:
         answer = work(task), ""
     except Exception as error:
         answer = None, reason_of(error)
-    sender.send(answer)
+    connection.send(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,8 @@
 """Prepares a case: compiles its step, and compares its first steps with those of one device."""
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.case import Case
@@ -15,13 +14,15 @@ from benchmarks.explain.local_devices import case_seconds
 from benchmarks.explain.memory import planned_memory
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
-from benchmarks.run.compilation import Clock, bytes_accessed, compile_step
+from benchmarks.run.compilation import bytes_accessed, compile_step
 from benchmarks.run.expert_load import expert_facts
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.live import profile_memory
+from benchmarks.run.measure import Training
 from benchmarks.run.record import Record
-from benchmarks.run.references import References, Stages
+from benchmarks.run.references import References
+from benchmarks.run.states import RunSettings
 from strategies import Step
+from strategies.checking import FirstSteps
 from strategies.costs.layer import flops_per_token
 
 READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
@@ -30,110 +31,140 @@ neither the HLO nor the planned memory. GPU kernels cannot be autotuned without 
 
 
 class Preparation:
-    """Compiles steps, starts training runs, and compares their first steps with those of one device, the reference.
+    """The functions that prepare a case, in order. Each takes its record and returns it with what was learnt.
 
-    Memory is profiled here, while no other case has
-    arrays: cases that are timed interleaved hold their states at the same time.
+    All processes run them one by one and wait for each other after each, so none enters a collective alone. What a
+    function leaves for the next and no row has is kept here.
     """
 
-    def __init__(self, settings: RunSettings, clock: Clock) -> None:
-        self.settings, self.clock = settings, clock
-        self.references = References(settings.corpus_N, clock)
+    def __init__(self, case: Case, settings: RunSettings, references: References) -> None:
+        self.case, self.settings, self.references = case, settings, references
+        self.program = Program()
+        self._too_large: CompileError | None = None
+        self._training: Training | None = None
+        self._first_steps: FirstSteps | None = None
 
-    def stages(self, case: Case) -> Generator[Record]:
-        """Prepare a case in stages, and yield its record after every stage."""
-        step, settings = case.build(), self.settings
+    @property
+    def functions(self) -> list[Callable[[Record], Record]]:
+        """What a run with these settings does with a case before it is timed."""
+        compiling = [self.build, self.compile, self.require_compiled, self.read, self.require_safe]
+        fitting = [self.estimate, self.require_fit]
+        # All processes must have memory for the state: one that fails in a step leaves the others in a collective.
+        checking = [self.start, self.train, self.compare, self.compare_float32]
+        # Before other cases have arrays: cases that are timed interleaved hold their states at the same time.
+        profiling = [self.start_one_batch, self.profile] if self.settings.memory_profile else []
+        return [*compiling, *fitting, *([] if self.settings.compile_only else [*checking, *profiling])]
+
+    def build(self, record: Record) -> Record:
+        """Build the step, and predict its time if the run has a machine."""
+        step, machine = self.case.build(), self.settings.machine
+        predicted = case_seconds(self.case, machine) if machine else None
         flops = flops_per_token(step.config) * step.tokens_per_step
-        predicted = case_seconds(case, settings.machine) if settings.machine else None
-        record = Record.begin(case, compile_only=settings.compile_only)
-        record = replace(record, step=step, predicted_seconds=predicted, model_flops_per_step=flops)
-        yield record
-        read_only = READ_ONLY.get(case.devices[0].platform, {}) if settings.compile_only else {}
-        record = yield from self._compile(record, step, read_only)
-        if not settings.compile_only:
-            record = yield from self._train(record)
-            if settings.memory_profile:
-                record = yield from self._profile_memory(record, settings.memory_profile / str(case))
-        yield record
+        return replace(record, step=step, predicted_seconds=predicted, model_flops_per_step=flops)
 
-    def _compile(self, record: Record, step: Step, read_only: Mapping[str, Any]) -> Stages:
-        """Stages up to the analysis of the compiled program; `read_only` are compiler options that rows do not list."""
-        topology = record.case.topology
+    def compile(self, record: Record) -> Record:
+        """Compile the step. A compiler that gives up because a chip lacks memory says how much it needs."""
+        step, case = built(record), self.case
+        read_only = READ_ONLY.get(case.devices[0].platform, {}) if self.settings.compile_only else {}
         try:
-            with self.clock.phase("compile"):
-                compilation = compile_step(step, {**read_only, **dict(record.case.compiler_options)})
+            with self.references.clock.phase("compile"):
+                compilation = compile_step(step, {**read_only, **dict(case.compiler_options)})
         except CompileError as error:
-            if topology and (chip_estimate := estimate_from_error(error)):
-                yield replace(record, estimate=chip_estimate)
-                raise DoesNotFit(f"{chip_estimate}: {error}") from error
+            if case.topology and (needed := estimate_from_error(error)):
+                self._too_large = error
+                return replace(record, estimate=needed)
             raise
-        memory = planned_memory(step, compilation.program)
         options = tuple(option for option in compilation.options.items() if option not in read_only.items())
-        columns = {"compile_seconds": compilation.seconds, **memory}
-        record = record.adding(columns, program=compilation.program, compiler_options=options)
-        yield record
-        program = self._read_program(record)
-        compiled = {
+        columns = {
+            "compile_seconds": compilation.seconds,
             "compiled.compilations": compilation.programs,
             "compiled.bytes_accessed": bytes_accessed(compilation.program),
-            **self._program_columns(record.case, step, program),
+            **planned_memory(step, compilation.program),
         }
-        record = record.adding(compiled)
-        yield record
-        require_no_deadlock(step.mesh, program.concurrent)
-        if topology and topology.chip:
-            cost = cost_of(record.case)
-            chip_estimate = estimate(
-                topology.kind, step, program, memory.get("memory.total_bytes", 0), cost.bubble if cost else 0.0
-            )
-            record = replace(record, estimate=chip_estimate)
-            yield record
-            if not chip_estimate.fits:
-                raise DoesNotFit(str(chip_estimate))
+        return record.adding(columns, program=compilation.program, compiler_options=options)
+
+    def require_compiled(self, record: Record) -> Record:
+        """Raise the error of a compiler that has said how much memory is needed, which the record has by now."""
+        if self._too_large:
+            raise DoesNotFit(f"{record.estimate}: {self._too_large}") from self._too_large
         return record
 
-    def _train(self, record: Record) -> Stages:
-        """Stages of the first steps and of their comparison with one device."""
-        training = self.references.start(record)
-        # All processes must have memory for the state: one that fails in a step leaves the others in a collective.
-        yield record
-        with self.clock.phase("checked"):
-            first_steps = self.references.first_steps(record, training)
-            facts = expert_facts(record.step, training, record.case) if record.step else {}
-        del training  # free its memory
-        losses = {"loss_first": first_steps.losses[0], "loss_last": first_steps.losses[-1]}
-        record = record.adding(losses).adding(**facts)
-        yield record
-        return (yield from self.references.compare(record, first_steps))
-
-    def _profile_memory(self, record: Record, folder: Path) -> Stages:
-        """Stages of the memory profile. A failure is only a warning, because the row is complete without."""
-        training = self.references.start(record, batches=1)
-        yield record  # as in `_train`: all processes must have memory for the state
+    def read(self, record: Record) -> Record:
+        """Read the compiled program; a warning says what could not be read."""
+        step = built(record)
         try:
-            live = profile_memory(training, folder)
-        except OSError as error:
-            warnings.warn(f"{record.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
-            live = {}
-        record = record.adding(live)
-        yield record  # in any case, as many stages in all processes
-        return record
-
-    def _read_program(self, record: Record) -> Program:
-        """What the compiled program does; a warning says what could not be read."""
-        assert record.step
-        try:
-            program = read_program(record.program.as_text() or "", record.step.mesh.shape)
+            program = read_program(record.program.as_text() or "", step.mesh.shape)
         except HLOError as error:
             program = Program(unread=f"the text: {error}")
         if program.unread:
-            warnings.warn(f"{record.case}: its compiled program was not read: {program.unread}", stacklevel=2)
-        return program
+            warnings.warn(f"{self.case}: its compiled program was not read: {program.unread}", stacklevel=2)
+        self.program = program
+        between = program.as_row_between(crossing_axes(step.mesh))
+        explained: Any = {} if program.unread else explanation_columns(self.case, step.mesh, program)
+        return record.adding({**program.as_row(), **between, **explained})
 
-    def _program_columns(self, case: Case, step: Step, program: Program) -> dict[str, Any]:
-        """Columns of a row that describe the compiled program."""
-        return {
-            **program.as_row(),
-            **program.as_row_between(crossing_axes(step.mesh)),
-            **({} if program.unread else explanation_columns(case, step.mesh, program)),
-        }
+    def require_safe(self, record: Record) -> Record:
+        """Check that the program cannot deadlock."""
+        require_no_deadlock(built(record).mesh, self.program.concurrent)
+        return record
+
+    def estimate(self, record: Record) -> Record:
+        """Estimate memory and least time on a chip that need not be present."""
+        topology = self.case.topology
+        if not (topology and topology.chip):
+            return record
+        cost, needed = cost_of(self.case), int(record.columns.get("memory.total_bytes") or 0)
+        bubble = cost.bubble if cost else 0.0
+        return replace(record, estimate=estimate(topology.kind, built(record), self.program, needed, bubble))
+
+    def require_fit(self, record: Record) -> Record:
+        """Check that the step fits into the chip's memory."""
+        if record.estimate and not record.estimate.fits:
+            raise DoesNotFit(str(record.estimate))
+        return record
+
+    def start(self, record: Record) -> Record:
+        """Start a training run."""
+        self._training = self.references.start(record)
+        return record
+
+    def train(self, record: Record) -> Record:
+        """Train the first steps, and count the load of experts."""
+        training, self._training = self._training, None  # its memory is freed at the end
+        assert training
+        with self.references.clock.phase("checked"):
+            self._first_steps = self.references.first_steps(record, training)
+            facts = expert_facts(built(record), training, self.case)
+        losses = self._first_steps.losses
+        return record.adding({"loss_first": losses[0], "loss_last": losses[-1]}).adding(**facts)
+
+    def compare(self, record: Record) -> Record:
+        """Compare the first steps with those of one device."""
+        assert self._first_steps
+        return self.references.compare(record, self._first_steps)
+
+    def compare_float32(self, record: Record) -> Record:
+        """Compare those of a 16-bit case in float32, too."""
+        return self.references.compare_float32(record)
+
+    def start_one_batch(self, record: Record) -> Record:
+        """Start a training run whose memory is profiled."""
+        self._training = self.references.start(record, batches=1)
+        return record
+
+    def profile(self, record: Record) -> Record:
+        """Profile its memory. A failure is only a warning, because the row is complete without."""
+        training, self._training = self._training, None
+        assert training
+        assert self.settings.memory_profile
+        try:
+            return record.adding(profile_memory(training, self.settings.memory_profile / str(self.case)))
+        except OSError as error:
+            warnings.warn(f"{self.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
+            return record
+
+
+def built(record: Record) -> Step:
+    """The step of a record that has one."""
+    assert record.step
+    return record.step

@@ -54,7 +54,7 @@ class Probe:
         self.program = jax.jit(jax.shard_map(loop, mesh=mesh, **specs)).lower(self.counted(1), *self.arrays).compile()
 
     def block(self, steps: int) -> float:
-        """Run the body so many times and return the seconds; of "dispatch", the empty program so many times."""
+        """Run the body `steps` times and return the seconds; for "dispatch", run the empty program `steps` times."""
         runs, times = (steps, 0) if self.timing.kind == "dispatch" else (1, steps)
         begin = time.perf_counter()
         for _ in range(runs):

@@ -1,24 +1,23 @@
 """Measure cases without pytest: `python -m benchmarks.run [the options of pytest benchmarks] [--out ROWS.jsonl]`.
 
-`pytest benchmarks` runs this program under a supervisor (`supervise.py`), to which it tells the cases that are
-selected, every line of the journal, and how it ends. The supervisor answers with the cases that pytest has left.
+`pytest benchmarks` runs this program under a supervisor (`supervise.py`). It receives the options, sends the cases that
+they select, receives those that pytest has left (-k), and sends every line of the journal and how it ends.
 """
 
 import argparse
 import hashlib
-import json
 import os
 import platform
 import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
 
 import jax
 
@@ -36,7 +35,6 @@ from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, Corpus, read_corpus
 from benchmarks.run.engine import Engine, in_order
 from benchmarks.run.journal import Journal, MirroredJournal, report_path, require_journal
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.machine import (
     compiler_facts,
     disable_compilation_cache,
@@ -45,19 +43,15 @@ from benchmarks.run.machine import (
     use_virtual_devices,
 )
 from benchmarks.run.progress import Progress, print_summary, say_regularly
+from benchmarks.run.states import RunSettings
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 
-Tell = Callable[[Mapping[str, Any]], None]
 OF_RUNNING = "memory_profile", "trace_dir", "attribution"
 """Options that need steps that run."""
 
 
-def main(tell: Tell | None = None, arguments: Sequence[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        tell: sends a JSON value to the supervisor; None without one.
-        arguments: the options.
+def main(supervisor: Connection | None = None, arguments: Sequence[str] | None = None) -> int:
+    """Run the program, for a supervisor that listens, or without one.
 
     Returns:
         The exit status: 0 if every case is ok or infeasible, 1 if one is not; 4 if something cannot work, which is
@@ -68,37 +62,33 @@ def main(tell: Tell | None = None, arguments: Sequence[str] | None = None) -> in
     use_virtual_devices()
     with ExitStack() as stack:
         try:
-            if tell:
+            if supervisor:
                 signal.signal(STOP, stop)
-            ready = set_up(parse(arguments, supervised=tell is not None), tell, stack)
-        except KeyboardInterrupt:
+            ready = set_up(read_options(supervisor, arguments), supervisor, stack)
+        except (KeyboardInterrupt, EOFError):  # stopped, or the supervisor has ended
             return INTERRUPTED
         except (ValueError, OSError, processes.FailedElsewhere, processes.ProcessLost) as error:
             lost = isinstance(error, processes.ProcessLost)
             processes.end(in_order=not lost, why=str(error))  # an error in the options is one in all processes
-            if tell:
-                tell({"refused": str(error)})
+            if supervisor:
+                supervisor.send({"refused": str(error)})
             else:
                 print(f"ERROR: {error}", file=sys.stderr)
             return REFUSED
-        return run(*ready, supervised=tell is not None) if ready else 0
+        return run(*ready, supervisor) if ready else 0
 
 
-def parse(arguments: Sequence[str] | None, *, supervised: bool) -> argparse.Namespace:
-    """Parse the options. A supervisor passes on all options of pytest; unknown ones are ignored."""
-    parser = Command("measure cases", "benchmarks.run", *MEASURE).parser("python -m benchmarks.run")
-    parser.allow_abbrev = False  # what pytest passes on has options of others
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows to this file, as JSON lines")
-    if supervised:
-        parser.error = refuse
-    option = parser.parse_known_args(arguments)[0] if supervised else parser.parse_args(arguments)
+def read_options(supervisor: Connection | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options: pytest has parsed those that a supervisor sends."""
+    if supervisor:
+        option = argparse.Namespace(**supervisor.recv())
+    else:
+        parser = Command("measure cases", "benchmarks.run", *MEASURE).parser("python -m benchmarks.run")
+        parser.allow_abbrev = False
+        parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows to this file, as JSON lines")
+        option = parser.parse_args(arguments)
     option.compile_only |= option.topology is not None
     return option
-
-
-def refuse(message: str) -> NoReturn:
-    """Raise what is wrong with an option."""
-    raise ValueError(message)
 
 
 def stop(number: int, _: object) -> None:
@@ -108,10 +98,10 @@ def stop(number: int, _: object) -> None:
 
 
 def set_up(
-    option: argparse.Namespace, tell: Tell | None, stack: ExitStack
+    option: argparse.Namespace, supervisor: Connection | None, stack: ExitStack
 ) -> tuple[Engine, list[Case], Selection] | None:
     """Join the other processes, select the cases and open the journal; None if cases are only listed."""
-    listing, clock = tell is not None and JOURNAL not in os.environ, Clock()
+    listing, clock = supervisor is not None and JOURNAL not in os.environ, Clock()
     if not listing:
         processes.join(option)
     selection, corpus_N = processes.run_in_all(partial(read_selection, option))
@@ -119,8 +109,8 @@ def set_up(
     known = {"cases": [str(case) for case in cases], "first": processes.is_first()}
     known["machine"] = machine_facts({}, selection.topology)
     if listing:
-        assert tell
-        tell(known)
+        assert supervisor
+        supervisor.send(known)
         return None
     disable_compilation_cache()
     settings = settings_of(option, corpus_N, selection)
@@ -128,28 +118,23 @@ def set_up(
     path = Path(given or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshmark-")), "rows.jsonl"))
     journal = shared_journal(path, option, selection, settings)
     stack.callback(journal.close)
-    if tell:
-        journal.tell = tell
-        tell(known)
+    if supervisor:
+        journal.listeners.append(supervisor.send)
+        supervisor.send(known)
         for row in journal.rows.values():
-            tell({"row": asdict(row)})
-        left = json.loads(sys.stdin.readline() or "[]")  # nothing if the supervisor has ended
-        cases = [case for case in cases if str(case) in left]
+            supervisor.send({"row": asdict(row)})
+        chosen = supervisor.recv()
+        cases = [case for case in cases if str(case) in chosen]
     if not processes.is_first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Engine(settings, journal, clock), cases, selection
 
 
-def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervised: bool) -> int:
+def run(engine: Engine, cases: Sequence[Case], selection: Selection, supervisor: Connection | None) -> int:
     """Measure cases, tell how that ends, and print a summary; the exit status."""
-    journal, lines = engine.ledger.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
-    tell, engine.say, status, why = journal.tell, lines.say, 0, ""
-
-    def tell_and_print(entry: Mapping[str, Any]) -> None:
-        tell(entry)
-        lines.hear(entry)
-
-    journal.tell = tell_and_print
+    journal, lines = engine.states.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
+    journal.listeners.append(lines.hear)
+    status, why = 0, ""
     try:
         with say_regularly(lines.doing):
             engine.run(cases)
@@ -162,19 +147,20 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, *, supervis
         if not journal.error:
             raise
         status, why = UNWRITTEN, f"{error}; its rows are not lost: make room, and continue with --resume"
-    if supervised:
+    if supervisor:
         signal.signal(STOP, signal.SIG_IGN)  # it is ending
     processes.end(in_order=status == 0)
-    interrupted = [{"row": asdict(row)} for row in engine.ledger.close()]
+    interrupted = [{"row": asdict(row)} for row in engine.states.close()]
     report = report_path(journal.path) if journal.path else None
     if engine.rows:
         absent = selection.topology is not None
         print_summary([*engine.rows.values()], engine.clock, report, absent=absent)
-    tell({"machine": machine_facts(engine.matmul_rates, selection.topology)})
-    tell({"ended": status, "why": why, "interrupted": interrupted})
+    if supervisor:
+        facts = machine_facts(engine.matmul_rates, selection.topology)
+        supervisor.send({"machine": facts, "ended": status, "why": why, "interrupted": interrupted})
     forget_effects()
     statuses = {row.extra_info["status"] for row in engine.rows.values()}
-    return status if supervised or status else int(not statuses <= {"ok", "infeasible"} or statuses == {"infeasible"})
+    return status if supervisor or status else int(not statuses <= {"ok", "infeasible"} or statuses == {"infeasible"})
 
 
 def forget_effects() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks.cases.row import Row
 from benchmarks.cli.tables import minutes, screen_width
 from benchmarks.run.compilation import Clock
-from benchmarks.run.equality import CHECKED_STEPS
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import BLOCK_SECONDS
-from benchmarks.run.summary import outcome, progress, summary
+from benchmarks.run.states import RunSettings
+from benchmarks.run.summary import summary
+from strategies.checking import CHECKED_STEPS
 
 PHASES = {"compile": "compiling", "checked": "comparing its first steps with one device", "timed": "timing"}
 """Phases of the clock in words; others keep their names."""
@@ -65,11 +65,7 @@ def say_regularly(doing: Callable[[], str], every_seconds: float = SILENT_SECOND
 class Progress:
     """Prints what is running, what has ended, and the estimated remaining time.
 
-    Args:
-        settings: of the run.
-        clock: of the run.
-        rows: of the cases that have ended, which grow.
-        total: number of cases.
+    `rows` are those of the cases that have ended, which grow, and `total` is the number of cases.
     """
 
     def __init__(self, settings: RunSettings, clock: Clock, rows: Mapping[str, Row], total: int) -> None:
@@ -79,7 +75,9 @@ class Progress:
 
     def hear(self, entry: Mapping[str, Any]) -> None:
         """A line of the journal: a case begins or makes progress, or it has ended and its row is among the rows."""
-        if "began" in entry:
+        if "said" in entry:
+            self.say(entry["said"])
+        elif "began" in entry:
             self.running = entry["began"]
             self.prepared.add(self.running)
         elif "row" in entry and len(self.rows) > self.ended:  # not the same row again, with its attribution
@@ -117,14 +115,26 @@ class Progress:
         return compiling + (0 if self.settings.compile_only else max(0.0, blocks_seconds - timing))
 
 
+def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
+    """Format the progress line of a case, such as `[ 7/46] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
+    left = "" if seconds_left is None else f", about {minutes(seconds_left)} left"
+    return f"[{done:{len(str(total))}}/{total}] {text}{left}"
+
+
+def outcome(row: Row) -> str:
+    """Describe the outcome of a case in a few words."""
+    info: dict[str, Any] = row.extra_info
+    if info["status"] != "ok":
+        return f"{row.case}: {info['status']}: {info['reason']}"
+    if info["kind"] == "compiled":
+        return f"{row.case}: compiled in {info['compile_seconds']:.1f} s"
+    return f"{row.case}: {info['tokens_per_second']:,.0f} tokens/s"
+
+
 def print_summary(rows: Sequence[Row], clock: Clock, report: Path | None, *, absent: bool) -> None:
     """Print the tables of a run, its noise, the path of its report, and its time by phase.
 
-    Args:
-        rows: of the cases that have ended.
-        clock: of the run.
-        report: path of the report, if there is one.
-        absent: whether the cases were compiled for devices that are absent.
+    `absent` says whether the cases were compiled for devices that are absent.
     """
     for title, lines in summary(rows, absent=absent).items():
         print_if_read(f" {title} ".center(screen_width(), "="), *lines)

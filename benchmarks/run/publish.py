@@ -92,10 +92,6 @@ def describe_machine(info: dict[str, Any], facts: Mapping[str, Any]) -> None:
     The processor keeps its name and core count, without the long list of flags and without its clock rate, which varies
     from second to second. `fingerprint` identifies everything that decides what is compiled and how fast it can be:
     processor, devices, versions, flags and memory allocation settings, but not the measured speed.
-
-    Args:
-        info: pytest-benchmark's machine information, changed in place.
-        facts: of the measuring process (`machine.machine_facts`).
     """
     info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
     info |= facts
@@ -112,7 +108,7 @@ def disable_output(config: pytest.Config) -> None:
 
 
 class WhileRead:
-    """A stream that drops what cannot be printed, as after `| head`, so that the report is written all the same."""
+    """A stream that drops what cannot be printed, as after `| head`, so that the report is still written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -218,7 +214,7 @@ def require_comparison(option: argparse.Namespace) -> None:
         try:
             storage = load_storage(option.benchmark_storage, logger=Logger(Logger.QUIET), netrc=option.benchmark_netrc)
             found = [*storage.load(*names)] if names != [""] else []  # of which pytest-benchmark would compare none
-        except (ValueError, OSError, ImportError) as error:  # a storage may need a package of its own
+        except (ValueError, OSError, ImportError) as error:  # a storage may need another package
             found, problem = [], str(error)
     if said:
         problem = str(said[-1].message)
@@ -244,9 +240,7 @@ def note_machine(info: Mapping[str, Any], compared: dict[str, Any], say: Callabl
     never equal.
 
     Args:
-        info: of this run.
         compared: the stored run; its machine is replaced by this one.
-        say: prints a line.
     """
     there = compared.get("machine_info") or {}
     if there.get("fingerprint") != info["fingerprint"]:

@@ -37,28 +37,20 @@ class Record:
     Every stage of a case makes a new one.
 
     Attributes:
-        case: the case.
-        platform: JAX platform of the devices.
-        device_kind: JAX's name of the devices' kind.
         virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
         status: how the case ended; "interrupted" until then.
-        reason: why, in one line.
         model_flops_per_step: model FLOPs of all devices, without recomputation and, once counted, without those of
             dropped choices of experts.
         matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
             of all of them together.
         columns: further columns by name: of compilation, memory, first steps, experts, checkpoints and attribution.
-        timed: its block times.
         relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
         relative_to_twin: its time over that of its hand-written twin, if the compiler partitions its step.
         canary: time of the group's baseline over that of a duplicate of it, timed in the same rounds: 1 except for
             noise.
         compiler_options: options that XLA was given, once it is compiled.
-        compile_only: whether the case is only compiled, and not timed.
         estimate: memory and least time on a chip that need not be present.
         predicted_seconds: of a step, by a machine file.
-        step: its step, once built.
-        program: its compiled step.
     """
 
     schema_version: ClassVar[int] = SCHEMA_VERSION

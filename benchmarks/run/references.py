@@ -1,7 +1,7 @@
 """Compares the first steps of cases with those of one device, which are trained once for all cases of equal work."""
 
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,29 +9,22 @@ from typing import Any
 import jax
 
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import reason_of, status_of
+from benchmarks.cases.failures import Mismatch, reason_of, status_of
 from benchmarks.cluster import processes
 from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.corpus import Corpus, batch
-from benchmarks.run.equality import BATCHES, agreement, float32_case
 from benchmarks.run.measure import Training
 from benchmarks.run.record import Record
-from strategies import Step
-from strategies.checking import Agreement, FirstSteps
+from strategies import Step, checking
+from strategies.checking import BATCHES, Agreement, FirstSteps, in_float32, is_rounded
 
 SEED = 0
-Stages = Generator[Record, None, Record]
-"""Yields the record after every stage, and returns the last one."""
 
 
 class References:
     """The training runs on one device that cases are compared with, and what starts and compares those of cases.
 
     There is one reference for all cases with the same `Case.single`.
-
-    Args:
-        corpus_N: the text to train on.
-        clock: of the run.
     """
 
     def __init__(self, corpus_N: Corpus, clock: Clock) -> None:
@@ -52,8 +45,8 @@ class References:
         weights = partial(self._initial_states.weights, record.case, record.step, jax.random.key(SEED))
         return training.first_steps(record.step, weights)
 
-    def compare(self, record: Record, first_steps: FirstSteps) -> Stages:
-        """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""
+    def compare(self, record: Record, first_steps: FirstSteps) -> Record:
+        """Compare the first steps with one device's; the record says that they are equal, or why that is not known."""
         case, step = record.case, record.step
         assert step
         if step.inexact:
@@ -63,13 +56,15 @@ class References:
         reference = self.reference(case.single)
         if isinstance(reference, str):
             return replace(record, reason=reference)
-        yield record.adding({"matches_single": False})
         agrees = self.require_equal(step, first_steps, case)
-        record = record.adding({"matches_single": True, **columns_of(agrees)})
-        if case != case.single and (in_float32 := float32_case(case)):
-            yield record.adding({"matches_single": False})
-            record = record.adding({"check.float32": self._compare_float32(in_float32)})
-        return record
+        return record.adding({"matches_single": True, **columns_of(agrees)})
+
+    def compare_float32(self, record: Record) -> Record:
+        """Compare the float32 step of a 16-bit case that equals one device, whose rounding may hide an error."""
+        case = float32_case(record.case)
+        if case is None or record.case == record.case.single or not record.columns.get("matches_single"):
+            return record
+        return record.adding({"check.float32": self._compare_float32(case)})
 
     def compared(self, case: Case) -> Record:
         """Compile a case and compare its first steps with one device's, without reading its program.
@@ -78,12 +73,7 @@ class References:
             The record. `matches_single` is True, or `reason` says why the steps were not compared.
         """
         record = self._compiled(case)
-        stages = self.compare(record, self.first_steps(record, self.start(record)))
-        while True:
-            try:
-                next(stages)
-            except StopIteration as end:
-                return end.value
+        return self.compare_float32(self.compare(record, self.first_steps(record, self.start(record))))
 
     def _compare_float32(self, case: Case) -> str:
         """Compare the float32 step of a 16-bit case with one device's; "equal", or why it was not compared."""
@@ -103,7 +93,10 @@ class References:
 
     def require_equal(self, step: Step, first_steps: FirstSteps, case: Case) -> Agreement:
         """Check that first steps equal those of the reference."""
-        return agreement(step, first_steps, self._first_steps[case.single])
+        try:
+            return checking.compare(step, first_steps, self._first_steps[case.single])
+        except checking.Mismatch as error:
+            raise Mismatch(str(error)) from error
 
     def abandon_reference(self, single: Case, why: str) -> str:
         """Give up a reference for this reason, and return the reason for the rows of cases that needed it."""
@@ -142,12 +135,7 @@ def begin_training(
 ) -> Training:
     """Start a training run of a compiled step on the corpus. State and batches are the same for every strategy.
 
-    Args:
-        step: the step.
-        program: the compiled step.
-        init: initialises the state from a random key.
-        corpus_N: the text.
-        batches: number of batches, which repeat.
+    `init` initialises the state from a random key; the batches repeat.
     """
     placed = [step.place(batch(corpus_N, index, step.train.batch_size, step.config)) for index in range(batches)]
     return Training(program, init(jax.random.key(SEED)), placed, first_process_only=step.mesh.size == 1)
@@ -160,3 +148,12 @@ def columns_of(agrees: Agreement) -> dict[str, int]:
         "check.below_rounding": agrees.below_rounding,
         "check.flips": agrees.flips,
     }
+
+
+def float32_case(case: Case) -> Case | None:
+    """The same case in float32, in which rounding hides less; None if it is in float32 already."""
+    if not is_rounded(case.training()):
+        return None
+    train = in_float32(case.training())
+    options = tuple((name, getattr(train, name)) for name, _ in case.options)
+    return replace(case, dtype="float32", options=options)

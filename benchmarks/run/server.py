@@ -1,4 +1,4 @@
-"""The timing server: trains cases in a process of its own, and times blocks of their steps on request.
+"""The timing server, a separate process: trains cases, and times blocks of their steps on request.
 
 `python -m benchmarks.run.server [the options that select cases]`, started by `benchmarks/cli/server.py`, which
 describes the messages. A paired comparison has one in each checkout and names cases by their ids. A run on virtual
@@ -16,7 +16,6 @@ devices has one with a single device, and sends the cases themselves (`single_de
     matmul   dtype                     FLOPs per second of a matmul
 """
 
-import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -32,16 +31,16 @@ import strategies
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of, status_of
 from benchmarks.cases.selection import selected
+from benchmarks.cli.child import parent_connection
 from benchmarks.cli.options import STEPS
 from benchmarks.cli.parser import Command
-from benchmarks.cli.server import CONNECTION, PROTOCOL, SERVER
+from benchmarks.cli.server import PROTOCOL, SERVER
 from benchmarks.cli.starting import resume_collection
 from benchmarks.run.attribution import attribute
-from benchmarks.run.compilation import Clock, InitialStates, compile_step
+from benchmarks.run.compilation import Clock, InitialStates, compile_step, no_compilation
 from benchmarks.run.corpus import Corpus, map_file, read_corpus
 from benchmarks.run.machine import PACKAGES, disable_compilation_cache, matmul_flops_per_second, use_virtual_devices
 from benchmarks.run.measure import Training, steps_per_block, trace
-from benchmarks.run.recompilation import no_compilation
 from benchmarks.run.record import Record
 from benchmarks.run.references import SEED, References, begin_training
 from strategies import Step
@@ -53,10 +52,8 @@ class TimingServer:
     """Answers requests: each public method is one.
 
     Attributes:
-        cases: by their ids.
         corpus_N: the text to train on, where a request brings none.
         begin: tells the client that another part of a long request begins.
-        trainings: training runs by number.
     """
 
     def __init__(self, cases: Iterable[Case], corpus_N: Corpus, begin: Callable[[], None]) -> None:
@@ -89,7 +86,6 @@ class TimingServer:
         """Train the first steps of a case.
 
         Args:
-            case: the case, or the id of one that was selected by options.
             corpus: the text, or the path of its file; None for that of the options.
             alone: drop all other training runs first, to free their memory.
         """
@@ -169,9 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     disable_compilation_cache()
-    descriptor = int(os.environ[CONNECTION])
-    os.set_inheritable(descriptor, False)
-    connection = Connection(descriptor)
+    if not (connection := parent_connection()):
+        parser.error("a client starts it")
     serve(TimingServer(chosen.cases(), corpus_N, lambda: connection.send((0, None, None))), connection)
 
 

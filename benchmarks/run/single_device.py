@@ -1,7 +1,7 @@
-"""A timing server with a single virtual device, in which `single` is timed as on a machine of its own.
+"""A timing server with a single virtual device, in which `single` is timed as if it had the machine for itself.
 
 The virtual devices of a process share one thread pool, and XLA partitions the work of each device for all of its
-threads. Beside eight virtual devices, `single` takes a fifth longer than where it is the only device. So it is timed,
+threads. With eight virtual devices in its process, `single` takes a fifth longer than alone. So it is timed,
 traced and attributed in another process with one device, interleaved with the steps of this process.
 
 This process compiles `single` as well, like every other case, for the facts of its program and to train the reference
@@ -80,9 +80,7 @@ class RemoteTraining:
 
     Attributes:
         number: its number there.
-        first_steps: of the run there.
         deaths: how many servers had died before it began.
-        dispatch_seconds: as in `Training`.
     """
 
     number: int

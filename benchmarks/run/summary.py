@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.cases.row import Row
-from benchmarks.cli.tables import aligned, minutes, wrapped
+from benchmarks.cli.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 
 Info = dict[str, Any]
@@ -23,28 +23,10 @@ MEMORY_ERROR = 0.15
 LEFT_ALIGNED = "strategy", "mesh", "loss check", "status"
 
 
-def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
-    """Format the progress line of a case, such as `[ 7/46] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
-    left = "" if seconds_left is None else f", about {minutes(seconds_left)} left"
-    return f"[{done:{len(str(total))}}/{total}] {text}{left}"
-
-
-def outcome(row: Row) -> str:
-    """Describe the outcome of a case in a few words."""
-    info: dict[str, Any] = row.extra_info
-    if info["status"] != "ok":
-        return f"{row.case}: {info['status']}: {info['reason']}"
-    if info["kind"] == "compiled":
-        return f"{row.case}: compiled in {info['compile_seconds']:.1f} s"
-    return f"{row.case}: {info['tokens_per_second']:,.0f} tokens/s"
-
-
 def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = False) -> dict[str, list[str]]:
     """Return the lines of the summary of a run by title: the table of steps, and where their time goes.
 
     Args:
-        rows: the rows of the run.
-        width: width of the screen in characters; by default that of the terminal.
         absent: whether the cases were compiled for devices that are absent.
     """
     canaries = noise(rows)
@@ -111,7 +93,7 @@ def share(part: str) -> Callable[[Info], str]:
     return lambda info: f"{100 * info[f'attribution.{part}_seconds'] / info['step_seconds_median']:.1f}"
 
 
-def spread(info: Info) -> str:
+def layout_text(info: Info) -> str:
     """Return the mesh of a case, what its id says of microbatches and the model, and its strategy options."""
     work = re.findall(r"-((?:microbatches|experts|attention_[a-z]+|routing)=[^-]+)", info["case"])
     return " ".join(filter(None, (str(info["mesh"]), *work, str(info["options"]))))
@@ -208,7 +190,7 @@ def noise(rows: Iterable[Row]) -> list[str]:
 
 CASE: Columns = (
     ("strategy", lambda info: info["strategy"]),
-    ("mesh", spread),
+    ("mesh", layout_text),
     ("batch", lambda info: str(info["global_batch_sequences"])),
 )
 MEMORY_AND_TRAFFIC: Columns = (

@@ -1,32 +1,26 @@
 """Supervisor: runs the measuring process, and restarts it without the case that killed it.
 
 Aborts of a backend, the system's out-of-memory killer and hanging collectives all end the process that they happen in.
-The measuring process (`program.py`) sends every line of its journal through a pipe as well. If the journal does not
+The measuring process (`program.py`) sends every line of its journal to this process as well. If the journal does not
 grow for too long, the process hangs, and is killed.
 """
 
-import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.row import Row
-from benchmarks.cli.parent import bound, ignoring_signals
+from benchmarks.cli.child import Child, same_code
 from benchmarks.cli.statuses import INTERRUPTED, MAX_DEATHS, REFUSED, TIMED_OUT, UNWRITTEN, cause_of_death
 
 PROGRAM = "benchmarks.run"
 """The module that measures."""
-EVENTS = "MESHMARK_EVENTS"
-"""Environment variable with the file descriptor to which the measuring process writes."""
 JOURNAL = "MESHMARK_JOURNAL"
 """Environment variable with the journal's path; without it, cases are only listed."""
 RESUMED = "MESHMARK_RESUMED"
@@ -36,7 +30,7 @@ STOP = signal.SIGUSR1
 PATIENCE_SECONDS = 2.0
 """Time for the measuring process to react to a stop. After that, a message says what it is doing, or it is killed."""
 TICK_SECONDS = 0.25
-"""Longest wait for a line before other checks."""
+"""Longest wait for a message before other checks."""
 
 
 class Ended(Exception):
@@ -48,44 +42,36 @@ class Ended(Exception):
 
 
 class Supervisor:
-    """A run in a process of its own.
+    """A run, which another process measures.
 
     Attributes:
         cases: ids of the cases that the options select, in the order in which they are measured.
         first: whether this is the first of several processes, which prints and writes.
-        machine: facts of the machine, for the report.
-        rows: of the cases that have ended, by id.
         interrupted: rows of the cases that had begun when the run was stopped.
-        tracebacks: of cases that failed, by id.
     """
 
     def __init__(
-        self, arguments: Sequence[str], journal: Path | None, *, alone: bool, timeout_seconds: float, listing: bool
+        self, options: Mapping[str, Any], journal: Path | None, *, alone: bool, timeout_seconds: float, listing: bool
     ) -> None:
         """Supervise a run.
 
         Args:
-            arguments: options of the benchmarks. Others among them are ignored.
-            journal: path of the journal; None for a temporary file.
             alone: whether this is a single-process run. In a multi-process run, one death ends all.
             timeout_seconds: time without a line of the journal after which the process is killed.
-            listing: only list the cases.
         """
         self.cases, self.first, self.machine = list[str](), True, dict[str, Any]()
         self.rows, self.interrupted, self.tracebacks = dict[str, Row](), list[Row](), dict[str, str]()
-        self.journal = journal
+        self.journal, self._options = journal, options
         self._alone, self._timeout_seconds = alone, timeout_seconds
         self._folder = tempfile.TemporaryDirectory(prefix="meshmark-")
-        self._command = [sys.executable, "-P", "-m", PROGRAM, *arguments]
+        self._command = [sys.executable, "-P", "-m", PROGRAM]
         path = journal or Path(self._folder.name, "journal.jsonl")
-        # It imports the code that this process imports, whatever lies in the current folder.
-        code = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        self._environment = {**os.environ, **code} | ({} if listing else {JOURNAL: str(path)})
+        self._environment = same_code() | ({} if listing else {JOURNAL: str(path)})
         # Those of the terminal: pytest replaces them while tests run.
         self._output, self._errors = os.dup(1), os.dup(2)
         self._stops, self._announced, self._deaths = list[float](), False, Counter[str]()
         self._selected: list[str] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._end: Ended | None = None
 
     def begin(self) -> None:
@@ -97,8 +83,9 @@ class Supervisor:
 
     def select(self, cases: Sequence[str]) -> None:
         """Let it measure these cases."""
+        assert self._child
         self._selected = list(cases)
-        self._send_selected()
+        self._child.send(self._selected)
 
     def row(self, case: str) -> Row:
         """Wait for a case to end."""
@@ -125,9 +112,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Kill the process if it still runs, and delete the temporary journal."""
-        if self._process and self._process.poll() is None:
-            self._kill()
-        self._close_input()
+        if self._child:
+            self._child.end()
         for descriptor in (self._output, self._errors):
             os.close(descriptor)
         self._folder.cleanup()
@@ -136,67 +122,56 @@ class Supervisor:
         return self._selected is not None and {*self._selected} <= self.rows.keys()
 
     def _restart(self) -> None:
-        """Start the process."""
-        self._read, write = os.pipe()
-        self._rest, self._silent_seconds = b"", 0.0
+        """Start the process. One that replaces another is told at once which cases to measure."""
+        self._silent_seconds, self._refusal = 0.0, ""
         self._running: str | None = None
         self._began, self._stopped = "", False
         self._last: dict[str, Any] | None = None
-        self._refusal = ""
-        # While a process loads its libraries, Ctrl-C prints a traceback from every thread. So it ignores SIGINT.
-        with ignoring_signals(signal.SIGINT), os.fdopen(write, "wb"):
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment | bound() | {EVENTS: str(write)},
-                stdin=subprocess.PIPE,
-                stdout=self._output,
-                stderr=self._errors,
-                pass_fds=[write],
-            )
-
-    def _send_selected(self) -> None:
-        """Tell the process which cases to measure."""
-        assert self._process
-        assert self._process.stdin
-        with suppress(BrokenPipeError):  # it has died, which `_until` finds out
-            self._process.stdin.write(json.dumps(self._selected).encode() + b"\n")
-            self._process.stdin.flush()
+        # In this one's group: what suspends one of them, as Ctrl-Z, suspends both.
+        output, errors = self._output, self._errors
+        self._child = Child(self._command, self._environment, output=output, errors=errors, own_group=False)
+        self._child.send(self._options)
+        if self._selected is not None:
+            self._child.send(self._selected)
 
     def _stop(self, number: int, _: object) -> None:
         """Stop the process in order, and at the second stop at once."""
         self._stops.append(time.monotonic())
-        if self._process and self._process.poll() is None:
-            self._process.send_signal(STOP)
+        if self._child and self._child.runs:
+            self._child.process.send_signal(STOP)
 
     def _until(self, done: Callable[[], bool]) -> None:
         """Listen until something is done."""
         while not done():
             if self._end:
                 raise self._end
-            if not self._listen():
-                assert self._process
-                self._ended(TIMED_OUT if self._silent_seconds > self._timeout_seconds else self._process.wait())
-            self._press()
+            assert self._child
+            if not self._listen(self._child):
+                hung = self._silent_seconds > self._timeout_seconds
+                self._ended(TIMED_OUT if hung else self._child.process.wait())
+            self._escalate_stop()
             if self._silent_seconds > self._timeout_seconds:
-                self._kill()
+                self._child.kill()
 
-    def _listen(self) -> bool:
-        """Wait at most `TICK_SECONDS` for lines; whether there may be more."""
+    def _listen(self, child: Child) -> bool:
+        """Wait at most `TICK_SECONDS` for a message; whether there may be more."""
         start = time.monotonic()
-        if select.select([self._read], [], [], TICK_SECONDS)[0]:
-            text = os.read(self._read, 2**20)
-            self._silent_seconds *= not text
-            *lines, self._rest = (self._rest + text).split(b"\n")
-            for line in lines:
-                self._hear(json.loads(line))
-            return bool(text)
+        try:
+            if child.connection.poll(TICK_SECONDS):
+                self._hear(child.connection.recv())
+                self._silent_seconds = 0.0
+                return True
+        except (EOFError, OSError):
+            return False
         if self._running or self._last:
             # Time in which this process was suspended (Ctrl-Z) does not count: the other one may have been, too.
             self._silent_seconds += min(time.monotonic() - start, 2 * TICK_SECONDS)
         return True
 
     def _hear(self, entry: dict[str, Any]) -> None:
-        """Process a line."""
+        """Process a message."""
+        if "said" in entry:  # for the terminal
+            return
         self._running = entry.get("began")
         self._began = entry.get("began", self._began)
         self._stopped |= "stopped" in entry
@@ -212,15 +187,14 @@ class Supervisor:
             self.interrupted = [Row(**line["row"]) for line in entry["interrupted"]]
         elif "cases" in entry:
             self.cases, self.first = entry["cases"], entry["first"]
-            if self._selected is not None:
-                self._send_selected()
         self.machine = entry.get("machine", self.machine)
 
-    def _press(self) -> None:
+    def _escalate_stop(self) -> None:
         """Kill a process that was stopped twice and does not exit; after one stop, say what it is doing."""
         waited = time.monotonic() - self._stops[min(len(self._stops), 2) - 1] if self._stops else 0.0
         if len(self._stops) > 2 or (len(self._stops) == 2 and waited > PATIENCE_SECONDS):
-            self._kill()
+            assert self._child
+            self._child.kill()
         elif self._stops and waited > PATIENCE_SECONDS and not self._announced and not self._last:
             self._announced = True
             doing = f"{self._running or 'it'} cannot be interrupted right now"
@@ -229,8 +203,8 @@ class Supervisor:
 
     def _ended(self, status: int) -> None:
         """Judge how the process has ended: the run has ended, or a process that died is replaced."""
-        os.close(self._read)
-        self._close_input()
+        assert self._child
+        self._child.connection.close()
         shell_status = 128 - status if status < 0 else status
         if self._last:  # in order
             if status == TIMED_OUT:
@@ -267,16 +241,6 @@ class Supervisor:
         elif self.journal:
             self._say(f"stopped; {self.journal} has the finished cases: continue with --resume")
         return "stopped"
-
-    def _close_input(self) -> None:
-        if self._process and self._process.stdin:
-            with suppress(OSError):  # it has died before it read all
-                self._process.stdin.close()
-
-    def _kill(self) -> None:
-        assert self._process
-        self._process.kill()
-        self._process.wait()
 
     def _say(self, text: str) -> None:
         """Write a line to stderr, also while pytest captures it."""

@@ -13,11 +13,11 @@ from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes, states_budget_bytes
 from benchmarks.run.attribution import attribute
-from benchmarks.run.ledger import Ledger
 from benchmarks.run.measure import BlockTimes, Interval, Training, steps_per_block, time_interleaved, trace
-from benchmarks.run.prepare import Preparation
 from benchmarks.run.record import Record
+from benchmarks.run.references import References
 from benchmarks.run.single_device import RemoteTraining, has_single_device_server, train
+from benchmarks.run.states import CaseStates
 
 CANARY = "canary"
 """Name of the duplicate of the baseline."""
@@ -29,22 +29,16 @@ class TimingGroup:
     """Cases that are timed interleaved, with `single` and the canary, a duplicate of the baseline that shows the noise.
 
     Attributes:
-        ledger: the state of the cases, and the settings of the run.
-        preparation: starts training runs, and has the clock of the run.
-        records: the prepared cases.
         reference: `single` on the same work, or why there is none.
         matmul_rate: FLOPs per second of a matmul on its own, if known.
-        say: prints a line about progress.
-        trainings: running training runs by case id.
-        times: their block times.
+        trainings, times: training runs and their block times, by case id.
     """
 
-    ledger: Ledger
-    preparation: Preparation
+    states: CaseStates
+    references: References
     records: Sequence[Record]
     reference: Record | str
     matmul_rate: float | None
-    say: Callable[[str], None]
     trainings: dict[str, Training | RemoteTraining] = field(default_factory=dict)
     times: dict[str, BlockTimes] = field(default_factory=dict)
 
@@ -58,11 +52,11 @@ class TimingGroup:
         if processes.broadcast_first(self._has_room_for_canary):
             self._join(CANARY, self.baseline)
         else:
-            self.say("no memory is left for a second state of a step, which would show the noise")
-        self.say(f"timing {len(self.records)} comparable steps, interleaved")
+            self.states.journal.say("no memory is left for a second state of a step, which would show the noise")
+        self.states.journal.say(f"timing {len(self.records)} comparable steps, interleaved")
         try:
-            with self.preparation.clock.phase("timed"):
-                self._time(lambda name: self.ledger.begin(participants[name].case))
+            with self.references.clock.phase("timed"):
+                self._time(lambda name: self.states.begin(participants[name].case))
         except BaseException:
             # Finish the cases with enough blocks even after Ctrl-C, unless other processes would have to agree.
             if processes.count() == 1:
@@ -70,7 +64,7 @@ class TimingGroup:
             raise
         self._compare()
         for record in self.records:
-            timed = self.ledger.records[str(record.case)]
+            timed = self.states.records[str(record.case)]
             if timed.status == "ok":
                 self._trace_and_attribute(timed, self.trainings[str(record.case)])
         for name, training in self.trainings.items():
@@ -84,8 +78,8 @@ class TimingGroup:
         narrow, many would be narrow by chance, and 92% to 94% of them would hold the true ratio instead of 95%. Blocks
         with the same index are of the same round.
         """
-        end = time.monotonic() + self.ledger.settings.extra_seconds
-        time_interleaved(self.trainings, self.times, self.ledger.settings.rounds, begin)
+        end = time.monotonic() + self.states.settings.extra_seconds
+        time_interleaved(self.trainings, self.times, self.states.settings.rounds, begin)
         further = processes.broadcast_first(self._further_rounds)
         for done in range(max(further.values(), default=0)):
             if processes.broadcast_first(lambda: time.monotonic() >= end):
@@ -95,7 +89,7 @@ class TimingGroup:
 
     def _further_rounds(self) -> dict[str, int]:
         """Rounds that each step lacks until its ratio to the baseline has a narrow interval; the baseline: the most."""
-        baseline, rounds = str(self.baseline.case), self.ledger.settings.rounds
+        baseline, rounds = str(self.baseline.case), self.states.settings.rounds
         ratios = {name: paired(self.times, name, baseline) for name in self.trainings if not self.times[name].error}
         further = {name: ratio.further_rounds(rounds) for name, ratio in ratios.items() if ratio}
         return further | {baseline: max(further.values())} if baseline in further else {}
@@ -107,7 +101,7 @@ class TimingGroup:
 
     def _join(self, name: str, record: Record) -> None:
         """Start a training run, and time it with the others under a name. A canary that fails is left out."""
-        self.ledger.begin(record.case)
+        self.states.begin(record.case)
         try:
             training = processes.run_in_all(partial(self._start, record))
             self.times[name], self.trainings[name] = BlockTimes(steps_per_block(training)), training
@@ -116,7 +110,7 @@ class TimingGroup:
                 self._drop(record, error)
 
     def _has_room_for_canary(self) -> bool:
-        """Whether its state, and the temporaries of the step that needs the most, fit beside the states of others."""
+        """Whether memory holds its state, the states of others, and the temporaries of the step that needs the most."""
         half = states_budget_bytes()
         temporaries = max(record.held_bytes("temp") for record in (self.baseline, *self.records))
         return half is None or self.baseline.held_bytes("argument") + temporaries <= 2 * half
@@ -124,20 +118,20 @@ class TimingGroup:
     def _start(self, record: Record) -> Training | RemoteTraining:
         """Start a training run; that of `single` in the single-device process, if there is one."""
         if record.case != record.case.single or not has_single_device_server():
-            return self.preparation.references.start(record)
-        training = train(record.case, self.ledger.settings.corpus_N)
+            return self.references.start(record)
+        training = train(record.case, self.states.settings.corpus_N)
         assert record.step
-        self.preparation.references.require_equal(record.step, training.first_steps, record.case)
+        self.references.require_equal(record.step, training.first_steps, record.case)
         return training
 
     def _drop(self, record: Record, error: Exception) -> None:
         """End a case that cannot be started. If it is `single`, and has no row, the rows of the others say why."""
         if any(record.case == other.case for other in self.records):
-            self.ledger.fail(record.case, error)
+            self.states.fail(record.case, error)
             return
         why = f"not compared with single, which could not be timed: {reason_of(error)}"
         for other in self.records:
-            self.ledger.add(other.case, reason=other.reason or why)
+            self.states.add(other.case, reason=other.reason or why)
 
     def _compare(self) -> None:
         """Compare the timed cases with the baseline, and end them."""
@@ -152,12 +146,12 @@ class TimingGroup:
             by_hand = paired(self.times, name, by_step.get(twin.step_key, "")) if twin else None
             ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
             if name in self.trainings:
-                self.ledger.add(record.case, **ratios, **facts)
+                self.states.add(record.case, **ratios, **facts)
                 self._finish(record, self.trainings[name], self.times[name])
 
     def _finish(self, record: Record, training: Training | RemoteTraining, times: BlockTimes) -> None:
         """End a case with its times, or with its error. A case with too few blocks stays unfinished."""
-        with self.ledger.record_failures([record.case]):
+        with self.states.record_failures([record.case]):
             if times.error:
                 raise times.error
             processes.run_in_all(partial(training.require_finite, "after the timed blocks"))
@@ -166,7 +160,7 @@ class TimingGroup:
                     "memory.device_peak_bytes": device_peak_bytes(),
                     "memory.host_peak_rss_bytes": host_peak_rss_bytes(),
                 }
-                self.ledger.end(record.case, status="ok", timed=times, columns=peaks)
+                self.states.end(record.case, status="ok", timed=times, columns=peaks)
 
     def _trace_and_attribute(self, record: Record, training: Training | RemoteTraining) -> None:
         """Trace a timed step and attribute its time, if requested.
@@ -174,17 +168,17 @@ class TimingGroup:
         A failure is only a warning, because the row is complete without.
         """
         case = str(record.case)
-        if self.ledger.settings.trace:
+        if self.states.settings.trace:
             try:
-                self._trace(record, training, self.ledger.settings.trace / case)
+                self._trace(record, training, self.states.settings.trace / case)
             except Exception as error:
                 warnings.warn(f"{case}: no trace was written: {reason_of(error)}", stacklevel=2)
-        if self.ledger.settings.attribution:
-            self.say(f"{case}: timing variants of the step")
+        if self.states.settings.attribution:
+            self.states.journal.say(f"{case}: timing variants of the step")
             try:
-                with self.preparation.clock.phase("attribution"):
+                with self.references.clock.phase("attribution"):
                     parts = self._attribute(record, training)
-                self.ledger.end(record.case, columns=parts or {})
+                self.states.end(record.case, columns=parts or {})
             except Exception as error:
                 warnings.warn(f"{case}: its time could not be attributed: {reason_of(error)}", stacklevel=2)
 
@@ -202,8 +196,8 @@ class TimingGroup:
 
         In a multi-process run with a single-device process, only the first process gets the result for `single`.
         """
-        seconds, rounds = record.step_seconds_median, self.ledger.settings.rounds
-        begin = partial(self.ledger.begin, record.case)
+        seconds, rounds = record.step_seconds_median, self.states.settings.rounds
+        begin = partial(self.states.begin, record.case)
         assert record.step
         assert seconds
         if is_remote(training):

@@ -18,9 +18,9 @@ from benchmarks.cli.tables import paragraph
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.overlap import OVERLAP_KINDS
 from benchmarks.program.collectives import KINDS, SEVERAL
-from benchmarks.run.progress import say_regularly
+from benchmarks.run.progress import progress, say_regularly
 from benchmarks.run.record import Record
-from benchmarks.run.summary import MIB, progress
+from benchmarks.run.summary import MIB
 from benchmarks.search.compiled import compiled_record
 from benchmarks.simulate.queues import trace
 from strategies.mesh import all_axes

@@ -18,11 +18,10 @@ from benchmarks.program.compiled import HLOError, read_program
 from benchmarks.run.corpus import EMPTY_CORPUS
 from benchmarks.run.engine import Engine
 from benchmarks.run.journal import MirroredJournal
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.pool import Outcome, run_in_processes
-from benchmarks.run.progress import say_regularly
+from benchmarks.run.progress import progress, say_regularly
 from benchmarks.run.record import Record
-from benchmarks.run.summary import progress
+from benchmarks.run.states import RunSettings
 from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first
 from benchmarks.search.rows import LAYOUT, RANK, gibibytes, milliseconds, table
 from benchmarks.simulate.machine import Machine
@@ -50,7 +49,7 @@ def compiled_record(case: Case) -> Record:
     """The record of a case that `benchmarks.run` compiles and does not run, with its program if it has one."""
     engine = Engine(RunSettings(EMPTY_CORPUS, compile_only=True), MirroredJournal())
     engine.run([case])
-    return engine.ledger.records[str(case)].adding({"memory.host_peak_rss_bytes": host_peak_rss_bytes()})
+    return engine.states.records[str(case)].adding({"memory.host_peak_rss_bytes": host_peak_rss_bytes()})
 
 
 def compile_best(ranking: Ranking, count: int, workers: int | None, budget_seconds: float) -> list[Tried]:

@@ -15,14 +15,14 @@ from benchmarks.cli.tables import wrapped
 from benchmarks.explain.local_devices import MEASURED_ONLY
 from benchmarks.run.corpus import BYTE_VALUES
 from benchmarks.run.engine import Engine, in_order
-from benchmarks.run.equality import BATCHES
 from benchmarks.run.journal import MirroredJournal
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import Interval
 from benchmarks.run.progress import Progress, say_regularly
+from benchmarks.run.states import RunSettings
 from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first, first_of_each
 from benchmarks.search.rows import LAYOUT, RANK, milliseconds, table, words
+from strategies.checking import BATCHES
 
 ROUNDS = 10
 PREDICTED = milliseconds("predicted_seconds", "predicted ms", ",.1f")
@@ -52,7 +52,7 @@ def measure_best(ranking: Ranking, count: int) -> list[Tried]:
     corpus_N = np.random.default_rng(0).integers(0, BYTE_VALUES, tokens).astype(np.uint8)
     engine = Engine(RunSettings(corpus_N, ROUNDS), MirroredJournal())
     lines = Progress(engine.settings, engine.clock, engine.rows, len(candidates))
-    engine.say, engine.ledger.journal.tell = lines.say, lines.hear
+    engine.states.journal.listeners.append(lines.hear)
     with redirect_stdout(stderr), say_regularly(lines.doing):  # stdout has the report alone
         engine.run(in_order(list(candidates)))
     return fastest_first(measured(candidate, engine.rows[str(case)]) for case, candidate in candidates.items())

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from jax.sharding import Mesh
 
 from benchmarks.devices.chips import CHIPS
-from benchmarks.program import schedule
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
-from benchmarks.program.work import Work
+from benchmarks.program.work import Event as Scheduled
+from benchmarks.program.work import Part, Work
 from benchmarks.simulate.links import collective_seconds, mesh_group
 from benchmarks.simulate.machine import RANGES, Constants, Machine
 from benchmarks.simulate.peaks import float32_share
@@ -133,7 +133,7 @@ class Priced:
             queues = tuple(f"{link} {sign}" for link in queues for sign in signs)
         return collective_seconds(self.machine, collective.kind, where, times * sent_bytes, times), queues
 
-    def items(self, events: Sequence[schedule.Event], share: float = 1.0, trips: int = 0) -> Iterator[Item]:
+    def items(self, events: Sequence[Scheduled], share: float = 1.0, trips: int = 0) -> Iterator[Item]:
         """Yield the events of a computation.
 
         Args:
@@ -149,7 +149,7 @@ class Priced:
                 yield from self._own(event.name, event.work, share)
                 yield from self._sent(event, share)
 
-    def _part(self, part: schedule.Part, share: float, trips: int) -> Iterator[Loop]:
+    def _part(self, part: Part, share: float, trips: int) -> Iterator[Loop]:
         inside = part.times if part.taken is None else 0
         whole, fraction = divmod(part.mean_times(trips), 1)
         if whole:
@@ -165,7 +165,7 @@ class Priced:
         elif work.flops or not work.collectives:
             yield Event(MEMORY, memory_seconds, name=name)
 
-    def _sent(self, event: schedule.Event, share: float) -> Iterator[Item]:
+    def _sent(self, event: Scheduled, share: float) -> Iterator[Item]:
         """The collectives of an instruction, which the device waits for together: at once, or by any of their names.
 
         An instruction that also computes accesses memory while it computes, and others while they send.

@@ -17,7 +17,7 @@ from benchmarks.cli.outputs import cause
 from benchmarks.cli.statuses import BROKEN_INPUT, BROKEN_PIPE, INTERRUPTED
 from benchmarks.cli.tables import minutes
 from benchmarks.cluster import processes
-from benchmarks.run.equality import require_finite
+from benchmarks.run.measure import require_finite
 from benchmarks.training.log import Log
 from benchmarks.training.plan import CHECKPOINTS, Plan
 from benchmarks.training.text import drawn, spread_evenly

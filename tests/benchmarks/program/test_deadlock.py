@@ -1,6 +1,7 @@
 """Collectives that could deadlock on virtual devices, because they are in no order, are found, and no step has any."""
 
 import dataclasses
+import functools
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,10 @@ from benchmarks.program.compiled import read_program
 from benchmarks.program.deadlock import POOL, pool_threads, require_no_deadlock
 from benchmarks.run.attribution import require_safe
 from benchmarks.run.compilation import Clock
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.prepare import Preparation
+from benchmarks.run.record import Record
+from benchmarks.run.references import References
+from benchmarks.run.states import RunSettings
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig, fsdp
 from strategies.backends.backend import CPU, GPU
 from strategies.core.plan import Plan
@@ -103,8 +106,11 @@ def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
     case = Case("data", MeshSpec.parse("data=8"), "small", SMALL, 8, 1, "float32", "dots")
     read = lambda text, axes: dataclasses.replace(read_program(text, axes), concurrent=(("while.1", "psum.2"),))  # noqa: E731
     monkeypatch.setattr("benchmarks.run.prepare.read_program", read)
+    corpus_N = np.zeros(2000, np.uint8)
+    preparation = Preparation(case, RunSettings(corpus_N), References(corpus_N, Clock()))
+    before_it_runs = preparation.functions[: preparation.functions.index(preparation.start)]
     with pytest.raises(MayDeadlock, match=r"%psum.2 may communicate at the same time as %while.1"):
-        list(Preparation(RunSettings(np.zeros(2000, np.uint8)), Clock()).stages(case))
+        functools.reduce(lambda record, function: function(record), before_it_runs, Record.begin(case))
 
 
 def test_gradients_of_the_last_norm_are_scattered_before_a_loop_over_long_sequences():

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.program.compiled import Program, read_program
-from benchmarks.program.known import KNOWN, TARGETS
+from benchmarks.program.flops import KNOWN, TARGETS
 from tests.benchmarks.program.programs import LOOP, LOOPING, MESH, entry
 
 BRANCHES = """%some (a: f32[8,16]) -> f32[8,16] {

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.cases import case as cases
 from benchmarks.run.engine import Engine
 from benchmarks.run.journal import Journal
-from benchmarks.run.ledger import RunSettings
+from benchmarks.run.states import RunSettings
 from tests.benchmarks.planted import TOYS
 from tests.benchmarks.run.engines import PLAN, Begin
 

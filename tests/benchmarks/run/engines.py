@@ -8,7 +8,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.run.corpus import read_corpus
 from benchmarks.run.engine import Engine
-from benchmarks.run.ledger import RunSettings
+from benchmarks.run.states import RunSettings
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
@@ -24,3 +24,8 @@ def measure(engine: Engine, *measured: Case) -> list[Info]:
     """Measure cases, and return their rows."""
     engine.run(measured)
     return [dict(engine.rows[str(case)].extra_info) for case in measured]
+
+
+def listen(engine: Engine, said: list[str]) -> None:
+    """Collect what a run says of its progress."""
+    engine.states.journal.listeners.append(lambda entry: said.extend([entry["said"]] if "said" in entry else []))

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import CompileError
-from benchmarks.run.compilation import Clock, InitialStates, compile_step
-from benchmarks.run.recompilation import compilations
+from benchmarks.cases.failures import CompileError, Recompiled
+from benchmarks.run.compilation import Clock, InitialStates, compilations, compile_step, no_compilation
 from strategies import PRESETS, MeshSpec, Step
 from strategies.checking import initial_state
 from tests.benchmarks.run.engines import CONFIG, SINGLE
@@ -127,3 +127,19 @@ def test_a_running_phase_has_its_time() -> None:
         time.sleep(0.01)
         assert 0.01 <= clock.running_seconds("timed") <= clock.total_seconds
     assert clock.running_seconds("timed") == 0
+
+
+def test_compilation_is_caught() -> None:
+    """A compilation while timing raises Recompiled with the function's name."""
+    message = r"compiled while it was timed: .*<lambda>.*; a step must be compiled once"
+    with pytest.raises(Recompiled, match=message), no_compilation():
+        jax.jit(lambda x: x + 1)(jnp.zeros(3))
+
+
+def test_compiled_program_is_not_caught() -> None:
+    """A call of a compiled program, or a compilation outside of timing, raises nothing."""
+    x = jnp.zeros(7)
+    program = jax.jit(lambda x: x * 3).lower(x).compile()
+    with no_compilation():
+        assert program(x).shape == (7,)
+    assert jax.jit(lambda x: x * 5)(x).shape == (7,)

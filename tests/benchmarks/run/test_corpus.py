@@ -64,25 +64,22 @@ def test_text_is_read_on() -> None:
     assert [*first[:, 0], *second[:, 0]] == [0, 16, 32, 48]
 
 
-def test_too_small_a_vocabulary_is_refused() -> None:
-    """A vocabulary below 256 raises an error that names the least size."""
-    with pytest.raises(ValueError, match=r"vocab=255 does not hold the 256 byte values of text; use 256 or more"):
-        read_corpus(None, GPTConfig(layers=1, embed=8, heads=1, vocab=255, sequence=16))
-
-
-def test_missing_file_is_refused(tmp_path: Path) -> None:
-    """A missing file raises an error that names it and the cause."""
-    with pytest.raises(ValueError, match=r"none\.txt cannot be read: No such file"):
-        read_corpus(tmp_path / "none.txt", CONFIG)
-
-
-@pytest.mark.parametrize("text", [b"", b"a" * 16])
-def test_too_short_a_text_is_refused(tmp_path: Path, text: bytes) -> None:
-    """A text without one sequence and its last target raises an error with both lengths."""
-    path = tmp_path / "short.txt"
-    path.write_bytes(text)
-    with pytest.raises(ValueError, match=rf"short\.txt has {len(text)} bytes; sequence=16 needs 17 or more"):
-        read_corpus(path, CONFIG)
+@pytest.mark.parametrize(
+    ("vocab", "text", "problem"),
+    [
+        (255, b"", "vocab=255 does not hold the 256 byte values of text; use 256 or more"),
+        (256, None, r"text\.txt cannot be read: No such file"),
+        (256, b"", r"text\.txt has 0 bytes; sequence=16 needs 17 or more"),
+        (256, b"a" * 16, r"text\.txt has 16 bytes; sequence=16 needs 17 or more"),
+    ],
+)
+def test_a_text_without_a_sequence_is_refused(tmp_path: Path, vocab: int, text: bytes | None, problem: str) -> None:
+    """A vocabulary that is too small, a missing file, or a text without one sequence and its last target."""
+    path = tmp_path / "text.txt"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(ValueError, match=problem):
+        read_corpus(path, dataclasses.replace(CONFIG, vocab=vocab))
 
 
 def test_a_text_shorter_than_a_batch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from benchmarks.run.measure import Interval
 from strategies import MeshSpec
 from strategies.model.gpt import param_count
 from tests.benchmarks.planted import TOYS
-from tests.benchmarks.run.engines import CONFIG, DATA, PLAN, SINGLE, TWIN, Begin, Info, measure
+from tests.benchmarks.run.engines import CONFIG, DATA, PLAN, SINGLE, TWIN, Begin, Info, listen, measure
 
 pytestmark = pytest.mark.usefixtures("_short_blocks")
 
@@ -187,7 +187,7 @@ def test_compile_only_runs_nothing(begin: Begin) -> None:
 def test_comparable_cases_are_measured_together(begin: Begin) -> None:
     """Cases of the same work are timed together, whatever the order in which they are given."""
     said, larger, engine = list[str](), replace(SINGLE, batch_size=8), begin()
-    engine.say = said.append
+    listen(engine, said)
     measure(engine, SINGLE, larger, DATA)
     assert list(engine.rows) == [str(SINGLE), str(DATA), str(larger)]
     assert said == [f"timing {count} comparable steps, interleaved" for count in (2, 1)]
@@ -199,7 +199,7 @@ def test_a_step_that_fits_once_is_timed_without_a_canary(begin: Begin, monkeypat
     """Where a second state of the baseline would not fit, nothing is said of the noise, and the step is timed."""
     monkeypatch.setattr("benchmarks.run.timing_group.states_budget_bytes", lambda: 1)
     said, engine = list[str](), begin()
-    engine.say = said.append
+    listen(engine, said)
     (row,) = measure(engine, DATA)
     assert "no memory is left for a second state" in said[0]
     assert (row["status"], row["canary_ratio"], row["noisy"]) == ("ok", None, None)
@@ -212,7 +212,7 @@ def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeyp
     monkeypatch.setattr("benchmarks.run.engine.states_budget_bytes", lambda: 1)
     said = []
     engine = begin()
-    engine.say = said.append
+    listen(engine, said)
     first, second = measure(engine, DATA, replace(DATA, mesh=MeshSpec.parse("data=4")))
     assert said == ["timing 1 comparable steps, interleaved"] * 2
     assert first["canary_ratio"] != second["canary_ratio"]

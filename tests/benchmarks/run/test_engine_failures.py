@@ -4,7 +4,7 @@ import gc
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from benchmarks.cases import case as cases
 from benchmarks.cases.row import Row
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.journal import JournalError
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import time_interleaved, trace
+from benchmarks.run.prepare import Preparation
 from benchmarks.run.record import Record
+from benchmarks.run.states import RunSettings
 from strategies import STRATEGIES, Axis, MeshSpec, Strategy
 from tests.benchmarks.planted import TOYS
 from tests.benchmarks.run.engines import DATA, PLAN, SINGLE, Begin, measure
@@ -93,13 +94,10 @@ def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pyt
 
     def run_in_all(function: Callable[[], Any]) -> Any:
         value = function()
-        if isinstance(value, Record) and value.case == DATA and value.columns:
-            made.append(value)
-        if len(made) == 2:  # the state has been made
+        if len(jax.live_arrays()) > before:  # the state has been made
             raise FailedElsewhere("oom", "process 1 of 2: no room")
         return value
 
-    made: list[Record] = []
     engine = begin()
     engine.prepare(SINGLE)
     gc.collect()  # frees arrays that earlier tests left in cycles
@@ -115,23 +113,23 @@ def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pyt
 def test_timeout_of_other_processes_starts_when_this_one_is_ready(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other processes' timeout starts when this process has finished the stage."""
+    """The other processes' timeout starts when this process has finished the function."""
     engine = begin()
     heard: list[float] = []
-    monkeypatch.setattr(engine.ledger, "begin", lambda case: heard.append(time.monotonic()))
+    monkeypatch.setattr(engine.states, "begin", lambda case: heard.append(time.monotonic()))
 
-    def stages(*_: Any, **__: Any) -> Iterator[Record]:
+    def slow(record: Record) -> Record:
         time.sleep(0.2)
-        yield Record.begin(DATA)
+        return record
 
     def run_in_all(function: Callable[[], Any]) -> Any:
         value = function()
         assert time.monotonic() - heard[-1] < 0.1
         return value
 
-    monkeypatch.setattr(engine._preparation, "stages", stages)
+    monkeypatch.setattr(Preparation, "functions", [slow])
     monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
-    engine._preparation.references.abandon_reference(SINGLE, "it is not needed")
+    engine.references.abandon_reference(SINGLE, "it is not needed")
     engine.prepare(DATA)
     assert str(DATA) not in engine.rows
 
@@ -169,16 +167,16 @@ def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest
     def filling(*arguments: Any) -> None:
         time_interleaved(*arguments)
         unread, pipe = os.pipe()
-        os.dup2(pipe, engine.ledger.journal._file.fileno())  # nobody reads it: each write fails, as on a full disk
+        os.dup2(pipe, engine.states.journal._file.fileno())  # nobody reads it: each write fails, as on a full disk
         os.close(unread)
         os.close(pipe)
-        engine.ledger.begin(SINGLE)
+        engine.states.begin(SINGLE)
 
     monkeypatch.setattr("benchmarks.run.timing_group.time_interleaved", filling)
     with pytest.raises(JournalError, match=r"run\.journal\.jsonl cannot be written: Broken pipe"):
         measure(engine, SINGLE, DATA)
     assert [row.extra_info["status"] for row in engine.rows.values()] == ["ok", "ok"]
-    assert engine.ledger.close() == []
+    assert engine.states.close() == []
 
 
 @pytest.mark.usefixtures("toys")

@@ -19,10 +19,10 @@ def test_interrupt_keeps_what_was_measured(begin: Begin) -> None:
     measure(engine, SINGLE)
     with pytest.raises(KeyboardInterrupt):
         engine.prepare(stopped)
-    assert [row.extra_info["status"] for row in engine.ledger.close()] == ["interrupted"]
+    assert [row.extra_info["status"] for row in engine.states.close()] == ["interrupted"]
     resumed = begin(resume=True)
     assert list(resumed.rows) == [str(SINGLE)]
-    assert not resumed.ledger.journal.deaths
+    assert not resumed.states.journal.deaths
 
 
 @pytest.mark.usefixtures("toys")
@@ -31,10 +31,10 @@ def test_row_of_an_earlier_process_is_not_measured_again(begin: Begin) -> None:
     wrong = replace(SINGLE, strategy="wrong")
     engine = begin()
     first = measure(engine, SINGLE, wrong)
-    engine.ledger.close()
+    engine.states.close()
     resumed = begin(resume=True)
     assert measure(resumed, SINGLE, wrong) == first
-    assert not resumed.ledger.records
+    assert not resumed.states.records
 
 
 @pytest.mark.usefixtures("toys")
@@ -43,11 +43,11 @@ def test_case_that_killed_two_processes_is_given_up(begin: Begin) -> None:
     for deaths, status in ((1, "ok"), (2, "error")):
         engine = begin()
         for _ in range(deaths):
-            engine.ledger.begin(DATA)
+            engine.states.begin(DATA)
             engine = begin(resume=True, after="SIGABRT")
         (row,) = measure(engine, DATA)
         assert row["status"] == status
-        engine.ledger.close()
+        engine.states.close()
     assert row["reason"] == "2 processes died while it ran, the last of SIGABRT"
 
 
@@ -56,7 +56,7 @@ def test_cases_are_timed_without_a_reference_that_killed_two_processes(begin: Be
     """If `single` killed two processes, the other cases are timed without a check and a relative time, and say so."""
     engine = begin()
     for _ in range(2):
-        engine.ledger.begin(SINGLE)
+        engine.states.begin(SINGLE)
         engine = begin(resume=True)
     (row,) = measure(engine, DATA)
     assert (row["status"], row["matches_single"], row["relative_to_single"]) == ("ok", None, None)
@@ -83,9 +83,9 @@ def test_case_that_hung_is_not_tried_again(begin: Begin) -> None:
     """A case that timed out is not tried again; if it is `single`, the others are timed unchecked."""
     for hung in (DATA, SINGLE):
         engine = begin()
-        engine.ledger.begin(hung)
+        engine.states.begin(hung)
         engine = begin(resume=True, after=TIMEOUT_CAUSE)
         (row,) = measure(engine, DATA)
         assert row["status"] == ("timeout" if hung == DATA else "ok")
         assert "it made no progress for 600 seconds; --case-timeout sets how long to wait" in row["reason"]
-        engine.ledger.close()
+        engine.states.close()

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import NonFinite
-from benchmarks.run.equality import float32_case, require_finite
+from benchmarks.run.measure import require_finite
+from benchmarks.run.references import float32_case
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("zero1", MeshSpec.parse("data=8"), "nano", PRESETS["nano"], 16, 1, "bfloat16", "dots")

@@ -13,11 +13,11 @@ import pytest
 
 from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, read_corpus
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.live import live_bytes, profile_memory
 from benchmarks.run.prepare import Preparation
 from benchmarks.run.record import Record
-from benchmarks.run.references import begin_training
+from benchmarks.run.references import References, begin_training
+from benchmarks.run.states import RunSettings
 from strategies import STRATEGIES, MeshSpec, Step, TrainConfig
 from strategies.costs.predict import predict
 from tests.benchmarks.run.engines import SINGLE
@@ -138,20 +138,15 @@ def test_a_profile_is_of_what_is_held(tmp_path: Path) -> None:
     assert int(training.state.optimizer[0].count) == 2
 
 
-def test_a_profile_that_cannot_be_written_is_a_stage_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A process that cannot write its profile warns, and takes as many stages as those that can."""
-    preparation = Preparation(RunSettings(EMPTY_CORPUS), Clock())
-    monkeypatch.setattr(preparation.references, "start", lambda *_, **__: None)
-    record = Record.begin(SINGLE)
-
-    def stages(failure: OSError | None) -> int:
-        profile = Mock(return_value={"memory.live_rest_bytes": 8}, side_effect=failure)
-        monkeypatch.setattr("benchmarks.run.prepare.profile_memory", profile)
-        return len([*preparation._profile_memory(record, tmp_path)])
-
-    whole = stages(None)
+def test_a_profile_that_cannot_be_written_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that cannot write its profile warns, and goes on as those do that can."""
+    settings = RunSettings(EMPTY_CORPUS, memory_profile=tmp_path)
+    preparation = Preparation(SINGLE, settings, References(EMPTY_CORPUS, Clock()))
+    monkeypatch.setattr(preparation.references, "start", lambda *_, **__: "a training run")
+    monkeypatch.setattr("benchmarks.run.prepare.profile_memory", Mock(side_effect=OSError("the disk is full")))
+    record = preparation.start_one_batch(Record.begin(SINGLE))
     with pytest.warns(UserWarning, match="no memory profile was written: OSError: the disk is full"):
-        assert stages(OSError("the disk is full")) == whole
+        assert preparation.profile(record) == record
 
 
 @pytest.mark.factorisations

@@ -1,5 +1,7 @@
 """The process pool: every piece of work ends in an outcome, within the time limit."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from benchmarks.run import pool
 from benchmarks.run.pool import Outcome, run_in_processes
 from tests.benchmarks.piecework import double, go
+from tests.processes import ROOT, environment
 
 
 def test_a_process_that_dies_is_an_outcome() -> None:
@@ -30,13 +33,20 @@ def test_the_time_limit_ends_all_pieces() -> None:
 
 def test_closing_the_iterator_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing the iterator of outcomes ends the processes that are still at work."""
-    started = []
-    start = pool.Job.start
-    monkeypatch.setattr(pool.Job, "start", lambda *given: started.append(start(*given)) or started[-1])
+    started, job = [], pool.Job
+    monkeypatch.setattr(pool, "Job", lambda *given: started.append(job(*given)) or started[-1])
     work = run_in_processes(["well", "sleeps"], go, 2, 600)
     assert next(work).result == "well"
     work.close()  # type: ignore[attr-defined]
-    assert [job.process.is_alive() for job in started] == [False, False]
+    assert [job.child.runs for job in started] == [False, False]
+
+
+def test_a_worker_that_nobody_started_says_so() -> None:
+    """Started by hand, it ends with one line that names the command."""
+    command = [sys.executable, "-m", pool.PROGRAM]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "use `meshmark search --compile`" in done.stderr
 
 
 def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +56,7 @@ def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None
     class Job:
         """A piece of work that is done at once."""
 
-        def __init__(self, task: int) -> None:
+        def __init__(self, work: object, task: int) -> None:
             self.task, self.answers = task, task
             running.add(task)
             most.append(len(running))
@@ -56,7 +66,7 @@ def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None
             running.remove(self.task)
             return Outcome(self.task, double(self.task), "", 0.0)
 
-    monkeypatch.setattr(pool.Job, "start", lambda work, task: Job(task))
+    monkeypatch.setattr(pool, "Job", Job)
     monkeypatch.setattr(pool, "wait", lambda answers, timeout: answers[:1])
     assert [each.result for each in run_in_processes(range(5), double, 2, 600)] == [0, 2, 4, 6, 8]
     assert max(most) == 2

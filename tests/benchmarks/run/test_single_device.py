@@ -1,8 +1,6 @@
 """`single` is timed in a process of its own with one device, where devices are virtual."""
 
-import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,39 +13,30 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import ProcessDied, Recompiled
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster.processes import FailedElsewhere
+from benchmarks.run.compilation import compilations
 from benchmarks.run.corpus import corpus_source, read_corpus
 from benchmarks.run.engine import Engine
-from benchmarks.run.journal import Journal
-from benchmarks.run.ledger import RunSettings
 from benchmarks.run.measure import Training
-from benchmarks.run.recompilation import compilations
 from benchmarks.run.server import TimingServer
 from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
-from strategies import GPTConfig, MeshSpec
 from strategies.checking import FirstSteps
+from tests.benchmarks.run.engines import CONFIG, DATA, PLAN, SINGLE, Begin
 
-CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
-SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
-DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
-CORPUS = read_corpus(None, CONFIG)
+CORPUS = PLAN.corpus_N
 pytestmark = pytest.mark.usefixtures("_short_blocks", "_built_once")
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(begin: Begin) -> Engine:
     """A run with a known rate of matmuls."""
-    journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
-    begun = Engine(RunSettings(CORPUS, rounds=MIN_ROUNDS), journal)
-    begun.matmul_rates["float32"] = 1e11
-    yield begun
-    journal.close()
+    return begin()
 
 
 def kill() -> None:
     """End the server by SIGABRT, as a backend that aborts does."""
-    assert server._process
-    os.kill(server._process.pid, signal.SIGABRT)
-    server._process.wait()
+    assert server._child
+    server._child.process.send_signal(signal.SIGABRT)
+    server._child.process.wait()
 
 
 @pytest.mark.factorisations
@@ -55,7 +44,7 @@ def test_single_in_its_own_process_matches_this_one(engine: Engine) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = train(SINGLE, CORPUS)
     engine.prepare(SINGLE)
-    engine._preparation.references.require_equal(SINGLE.build(), training.first_steps, SINGLE)
+    engine.references.require_equal(SINGLE.build(), training.first_steps, SINGLE)
     assert training.block(3) > 0
     assert training.dispatch_seconds > 0
     training.require_finite("after three steps")
@@ -98,9 +87,9 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`single` is traced and attributed in its own process, and the journal grows meanwhile."""
-    engine.ledger.settings = replace(engine.settings, attribution=True, trace=tmp_path / "traces")
-    begin, begun = engine.ledger.begin, list[Case]()
-    monkeypatch.setattr(engine.ledger, "begin", lambda case: (begun.append(case), begin(case)))
+    engine.states.settings = replace(engine.settings, attribution=True, trace=tmp_path / "traces")
+    begin, begun = engine.states.begin, list[Case]()
+    monkeypatch.setattr(engine.states, "begin", lambda case: (begun.append(case), begin(case)))
     monkeypatch.setattr("benchmarks.run.timing_group.attribute", lambda *_: 1 / 0)
     monkeypatch.setattr("benchmarks.run.timing_group.trace", lambda *_: 1 / 0)
     heard: list[int] = []

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.run.measure import Interval
+from benchmarks.run.progress import outcome, progress
 from benchmarks.run.summary import (
     MIB,
     noise,
-    outcome,
-    progress,
     reasons,
     resolution,
     table,

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,9 +21,12 @@ from tests.benchmarks.running import finish, rows, start, statuses
 from tests.processes import ROOT, environment
 
 TELL = """
-import json, os, signal, sys, time
-def tell(**entry): os.write(int(os.environ["MESHMARK_EVENTS"]), json.dumps(entry).encode() + b"\\n")
-def begin(): tell(cases=["a"], first=True, machine={}); sys.stdin.readline(); tell(began="a")
+import os, signal, sys, time
+from multiprocessing.connection import Connection
+supervisor = Connection(int(os.environ["MESHMARK_CONNECTION"]))
+options = supervisor.recv()
+def tell(**entry): supervisor.send(entry)
+def begin(): tell(cases=["a"], first=True, machine={}); supervisor.recv(); tell(began="a")
 def end(status=0, why=""): tell(stopped=True); tell(ended=status, why=why, interrupted=[])
 row = {"row": {"case": "a", "extra_info": {"status": "ok"}, "samples": [], "steps_per_block": None}}
 """
@@ -37,7 +42,7 @@ def supervised(tmp_path: Path) -> Iterator[Start]:
 
     def start(program: str, *, alone: bool = True, timeout_seconds: float = 600.0) -> Supervisor:
         journal = tmp_path / "run.journal.jsonl"
-        run = Supervisor([], journal, alone=alone, timeout_seconds=timeout_seconds, listing=False)
+        run = Supervisor({}, journal, alone=alone, timeout_seconds=timeout_seconds, listing=False)
         run._command = [sys.executable, "-c", TELL + program]
         begun.append(run)
         run.begin()
@@ -178,16 +183,17 @@ def test_seconds_in_which_the_supervisor_was_stopped_do_not_count(
 ) -> None:
     """Time in which the supervisor itself was stopped, as by Ctrl-Z, does not count as silence of the other process."""
     run, now = supervised("begin(); time.sleep(600)"), [0.0]
+    child: Any = run._child
     while not run._running:
-        run._listen()
+        run._listen(child)
 
-    def stop(*_: object) -> tuple[list[int], ...]:
+    def stop(seconds: float) -> bool:
         now[0] += 1000
-        return [], [], []
+        return False
 
     monkeypatch.setattr("benchmarks.run.supervise.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("benchmarks.run.supervise.select.select", stop)
-    run._listen()
+    child = SimpleNamespace(connection=SimpleNamespace(poll=stop))
+    run._listen(child)
     assert run._silent_seconds == 2 * supervise.TICK_SECONDS
 
 

@@ -34,8 +34,8 @@ class Planned:
 def times_of(trainings: dict[str, Planned], extra_seconds: float) -> dict[str, BlockTimes]:
     """Times of the steps of a group, whose baseline is `SINGLE`."""
     record = Record.begin(SINGLE)
-    ledger = cast(Any, SimpleNamespace(settings=replace(PLAN, extra_seconds=extra_seconds)))
-    group = TimingGroup(ledger, cast(Any, None), [record], record, None, print)
+    states = cast(Any, SimpleNamespace(settings=replace(PLAN, extra_seconds=extra_seconds)))
+    group = TimingGroup(states, cast(Any, None), [record], record, None)
     group.trainings = cast(Any, trainings)
     group.times = {name: BlockTimes(1) for name in group.trainings}
     group._time(lambda name: None)

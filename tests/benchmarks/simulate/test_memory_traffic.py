@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
-from benchmarks.program.schedule import Event
+from benchmarks.program.work import Event
 from benchmarks.simulate.kernels import head, layer
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.memory_traffic import kept_bytes

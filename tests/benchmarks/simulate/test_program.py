@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.devices.chips import CHIPS
 from benchmarks.program.compiled import read_program
-from benchmarks.program.schedule import Event
-from benchmarks.program.work import Work
+from benchmarks.program.work import Event, Work
 from benchmarks.simulate.kernels import Kernel
 from benchmarks.simulate.links import mesh_group
 from benchmarks.simulate.machine import Machine

@@ -1,4 +1,4 @@
-"""The cases of a run: a case begins, every stage adds what is known of it, and however it ends, it leaves a row."""
+"""The states of a run's cases: a case begins, gains facts, and ends in a row, however it ends."""
 
 import traceback
 from collections.abc import Iterable, Iterator
@@ -21,18 +21,14 @@ from benchmarks.simulate.machine import Machine
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run.
+    """Settings of a run, as its options describe them.
 
     Attributes:
-        corpus_N: the text to train on.
-        rounds: number of timed blocks of each case.
         extra_seconds: if these take less time, cases with a wide interval get more blocks until then.
-        compile_only: only compile, and run nothing.
         trace: folder for a profiler trace of each case, which is recorded apart from the timed blocks.
         case_timeout: seconds without progress after which the supervisor ends a case.
-        attribution: whether to attribute each step's time to its causes.
         memory_profile: folder for profiles of device memory of each case.
-        machine: by which times of steps are predicted; None to predict none.
+        machine: by which times of steps are predicted.
     """
 
     corpus_N: Corpus
@@ -46,14 +42,8 @@ class RunSettings:
     machine: Machine | None = None
 
 
-class Ledger:
-    """The state of every case of a run. Nothing else changes it.
-
-    Attributes:
-        settings: of the run.
-        journal: of the run.
-        records: the cases that have begun, by id.
-    """
+class CaseStates:
+    """The state of every case of a run: its record, once it has begun, and its row, once it has ended."""
 
     def __init__(self, settings: RunSettings, journal: Journal) -> None:
         self.settings, self.journal, self.records = settings, journal, dict[str, Record]()
@@ -78,10 +68,11 @@ class Ledger:
 
     def fail(self, case: Case, error: BaseException) -> None:
         """A case has ended with an error."""
-        self.journal.explain(str(case), "".join(traceback.format_exception(error)))
+        self.journal.report_traceback(str(case), "".join(traceback.format_exception(error)))
         # Frames keep training states alive, whose memory the next case needs.
         traceback.clear_frames(error.__traceback__)
-        facts = {"status": status_of(error), "reason": reason_of(error)}
+        facts: dict[str, Any] = {"status": status_of(error), "reason": reason_of(error)}
+        facts |= {"columns": {"matches_single": False}} if facts["status"] == "mismatch" else {}
         try:
             self.end(case, **facts)
         except JournalError:
