@@ -56,6 +56,7 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
             *(name for name in COLUMNS if name.startswith("experts.")),
             *(name for name, column in COLUMNS.items() if column.source == "chip"),
             *TWIN,
+            "predicted.temp_bytes",
             "predicted.step_seconds",
             "predicted.ratio",
             "prefetch",
