@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.cases.columns import COLUMNS
 from results import load, plot
 from results.figures.palette import STRATEGY_COLOURS
 from results.figures.tables import Scaling
@@ -168,3 +169,37 @@ def test_a_frame_of_nothing_is_refused(tmp_path: Path) -> None:
         plot.throughput(frame)
     with pytest.raises(ValueError, match="no batch has throughput for several numbers of devices"):
         plot.throughput(frame[frame["dtype"] == "float32"])
+
+
+def test_intervals_are_over_launches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of merged runs a point is the mean of the launches, its interval is theirs, and the caption says how many."""
+    runs = []
+    for launch, factor in enumerate((1.0, 1.1, 1.2)):
+        rows = [row(), row("data", "data=2")]
+        for each in rows:
+            facts = each["extra_info"]
+            facts |= {name: factor * facts[name] for name in facts if name.startswith("step_seconds")}
+            facts["tokens_per_second"] /= factor
+            each["stats"] = {"data": [facts["step_seconds_median"]]}
+        runs.append(str(write_run(tmp_path / f"{launch}.json", rows)))
+    merged = tmp_path / "merged.json"
+    command("merge")([*runs, "--out", str(merged)])
+    capsys.readouterr()
+    main([str(merged), f"--out={tmp_path / 'x.svg'}", "--no-title"])
+    assert "Numbers are over 3 launches." in capsys.readouterr().err
+    frame = load(merged)
+    one = load(runs[1])
+    np.testing.assert_allclose(frame["throughput"], one["throughput"], rtol=5e-3)
+    assert (frame["throughput_high"] / frame["throughput_low"] > 1.4).all()  # Student's t of three launches
+
+
+def test_the_guide_documents_the_columns_that_load_adds(tmp_path: Path) -> None:
+    """Each column in the guide's table is there, and each that is not of the record is in the table."""
+    run = write_run(tmp_path / "run.json", [row()])
+    text = (ROOT / "docs" / "guides" / "reports.md").read_text(encoding="utf-8")
+    table = text.partition("| column | what it is |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    documented = {name.strip("` ") for cell in cells for name in cell.split(",")}
+    added = {*load(run)} - {*row()["extra_info"]} - {*COLUMNS}
+    ends = {name for name in added if name.endswith(("_low", "_high", "_ideal"))}
+    assert added - ends == documented - {"METRIC_low", "METRIC_high", "METRIC_ideal"} - {*COLUMNS}

@@ -25,7 +25,7 @@ from results.figures.tables import (
     workloads,
 )
 from results.records.metrics import METRICS, is_counted
-from tests.results.pictures import counted
+from tests.results.pictures import counted, names_of
 from tests.results.synthetic import failed, row, sweep, write_run
 
 STATUSES = ["infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismatch", "interrupted", "error"]
@@ -86,6 +86,7 @@ def test_a_row_that_was_only_compiled_has_memory_and_no_time(read) -> None:
     places = [("single", "data=1"), ("fsdp", "fsdp=2"), ("fsdp", "fsdp=8")]
     rows = read([row(*place, kind="compiled", matches_single=None, **untimed) for place in places])
     assert reasons(rows) == "3 compiled only"
+    assert names_of(rows) == ["memory_per_device"]
     assert is_counted(memory_by_case(rows)).all()
     assert is_counted(scaling(rows, "memory")).all()
     assert not is_counted(scaling(rows, "throughput")).any()
