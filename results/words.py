@@ -9,7 +9,6 @@ Facts = Mapping[str, Any] | pd.Series
 """A record, or its row of a table."""
 NAMED = 4
 """Most names that one sentence lists."""
-BYTE_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 
 
 def parameters(count: float) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib import figure as mpl_figure
@@ -204,8 +203,3 @@ def save(figure: mpl_figure.Figure, path: Path) -> None:
         "pdf": {"Subject": caption, "CreationDate": None},
     }
     figure.savefig(path, dpi=DPI, metadata=metadata.get(path.suffix.removeprefix(".").lower(), {}))
-
-
-def top_of(*columns: pd.Series) -> float:
-    """Return the upper limit of a linear axis: no point and no end of an interval is cut off."""
-    return 1.07 * float(np.nanmax([column.max() for column in columns]))

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
 
-from results.figures.frame import Figure, Style, legend, opened
+from results.figures.frame import NARROW, Figure, Style, legend, opened
 from results.figures.marks import bar_ticks, stacked_bars
 from results.figures.palette import PART_COLOURS
 from results.figures.tables import case_labels, leave_out, memory_by_case, one_batch
@@ -35,8 +35,9 @@ def draw(cases: pd.DataFrame, style: Style) -> Drawn:
         draw_cases(axes, part, divisor)
         axes.yaxis.set_label_position("right")
         axes.set_ylabel(f"{part['devices'].iloc[0]:.0f} dev.", rotation=0, ha="left", va="center")
+    room = 1.5 if style.size and style.size[0] < NARROW else 1.12  # for the total at the end of a bar
     longest = cases[["memory", "formula"]].max().max() / divisor
-    grid[-1].set(xlabel=f"memory per device ({unit})", xlim=(0, 1.12 * longest))
+    grid[-1].set(xlabel=f"memory per device ({unit})", xlim=(0, room * longest))
     legend(figure, below=True)
     return figure
 

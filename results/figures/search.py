@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.frame import PLAIN, Style, described, opened
+from results.figures.frame import PLAIN, Style, described, legend, opened
 from results.figures.palette import GREY, PURE_BLACK, WHITE, strategy_looks
 from results.records.reading import RecordError
 from results.words import byte_unit, parameters
@@ -68,20 +68,18 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -
     draw_memory(right, shown, facts["capacity_bytes"])
     left.set_yticks(range(len(shown)), [label_of(row) for row in shown.to_dict("records")], size="small")
     left.set_ylim(len(shown) - 0.4, -0.6)
-    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "frameon": False, "fontsize": "small"}
     marks = [
         Line2D([], [], color=GREY, linestyle="", label=label, **MARKS[name])
         for name, (_, label) in TIMES.items()
         if shown[name].notna().any()
     ]
-    left.legend(handles=marks, ncols=2, **above)
-    bar = Line2D([], [], color=GREY, linewidth=6, label="as compiled")
+    bar = Line2D([], [], color=GREY, linewidth=6, label="memory as compiled")
     sizes = [
         *([bar] if shown["compiled.needed_bytes"].notna().any() else []),
-        Line2D([], [], color=PURE_BLACK, linestyle="", marker="|", markersize=8, label="by formula"),
+        Line2D([], [], color=PURE_BLACK, linestyle="", marker="|", markersize=8, label="memory by formula"),
         Line2D([], [], color=PURE_BLACK, linestyle="--", linewidth=1, label="memory of the chip"),
     ]
-    right.legend(handles=sizes, ncols=2, **above)
+    legend(figure, [*marks, *sizes], below=True)
     title = ["The best candidates of a search", *what_was_searched(facts).split(", ")]
     caption = ["The roofline is at the chip's peak, with all communication hidden."]
     return described(figure, style, title, caption, what_is_drawn(facts, rows, shown))

@@ -200,6 +200,6 @@ def test_the_guide_documents_the_columns_that_load_adds(tmp_path: Path) -> None:
     table = text.partition("| column | what it is |")[2].partition("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines()[2:]]
     documented = {name.strip("` ") for cell in cells for name in cell.split(",")}
-    added = {*load(run)} - {*row()["extra_info"]} - {*COLUMNS}
+    added = {*map(str, load(run))} - {*row()["extra_info"]} - {*COLUMNS}
     ends = {name for name in added if name.endswith(("_low", "_high", "_ideal"))}
     assert added - ends == documented - {"METRIC_low", "METRIC_high", "METRIC_ideal"} - {*COLUMNS}
