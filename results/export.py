@@ -12,6 +12,7 @@ from results.compare import milliseconds
 from results.gates.counters import KEPT
 from results.records.reading import read_run, records_of
 from results.reports.tables import FORMS
+from results.words import ending
 
 Record = Mapping[str, Any]
 
@@ -27,13 +28,12 @@ NEEDED = (
 def short(record: Record) -> tuple[str, ...]:
     """Return a case's row of the short table: step time, throughput, memory, and why it failed if it did."""
     low, high, held = (record[name] for name in ("step_seconds_low", "step_seconds_high", "memory.total_bytes"))
-    ended = "" if record["status"] == "ok" else f"{record['status']}: {record['reason']}"
     return (
         *(str(record["strategy"]), " ".join(filter(None, (record["mesh"], record.get("options"))))),
         *(number(record["global_batch_sequences"], ",.0f"), milliseconds(record["step_seconds_median"])),
         "" if low is None else f"{1e3 * low:,.2f} to {1e3 * high:,.2f}",
         *(number(record["tokens_per_second"], ",.0f"), number(record["relative_to_single"], ".2f")),
-        *(number(None if held is None else held / 2**20, ",.1f"), ended),
+        *(number(None if held is None else held / 2**20, ",.1f"), "" if record["status"] == "ok" else ending(record)),
     )
 
 

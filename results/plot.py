@@ -1,74 +1,35 @@
 """Draws what other commands write: runs, training logs, searches, traces, predictions, overviews, schedules.
 
-meshmark plot runs/NAME.json [--out DIR]
+meshmark plot runs/NAME.json --out scaling.pdf --metric efficiency --size 3.3x2.6 --font-size 8 --no-title
 meshmark show fsdp --json | meshmark plot - --out fsdp.png
+
+In a notebook, `plot.throughput(load("run.json"))` and a function for each other metric draw on axes and return them.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import Any
 
 from benchmarks.cli.ending import Refused
-from benchmarks.cli.outputs import (
-    is_picture,
-    require_apart,
-    require_folder,
-    require_picture,
-    safe_name,
-    save,
-    save_text,
-)
-from results.figures.communication import communication
-from results.figures.experts import predicted_time_vs_tokens
-from results.figures.lanes import lanes
-from results.figures.pictures import draw, themed
-from results.figures.runs import Drawing, draw_all, drawings_of_run, drawings_of_training
-from results.figures.scaling import figure_of as scaling_figure
-from results.figures.search import figure_of as search_figure
-from results.figures.shards import MOST_DEVICES, shards
-from results.figures.timeline import timeline
-from results.records import overviews, schedules, traces
-from results.records.documents import read_search
+from benchmarks.cli.outputs import log, require_apart, require_folder, require_picture, save
+from results.figures.axes import efficiency, memory, mfu, speedup, step_time, throughput
+from results.figures.frame import PLAIN, Style, caption_of, themed
+from results.figures.frame import save as write
+from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file
 from results.records.reading import RecordError
-from results.records.rows import load
-from results.records.training import SUFFIX, read_training
-from results.reports.predictions import write_page
+from results.records.training import SUFFIX
 from strategies.files import decode_json, read_json, read_text, shown
 
-STDIN = Path("-")
+__all__ = ["efficiency", "main", "memory", "mfu", "speedup", "step_time", "throughput"]
+CAPTIONS = "captions.txt"
 PRINTED_BY = "print one with `meshmark schedule NAME ... --json` or `meshmark show STRATEGY --json`"
-OF_SEVERAL_FILES = "run", "training", "search"
-"""Kinds of which several files are drawn together."""
-DRAWINGS = {
-    "run": lambda options: drawings_of_run(load(options.files), options.batch_size),
-    "training": lambda options: drawings_of_training(read_training(options.files)),
-}
-"""Kinds of which there may be several figures -> the options of the command -> the figures, not drawn yet."""
 DRAWN = "name a file of `measure --benchmark-json`, `train`, `search --json`, `show --json` or `schedule --json`"
 READ = ".jsonl", ".json", ".csv"
 """Suffixes of files that are drawn."""
-OF_TEXT = "schedule", "overviews"
-"""Kinds that commands print, too."""
-BY_KEY = {"otherData": "trace", "schedule": "schedule"}
-"""Keys of JSON objects that tell their kind."""
-BY_NAME = {"search": "search", "feasibility": "search", "scaling": "search"}
-"""Names by which JSON objects tell their kind, two of them of older versions, which `read_search` refuses as such."""
-DPI = {"schedule": 144}
-"""Resolution in dots per inch, where it is not 150."""
-
-
-def plot_overviews(text: str, where: str, folder: Path) -> list[Path]:
-    """Draw what each device of some strategies holds and sends, and return the paths written."""
-    found = overviews.read(text, where)
-    paths = [folder / f"{safe_name(overview.strategy)}.svg" for overview in found]
-    for overview, path in zip(found, paths, strict=True):
-        save_text(path, communication(overview))
-    return paths
 
 
 def read_stdin() -> str:
@@ -83,86 +44,38 @@ def read_stdin() -> str:
         raise RecordError(f"stdin is not text ({error})") from error
 
 
-def kind_of(path: Path, text: str) -> str:
-    """What a file is: a run, unless its name or its content says otherwise. `text` is what stdin has."""
+def content_of(path: Path, text: str) -> Any:
+    """Return the content of a file, None if it is not one document; `text` is what stdin has."""
     if path.is_dir():
         with suppress(OSError):
             if found := sorted(each for each in path.iterdir() if each.suffix in READ):
                 raise Refused(f"{shown(path)} is a folder, and files are drawn; name one, such as {shown(found[0])}")
     if path.suffix in (SUFFIX, ".csv"):
-        return "training" if path.suffix == SUFFIX else "predictions"
-    if path == STDIN:
-        return kind_of_output(text)
-    content = read_json(path, DRAWN)
-    if isinstance(content, list) and content and isinstance(content[0], dict):
-        return "overviews"
-    if not isinstance(content, dict):
-        return "run"
-    by_key = next((kind for key, kind in BY_KEY.items() if key in content), "")
-    return by_key or BY_NAME.get(str(content.get("kind")), "run")
+        return None
+    return decode_json(text, "stdin") if path == STDIN else read_json(path, DRAWN)
 
 
-def kind_of_output(text: str) -> str:
-    """Whether a command has printed overviews or a schedule."""
-    content = decode_json(text, "stdin")
-    if isinstance(content, list) or (isinstance(content, dict) and "schedule" in content):
-        return "overviews" if isinstance(content, list) else "schedule"
-    raise RecordError("stdin has neither a schedule nor overviews")
-
-
-def several(
-    kind: str, options: argparse.Namespace, text: str, drawings: Sequence[Drawing]
-) -> Callable[[Path], list[Path]] | None:
-    """What draws pictures into a folder, and returns the paths written; None where one picture is written."""
-    first, out = options.files[0], options.out
-    if kind == "predictions":
-        return partial(write_page, first)
-    if kind == "overviews" and out and not out.suffix:
-        return partial(plot_overviews, text, shown(first))
-    return partial(draw_all, drawings) if drawings and not (out and is_picture(out)) else None
-
-
-def only(drawings: Sequence[Drawing], out: Path) -> Figure:
-    """The one figure that is drawn into a file."""
-    if len(drawings) > 1:
-        names = ", ".join(drawing.name for drawing in drawings)
-        problem = f"{shown(out)} is one picture, and there are {len(drawings)} of these files ({names})"
-        raise Refused(f"{problem}; name a folder as --out, and take one of them from there")
-    return drawings[0].figure()
-
-
-def picture_of(kind: str, paths: Sequence[Path], text: str, between_ms: tuple[float, float] | None) -> Figure:
-    """Draw a file of which there is one picture, or several searches."""
-    path = paths[0]
-    where = "stdin" if path == STDIN else shown(path)
-    if kind == "trace":
-        return lanes(traces.read(path), between_ms)
-    if kind == "schedule":
-        return timeline(schedules.read(text, where))
-    if kind == "overviews":
-        found = overviews.read(text, where, MOST_DEVICES)
-        if len(found) > 1:
-            raise RecordError(f"{where} has {len(found)} overviews, and a picture is of one; give a folder as --out")
-        return shards(found[0])
-    if len(paths) > 1:
-        return predicted_time_vs_tokens([*map(read_search, paths)])
-    facts, rows = read_search(path)
-    return scaling_figure(facts, rows) if rows["scaling"].notna().any() else search_figure(facts, rows)
+def kind_of(path: Path, content: Any) -> str:
+    """Return the kind of a file."""
+    found = next((name for name, kind in KINDS.items() if kind.recognised(path, content)), "")
+    if path == STDIN and found not in ("overviews", "schedule"):
+        raise RecordError("stdin has neither a schedule nor overviews")
+    return found
 
 
 def require_effect(options: argparse.Namespace, kinds: Sequence[str]) -> None:
     """Check that files can be drawn together, and that all options have an effect."""
+    first, kind = options.files[0], KINDS[kinds[0]]
     if len({*kinds}) > 1:
-        first, other = options.files[0], options.files[[kind != kinds[0] for kind in kinds].index(True)]
+        other = options.files[[each != kinds[0] for each in kinds].index(True)]
         problem = f"{shown(first)} is of the kind {kinds[0]}, and {shown(other)} is not"
         raise Refused(f"{problem}; plot them apart")
-    if len(kinds) > 1 and kinds[0] not in OF_SEVERAL_FILES:
+    if len(kinds) > 1 and not kind.together:
         raise Refused(f"a picture is of one {kinds[0]}; plot the {len(kinds)} files apart")
-    if options.batch_size and kinds[0] != "run":
-        raise Refused(f"--batch-size chooses among measured cases, and this is of the kind {kinds[0]}; leave it out")
-    if options.between and kinds[0] != "trace":
-        raise Refused(f"--between is a part of a trace, and this is of the kind {kinds[0]}; leave it out")
-    if options.files[0] == STDIN and not options.out:
+    for name, effect in OPTIONS.items():
+        if getattr(options, name) and name not in kind.options:
+            raise Refused(f"{effect}, and this is of the kind {kinds[0]}; leave it out")
+    if first == STDIN and not options.out:
         raise Refused("what is on stdin has no name; give --out, which names the picture")
 
 
@@ -178,21 +91,53 @@ def drawn(options: argparse.Namespace) -> list[Path]:
     """Draw files of one kind, and return the paths written. Errors are those of `main`."""
     first, inputs = options.files[0], [path for path in options.files if path != STDIN]
     text = read_stdin() if STDIN in options.files else ""
-    kinds = [kind_of(path, text) for path in options.files]
+    contents = [content_of(path, text) for path in options.files]
+    kinds = [kind_of(path, content) for path, content in zip(options.files, contents, strict=True)]
     require_effect(options, kinds)
-    kind, paths, out = kinds[0], list[Path](), options.out
-    if inputs and kind in OF_TEXT:
+    kind, out = KINDS[kinds[0]], options.out
+    if kinds[0] in ("overviews", "schedule") and inputs:
         text = read_text(first)
-    drawings = DRAWINGS[kind](options) if kind in DRAWINGS else []
-    if into := several(kind, options, text, drawings):
-        out = out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
-        require_folder(out)
-        save(out, lambda folder: paths.extend(into(folder)))
-    else:
-        paths = [out or first.with_suffix(".png")]
-        require_apart({"--out" if out else "the picture": paths[0]}, inputs)
-        require_picture(paths[0])
-        with themed() if drawings or kind in BY_NAME.values() else nullcontext():
-            one = only(drawings, paths[0]) if drawings else picture_of(kind, options.files, text, options.between)
-            save(paths[0], lambda to: draw(one, to, DPI.get(kind, 150)))
+    style = Style(options.size, options.font_size or PLAIN.font_size, not options.no_title)
+    source = Inputs(options.files, contents, text, options, style)
+    folder = kind.folder if out is None else not is_file(out) and (kind.folder or not out.suffix)
+    if not folder:
+        return [draw_one(kind, source, out or first.with_suffix(".png"), inputs)]
+    out = out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
+    require_folder(out)
+    paths = list[Path]()
+    into = kind.into or partial(draw_all, kind)
+    save(out, lambda folder: paths.extend(into(source, folder)))
+    return paths
+
+
+def draw_one(kind: Kind, source: Inputs, out: Path, inputs: Sequence[Path]) -> Path:
+    """Draw the one picture of a file, and return its path; without a title its caption is printed on stderr."""
+    require_apart({"--out" if source.options.out else "the picture": out}, inputs)
+    require_picture(out)
+    found = kind.drawings(source)
+    if len(found) != 1:
+        names = ", ".join(drawing.name for drawing in found) or "a page and its tables"
+        problem = f"{shown(out)} is one picture, and there are {len(found)} of {source.where} ({names})"
+        raise Refused(f"{problem}; name a folder as --out, and take one of them from there")
+    with themed(source.style):
+        figure = found[0].figure()
+        save(out, lambda to: write(figure, to))
+    if not source.style.title and (caption := caption_of(figure)):
+        log(caption)
+    return out
+
+
+def draw_all(kind: Kind, source: Inputs, folder: Path) -> list[Path]:
+    """Write pictures as PNG and SVG into a folder, and their captions as text; return the paths written."""
+    paths, captions = list[Path](), list[str]()
+    with themed(source.style):
+        for drawing in kind.drawings(source):
+            figure, path = drawing.figure(), folder / drawing.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for suffix in ("png", "svg"):
+                paths.append(path.parent / f"{path.name}.{suffix}")
+                write(figure, paths[-1])
+            captions.append(f"{drawing.name}\n{caption_of(figure)}\n")
+    paths.append(folder / CAPTIONS)
+    paths[-1].write_text("\n".join(captions), encoding="utf-8")
     return paths

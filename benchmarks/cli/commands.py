@@ -29,10 +29,13 @@ from benchmarks.cli.parser import Command, Group, one_of, option, passed_on
 from benchmarks.cli.values import (
     amount,
     assignment,
+    batch,
     count,
+    inches,
     interval,
     percent,
     picture,
+    positive,
     program,
     seconds,
     sizes,
@@ -171,6 +174,10 @@ SHOWN = {
         option("--png PICTURE", f"draw the table; {PICTURE}", picture),
     ),
 }
+METRICS = (
+    "throughput, speedup, efficiency, step_time, memory or mfu against devices, or the name of a figure of the folder; "
+    "default of one picture: throughput"
+)
 JUDGED = {
     "plot": Command(
         "draw figures of a run, training logs, a search, a trace or predictions",
@@ -178,8 +185,19 @@ JUDGED = {
         option(
             "files FILE", "files of one kind; - is the output of `show --json` or `schedule --json`", Path, many="+"
         ),
-        option("--out PATH", "the picture to write, or a folder for several; default: beside FILE", Path),
-        option("--batch-size N", "global batch of a run to draw, in sequences; default: that of most cases", count),
+        option(
+            "--out PATH", "the picture to write, its suffix is the format, or a folder; default: next to FILE", Path
+        ),
+        option("--metric METRIC", METRICS, str),
+        option("--scaling strong|weak", "same global batch, or same batch of a device; default: strong"),
+        option("--strategy NAME,...", "strategies of a run to draw, with single; default: all", str),
+        option("--devices N,...", "numbers of devices of a run to draw; default: all", count),
+        option(
+            "--batch-size N", "global batch of a run to draw, or all, a panel each; default: that of most cases", batch
+        ),
+        option("--size WxH", "width and height of a picture in inches, such as 3.3x2.5", inches),
+        option("--font-size PT", "size of letters in points; default: 11", positive),
+        option("--no-title", "leave title and remarks to the caption, which is printed on stderr"),
         option("--between MS,MS", "part of a trace to draw, in milliseconds", interval),
     ),
     "page": Command(

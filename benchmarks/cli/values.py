@@ -20,6 +20,7 @@ MOST = 2**63 - 1
 MOST_AMOUNT = 1e30
 MOST_SECONDS = 1e8
 """Three years. Timers of the operating system take no more than some ten times as many."""
+MOST_INCHES = 100.0
 MOST_WORKERS = 256
 MIN_ROUNDS = 6
 """The fewest samples whose extremes enclose the median with 95% confidence."""
@@ -143,6 +144,27 @@ def sizes(text: str) -> tuple[int, int]:
     if not 0 < begin <= end:
         refuse(text, "is not a range of devices such as 8..16384")
     return begin, end
+
+
+def batch(text: str) -> int | str:
+    """Parse a batch size, or "all"."""
+    return text if text == "all" else count(text)
+
+
+def inches(text: str) -> tuple[float, float]:
+    """Parse the width and the height of a picture.
+
+    >>> inches("3.3x2.5")
+    (3.3, 2.5)
+    """
+    width, _, height = text.partition("x")
+    try:
+        found = positive(width, most=MOST_INCHES), positive(height, most=MOST_INCHES)
+    except argparse.ArgumentTypeError:
+        found = None
+    if found is None or min(found) < 1:
+        refuse(text, f"is not a size in inches; give width and height from 1 to {MOST_INCHES:g}, such as 3.3x2.5")
+    return found
 
 
 def interval(text: str) -> tuple[float, float]:

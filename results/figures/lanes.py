@@ -1,11 +1,11 @@
 """The figure of a replayed step as lanes: compute, memory traffic and waits of a device, and what its links send."""
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from results.figures.frame import PLAIN, Style, described, legend, opened
 from results.figures.palette import LANE_COLOURS
 from results.records.traces import FORWARD, PASSES, Span, Trace
 
@@ -25,14 +25,14 @@ LaneBars = list[tuple[str, Sequence[Span]]]
 """What a row shows, by the names of the legend."""
 
 
-def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure:
+def lanes(trace: Trace, between_ms: tuple[float, float] | None = None, style: Style = PLAIN) -> Figure:
     """Draw the step, or a part of it. What a link sends while the device waits is exposed, the rest is hidden."""
     processes = trace.processes
     rows = by_process(processes) if len(processes) > 1 else by_lane(next(iter(processes.values())))
     total = mean_ms(processes)
     step_ms = sum(total.values())
-    figure = Figure(figsize=(12, 1.7 + 0.45 * len(rows)), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = opened(style, size=(12.0, 1.7 + 0.45 * len(rows)))
+    axes.grid(visible=False, axis="y")
     for at, row in enumerate(rows.values()):
         for what, drawn in row:
             bars = [(span.begin_ms, span.ms) for span in drawn]
@@ -47,10 +47,8 @@ def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure
     ]
     if any(what == HIDDEN for row in rows.values() for what, _ in row):
         handles.append(Patch(color=LANE_COLOURS[HIDDEN], label=HIDDEN))
-    title = f"{trace.title}: a step of {step_ms:,.1f} ms, {trace.kind}"
-    figure.suptitle("\n".join(textwrap.wrap(title, 120)), fontsize="medium")
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
-    return figure
+    legend(figure, handles, below=True)
+    return described(figure, style, [f"A step of {step_ms:,.1f} ms, {trace.kind}", trace.title], [])
 
 
 def mean_ms(processes: Mapping[str, Mapping[str, list[Span]]]) -> dict[str, float]:

@@ -10,16 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import parameters, wrapped
+from results.figures.frame import PLAIN, Style, described, opened
+from results.figures.marks import plain_ticks
 from results.figures.palette import GREY, INK, WHITE, strategy_looks
-from results.figures.pictures import plain_ticks
 from results.records.training import Facts, TrainingRun
+from results.words import parameters
 
 REFERENCE = "single"
 TOKENS = {"bytes": "bytes", "chars": "characters"}
 
 
-def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
+def loss_curves(runs: Sequence[TrainingRun], style: Style = PLAIN) -> Figure:
     """Draw training and validation loss against steps.
 
     With `single` among the runs, only its losses are drawn, because the others lie on them. Beside them, each other run
@@ -30,8 +31,8 @@ def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
     named = list(zip(labels_of(runs), runs, strict=True))
     reference = next((each for each in named if len(named) > 1 and each[1].facts.strategy == REFERENCE), None)
     drawn = [reference] if reference else named
-    figure = Figure(figsize=(13 if reference else 8, 5), layout="constrained")
-    axes = figure.subplots(1, 2 if reference else 1, squeeze=False)[0]
+    size = (13.0 if reference else 8.0, 5.0)
+    figure, axes = opened(style, 2 if reference else 1, size, sharex=False, sharey=False)
     looks = _looks_of([run for _, run in drawn])
     for (_, run), look in zip(drawn, looks, strict=True):
         _draw(axes[0], run.steps, run.evaluations, look)
@@ -39,9 +40,7 @@ def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
     _legend(axes[0], [name for name, _ in drawn], looks)
     if reference:
         _draw_differences(axes[1], reference[1], [each for each in named if each is not reference])
-    lines = [line for text in what_was_trained(runs) for line in wrapped(figure, text, 10)]
-    figure.suptitle("\n".join(["Loss of training runs", *lines]), x=0.02, ha="left", fontsize="medium")
-    return figure
+    return described(figure, style, ["Loss of training runs", *what_was_trained(runs)], [])
 
 
 def _draw_differences(axes: Axes, reference: TrainingRun, named: Sequence[tuple[str, TrainingRun]]) -> None:
@@ -120,7 +119,7 @@ def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
         f"{TOKENS[corpus.tokens]} of {Path(corpus.name).name}",
         kind and f"on {kind}",
     ]
-    return [", ".join(part for part in parts if part)]
+    return [part for part in parts if part]
 
 
 def _looks_of(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:

@@ -1,16 +1,17 @@
 """All colours and markers of figures, diagrams and pages: a thing looks the same wherever it is drawn.
 
 Any two colours of one table differ by at least 0.08 in OKLab, in normal vision and as simulated for each of the three
-kinds of dichromacy. A strategy's colour has a contrast of at least 3 to white, as WCAG 2.1 asks of graphics, and a
-marker of its own tells it apart without colour.
+kinds of dichromacy. A strategy's colour has a contrast of at least 3 to white, as WCAG 2.1 asks of graphics. Colours of
+strategies differ in grey, too, and a marker of its own tells each apart without colour.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple, get_args
 
 import seaborn as sns
+from matplotlib.markers import MarkerStyle
 
-from results.figures.curves import PARTS, TIMES
+from results.figures.tables import PARTS, TIMES
 from results.records.documents import Limit
 from results.records.predictions import FIGURE_PARTS
 
@@ -19,19 +20,22 @@ MARKERS = "osD^vPX<>ph*d"
 
 STRATEGY_COLOURS = {
     "single": "#333333",
-    "data": "#1199ee",
-    "zero1": "#226699",
-    "zero2": "#0022aa",
-    "fsdp": "#339966",
-    "hsdp": "#885500",
-    "tensor": "#ff5500",
-    "context": "#cc77aa",
-    "pipeline": "#bb0077",
-    "three_d": "#8855dd",
-    "auto": "#660077",
-    "expert": "#5a483f",
+    "data": "#2a01ff",
+    "zero1": "#1e8a9f",
+    "zero2": "#8c9a32",
+    "fsdp": "#406c0a",
+    "hsdp": "#371102",
+    "tensor": "#b45864",
+    "context": "#8252c0",
+    "pipeline": "#cb4ff6",
+    "three_d": "#864064",
+    "auto": "#5d2f84",
+    "expert": "#3504bd",
 }
 """The strategies of meshmark, in the order in which legends name them."""
+
+FIRST_OWN = 4
+"""With this place of the first colour of users' strategies, more than a hundred of them have looks of their own."""
 
 INK, GREY, LINE, PAPER = "#1f2933", "#5b6672", "#c9d1d9", "#fcfcfa"
 """Text, captions, outlines and the ground of pictures."""
@@ -89,20 +93,36 @@ class StrategyLook(NamedTuple):
 
 
 def in_order(strategies: Iterable[str]) -> list[str]:
-    """Return all names in the order that assigns looks: the strategies of meshmark, then others by name."""
+    """Return all names in the order of legends: the strategies of meshmark, then others by name."""
     return [*STRATEGY_COLOURS, *sorted(set(strategies) - STRATEGY_COLOURS.keys())]
 
 
 def strategy_looks(strategies: Iterable[str]) -> dict[str, StrategyLook]:
-    """Give each strategy its look, in the order of legends: those of meshmark first, then others by name.
+    """Give each strategy its look, in the order of legends.
 
-    A strategy of meshmark has the same look whatever it is drawn with. Others, which users register, take the looks
-    that are left.
+    A strategy of meshmark has the same look whatever it is drawn with. Others, which users register, take the colours
+    in turn with other markers; the colour of `single` is left to `single`.
     """
-    asked = set(strategies)
-    colours = list(STRATEGY_COLOURS.values())
-    looks = {
-        name: StrategyLook(colours[number % len(colours)], MARKERS[number % len(MARKERS)])
-        for number, name in enumerate(in_order(asked))
-    }
+    asked, colours = set(strategies), list(STRATEGY_COLOURS.values())
+    ours = len(colours)
+    looks = {}
+    for number, name in enumerate(in_order(asked)):
+        colour = colours[number] if number < ours else colours[1 + (number - ours + FIRST_OWN) % (ours - 1)]
+        looks[name] = StrategyLook(colour, MARKERS[number % len(MARKERS)])
     return {name: look for name, look in looks.items() if name in asked}
+
+
+def symbol_path(marker: str) -> str:
+    """Return a marker of matplotlib as the path of an SVG shape in a square of 12 units.
+
+    >>> symbol_path("s")
+    'M1.5 10.5L10.5 10.5L10.5 1.5L1.5 1.5Z'
+    """
+    style = MarkerStyle(marker)
+    path = style.get_path().transformed(style.get_transform())
+    letters = {path.MOVETO: "M", path.LINETO: "L", path.CURVE3: "Q", path.CURVE4: "C", path.CLOSEPOLY: "Z"}
+    words = []
+    for points, code in path.iter_segments():
+        numbers = [f"{6 + 9 * value * sign:.3g}" for value, sign in zip(points, (1, -1) * len(points), strict=False)]
+        words.append(letters[code] + ("" if code == path.CLOSEPOLY else " ".join(numbers)))
+    return "".join(words)

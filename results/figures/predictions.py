@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from results.figures.canvas import caption
+from results.figures.frame import PLAIN, described
+from results.figures.marks import stacked_bars
 from results.figures.palette import GREY, PURE_BLACK, SPENT_COLOURS, STRATEGY_COLOURS, WHITE
 from results.records.predictions import FIGURE_PARTS
 
@@ -61,8 +62,8 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
     used = [name for name in SPREADS if name in set(rows.apply(spread_of, axis=1))]
     handles = [Line2D([], [], color=SPREADS[name][0], marker=SPREADS[name][1], ls="", label=name) for name in used]
     figure.legend(handles=handles, title="the model is split over", loc="outside right center", frameon=False)
-    caption(figure, f"Lines: no error, and {NEAR:.0%} more or less.")
-    return figure
+    heading = "Predicted against published seconds of a step"
+    return described(figure, PLAIN, [heading], [f"Lines: no error, and {NEAR:.0%} more or less."])
 
 
 def short(source: str) -> str:
@@ -105,24 +106,17 @@ def parts_figure(rows: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(11, 1.2 + 0.26 * sum(len(part) + 2 for part in drawn)), layout="constrained")
     grid = figure.subplots(len(drawn), squeeze=False, sharex=True, height_ratios=[len(part) for part in drawn])[:, 0]
     for axes, part in zip(grid, drawn, strict=True):
-        left = np.zeros(len(part))
-        for name, colour in SPENT_COLOURS.items():
-            width = (part[f"part.{name}"] / part["measured_seconds"]).to_numpy()
-            axes.barh(range(len(part)), width, left=left, color=colour)
-            left += width
+        shares = {name: part[f"part.{name}"] / part["measured_seconds"] for name in SPENT_COLOURS}
+        stacked_bars(axes, pd.DataFrame(shares), SPENT_COLOURS, [label_of(row) for row in part.to_dict("records")])
         axes.axvline(1, color=PURE_BLACK, linewidth=1.5)
-        axes.set_yticks(range(len(part)), [label_of(row) for row in part.to_dict("records")], size="small")
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
         name = textwrap.shorten(short(part["source"].iloc[0]), 100, placeholder=" ...")
         axes.set_title(name, size="small", loc="left", y=1)
     grid[-1].set_xlabel("predicted over published time of a step")
     handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
     handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    title = "Worst rows: layers x embed, sequences x tokens in so many microbatches, mesh"
-    figure.suptitle(title, x=0.02, ha="left", size="medium")
-    return figure
+    title = "Worst rows: layers x embed, sequences x tokens in the number of microbatches, mesh"
+    return described(figure, PLAIN, [title], [])
 
 
 def worst_first(rows: pd.DataFrame) -> pd.DataFrame:

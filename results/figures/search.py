@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import byte_unit, caption, parameters
+from results.figures.frame import PLAIN, Style, described, legend, opened
 from results.figures.palette import GREY, PURE_BLACK, WHITE, strategy_looks
 from results.records.reading import RecordError
+from results.words import byte_unit, parameters
 
 MOST, MOST_UNTRIED = 24, 12
 """Most candidates in a figure, and most of those that were neither compiled nor measured."""
@@ -52,36 +53,36 @@ def tried(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.dropna(subset=["compiled.needed_bytes", "measured.seconds"], how="all")
 
 
-def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
+def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -> Figure:
     """Draw step times and memory.
 
     Args:
         facts: what all candidates share, as `read_search` returns it.
         rows: the candidates, a row each, best first.
+        style: how it is drawn.
     """
     shown = drawn_candidates(rows).head(MOST)
-    figure = Figure(figsize=(13, 2.3 + 0.44 * len(shown)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
+    size = (13.0, 2.0 + 0.42 * len(shown))
+    figure, (left, right) = opened(style, 2, size, columns=2, sharex=False, sharey=True, width_ratios=(2, 1))
     draw_times(left, shown)
     draw_memory(right, shown, facts["capacity_bytes"])
     left.set_yticks(range(len(shown)), [label_of(row) for row in shown.to_dict("records")], size="small")
     left.set_ylim(len(shown) - 0.4, -0.6)
-    figure.suptitle(f"The best candidates of a search\n{what_was_searched(facts)}", x=0.02, ha="left", size="medium")
-    caption(figure, what_is_drawn(facts, rows, shown))
-    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "frameon": False, "fontsize": "small"}
     marks = [
         Line2D([], [], color=GREY, linestyle="", label=label, **MARKS[name])
         for name, (_, label) in TIMES.items()
         if shown[name].notna().any()
     ]
-    left.legend(handles=marks, ncols=len(marks), **above)
+    bar = Line2D([], [], color=GREY, linewidth=6, label="memory as compiled")
     sizes = [
-        Line2D([], [], color=GREY, linewidth=6, label="as compiled"),
-        Line2D([], [], color=PURE_BLACK, linestyle="", marker="|", markersize=8, label="by formula"),
+        *([bar] if shown["compiled.needed_bytes"].notna().any() else []),
+        Line2D([], [], color=PURE_BLACK, linestyle="", marker="|", markersize=8, label="memory by formula"),
         Line2D([], [], color=PURE_BLACK, linestyle="--", linewidth=1, label="memory of the chip"),
     ]
-    right.legend(handles=sizes, **above)
-    return figure
+    legend(figure, [*marks, *sizes], below=True)
+    title = ["The best candidates of a search", *what_was_searched(facts).split(", ")]
+    caption = ["The roofline is at the chip's peak, with all communication hidden."]
+    return described(figure, style, title, caption, what_is_drawn(facts, rows, shown))
 
 
 def counts_by_status(rows: pd.DataFrame) -> list[int]:
@@ -144,10 +145,10 @@ def how_certain(facts: dict[str, Any]) -> str:
     return f"Predictions are by the machine file {facts['machine']}; times are {likely}."
 
 
-def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, shown: pd.DataFrame) -> str:
-    """Say which candidates are drawn, and what the times are."""
+def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
+    """Say which candidates are drawn, and how certain their times are."""
     fitting, large, infeasible = counts_by_status(rows)
     compiled, measured = (int(shown[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds"))
     drawn = f"{len(shown)} of {len(rows)} candidates drawn, {compiled} of them compiled and {measured} measured."
     counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
-    return f"{drawn} {counts} {how_certain(facts)} The roofline is at the chip's peak, with all communication hidden."
+    return [drawn, counts, how_certain(facts)]

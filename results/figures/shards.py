@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from results.figures.canvas import caption
+from results.figures.frame import PLAIN, Style, described, opened
 from results.figures.grid import size
 from results.figures.palette import GREY, PURE_BLACK, WHITE, device_colours
 from results.records.overviews import HeldArray, Overview
@@ -25,33 +25,31 @@ NAMED = 3
 MOST_COLUMNS = 16
 """The parts of a dim that is split into more, and is the only one, are in lines of so many, one below another."""
 
+CELLS = (
+    "A cell is a part of an array. A device has the same colour everywhere; the stripes of a cell are the devices that "
+    "hold it. Bytes are those of all arrays of a panel: weights, gradients and AdamW's moments."
+)
+
 Parts = Mapping[tuple[int, int], Sequence[int]]
 """Row and column of each part of an array -> the devices that hold it."""
 
 
-def shards(overview: Overview) -> Figure:
+def shards(overview: Overview, style: Style = PLAIN) -> Figure:
     """Draw the mesh, and a panel for each distinct layout of the arrays of a step: which devices hold which part."""
     panels = [mesh_panel(overview), *layout_panels(overview)]
     lines = [panels[start : start + COLUMNS] for start in range(0, len(panels), COLUMNS)]
     heights = [
         TITLE_HEIGHT + max(LEAST_HEIGHT, *(ROW_HEIGHT * extents(parts)[0] for _, parts in line)) for line in lines
     ]
-    figure = Figure(figsize=(COLUMNS * WIDTH, sum(heights) + 0.6), layout="constrained")
-    grid = [*figure.subplots(len(lines), COLUMNS, squeeze=False, height_ratios=heights).flat]
+    size = (COLUMNS * WIDTH, sum(heights) + 0.6)
+    shared = {"sharex": False, "sharey": False, "height_ratios": heights}
+    figure, grid = opened(style, len(panels), size, columns=COLUMNS, **shared)
     colours = device_colours(len(overview.devices))
-    for axes, (title, parts) in zip(grid, panels, strict=False):
+    for axes, (title, parts) in zip(grid, panels, strict=True):
         draw_parts(axes, parts, colours)
         axes.set_title(title, fontsize="x-small", loc="left")
-    for unused in grid[len(panels) :]:
-        unused.remove()
     mesh = ",".join(f"{axis}={count}" for axis, count in overview.mesh)
-    figure.suptitle(f"{overview.strategy} on {mesh}: {overview.workload}", x=0.01, ha="left", fontsize="medium")
-    caption(
-        figure,
-        "A cell is a part of an array. A device has the same colour everywhere; the stripes of a cell are the devices "
-        "that hold it. Bytes are those of all arrays of a panel: weights, gradients and AdamW's moments.",
-    )
-    return figure
+    return described(figure, style, [f"{overview.strategy} on {mesh}", *overview.workload.split(", ")], [], [CELLS])
 
 
 def mesh_panel(overview: Overview) -> tuple[str, Parts]:

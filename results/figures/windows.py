@@ -1,80 +1,81 @@
-"""The figure of a sweep over attention windows: step time and memory against the window."""
+"""A sweep over attention windows: step time and memory against the window, each strategy on its most devices."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Drawn
 
-from results.figures.canvas import (
-    Look,
-    byte_unit,
-    canvas,
-    doubling_axis,
-    legend,
-    name_meshes,
-    strategy_lines,
-)
-from results.figures.curves import is_counted, scaling
+from results.figures.curves import meshes
+from results.figures.frame import Figure, Style, legend, opened
+from results.figures.marks import curves, strategy_handles, ticks_at, value_axis
+from results.figures.tables import ANOTHER_BATCH, ANOTHER_WORKLOAD, Batch, fastest, leave_out, widest_batch
+from results.records.metrics import is_counted
 from results.records.rows import ATTENTION, WORKLOAD
+from results.words import byte_unit
 
-NAME = "time_and_memory_vs_window"
+PANELS = {"step_time": "time of a step (ms)", "memory": "memory per device"}
 SAME = [*(name for name in WORKLOAD if name != "attention"), *ATTENTION[1:]]
 """The columns in which the rows of a sweep are equal."""
 
 
 def sweeps(
-    rows: pd.DataFrame, varied: str = "attention", same: Sequence[str] = SAME
+    rows: pd.DataFrame, batch: Batch, varied: str = "attention", same: Sequence[str] = SAME
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield a label and the rows of each sweep: rows that count with several windows, otherwise of the same work.
+    """Yield each sweep: rows that count with several values of a column, otherwise of the same work.
 
-    Or with several values of another column, and the same values of other columns.
+    A sweep is a label and all rows, others marked as left out.
     """
     for values, part in rows.groupby(list(same), sort=False, dropna=False):
         if part.loc[is_counted(part), varied].nunique() > 1:
-            yield "-".join(text for text in map(str, values) if text not in ("nan", "None")), part
+            marked = leave_out(rows, ~rows.index.isin(part.index), ANOTHER_WORKLOAD)
+            chosen = batch if isinstance(batch, int) else widest_batch(marked)
+            label = "-".join(text for text in map(str, values) if text not in ("nan", "None"))
+            yield label, leave_out(marked, marked["global_batch_sequences"].ne(chosen), ANOTHER_BATCH)
+
+
+def on_most_devices(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the fastest row of each strategy on its most devices, of each workload."""
+    rows = leave_out(fastest(rows, "step_time"), rows["memory"].isna(), "without memory sizes")
+    most = rows["devices"].where(is_counted(rows)).groupby(rows["strategy"]).transform("max")
+    return leave_out(rows, rows["devices"].ne(most), "on fewer than the most devices of its strategy")
 
 
 def window_points(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the fastest row of each strategy on its most devices, for each window. Dense has the whole sequence."""
-    points = swept_points(rows, "attention")
-    windows = points["attention_window"].astype(float).fillna(points["sequence_tokens"])
-    return points.assign(window=windows.clip(upper=points["sequence_tokens"]))
+    """Keep the points of each window. Dense attention has the whole sequence."""
+    windows = rows["attention_window"].astype(float).fillna(rows["sequence_tokens"])
+    return on_most_devices(rows.assign(window=windows.clip(upper=rows["sequence_tokens"])))
 
 
-def swept_points(rows: pd.DataFrame, varied: str) -> pd.DataFrame:
-    """Return the fastest row of each strategy on its most devices, for each value of the column that varies."""
-    points = pd.concat([scaling(part) for _, part in rows[is_counted(rows)].groupby(varied)])
-    points = points[points["best"] & points["memory.total_bytes"].notna()]
-    points = points[points["devices"] == points.groupby("strategy")["devices"].transform("max")]
-    milliseconds = {
-        f"step_ms{end}": 1e3 * points[f"step_seconds_{end[1:] or 'median'}"] for end in ("", "_low", "_high")
-    }
-    return points.assign(**milliseconds)
-
-
-def name_dense(axes: Axes, points: pd.DataFrame) -> None:
-    """Name the tick of dense attention, whose window is the sequence."""
-    ticks, dense = sorted(points["window"].unique()), points["sequence_tokens"].iloc[0]
-    axes.set_xticks(ticks, ["dense" if tick == dense else f"{tick:.0f}" for tick in ticks])
-
-
-def time_and_memory_vs_window(rows: pd.DataFrame, look: Look) -> Figure:
-    """Draw step time and memory per device against the attention window, for each strategy on its most devices."""
-    points = window_points(rows)
-    divisor, unit = byte_unit(points["memory.total_bytes"].max())
-    memory = points["memory.total_bytes"] / divisor
-    points = points.assign(memory=memory, memory_low=float("nan"), memory_high=float("nan"))
-    figure, panels = canvas(rows, points, "Time and memory against the attention window", 2, one_unit=False)
-    for axes, column, label in zip(
-        panels, ("step_ms", "memory"), ("time of a step (ms)", f"memory per device ({unit})"), strict=True
-    ):
-        strategy_lines(axes, points, "window", column, look)
-        doubling_axis(axes, points["window"], "attention window (tokens)")
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.set(ylabel=label, ylim=(0, 1.1 * np.nanmax(points[[column, f"{column}_high"]])))
-        name_dense(axes, points)
-    legend(figure, points, look)
-    name_meshes(figure, rows, points)
+def against(points: pd.DataFrame, style: Style, x: str, labels: dict[str, str], write: str) -> Drawn:
+    """Draw columns against another column, a panel each, with lines for strategies; `labels` are of the panels."""
+    figure, panels = opened(style, len(labels), sharey=False)
+    divisor, unit = byte_unit(points["memory"].max())
+    points = points.assign(memory=points["memory"] / divisor)
+    for axes, (column, label) in zip(panels, labels.items(), strict=True):
+        ends = {
+            end: points[f"{column}_{end}"] if f"{column}_{end}" in points else float("nan") for end in ("low", "high")
+        }
+        values = points.assign(value=points[column], **ends, ideal=1.0)
+        curves(axes, values, x)
+        value_axis([axes], values.drop(columns="ideal").assign(ideal=float("nan")))
+        axes.set_ylabel(f"{label} ({unit})" if column == "memory" else label)
+        ticks_at(axes.xaxis, points[x], write)
+    legend(figure, strategy_handles(points["strategy"]))
     return figure
+
+
+def draw(points: pd.DataFrame, style: Style) -> Drawn:
+    """Draw step time and memory per device against the attention window."""
+    figure = against(
+        points, style, "window", {"step_time": "time of a step (ms)", "memory": "memory per device"}, "{:.0f}"
+    )
+    ticks, dense = sorted(points["window"].unique()), points["sequence_tokens"].iloc[0]
+    for axes in figure.axes:
+        axes.set_xticks(ticks, ["dense" if tick == dense else f"{tick:.0f}" for tick in ticks])
+        axes.set_xlabel("attention window (tokens)")
+    return figure
+
+
+HEADING = "Time and memory against the attention window"
+FIGURE = Figure("time_and_memory_vs_window", HEADING, partial(sweeps), window_points, draw, meshes)

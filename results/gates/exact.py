@@ -16,6 +16,7 @@ from results.gates.report import counted_words
 from results.gates.verdict import Finding, Report
 from results.records.machine import differences
 from results.records.reading import Case
+from results.words import ending
 from strategies.files import shown
 
 Row = Mapping[str, Any]
@@ -185,11 +186,6 @@ def judge_metric(
         word = "better" if abs(now - before) > allowance.of(before) else "within tolerance"
     note = f"allowed: {allowance}" if word == "same" else ""
     return Finding(case, word, metric, before, now, now / before if before else None, note=note)
-
-
-def ending(row: Row) -> str:
-    """Describe how a case ended: its status, with the reason if there is one."""
-    return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
 
 
 def whereabouts(case: Case, row: Row, candidates: Rows) -> str:

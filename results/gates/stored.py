@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from results.gates.counters import PASSED, Snapshot, snapshot_of_run
-from results.gates.exact import ending, judge_case, nothing_to_hold, whereabouts
+from results.gates.exact import judge_case, nothing_to_hold, whereabouts
 from results.gates.verdict import Finding, Report
 from results.records.launches import MIN_LAUNCHES, Change
 from results.records.machine import other_machine
 from results.records.reading import NotComparable, read_run
+from results.words import ending
 from strategies.files import shown
 
 METRIC = "step_seconds_median"

@@ -53,14 +53,14 @@ class Search(msgspec.Struct, frozen=True):
     candidates: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
-def read_search(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Read the file that a search wrote.
+def read_search(path: Path, document: Any = None) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Read the file that a search wrote; `document` is its content, if it was read before.
 
     Returns:
         The facts that all candidates share, and a table with a row for each candidate; `limit` is what it waits for
         most.
     """
-    facts = msgspec.structs.asdict(read_document(path, "search", SCHEMA_VERSION, Search, WRITTEN_BY))
+    facts = msgspec.structs.asdict(read_document(path, "search", SCHEMA_VERSION, Search, WRITTEN_BY, document))
     candidates = facts.pop("candidates")
     for number, row in enumerate(candidates):
         checked_fields(row, CANDIDATE, f"{shown(path)}: candidates[{number}]")

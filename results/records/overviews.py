@@ -106,15 +106,15 @@ def read(text: str, where: str = "stdin", most_devices: int = MOST_DEVICES) -> l
     for each in overviews:
         if (devices := math.prod(size for _, size in each.mesh)) > most_devices:
             raise RecordError(f"{each.strategy} has {devices} devices; a picture has room for {most_devices}")
-        require_axes(each)
+        require_axes(each, where)
         if each.schedule:
-            complete(each.schedule)
+            complete(each.schedule, where)
     return overviews
 
 
-def require_axes(overview: Overview) -> None:
+def require_axes(overview: Overview, file: str) -> None:
     """Check that arrays are split along axes of the mesh, and have a size and axes for each dim."""
-    where, axes = f"stdin: {overview.strategy}", [axis for axis, _ in overview.mesh]
+    where, axes = f"{file}: {overview.strategy}", [axis for axis, _ in overview.mesh]
     if len({*axes}) < len(axes):
         raise RecordError(f"{where}: the mesh has an axis twice")
     for array in overview.arrays:

@@ -104,7 +104,9 @@ def read_json(path: Path) -> Any:
     return files.read_json(path, WAY_OUT)
 
 
-def read_document(path: Path, kind: str, version: int, form: type[Document], written_by: str) -> Document:
+def read_document(
+    path: Path, kind: str, version: int, form: type[Document], written_by: str, document: Any = None
+) -> Document:
     """Read a JSON document that a command wrote.
 
     Args:
@@ -113,8 +115,10 @@ def read_document(path: Path, kind: str, version: int, form: type[Document], wri
         version: the `schema_version` that is read.
         form: the type of the document.
         written_by: the command that writes it, for messages.
+        document: the content of the file, if it was read before.
     """
-    document = files.read_json(path, f"write it with {written_by}")
+    if document is None:
+        document = files.read_json(path, f"write it with {written_by}")
     if not isinstance(document, dict) or document.get("kind") != kind:
         raise RecordError(f"{shown(path)} was not written by {written_by} of this version")
     check_version(shown(path), document.get("schema_version"), version, written_by)

@@ -3,8 +3,9 @@
 The table has the recorded values only; other modules derive from them. Files that are not comparable are refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -30,8 +31,14 @@ NEEDED = [
 """Columns that figures read. Records of the same schema may lack others, which are newer than these."""
 
 
-def load(paths: Iterable[str | Path]) -> pd.DataFrame:
-    """Read benchmark files into one table.
+def load(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
+    """Read one or more benchmark files into one table, as `table_of` describes it."""
+    paths = [paths] if isinstance(paths, str | Path) else paths
+    return table_of((Path(path), read_run(Path(path))) for path in paths)
+
+
+def table_of(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> pd.DataFrame:
+    """Return the rows of runs, each with the file that it was read from, as one table.
 
     Returns:
         A table of all columns, unknown where a file lacks them, and of further keys of `extra_info`. `name` is the
@@ -39,7 +46,7 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
         a forced routing (empty without one), and `samples` the step times in seconds (an empty tuple if nothing was
         timed).
     """
-    rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), NEEDED)])
+    rows = pd.DataFrame([record for path, run in runs for record in records_of(path, run, NEEDED)])
     lacking = [name for name, column in COLUMNS.items() if name not in rows and not column.is_family]
     rows = rows.reindex(columns=[*rows.columns, *lacking])
     rows = with_attention(pd.DataFrame({name: as_numbers(str(name), values) for name, values in rows.items()}))

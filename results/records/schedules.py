@@ -33,19 +33,21 @@ class Schedule(msgspec.Struct, frozen=True):
 
 def read(text: str, where: str = "stdin") -> Schedule:
     """Parse a printed schedule; `where` is its file, for messages."""
-    return complete(checked(decode_json(text, where), Schedule, where))
+    return complete(checked(decode_json(text, where), Schedule, where), where)
 
 
-def complete(schedule: Schedule) -> Schedule:
-    """Return a schedule that can be drawn."""
+def complete(schedule: Schedule, where: str) -> Schedule:
+    """Return a schedule that can be drawn; `where` is its file, for messages."""
     stages = schedule.stages
     if len(lengths := {len(row) for row in stages}) > 1:
-        raise RecordError(f"stdin: stages have {min(lengths)} to {max(lengths)} ticks, not the same number")
+        raise RecordError(f"{where}: stages have {min(lengths)} to {max(lengths)} ticks, not the same number")
     if max(len(stages), *lengths) > MOST:
-        raise RecordError(f"{len(stages)} stages of {max(lengths)} ticks cannot be drawn; {MOST} of each at most")
+        raise RecordError(
+            f"{where}: {len(stages)} stages of {max(lengths)} ticks cannot be drawn; {MOST} of each at most"
+        )
     operations = [op for row in stages for op in row if op is not None]
     if not operations:
-        raise RecordError("stdin is a schedule in which nothing is done; give it a stage and a microbatch")
+        raise RecordError(f"{where} is a schedule in which nothing is done; give it a stage and a microbatch")
     if (highest := max(op.chunk for op in operations)) >= schedule.chunks:
-        raise RecordError(f"stdin has an operation of chunk {highest}, and `chunks` is {schedule.chunks}")
+        raise RecordError(f"{where} has an operation of chunk {highest}, and `chunks` is {schedule.chunks}")
     return schedule

@@ -9,7 +9,8 @@ import pandas as pd
 
 from benchmarks.cli.accuracy import Errors, quantile
 from benchmarks.cli.outputs import require_apart, save, save_text
-from results.figures.pictures import draw, themed
+from results.figures.frame import save as draw
+from results.figures.frame import themed
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.records.predictions import AXES, LEFT_OUT, SECONDS, errors_of, judged, read
 from results.records.reading import RecordError
@@ -60,7 +61,7 @@ def write_page(path: Path, folder: Path) -> list[Path]:
     with themed():
         figures = predicted_figure(without_own_source(known)), parts_figure(known)
         for picture, figure in zip(paths[2:], figures, strict=True):
-            save(picture, lambda to, drawn=figure: draw(drawn, to, dpi=110))
+            save(picture, lambda to, drawn=figure: draw(drawn, to))
     return paths
 
 

@@ -7,9 +7,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from results.figures.curves import PARTS, TIMES
-from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS
+from results.figures.marks import DODGE, LOG_SPAN
+from results.figures.palette import PART_COLOURS, TIME_COLOURS, in_order, strategy_looks, symbol_path
 from results.figures.search import TIMES as CANDIDATE_TIMES
+from results.figures.tables import PARTS, TIMES
 from results.webpage.columns import DERIVED
 from results.webpage.words import LOUD
 
@@ -35,23 +36,30 @@ def page(title: str, sections: Sequence[str], data: Mapping[str, Any]) -> str:
 
 
 def looks(strategies: Sequence[str]) -> dict[str, Any]:
-    """Return the colours of a page: those of figures.
+    """Return how the page draws: as figures do.
 
     Args:
-        strategies: all names on the page, in the order that assigns their colours and symbols.
+        strategies: all names on the page.
 
     Returns:
-        `strategies`, the colours that they take in turn; `memory` and `time`, the label, column and colour of each part
-        of a bar; and `candidate`, the label and column of each time of a search's candidate.
+        `looks`, the colour and the path of the symbol of each strategy, in the order of legends; `log_span` and
+        `dodge` of `results.figures.marks`; `memory` and `time`, the label, column and colour of each part of a bar; and
+        `candidate`, the label and column of each time of a search's candidate.
     """
 
     def parts(names: Mapping[str, str], colours: Mapping[str, str]) -> list[dict[str, str]]:
         columns = {label: name if "." in name else DERIVED + name for label, name in names.items()}
         return [{"label": label, "name": name, "colour": colours[label]} for label, name in columns.items()]
 
-    bars = {"memory": parts(PARTS, PART_COLOURS), "time": parts(TIMES, TIME_COLOURS)}
-    bars["candidate"] = [{"label": label, "name": DERIVED + name} for name, (_, label) in CANDIDATE_TIMES.items()]
-    return {"strategies": list(strategies), "colours": list(STRATEGY_COLOURS.values()), **bars}
+    found = strategy_looks(in_order(strategies))
+    return {
+        "looks": {name: {"colour": each.colour, "path": symbol_path(each.marker)} for name, each in found.items()},
+        "log_span": LOG_SPAN,
+        "dodge": DODGE,
+        "memory": parts(PARTS, PART_COLOURS),
+        "time": parts(TIMES, TIME_COLOURS),
+        "candidate": [{"label": label, "name": DERIVED + name} for name, (_, label) in CANDIDATE_TIMES.items()],
+    }
 
 
 def run_section(summary: Sequence[str], machine: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from results.figures.search import TIMES, counts_by_status, drawn_candidates, how_certain, tried, what_was_searched
 from results.webpage.columns import DERIVED, as_json, column
-from results.webpage.words import many, size
+from results.words import many, size
 
 TABLE = [
     *("rank", "status", "strategy", "mesh", "microbatches", "remat", "options"),

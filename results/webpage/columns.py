@@ -8,16 +8,18 @@ from typing import Any
 
 import pandas as pd
 
-from results.figures.curves import is_counted, memory_columns, scaling, workloads
-from results.webpage.words import known_text, workload
+from results.figures.palette import strategy_looks
+from results.figures.tables import fastest, memory_columns, workloads
+from results.records.metrics import METRIC_COLUMNS, is_counted
+from results.words import ending, known_text, workload
 
 NOT_CARRIED = ["samples", "file", "fingerprint"]
 """Columns that the page leaves out: its section about the machine names files and fingerprint once."""
 CURVES = [
-    *("tokens_per_second_low", "tokens_per_second_high", "ideal_tokens_per_second"),
-    *("efficiency", "efficiency_low", "efficiency_high", "best"),
+    *("throughput", "throughput_low", "throughput_high", "throughput_ideal"),
+    *("efficiency", "efficiency_low", "efficiency_high"),
 ]
-"""Columns that `scaling` adds to a row."""
+"""Metrics of a row that the page shows; null in rows that do not count."""
 DERIVED = "page."
 """Prefix of columns that are derived for the page and not part of the record."""
 DIGITS = 6
@@ -28,25 +30,26 @@ def run_data(rows: pd.DataFrame) -> dict[str, Any]:
     """Return the cases of a run as values that JSON can represent.
 
     Args:
-        rows: a table from `results.records.rows.load`.
+        rows: rows with their metrics.
 
     Returns:
         `count`, the number of cases; `columns`, for each name a list of the values of all cases, or the one value that
-        they share; `workloads`, the label of each workload; and `strategies`, in order of first appearance.
+        they share; `workloads`, the label of each workload; and `strategies`, in the order of legends.
     """
     parts = dict(workloads(rows))
     derived = pd.concat([derived_columns(part, number) for number, part in enumerate(parts.values())])
-    cases = rows.drop(columns=NOT_CARRIED, errors="ignore").join(derived)
+    recorded = [name for name in rows if name not in (*NOT_CARRIED, *METRIC_COLUMNS)]
+    cases = rows[recorded].join(derived)
     return {
         "count": len(cases),
         "columns": {str(name): column([as_json(value) for value in cases[name]]) for name in cases},
         "workloads": [workload(part.iloc[0]) for part in parts.values()],
-        "strategies": list(dict.fromkeys(map(str, rows["strategy"]))),
+        "strategies": list(strategy_looks(rows["strategy"])),
     }
 
 
 def derived_columns(rows: pd.DataFrame, number: int) -> pd.DataFrame:
-    """Derive the page's own columns for the rows of one workload; those of `scaling` are null in rows not counted."""
+    """Derive the page's own columns for the rows of one workload; metrics are null in rows not counted."""
     sizes = memory_columns(rows)
     columns = {
         "workload": number,
@@ -58,15 +61,15 @@ def derived_columns(rows: pd.DataFrame, number: int) -> pd.DataFrame:
         "new_output_bytes": sizes["new_output_bytes"],
     }
     derived = rows[[]].assign(**columns)
-    if is_counted(rows).any():
-        derived = derived.join(scaling(rows)[CURVES])
+    best = is_counted(fastest(rows, "throughput"))
+    derived = derived.join(rows[CURVES].where(is_counted(rows))).assign(best=best)
     return derived.add_prefix(DERIVED)
 
 
 def check(row: pd.Series) -> str:
     """Say how a case ended, in the words of the terminal's summary."""
     if row["status"] != "ok":
-        return ": ".join(filter(None, (str(row["status"]), known_text(row["reason"]))))
+        return ending(row)
     if row["kind"] == "compiled":
         return "compiled only"
     return "equal" if row["matches_single"] is True else known_text(row["reason"])

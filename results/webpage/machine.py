@@ -1,10 +1,9 @@
 """The page's facts about the machine, the versions and the files of runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from results.records.reading import read_run
 from strategies.files import shown
 
 SETTINGS = {
@@ -18,10 +17,9 @@ SETTINGS = {
 """Facts of `machine_info` that are shown verbatim unless they are empty, with their labels."""
 
 
-def machine_facts(paths: Sequence[Path]) -> dict[str, str]:
-    """Return facts by label: the machine, which all runs share, and the time and commit of each file."""
-    runs = [read_run(path) for path in paths]
-    machine = runs[0]["machine_info"]
+def machine_facts(runs: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
+    """Return facts of runs by label: the machine, which all share, and the time and commit of each file."""
+    machine = next(iter(runs.values()))["machine_info"]
     cpu, versions = machine.get("cpu") or {}, machine.get("versions") or {}
     system = (machine.get(name) for name in ("system", "release", "machine"))
     rates = machine.get("matmul_flops_per_second") or {}
@@ -33,7 +31,7 @@ def machine_facts(paths: Sequence[Path]) -> dict[str, str]:
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "Matmul rate": ", ".join(f"{rate / 1e9:,.1f} GFLOP/s in {dtype}" for dtype, rate in rates.items()),
         **{label: str(machine.get(name) or "") for name, label in SETTINGS.items()},
-        **{shown(path): written(run) for path, run in zip(paths, runs, strict=True)},
+        **{shown(path): written(run) for path, run in runs.items()},
     }
     return {name: value for name, value in facts.items() if value}
 

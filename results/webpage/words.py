@@ -1,16 +1,13 @@
 """The page's summary of a run in sentences: what ran, the fastest and smallest case, the checks, and the noise."""
 
-from collections.abc import Iterable
-
 import pandas as pd
 
-from results.figures.canvas import byte_unit, parameters
-from results.figures.curves import TIMES, attributed, is_counted, left_out, scaling, widest_batch
+from results.figures.tables import TIMES, attributed, reasons, widest_batch
+from results.records.metrics import is_counted
+from results.words import NAMED, devices, joined, known_text, many, numbers, size, workload
 
 LOUD = "This run is noisy"
 """How the sentence that warns of noise begins. The page marks it by this."""
-NAMED = 4
-"""Most names that one sentence lists."""
 
 
 def summary(rows: pd.DataFrame) -> list[str]:
@@ -37,25 +34,10 @@ def heading(rows: pd.DataFrame) -> str:
     return f"{models} on {rows['devices'].max():,.0f} {devices(rows.iloc[0])}"
 
 
-def devices(facts: pd.Series) -> str:
-    """Say whether a row's devices are virtual, or name their kind."""
-    return "virtual CPU devices" if bool(facts["virtual_devices"]) else f"devices ({facts['device_kind']})"
-
-
 def strategies(rows: pd.DataFrame) -> str:
     """Name the strategies, or count them if they are too many to list."""
     names = rows["strategy"].unique()
     return joined(names) if len(names) <= NAMED else f"{len(names)} strategies"
-
-
-def workload(facts: pd.Series) -> str:
-    """Describe the workload of a row: model, sequence length, dtype and remat, but not the batch."""
-    return (
-        f"{facts['preset']} ({parameters(facts['param_count'])}), {facts['sequence_tokens']:,.0f} tokens "
-        f"per sequence, {facts['dtype']}, remat {facts['remat']}"
-        f"{', ' + facts['attention'] if facts['attention'] else ''}"
-        f"{', routing=' + facts['forced'] if facts['forced'] else ''}"
-    )
 
 
 def what_counts(rows: pd.DataFrame) -> str:
@@ -65,16 +47,15 @@ def what_counts(rows: pd.DataFrame) -> str:
         return f"{compiled} of {len(rows)} cases were compiled; none was timed."
     counted = int(is_counted(rows).sum())
     agree = f"{counted} of {len(rows)} were timed after their losses and gradient norms agreed with those of one device"
-    why = ", ".join(f"{count} {reason}" for reason, count in left_out(rows).items())
+    why = reasons(rows)
     return f"{agree}; the curves leave out the others ({why})." if why else f"{agree}."
 
 
 def fastest_first(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the counted cases on the most devices at the most common batch, highest throughput first."""
-    points = scaling(rows)
-    points = points[points["global_batch_sequences"] == widest_batch(rows)]
+    points = rows[is_counted(rows) & rows["global_batch_sequences"].eq(widest_batch(rows))]
     points = points[points["devices"] == points["devices"].max()]
-    return points.sort_values("tokens_per_second", ascending=False)
+    return points.sort_values("throughput", ascending=False)
 
 
 def fastest(points: pd.DataFrame) -> str:
@@ -82,13 +63,13 @@ def fastest(points: pd.DataFrame) -> str:
     first, others = points.iloc[0], points.iloc[1:]
     batch = f"a global batch of {first['global_batch_sequences']:.0f} sequences"
     where = f"On {many(int(first['devices']), 'device')} with {batch}"
-    sentence = f"{where}, {case(first)} has the highest throughput: {first['tokens_per_second']:,.0f} tokens/s"
-    if pd.notna(first["tokens_per_second_low"]):
-        low, high = first["tokens_per_second_low"], first["tokens_per_second_high"]
+    sentence = f"{where}, {case(first)} has the highest throughput: {first['throughput']:,.0f} tokens/s"
+    low, high = first["throughput_low"], first["throughput_high"]
+    if pd.notna(low):
         sentence += f" (95% interval {low:,.0f} to {high:,.0f})"
-    alike = others[others["tokens_per_second_high"] >= first["tokens_per_second_low"]]
-    overlap = f" Its interval overlaps with that of {joined(case_names(alike))}: this run does not tell them apart."
-    return f"{sentence}{over_single(first)}.{overlap if len(alike) else ''}"
+    close = others[others["throughput_high"] >= low]
+    overlap = f" Its interval overlaps with that of {joined(case_names(close))}: this run does not tell them apart."
+    return f"{sentence}{over_single(first)}.{overlap if len(close) else ''}"
 
 
 def over_single(row: pd.Series) -> str:
@@ -101,18 +82,18 @@ def over_single(row: pd.Series) -> str:
 
 def smallest(points: pd.DataFrame) -> list[str]:
     """Name the case that needs the least memory per device."""
-    points = points.dropna(subset="memory.total_bytes").sort_values("memory.total_bytes")
+    points = points.dropna(subset="memory").sort_values("memory")
     if points.empty:
         return []
     row = points.iloc[0]
-    least, most = row["memory.total_bytes"], points["memory.total_bytes"].iloc[-1]
-    most_memory = f"the case that needs the most has {size(most)}"
-    return [f"Of these cases, {case(row)} needs the least memory: {size(least)} per device; {most_memory}."]
+    most_memory = f"the case that needs the most has {size(points['memory'].iloc[-1])}"
+    return [f"Of these cases, {case(row)} needs the least memory: {size(row['memory'])} per device; {most_memory}."]
 
 
 def most_exposed(rows: pd.DataFrame) -> list[str]:
     """Name the case that spends the largest share of its step on exposed communication."""
     points = attributed(rows)
+    points = points[is_counted(points)]
     if points.empty:
         return []
     share = points[TIMES["exposed communication"]] / points["step_seconds_median"]
@@ -154,52 +135,3 @@ def case(row: pd.Series) -> str:
 def case_names(rows: pd.DataFrame) -> list[str]:
     """Return the names of several cases, each once."""
     return list(dict.fromkeys(case(row) for _, row in rows.iterrows()))
-
-
-def known_text(value: object) -> str:
-    """Return a text, or "" for any other value.
-
-    >>> known_text("schedule=1f1b"), known_text(None), known_text(float("nan"))
-    ('schedule=1f1b', '', '')
-    """
-    return value if isinstance(value, str) else ""
-
-
-def size(count: float) -> str:
-    """Format bytes in MiB or GiB.
-
-    >>> size(3 * 2**29), size(3 * 2**19)
-    ('1.5 GiB', '1.5 MiB')
-    """
-    divisor, unit = byte_unit(count)
-    return f"{count / divisor:,.1f} {unit}"
-
-
-def many(count: int, noun: str) -> str:
-    """Format a count with its noun.
-
-    >>> many(1, "case"), many(1200, "case")
-    ('1 case', '1,200 cases')
-    """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def numbers(values: Iterable[float]) -> str:
-    """List the distinct known numbers, smallest first.
-
-    >>> numbers([8, 1, 8, float("nan")])
-    '1 and 8'
-    """
-    return joined([f"{value:,.0f}" for value in sorted({value for value in values if pd.notna(value)})], most=12)
-
-
-def joined(names: Iterable[object], most: int = NAMED) -> str:
-    """List names in a sentence; beyond the first `most`, count the others.
-
-    >>> joined(["data"]), joined(["data", "fsdp", "tensor"]), joined("abcde", most=3)
-    ('data', 'data, fsdp and tensor', 'a, b, c and 2 others')
-    """
-    texts = [str(name) for name in names]
-    if len(texts) > most:
-        texts = [*texts[:most], f"{len(texts) - most} others"]
-    return " and ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))

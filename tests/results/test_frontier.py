@@ -9,14 +9,13 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
+from results.figures.frame import caption_of
 from results.figures.palette import STRATEGY_COLOURS
 from results.figures.search import TIMES, drawn_candidates, figure_of
 from results.records.documents import NUMBERS, SCHEMA_VERSION
 from results.records.documents import read_search as read
 from results.records.reading import RecordError
-from tests.commands import command
-
-main = command("plot")
+from tests.results.pictures import legend_of
 
 GIB = 2**30
 
@@ -71,12 +70,11 @@ def test_the_best_the_compiled_and_the_measured_are_drawn(found: Path) -> None:
     left, _ = figure.axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert names == [f"{name}\nremat dots" for name in ("fsdp fsdp=16", "fsdp fsdp=16", "tensor tensor=16")]
-    said = figure.get_supxlabel()
+    said = caption_of(figure)
     assert "3 of 7 candidates drawn, 2 of them compiled and 1 measured" in said
     assert "By formula 4 fit, 2 are too large, 1 are infeasible" in said
     assert "-50% to +100% with a probability of 80%" in said
-    title = "gpt2 (124.0M parameters), 64 sequences of 1024 tokens, bfloat16, on 16 devices of v5e:4x4"
-    assert title in figure.get_suptitle()
+    assert "gpt2 (124.0M parameters), 64 sequences of 1024 tokens, bfloat16, on 16 devices of v5e:4x4" in said
 
 
 def test_times_are_those_of_the_rows(found: Path) -> None:
@@ -88,12 +86,12 @@ def test_times_are_those_of_the_rows(found: Path) -> None:
     points = [tuple(np.asarray(line.get_xydata())[0]) for line in axes.lines]
     assert points[:3] == [(1e3, 0), (2e3, 0), (2.5e3, 0)]
     assert [to_hex(line.get_color()) for line in axes.lines[:3]] == [STRATEGY_COLOURS["fsdp"]] * 3
-    legend = axes.get_legend()
-    assert legend
-    assert [text.get_text() for text in legend.get_texts()] == [label for _, label in TIMES.values()]
+    labels = legend_of(figure_of(facts, rows))
+    assert labels[:4] == [label for _, label in TIMES.values()]
+    assert labels[4:] == ["memory as compiled", "memory by formula", "memory of the chip"]
 
 
-def test_memory_is_beside_what_a_device_has(found: Path) -> None:
+def test_memory_is_next_to_what_a_device_has(found: Path) -> None:
     """A bar as compiled, a tick by formula, and the line of the device; all inside the axes."""
     axes = figure_of(*read(found)).axes[1]
     assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [14, 20, 0]
@@ -107,19 +105,7 @@ def test_without_compiled_candidates_the_best_are_drawn(found: Path) -> None:
     """The first of each strategy and set of mesh axes, as the search ranks them."""
     facts, rows = read(found)
     some = rows[rows["compiled.needed_bytes"].isna() & rows["measured.seconds"].isna()]
-    assert figure_of(facts, some).get_supxlabel().startswith("1 of 4 candidates drawn, 0 of them compiled and 0")
-
-
-def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside the file, unless it is told where; its ending says which kind."""
-    main([str(found)])
-    main([str(found), f"--out={found.parent / 'new' / 'picture.svg'}"])
-    assert found.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (found.parent / "new" / "picture.svg").read_text()
-    assert capsys.readouterr().out.split() == [
-        str(found.with_suffix(".png")),
-        str(found.parent / "new" / "picture.svg"),
-    ]
+    assert "1 of 4 candidates drawn, 0 of them compiled and 0" in caption_of(figure_of(facts, some))
 
 
 @pytest.mark.parametrize(

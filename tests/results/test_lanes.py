@@ -64,7 +64,7 @@ def test_what_a_link_sends_is_hidden_or_exposed(path: Path) -> None:
     ]
     assert axes.get_xlim() == (0, 8)
     assert "exposed communication: 3.0 ms" in [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "a step of 8.0 ms" in figure.get_suptitle()
+    assert "A step of 8.0 ms" in figure.get_suptitle()
     assert lanes(read(path), (2, 3)).axes[0].get_xlim() == (2, 3)
 
 
@@ -83,7 +83,7 @@ def test_stages_of_a_prediction_are_rows(tmp_path: Path) -> None:
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["stage 0", "stage 1"]
     assert axes.get_xlim() == (0, 8)
-    assert "a step of 8.0 ms, as predicted" in figure.get_suptitle()
+    assert "A step of 8.0 ms, as predicted" in figure.get_suptitle()
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == ["compute: 4.0 ms", "pipeline bubble: 4.0 ms"]
 
@@ -108,13 +108,6 @@ def test_forward_and_backward_passes_have_two_colours(tmp_path: Path) -> None:
         for box in (each.get_extents() for each in collection.get_paths())
     ]
     assert [span for colour, *span in drawn if colour == LANE_COLOURS["compute, forward"]] == [[0, 3]]
-
-
-def test_the_command_writes_a_picture(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The picture lies beside the trace, unless another file is named."""
-    main([str(path), "--between=1,4"])
-    assert capsys.readouterr().out.strip() == str(path.with_suffix(".png"))
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 FACTS = {"kind": "replay", "case": "fsdp", "devices": "v5e:4x4"}

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from results.figures.curves import PARTS, TIMES
-from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS
+from results.figures.marks import DODGE, LOG_SPAN
+from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS, strategy_looks, symbol_path
+from results.figures.tables import PARTS, TIMES
 from results.webpage.assemble import SCRIPTS, embedded
 from tests.commands import command
 from tests.processes import ROOT
@@ -34,7 +35,7 @@ def carried(path: Path) -> dict[str, Any]:
     return json.loads(found[0])
 
 
-def test_the_page_is_beside_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_next_to_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unless it is told where; its path is printed. Written twice it is the same file."""
     run = write_run(tmp_path / "run.json", sweep())
     main([str(run)])
@@ -51,7 +52,9 @@ def test_strategies_have_their_colours_in_one_order(tmp_path: Path) -> None:
     toy["extra_info"]["strategy"], mine["extra_info"]["strategy"] = "toy", "mine"
     run = write_run(tmp_path / "run.json", [row("tensor", "tensor=2"), toy, mine, row()])
     main([str(run)])
-    assert carried(tmp_path / "run.html")["strategies"] == [*STRATEGY_COLOURS, "mine", "toy"]
+    data = carried(tmp_path / "run.html")
+    assert list(data["looks"]) == [*STRATEGY_COLOURS, "mine", "toy"]
+    assert data["parts"][0]["strategies"] == ["single", "tensor", "mine", "toy"]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +86,15 @@ def test_a_page_is_small(tmp_path: Path) -> None:
     assert (tmp_path / "run.html").stat().st_size < 100_000
 
 
-def test_a_page_has_the_colours_of_the_figures(tmp_path: Path) -> None:
-    """Of strategies, of parts of memory and of parts of a step's time, each with the column that it is of."""
+def test_a_page_draws_as_figures_do(tmp_path: Path) -> None:
+    """Colours and symbols of strategies, scales, and the parts of memory and time, each with its column."""
     main([str(write_run(tmp_path / "run.json", [row()]))])
     data = carried(tmp_path / "run.html")
-    assert data["colours"] == list(STRATEGY_COLOURS.values())
+    looks = strategy_looks(STRATEGY_COLOURS)
+    assert data["looks"] == {
+        name: {"colour": each.colour, "path": symbol_path(each.marker)} for name, each in looks.items()
+    }
+    assert (data["log_span"], data["dodge"]) == (LOG_SPAN, DODGE)
     for name, columns, colours in (("memory", PARTS, PART_COLOURS), ("time", TIMES, TIME_COLOURS)):
         assert {part["label"]: part["colour"] for part in data[name]} == colours
         assert [part["name"].removeprefix("page.") for part in data[name]] == list(columns.values())

@@ -1,270 +1,205 @@
-"""The laws of the figures: complete, honest in their words, the same each time, and drawn without JAX."""
+"""`meshmark plot` draws a file by what it is, into one picture or a folder, and functions draw in a notebook."""
 
-import re
-import subprocess
-import sys
+import json
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.container import BarContainer, ErrorbarContainer
+from PIL import Image
 
-from results.figures.canvas import look_of, what_was_run
-from results.figures.curves import TIMES, attributed, scaling, several_batches
-from results.figures.drawing import FIGURES, figures_of
-from results.records.rows import load
+from benchmarks.cases.columns import COLUMNS
+from results import load, plot
+from results.figures.palette import STRATEGY_COLOURS
+from results.figures.tables import Scaling
+from results.records.metrics import METRICS
 from tests.commands import command
 from tests.processes import ROOT
-from tests.results.synthetic import SHARES, STRATEGIES, edited, failed, row, sweep, write_run
+from tests.results.synthetic import row, sweep, write_run
 
 main = command("plot")
-WITHOUT_JAX = """
-import sys
-for absent in ("jax", "jaxlib", "flax", "optax"):
-    sys.modules[absent] = None
-from benchmarks.cli.main import main
-main(["plot", *sys.argv[1:]])
-"""
-TEMPORARIES = "temporaries (gradients, activations)"
-HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml"}
-OF_PIPELINES = "utilization_vs_microbatches"
-"""Drawn of pipelines with several numbers of microbatches (figures/test_utilization.py)."""
-OF_EXPERTS = "step_time_vs_tokens"
-"""Drawn of `expert` and `fsdp` with several batches (figures/test_experts.py)."""
-OF_ALL = [name for name in FIGURES if name not in (OF_PIPELINES, OF_EXPERTS)]
-ON_VIRTUAL_DEVICES = [name for name in OF_ALL if name != "parallel_efficiency"]
-OF_ONE_BATCH = [name for name in OF_ALL if name != "throughput_vs_batch"]
+EXAMPLES = ROOT / "docs" / "examples"
+HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+LANE = {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": "compute"}}
+SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1000}
+TRACE = {"otherData": {"kind": "replay", "case": "fsdp", "devices": "v5e:4x4"}, "traceEvents": [LANE, SPAN]}
+KINDS = {
+    "run.json": "a folder",
+    "log.jsonl": "a folder",
+    "search.json": "a picture",
+    "scaling.json": "a picture",
+    "trace.json": "a picture",
+    "schedule.json": "a picture",
+    "overview.json": "a picture",
+}
+"""A file of each kind, and what it is drawn into by default."""
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole run in which one case was infeasible and one was wrong."""
-    wrong = row("tensor", "tensor=16", status="mismatch", matches_single=False)
-    path = tmp_path_factory.mktemp("runs") / "run.json"
-    return write_run(path, [*sweep(), failed("infeasible", "pipeline", "pipeline=16"), wrong])
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file of each kind."""
+    folder = tmp_path_factory.mktemp("kinds")
+    write_run(folder / "run.json", [row(), row("data", "data=2"), row("fsdp", "fsdp=2")])
+    (folder / "log.jsonl").write_bytes((EXAMPLES / "training" / "single" / "log.jsonl").read_bytes())
+    (folder / "search.json").write_bytes((EXAMPLES / "search" / "v5e-4x4.json").read_bytes())
+    (folder / "scaling.json").write_bytes((EXAMPLES / "scaling" / "gpt3-6.7b-h100.json").read_bytes())
+    (folder / "trace.json").write_text(json.dumps(TRACE))
+    command("schedule")(["gpipe", "--stages=2", "--microbatches=2", f"--json={folder / 'schedule.json'}"])
+    command("show")(["data", "--preset=nano", f"--json={folder / 'overview.json'}"])
+    return folder
 
 
-@pytest.fixture(scope="module")
-def rows(run: Path) -> pd.DataFrame:
-    """The run's rows at one global batch."""
-    read = load([run])
-    return read[read["global_batch_sequences"] == 16]
-
-
-@pytest.fixture(scope="module")
-def drawn(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run's figures."""
-    out = tmp_path_factory.mktemp("figures")
-    main([str(run), "--out", str(out)])
-    return out
-
-
-@pytest.mark.parametrize("suffix", HEADERS)
-@pytest.mark.parametrize("name", ON_VIRTUAL_DEVICES)
-def test_every_figure_is_written(drawn: Path, name: str, suffix: str) -> None:
-    """Each figure is written as PNG and as SVG."""
-    content = (drawn / name).with_suffix(suffix).read_bytes()
-    assert content.startswith(HEADERS[suffix])
-    assert len(content) > 5000
-
-
-def test_figures_need_no_jax_and_come_out_the_same(run: Path, drawn: Path, tmp_path: Path) -> None:
-    """Where nothing but the records can be imported, the command prints the paths of the very same pictures."""
-    command = [sys.executable, "-c", WITHOUT_JAX, str(run), "--out", str(tmp_path)]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    assert printed == [str(tmp_path / f"{name}{suffix}") for name in ON_VIRTUAL_DEVICES for suffix in HEADERS]
-    for path in map(Path, printed):
-        assert path.read_bytes() == (drawn / path.name).read_bytes()
-
-
-@pytest.mark.parametrize("name", OF_ONE_BATCH)
-def test_every_strategy_is_named(rows: pd.DataFrame, name: str) -> None:
-    """A figure names each strategy that counts, in its legend, over its panel or beside its bar."""
-    figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
-    legend = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-    bars = {label.get_text().split()[0] for axes in figure.axes for label in axes.get_yticklabels()}
-    assert set(STRATEGIES) <= legend | bars | {axes.get_title() for axes in figure.axes}
-
-
-@pytest.mark.parametrize("name", OF_ONE_BATCH)
-def test_what_was_left_out_is_said(rows: pd.DataFrame, name: str) -> None:
-    """A figure says how many rows it does not show, and why."""
-    figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
-    assert figure.get_supxlabel() == f"2 of {len(rows)} rows left out: 1 infeasible, 1 mismatch"
-
-
-@pytest.mark.parametrize("name", ["throughput_vs_devices", "parallel_efficiency"])
-@pytest.mark.parametrize(
-    ("virtual", "devices", "ideal"),
-    [
-        (True, "virtual devices that share one machine", "ideal: throughput of one device"),
-        (False, "cpu", "ideal: linear speed-up"),
-    ],
-    ids=["virtual", "real"],
-)
-def test_virtual_devices_are_called_virtual(
-    rows: pd.DataFrame, name: str, virtual: bool, devices: str, ideal: str
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_of_any_kind_is_one_picture_or_a_folder(
+    name: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The title says what the devices are, and the legend what is ideal on them."""
-    figure = FIGURES[name](rows.assign(virtual_devices=virtual), look_of(rows["strategy"].unique()))
-    assert figure.get_suptitle().splitlines()[-1] == devices
-    assert ideal in [text.get_text() for text in figure.legends[0].get_texts()]
+    """A suffix of a picture is one file, in its format, of the size and without the title that is asked for.
 
-
-def test_efficiency_is_drawn_of_real_devices_only(run: Path, rows: pd.DataFrame) -> None:
-    """On virtual devices it is throughput in another unit: the ideal is flat. On real ones every figure is drawn."""
-    every = load([run])
-    assert figures_of(every, rows) == ON_VIRTUAL_DEVICES
-    assert figures_of(every.assign(virtual_devices=False), rows) == OF_ALL
-
-
-def interval_ends(axes: Axes) -> list[list[tuple[float, float]]]:
-    """Return both ends of each interval that is drawn."""
-    bars = [bar.lines[2] for bar in axes.containers if isinstance(bar, ErrorbarContainer)]
-    return sorted(segment.tolist() for lines in bars for line in lines for segment in line.get_segments())
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "which"),
-    [
-        ("throughput_vs_devices", "tokens_per_second", "best"),
-        ("parallel_efficiency", "efficiency", "best"),
-        ("throughput_vs_memory", "tokens_per_second", "devices in (1, 2)"),
-    ],
-)
-def test_each_point_has_its_interval(rows: pd.DataFrame, name: str, column: str, which: str) -> None:
-    """From the lower to the upper end, and the legend says what it is; of several meshes side by side, of the fastest.
-
-    The first panel of several is of two devices, with `single`.
+    A path without a suffix is a folder. Without --out, what is written lies next to the file. Paths are printed.
     """
-    figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
-    drawn = sorted([low[1], high[1]] for low, high in interval_ends(figure.axes[0]))
-    expected = scaling(rows).query(which)[[f"{column}_low", f"{column}_high"]].to_numpy().tolist()
-    assert drawn == pytest.approx(np.array(sorted(expected)))
-    assert "95% interval" in [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_throughput_against_batch_is_of_strategies_with_several(run: Path, rows: pd.DataFrame) -> None:
-    """A panel for each number of devices, with the points and intervals of those strategies; nothing of one batch."""
-    every = load([run])
-    wide = every[every["strategy"].isin(["single", "fsdp"]) | (every["global_batch_sequences"] == 16)]
-    points = several_batches(wide)
-    assert {*points["strategy"]} == {"single", "fsdp"}
-    figure = FIGURES["throughput_vs_batch"](wide, look_of(wide["strategy"].unique()))
-    assert [axes.get_title() for axes in figure.axes] == ["devices: 2", "devices: 4", "devices: 8"]
-    drawn = sorted([low[1], high[1]] for low, high in interval_ends(figure.axes[0]))
-    expected = points.query("best and devices in (1, 2)")[["tokens_per_second_low", "tokens_per_second_high"]]
-    assert drawn == pytest.approx(np.array(sorted(expected.to_numpy().tolist())))
-    assert "throughput_vs_batch" not in figures_of(rows, rows)
-
-
-def test_one_device_alone_is_not_compared(run: Path) -> None:
-    """Of a run of `single` the figures are its memory, where time goes, and throughput if it has several batches."""
-    single = load([run]).query("strategy == 'single'")
-    at_batch = single[single["global_batch_sequences"] == 16]
-    assert figures_of(single, at_batch) == ["memory_per_device", "throughput_vs_batch", "where_time_goes"]
-    assert figures_of(at_batch, at_batch) == ["memory_per_device", "where_time_goes"]
-
-
-def test_strategies_stand_side_by_side(rows: pd.DataFrame) -> None:
-    """No interval hides another: each has a place of its own, and the nearest tick is its number of devices."""
-    figure = FIGURES["throughput_vs_devices"](rows, look_of(rows["strategy"].unique()))
-    at = [low[0] for low, _ in interval_ends(figure.axes[0])]
-    best = scaling(rows).query("best")
-    assert len(np.unique(np.round(at, 6))) == len(best)
-    assert sorted(2 ** np.round(np.log2(at))) == sorted(best["devices"])
-
-
-def test_the_ideal_is_level_at_each_number_of_devices(rows: pd.DataFrame) -> None:
-    """On real devices it spans the strategies that stand side by side, so that each is compared with its own ideal."""
-    real = rows.assign(virtual_devices=False)
-    axes = FIGURES["throughput_vs_devices"](real, look_of(rows["strategy"].unique())).axes[0]
-    (ideal,) = [line for line in axes.collections if str(line.get_label()).startswith("ideal")]
-    assert isinstance(ideal, LineCollection)
-    at = np.array([low[0] for low, _ in interval_ends(axes)])
-    expected = scaling(real).drop_duplicates("devices")["ideal_tokens_per_second"].tolist()
-    levels = [(begin, end) for begin, end in ideal.get_segments()]
-    assert [begin[1] for begin, _ in levels] == [end[1] for _, end in levels] == expected
-    assert all(any(begin[0] < each < end[0] for begin, end in levels) for each in at)
+    path = tmp_path / name
+    path.write_bytes((files / name).read_bytes())
+    said = capsys.readouterr()
+    for suffix, header in HEADERS.items():
+        out = tmp_path / "new" / f"picture{suffix}"
+        main([str(path), f"--out={out}", "--size=6x4", "--font-size=8", "--no-title"])
+        said = capsys.readouterr()
+        assert said.out.split() == [str(out)]
+        assert len(said.err.splitlines()) == 1  # the caption
+        assert out.read_bytes().startswith(header)
+    assert len([*(tmp_path / "new").iterdir()]) == len(HEADERS)
+    with Image.open(tmp_path / "new" / "picture.png") as picture:
+        assert picture.size == (900, 600)
+        assert picture.info["Description"] in said.err
+    main([str(path), f"--out={tmp_path / 'folder'}"])
+    main([str(path)])
+    printed = list(map(Path, capsys.readouterr().out.split()))
+    assert all(each.is_file() for each in printed)
+    assert any((tmp_path / "folder").iterdir())
+    beside = tmp_path / f"{path.stem}-figures" if KINDS[name] == "a folder" else path.with_suffix(".png")
+    assert printed[-1] in (beside, beside / "captions.txt")
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "needs"),
+    ("arguments", "status", "message"),
     [
-        ("parallel_efficiency", "strategy", "`single` at its batch"),
-        ("memory_per_device", "memory.total_bytes", "memory sizes"),
-        ("throughput_vs_memory", "memory.total_bytes", "memory sizes"),
+        ("run.json schedule.json", 2, "run.json is of the kind run, and schedule.json is not; plot them apart"),
+        ("log.jsonl run.json", 2, "log.jsonl is of the kind training, and run.json is not; plot them apart"),
+        ("schedule.json schedule.json", 2, "a picture is of one schedule; plot the 2 files apart"),
+        (".", 2, ". is a folder, and files are drawn; name one, such as idle.json"),
+        ("run.json --between=1,2", 2, "--between is a part of a trace, and this is of the kind run; leave it out"),
+        ("log.jsonl --batch-size=8", 2, "--batch-size chooses among measured cases, and this is of the kind training"),
+        ("schedule.json --metric=mfu", 2, "--metric is of measured cases, and this is of the kind schedule"),
+        ("run.json --metric=speed", 2, "--metric speed is unknown; it can be throughput, speedup, efficiency"),
+        (
+            "run.json --strategy=tensor",
+            2,
+            "--strategy tensor: the files have no row of it; it can be data, fsdp, single",
+        ),
+        ("run.json --devices=4", 2, "--devices 4: the files have no row of it; it can be 1, 2"),
+        ("run.json --size=3", 2, "'3' is not a size in inches; give width and height from 1 to 100, such as 3.3x2.5"),
+        ("run.json --metric=mfu", 5, "nothing to draw; mfu_vs_devices: 3 of 3 rows not drawn: 3 without mfu"),
+        ("idle.json", 5, "idle.json is a schedule in which nothing is done"),
     ],
 )
-def test_a_figure_without_numbers_says_so(rows: pd.DataFrame, name: str, column: str, needs: str) -> None:
-    """Where no row has what a figure needs, the figure says what is missing."""
-    lacking = rows.assign(**{column: "data" if column == "strategy" else float("nan")}, relative_to_single=float("nan"))
-    figure = FIGURES[name](lacking, look_of(["data"]))
-    assert f"no row has {needs}" in [text.get_text() for text in figure.texts]
-    assert f"without {needs}" in figure.get_supxlabel()
-
-
-def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
-    """Each workload that has rows that count has its figures in a folder of its own."""
-    whole = [row(), row("data", "data=2")]
-    half = [row(dtype="bfloat16"), row("data", "data=2", dtype="bfloat16")]
-    lost = failed("oom", "data", "data=2")
-    lost["extra_info"]["preset"] = "too large"
-    main([str(write_run(tmp_path / "run.json", [*whole, *half, lost])), "--out", str(tmp_path / "out")])
-    folders = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert folders == ["synthetic-10000000-128-bfloat16-none", "synthetic-10000000-128-float32-none"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        ([failed("oom", "data", "data=2")], [], r"nothing to draw: no row was timed and equal to one device \(1 oom\)"),
-        ([row(), row(batch=8)], ["--batch-size=7"], "nothing to draw with a global batch of 7; it can be 8, 16"),
-        ([row(schema_version=5)], [], "update meshmark"),
-    ],
-    ids=["nothing counts", "no such batch", "unreadable"],
-)
-def test_the_command_fails_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list, options: list[str], message: str
+def test_what_has_no_effect_is_refused(
+    arguments: str,
+    status: int,
+    message: str,
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What cannot be drawn ends the command with a status and the reason, and no traceback."""
-    path = write_run(tmp_path / "run.json", rows)
-    with pytest.raises(SystemExit, match="5"):
-        main([str(path), "--out", str(tmp_path / "out"), *options])
-    error = capsys.readouterr().err
-    assert re.search(message, error)
-    assert error.count("\n") == 1
+    """In a line that names the file, what is wrong and what is allowed; nothing is written."""
+    monkeypatch.chdir(files)
+    idle = {"schedule": "mine", "chunks": 1, "stages": [[None]]}
+    (files / "idle.json").write_text(json.dumps(idle))
+    before = {*files.rglob("*")}
+    with pytest.raises(SystemExit, match=str(status)):
+        main([*arguments.split(), "--out=z.png"])
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert {*files.rglob("*")} == before
 
 
-def test_noisy_run_says_so(tmp_path: Path) -> None:
-    """The title of a figure warns of a run in which a step differed too much from itself, and by how much."""
-    quiet = load([write_run(tmp_path / "quiet.json", sweep())])
-    loud = load([write_run(tmp_path / "loud.json", [row(noisy=True, canary_ratio_low=0.88)])])
-    assert "noisy" not in what_was_run(quiet)
-    assert what_was_run(loud).endswith("; a noisy run: the same step timed twice differed by -12% to +4%")
+def test_options_choose_what_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The caption counts the rows that were not asked for; `single` stays, as the others are compared with it."""
+    run = write_run(tmp_path / "run.json", sweep())
+    chosen = ["--strategy=fsdp", "--devices=2,8", "--metric=step_time", "--batch-size=8"]
+    main([str(run), f"--out={tmp_path / 'x.svg'}", "--no-title", *chosen])
+    said = capsys.readouterr().err
+    assert said.startswith("Time of a step against devices: synthetic, batch 8, float32, virtual CPU devices.")
+    assert "37 of 40 rows not drawn: 32 not chosen by --strategy, 2 not chosen by --devices, 3 of another batch" in said
 
 
-def test_parts_of_the_time_are_drawn_where_they_are_known(tmp_path: Path, rows: pd.DataFrame) -> None:
-    """Bars are as long as the parts of the step, less what is negative; without any part known there is no figure."""
-    figure = FIGURES["where_time_goes"](rows, look_of(rows["strategy"].unique()))
-    assert figure.axes[0].get_xlabel() == "time of a step (ms)"
-    parts = [
-        sum(bar.get_width() for bar in part) for part in figure.axes[0].containers if isinstance(part, BarContainer)
-    ]
-    milliseconds = 1e3 * rows.loc[rows["status"] == "ok", "step_seconds_median"].sum()
-    assert parts == pytest.approx([SHARES[part.replace(" ", "_")] * milliseconds for part in TIMES])
-    unknown = {f"attribution.{part}_seconds": None for part in SHARES}
-    main([str(write_run(tmp_path / "run.json", [edited(row(), unknown)])), "--out", str(tmp_path)])
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"memory_per_device"}
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_a_metric_is_drawn_on_axes(metric: str, scaling: Scaling, tmp_path: Path) -> None:
+    """Of a frame that may be filtered: colours, ideals and limits are those of the command, and the axes return."""
+    rows = sweep()
+    for each in rows:
+        each["extra_info"] |= {"virtual_devices": False, "model_flops_utilization": 0.4}
+    frame = load(write_run(tmp_path / "run.json", rows))
+    wanted = frame[frame["strategy"].isin(["single", "data", "fsdp"])]
+    figure, axes = plt.subplots()
+    drawn = getattr(plot, metric)(wanted, axes, scaling=scaling)
+    assert drawn is axes
+    legend = axes.get_legend()
+    assert legend
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts[:3] == ["single", "data", "fsdp"]
+    assert ("ideal: linear" in texts) == (metric not in ("memory", "mfu"))
+    colours = {line.get_color() for line in axes.lines}
+    assert {STRATEGY_COLOURS[name] for name in texts[:3]} <= colours
+    assert axes.get_xlabel() == "devices"
+    batch = 8 if scaling == "weak" else 16
+    values = wanted[wanted["per_device" if scaling == "weak" else "global_batch_sequences"] == batch]
+    expected = values[f"weak_{metric}" if scaling == "weak" and f"weak_{metric}" in frame else metric]
+    found = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    scale = 2**20 if metric == "memory" else 1
+    assert all(np.isclose(found * scale, value, rtol=1e-3).any() for value in expected)
+    plt.close(figure)
 
 
-def test_the_measured_time_has_its_interval(rows: pd.DataFrame) -> None:
-    """It crosses the bar of its row, from the lower to the upper end, in milliseconds."""
-    figure = FIGURES["where_time_goes"](rows, look_of(rows["strategy"].unique()))
-    points = attributed(rows)
-    ends = 1e3 * points[["step_seconds_low", "step_seconds_high"]].to_numpy()
-    expected = [[[low, at], [high, at]] for at, (low, high) in enumerate(ends)]
-    np.testing.assert_allclose(interval_ends(figure.axes[0]), sorted(expected))
+def test_a_frame_of_nothing_is_refused(tmp_path: Path) -> None:
+    """With what is wrong and how to choose rows."""
+    frame = load([write_run(tmp_path / "run.json", [row(), row(dtype="bfloat16")])])
+    with pytest.raises(ValueError, match=r"the frame has 2 workloads; keep the rows of one"):
+        plot.throughput(frame)
+    with pytest.raises(ValueError, match="no batch has throughput for several numbers of devices"):
+        plot.throughput(frame[frame["dtype"] == "float32"])
+
+
+def test_intervals_are_over_launches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of merged runs a point is the mean of the launches, its interval is theirs, and the caption says how many."""
+    runs = []
+    for launch, factor in enumerate((1.0, 1.1, 1.2)):
+        rows = [row(), row("data", "data=2")]
+        for each in rows:
+            facts = each["extra_info"]
+            facts |= {name: factor * facts[name] for name in facts if name.startswith("step_seconds")}
+            facts["tokens_per_second"] /= factor
+            each["stats"] = {"data": [facts["step_seconds_median"]]}
+        runs.append(str(write_run(tmp_path / f"{launch}.json", rows)))
+    merged = tmp_path / "merged.json"
+    command("merge")([*runs, "--out", str(merged)])
+    capsys.readouterr()
+    main([str(merged), f"--out={tmp_path / 'x.svg'}", "--no-title"])
+    assert "Numbers are over 3 launches." in capsys.readouterr().err
+    frame = load(merged)
+    one = load(runs[1])
+    np.testing.assert_allclose(frame["throughput"], one["throughput"], rtol=5e-3)
+    assert (frame["throughput_high"] / frame["throughput_low"] > 1.4).all()  # Student's t of three launches
+
+
+def test_the_guide_documents_the_columns_that_load_adds(tmp_path: Path) -> None:
+    """Each column in the guide's table is there, and each that is not of the record is in the table."""
+    run = write_run(tmp_path / "run.json", [row()])
+    text = (ROOT / "docs" / "guides" / "reports.md").read_text(encoding="utf-8")
+    table = text.partition("| column | what it is |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    documented = {name.strip("` ") for cell in cells for name in cell.split(",")}
+    added = {*map(str, load(run))} - {*row()["extra_info"]} - {*COLUMNS}
+    ends = {name for name in added if name.endswith(("_low", "_high", "_ideal"))}
+    assert added - ends == documented - {"METRIC_low", "METRIC_high", "METRIC_ideal"} - {*COLUMNS}

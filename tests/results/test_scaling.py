@@ -9,15 +9,13 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 
+from results.figures.frame import caption_of
 from results.figures.palette import LIMIT_COLOURS
-from results.figures.scaling import figure_of
+from results.figures.predicted_scaling import figure_of
 from results.records.documents import NUMBERS, SCHEMA_VERSION
 from results.records.documents import read_search as read
 from results.records.reading import RecordError
-from tests.commands import command
 from tests.processes import ROOT
-
-main = command("plot")
 
 EXAMPLE = ROOT / "docs" / "examples" / "scaling" / "gpt3-6.7b-h100.json"
 
@@ -73,15 +71,8 @@ def test_every_point_is_drawn_in_the_colour_of_its_limit(path: Path) -> None:
         "strong scaling: 64 sequences",
         "weak scaling: 4 sequences a device",
     ]
-    assert "-50% to +100% with a probability of 80%" in figure.get_supxlabel()
-    assert "Nothing fits at 1 of 6 points" in figure.get_supxlabel()
-
-
-def test_the_command_writes_a_picture(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside the file, unless it is told where."""
-    main([str(path)])
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out.split() == [str(path.with_suffix(".png"))]
+    assert "-50% to +100% with a probability of 80%" in caption_of(figure)
+    assert "Nothing fits at 1 of 6 points" in caption_of(figure)
 
 
 def test_the_example_can_be_drawn() -> None:
@@ -89,7 +80,7 @@ def test_the_example_can_be_drawn() -> None:
     facts, rows = read(EXAMPLE)
     assert facts["preset"] == "gpt3-6.7b"
     assert {*rows["scaling"]} == {"strong", "weak"}
-    assert "Nothing fits" not in figure_of(facts, rows).get_supxlabel()  # something does everywhere
+    assert "Nothing fits" not in caption_of(figure_of(facts, rows))  # something does everywhere
     assert EXAMPLE.with_suffix(".png").exists()
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 from matplotlib.patches import Rectangle
@@ -38,14 +37,3 @@ def test_each_operation_is_a_cell(name: str, operations: int) -> None:
         for tick, op in enumerate(row)
         if op
     }
-
-
-def test_the_command_writes_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command draws the schedule from stdin into a PNG file, and exits with 5 if stdin has none."""
-    schedule = drawn("interleaved", "--stages=2", "--microbatches=2")
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(schedule)))
-    command("plot")(["-", "--out", str(tmp_path / "new" / "schedule.png")])
-    assert (tmp_path / "new" / "schedule.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("sys.stdin", io.StringIO("nothing"))
-    with pytest.raises(SystemExit, match="5"):
-        command("plot")(["-", "--out", str(tmp_path / "schedule.png")])

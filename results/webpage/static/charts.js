@@ -2,29 +2,13 @@
 // Draws charts as SVG. A chart is {height, margin, x, y, marks, caption}, or {missing} with the sentence that says why
 // there is none. An axis is {low, high, ticks: [[value, label]], title, log}. Marks are drawn in their order.
 
-/** Paths of the markers of results/figures/palette.py, in its order, in a square of 12 units. */
-const SYMBOLS = [
-  "M6 1.5a4.5 4.5 0 1 0 .01 0z",
-  "M2 2h8v8H2z",
-  "M6 .6 11.4 6 6 11.4.6 6z",
-  "M6 1.2 11.2 10.2H.8z",
-  "M6 10.8 11.2 1.8H.8z",
-  "M4.2 1h3.6v3.2H11v3.6H7.8V11H4.2V7.8H1V4.2h3.2z",
-  "M3 1l3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3z",
-  "M1.2 6 10.2.8v10.4z",
-  "M10.8 6 1.8.8v10.4z",
-  "M6 .8l5.2 3.8-2 6.2H2.8l-2-6.2z",
-  "M6 .7l4.6 2.6v5.4L6 11.3 1.4 8.7V3.3z",
-  "M6 .4l1.6 3.6 4 .4-3 2.6.9 3.9L6 8.9l-3.5 2 .9-3.9-3-2.6 4-.4z",
-];
 const PAPER_WIDTH = 680; // pixels that fit between the margins of A4 and of letter paper
 const NARROW = matchMedia("(max-width: 40rem)");
 const LETTER = 7.4; // pixels of a letter of a chart, at most on average
 
 /** A strategy's colour and path; both are the same in every chart. */
 function lookOf(strategy) {
-  const place = DATA.strategies.indexOf(strategy);
-  return { colour: DATA.colours[place % DATA.colours.length], path: SYMBOLS[place % SYMBOLS.length] };
+  return DATA.looks[strategy];
 }
 
 /** A new SVG element with attributes and children. */

@@ -2,7 +2,6 @@
 // The charts of runs. Each function takes the rows that are shown and returns a chart for `draw`.
 
 const MOST_BARS = 40;
-const DODGE = 0.06; // octaves between the points of two strategies, so that their intervals do not overlap
 
 /** The most common value of a column, the largest if several are; the static figures choose their batch the same way. */
 function commonest(data, name, rows) {
@@ -24,7 +23,8 @@ function curves(data, shown, across) {
   const placed = rows.filter((row) => known(get(data, axes[across], row)));
   if (!placed.length) return { missing: "The memory of these cases is unknown." };
   const virtual = placed.every((row) => get(data, "virtual_devices", row));
-  const dodged = across === "memory" ? at : apart(data, placed, at);
+  const dodged = across === "memory" ? at : apart(data, placed, at, virtual || across === "batch");
+  const ideal = across === "devices" ? idealMarks(data, placed, at) : [];
   const marks = data.strategies.map((strategy) => {
     const own = placed.filter((row) => get(data, "strategy", row) === strategy).sort((a, b) => at(a) - at(b));
     return strategyMarks(data, own, dodged, lookOf(strategy), across !== "memory");
@@ -36,48 +36,48 @@ function curves(data, shown, across) {
       : doubling(distinctPlaces(placed, at), across === "devices" ? "devices" : "global batch, sequences"),
     y: speedAxis(data, placed, virtual),
     // Lines lie under all intervals, and intervals under all points.
-    marks: [...(across === "devices" ? idealMarks(data, placed, at) : []), ...["line", "interval", "point"].flatMap((kind) => marks.flat().filter((mark) => mark.kind === kind))],
-    caption: curvesCaption(data, across, value, virtual, placed),
+    marks: [...ideal, ...["line", "interval", "point"].flatMap((kind) => marks.flat().filter((mark) => mark.kind === kind))],
+    caption: curvesCaption(data, across, value, virtual, placed, ideal.length > 0),
   };
 }
 
-/** The axis of throughput: from zero on virtual devices; by doublings on real ones, where it should double with them. */
+/** The axis of throughput, by the rule of figures: by doublings where the ideal grows and values differ much, else from zero. */
 function speedAxis(data, rows, virtual) {
-  const names = ["tokens_per_second", "page.tokens_per_second_high", "page.ideal_tokens_per_second"];
-  const largest = Math.max(...rows.flatMap((row) => names.map((name) => get(data, name, row) ?? 0)));
-  if (virtual) return fromZero(1.08 * largest, "tokens/s");
-  const low = Math.min(...rows.map((row) => get(data, "page.tokens_per_second_low", row) ?? get(data, "tokens_per_second", row)));
-  const first = Math.floor(Math.log2(low));
+  const names = ["tokens_per_second", "page.throughput_low", "page.throughput_high", "page.throughput_ideal"];
+  const values = rows.flatMap((row) => names.map((name) => get(data, name, row)).filter(known));
+  const [lowest, largest] = [Math.min(...values), Math.max(...values)];
+  if (virtual || largest < DATA.log_span * lowest) return fromZero(1.08 * largest, "tokens/s");
+  const first = Math.floor(Math.log2(lowest));
   const ticks = Array.from({ length: Math.ceil(Math.log2(largest)) - first + 1 }, (_, place) => 2 ** (first + place));
   return { low: ticks[0], high: ticks.at(-1), ticks: ticks.map((value) => [value, number(value)]), title: "tokens/s", log: true };
 }
 
-/** Positions along the axis, where points of several strategies at one position move apart so that intervals show. */
-function apart(data, rows, at) {
-  const sharing = new Map(distinctPlaces(rows, at).map((place) => [place, distinct(data, "strategy", rows.filter((row) => at(row) === place))]));
-  return (row) => {
-    const names = data.strategies.filter((name) => sharing.get(at(row)).includes(name));
-    return at(row) * 2 ** (DODGE * (names.indexOf(get(data, "strategy", row)) - (names.length - 1) / 2));
-  };
+/** Positions along the axis: strategies stand side by side, so that intervals show; not where the ideal is a slope. */
+function apart(data, rows, at, flat) {
+  const names = data.strategies.filter((name) => rows.some((row) => get(data, "strategy", row) === name));
+  const places = distinctPlaces(rows, at).map(Math.log2);
+  const gap = Math.min(1, ...places.slice(1).map((place, before) => place - places[before]));
+  const step = flat && names.length > 1 ? (gap * DATA.dodge) / (names.length - 1) : 0;
+  return (row) => at(row) * 2 ** (step * (names.indexOf(get(data, "strategy", row)) - (names.length - 1) / 2));
 }
 
 function distinctPlaces(rows, at) {
   return [...new Set(rows.map(at))].sort((a, b) => a - b);
 }
 
-function curvesCaption(data, across, value, virtual, rows) {
+function curvesCaption(data, across, value, virtual, rows, dashed) {
   const where = across === "batch" ? `${number(value)} devices` : `Global batch ${number(value)}`;
   const ideal = virtual ? "the throughput of one device, because virtual devices share one machine." : "a linear speed-up.";
   const noisy = rows.some((row) => get(data, "noisy", row)) ? " This run is noisy: see the summary." : "";
   return `${where}; change it with the filter above. Bars are 95% intervals. Lines connect the fastest mesh of each ` +
-    `strategy; other meshes are pale.${across === "devices" ? ` The dashed line is the ideal: ${ideal}` : ""}${noisy}`;
+    `strategy; other meshes are pale.${dashed ? ` The dashed line is the ideal: ${ideal}` : ""}${noisy}`;
 }
 
 /** The marks of a strategy: points with intervals, and a line through its fastest ones. */
 function strategyMarks(data, rows, x, { colour, path }, connected) {
   const best = rows.filter((row) => get(data, "page.best", row));
   const up = (row) => get(data, "tokens_per_second", row);
-  const ends = (row) => ["low", "high"].map((end) => get(data, `page.tokens_per_second_${end}`, row));
+  const ends = (row) => ["low", "high"].map((end) => get(data, `page.throughput_${end}`, row));
   return [
     ...(connected ? [{ kind: "line", points: best.map((row) => [x(row), up(row)]), colour }] : []),
     ...best.filter((row) => ends(row).every(known)).map((row) => ({ kind: "interval", at: x(row), low: ends(row)[0], high: ends(row)[1], colour })),
@@ -86,7 +86,7 @@ function strategyMarks(data, rows, x, { colour, path }, connected) {
 }
 
 function pointText(data, row) {
-  const ends = interval(get(data, "page.tokens_per_second_low", row), get(data, "page.tokens_per_second_high", row));
+  const ends = interval(get(data, "page.throughput_low", row), get(data, "page.throughput_high", row));
   return [
     short(caseName(data, row)),
     `${number(get(data, "tokens_per_second", row))} tokens/s${ends && ` (95%: ${ends})`}`,
@@ -96,9 +96,9 @@ function pointText(data, row) {
 }
 
 function idealMarks(data, rows, at) {
-  const ideal = new Map(rows.map((row) => [at(row), get(data, "page.ideal_tokens_per_second", row)]));
+  const ideal = new Map(rows.map((row) => [at(row), get(data, "page.throughput_ideal", row)]));
   const points = [...ideal].filter(([, value]) => value !== null).sort(([a], [b]) => a - b);
-  return [{ kind: "line", points, colour: "var(--muted)", dash: "5 4" }];
+  return points.length ? [{ kind: "line", points, colour: "var(--muted)", dash: "5 4" }] : [];
 }
 
 /** Memory per device by its parts: one bar for each case, the smallest first. */

@@ -37,7 +37,7 @@ function candidateMarks(data, row, place) {
   return [
     { kind: "line", points: [[Math.min(...all), place], [Math.max(...all), place]], colour: "var(--muted)" },
     ...(known(roofline) ? [{ kind: "tick", at: roofline, tall: 14, ...common }] : []),
-    ...(known(predicted) ? [{ kind: "point", at: predicted, path: SYMBOLS[0], hollow: true, ...common }] : []),
+    ...(known(predicted) ? [{ kind: "point", at: predicted, path: lookOf("single").path, hollow: true, ...common }] : []),
     ...(known(compiled) ? [{ kind: "point", at: compiled, path, ...common }] : []),
     ...(known(measured) ? [{ kind: "tick", at: measured, tall: 24, ...common }] : []),
   ];

@@ -124,7 +124,7 @@ function caseColumns(data) {
     { name: "devices", label: "Devices", numeric: true },
     { name: "global_batch_sequences", label: "Batch", numeric: true },
     { name: "microbatches", label: "Microbatches", numeric: true },
-    { name: "tokens_per_second", label: "Tokens/s", numeric: true, interval: between("page.tokens_per_second", 1, 0) },
+    { name: "tokens_per_second", label: "Tokens/s", numeric: true, interval: between("page.throughput", 1, 0) },
     { name: "step_seconds_median", label: "Step, ms", numeric: true, smallFirst: true, value: seconds("step_seconds_median"),
       write: (value) => number(value, 1), interval: between("step_seconds", 1e3, 1) },
     { name: "relative_to_single", label: "Step / single", numeric: true, smallFirst: true, write: (value) => number(value, 2),

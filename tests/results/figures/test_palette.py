@@ -18,6 +18,7 @@ from results.figures.palette import (
     STRATEGY_COLOURS,
     TIME_COLOURS,
     strategy_looks,
+    symbol_path,
 )
 from strategies import STRATEGIES
 from tests.processes import ROOT
@@ -57,29 +58,46 @@ def luminance(colour: str) -> float:
     return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
 
 
-@pytest.mark.parametrize("eye", EYES)
-@pytest.mark.parametrize(
-    "colours",
-    [
-        STRATEGY_COLOURS,
-        ARRAY_COLOURS,
-        PART_COLOURS,
-        TIME_COLOURS,
-        PASS_COLOURS,
-        LANE_COLOURS,
-        SPENT_COLOURS,
-        LIMIT_COLOURS,
-    ],
-    ids=["strategies", "arrays", "parts of memory", "parts of time", "passes", "lanes", "predicted parts", "limits"],
-)
-def test_colours_are_told_apart(colours: dict[str, str], eye: str) -> None:
-    """Any two colours of a table differ by at least 0.08 in OKLab, as seen with each colour vision."""
+TABLES = {
+    **{"strategies": STRATEGY_COLOURS, "arrays": ARRAY_COLOURS, "parts of memory": PART_COLOURS},
+    **{"parts of time": TIME_COLOURS, "passes": PASS_COLOURS, "lanes": LANE_COLOURS},
+    **{"predicted parts": SPENT_COLOURS, "limits": LIMIT_COLOURS},
+}
+ALIKE = "data", "zero1", "zero2", "fsdp"
+"""Strategies that users compare with one another; each shards more of the state."""
+
+
+def distances(colours: dict[str, str], eye: str) -> dict[tuple[str, str], float]:
+    """How far apart any two colours are in OKLab, as seen with a colour vision."""
     seen = {
         name: TO_OKLAB @ np.cbrt(TO_CONES @ np.clip(np.array(EYES[eye]) @ linear(colour), 0, 1))
         for name, colour in colours.items()
     }
-    close = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in combinations(seen, 2)}
-    assert {pair: distance for pair, distance in close.items() if distance < 0.08} == {}
+    return {pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]])) for pair in combinations(seen, 2)}
+
+
+@pytest.mark.parametrize("eye", EYES)
+@pytest.mark.parametrize("table", TABLES)
+def test_colours_are_told_apart(table: str, eye: str) -> None:
+    """Any two colours of a table differ by at least 0.08 in OKLab, as seen with each colour vision."""
+    assert {pair: found for pair, found in distances(TABLES[table], eye).items() if found < 0.08} == {}
+
+
+def test_strategies_are_told_apart_in_grey() -> None:
+    """Lightness of any two differs by 0.03 in OKLab, of those that are compared by 0.05: printed grey, they differ.
+
+    Twelve colours with a contrast of 3 to white cannot be further apart; markers tell them apart as well.
+    """
+    lightness = {name: float(np.cbrt(luminance(colour))) for name, colour in STRATEGY_COLOURS.items()}
+    for one, other in combinations(lightness, 2):
+        least = 0.05 if {one, other} <= {*ALIKE} else 0.03
+        assert abs(lightness[one] - lightness[other]) >= least, (one, other)
+
+
+def test_strategies_that_are_compared_have_different_hues() -> None:
+    """Those that shard more and more of the state are not shades of one colour."""
+    compared = {name: STRATEGY_COLOURS[name] for name in ALIKE}
+    assert min(distances(compared, "normal").values()) > 0.15
 
 
 @pytest.mark.parametrize("name", STRATEGY_COLOURS)
@@ -109,6 +127,8 @@ def test_strategies_of_users_have_looks_of_their_own() -> None:
     looks = strategy_looks(names)
     assert set(looks) == set(names)
     assert len(set(looks.values())) == len(names) <= len(MARKERS) * len(STRATEGY_COLOURS)
+    assert [name for name, look in looks.items() if look.colour == STRATEGY_COLOURS["single"]] == ["single"]
+    assert len({symbol_path(marker) for marker in MARKERS}) == len(MARKERS)
 
 
 def test_colours_are_in_one_file() -> None:
@@ -118,7 +138,7 @@ def test_colours_are_in_one_file() -> None:
     """
     folder = ROOT / "results"
     modules = [path for path in folder.rglob("*.py") if path.name != "palette.py"]
-    assert folder / "figures" / "canvas.py" in modules
+    assert folder / "figures" / "marks.py" in modules
     found = {path: colours(path.read_text(), names=path.parent.name == "figures") for path in modules}
     assert not {path.name: texts for path, texts in found.items() if texts}
 

@@ -7,15 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from results.figures.canvas import look_of
-from results.figures.curves import utilization
-from results.figures.drawing import figures_of, utilization_vs_microbatches
-from results.records.rows import load
-from tests.commands import command
+from results import load
+from results.figures.frame import caption_of
+from results.figures.tables import utilization
+from tests.results.pictures import counted, drawn, legend_of, names_of
 from tests.results.synthetic import row, write_run
 
-main = command("plot")
-
+NAME = "utilization_vs_microbatches"
 STAGES = 2
 
 
@@ -54,7 +52,7 @@ def loaded(tmp_path: Path, *rows: dict[str, Any]) -> pd.DataFrame:
 
 def test_utilization_is_the_time_without_bubbles_over_the_time_with_them(tmp_path: Path) -> None:
     """Communication is left out: one second of three here. So what is measured is 1 - bubble, as by formula."""
-    points = utilization(loaded(tmp_path, *swept("gpipe")))
+    points = counted(utilization(loaded(tmp_path, *swept("gpipe"))))
     assert points["microbatches"].tolist() == [1, 2, 4, 8, 16, 32]
     assert points["formula"].tolist() == pytest.approx([1 / 2, 2 / 3, 4 / 5, 8 / 9, 16 / 17, 32 / 33])
     assert points["measured"].tolist() == pytest.approx(points["formula"].tolist())
@@ -62,7 +60,7 @@ def test_utilization_is_the_time_without_bubbles_over_the_time_with_them(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("changes", "drawn"),
+    ("changes", "shown"),
     [
         ({}, True),
         ({"processes": 1}, False),
@@ -71,39 +69,33 @@ def test_utilization_is_the_time_without_bubbles_over_the_time_with_them(tmp_pat
     ],
     ids=str,
 )
-def test_what_shares_cores_is_not_drawn_as_measured(tmp_path: Path, changes: dict[str, Any], drawn: bool) -> None:
+def test_what_shares_cores_is_not_drawn_as_measured(tmp_path: Path, changes: dict[str, Any], shown: bool) -> None:
     """Virtual devices of one process share its cores: a stage that idles leaves its own to the others."""
     virtual = changes.pop("virtual", True)
     rows = loaded(tmp_path, *swept("gpipe", **changes)).assign(virtual_devices=virtual)
-    figure = utilization_vs_microbatches(rows, look_of(rows["strategy"].unique()))
-    labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-    assert labels == {"by formula: 1 - bubble", "by formula, ticks in lockstep"} | ({"measured"} if drawn else set())
-    assert utilization(rows)["measured"].notna().all() == drawn
+    formulas = {"by formula: 1 - bubble", "by formula, ticks in lockstep"}
+    assert {*legend_of(drawn(rows, NAME))} == formulas | ({"measured"} if shown else set())
+    assert counted(utilization(rows))["measured"].notna().all() == shown
 
 
 def test_a_panel_for_each_schedule(tmp_path: Path) -> None:
     """Each with its three curves over all numbers of microbatches; rows without stages are left out, and counted."""
     rows = loaded(tmp_path, *swept("gpipe"), *swept("zb-h1"))
-    figure = utilization_vs_microbatches(rows, look_of(rows["strategy"].unique()))
-    assert [axes.get_title() for axes in figure.axes] == [
-        f"pipeline pipeline=2 schedule={s}" for s in ("gpipe", "zb-h1")
-    ]
-    points = utilization(rows)
-    for axes, (_, part) in zip(figure.axes, points.groupby("pipeline", sort=False), strict=True):
-        drawn = [np.asarray(line.get_ydata()).tolist() for line in axes.lines]
-        assert drawn == [part[column].tolist() for column in ("formula", "lockstep", "measured")]
-    assert figure.get_supxlabel().startswith("1 of 13 rows left out: 1 without stages and another number")
+    figure = drawn(rows, NAME)
+    titles = [axes.get_title().replace("\n", " ") for axes in figure.axes]
+    assert titles == [f"pipeline pipeline=2 schedule={name}" for name in ("gpipe", "zb-h1")]
+    for axes, (_, part) in zip(figure.axes, counted(utilization(rows)).groupby("pipeline", sort=False), strict=True):
+        lines = [np.asarray(line.get_ydata()).tolist() for line in axes.lines]
+        assert lines == [part[column].tolist() for column in ("formula", "lockstep", "measured")]
+    assert "1 of 13 rows not drawn: 1 without pipeline stages" in caption_of(figure)
 
 
 def test_it_is_drawn_of_several_numbers_of_microbatches(tmp_path: Path) -> None:
     """Only then; records that were written before there were such columns have no such figure, and no error."""
-    one = loaded(tmp_path, swept("gpipe")[0], swept("1f1b")[1])
-    assert "utilization_vs_microbatches" not in figures_of(one, one)
+    assert NAME not in names_of(loaded(tmp_path, swept("gpipe")[0], swept("1f1b")[1]))
     old = swept("gpipe")
+    assert NAME in names_of(loaded(tmp_path, *old))
     for case in old:
         for column in ("predicted.bubble", "predicted.lockstep_bubble", "processes", "options"):
             del case["extra_info"][column]
-    assert "utilization_vs_microbatches" not in figures_of(loaded(tmp_path, *old), loaded(tmp_path, *old))
-    path = write_run(tmp_path / "new.json", [row(), *swept("gpipe")])
-    main([str(path), "--out", str(tmp_path / "figures")])
-    assert (tmp_path / "figures" / "utilization_vs_microbatches.png").exists()
+    assert NAME not in names_of(loaded(tmp_path, *old))

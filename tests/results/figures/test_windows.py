@@ -6,15 +6,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from results.figures.canvas import look_of, what_was_run
-from results.figures.curves import workloads
-from results.figures.windows import NAME, sweeps, time_and_memory_vs_window, window_points
-from results.records.rows import load
+from results import load
+from results.figures.tables import workloads
+from results.figures.windows import sweeps
+from results.words import workload
 from tests.commands import command
+from tests.results.pictures import counted, drawn, points_of
 from tests.results.synthetic import row, write_run
 
 main = command("plot")
 
+NAME = "time_and_memory_vs_window"
 PLACES = (("single", "data=1"), ("fsdp", "fsdp=2"), ("fsdp", "fsdp=8"))
 
 
@@ -36,30 +38,33 @@ def test_each_window_is_a_workload(run: Path) -> None:
     """Rows with different windows are in different figures, and these name the window."""
     parts = dict(workloads(load([run])))
     assert [label.rpartition("-")[2] for label in parts] == ["attention_window=16", "none"]
-    assert [", attention_window=16" in what_was_run(part) for part in parts.values()] == [True, False]
+    assert [", attention_window=16" in workload(part.iloc[0]) for part in parts.values()] == [True, False]
 
 
 def test_a_sweep_has_each_window_on_most_devices(run: Path) -> None:
     """The figure has each strategy on its most devices, at each window; dense attention is at the whole sequence."""
-    ((_, rows),) = sweeps(load([run]))
-    points = window_points(rows)
+    points = counted(points_of(load(run), NAME))
     assert set(points["mesh"]) == {"data=1", "fsdp=8"}
     assert sorted(points["window"].unique()) == [16, 128]
-    time, memory = time_and_memory_vs_window(rows, look_of(rows["strategy"].unique())).axes
+    time, memory = drawn(load(run), NAME).axes
     assert [label.get_text() for label in time.get_xticklabels()] == ["16", "dense"]
     assert (time.get_ylabel(), memory.get_ylabel()) == ("time of a step (ms)", "memory per device (MiB)")
 
 
-def test_plot_draws_the_sweep_beside_each_window(run: Path, tmp_path: Path) -> None:
-    """Each window has a folder of figures. The sweep is beside them."""
+def test_plot_draws_the_sweep_next_to_each_window(run: Path, tmp_path: Path) -> None:
+    """Each window has a folder of figures. The sweep is next to them."""
     main([str(run), "--out", str(tmp_path / "out")])
-    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == {f"{NAME}.png", f"{NAME}.svg"}
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == {
+        f"{NAME}.png",
+        f"{NAME}.svg",
+        "captions.txt",
+    }
     assert len([path for path in (tmp_path / "out").iterdir() if path.is_dir()]) == 2
 
 
 def test_one_window_is_no_sweep(tmp_path: Path) -> None:
     """Without a second window there is no such figure, and files of older versions are dense."""
     rows = load([write_run(tmp_path / "old.json", [row(*place) for place in PLACES])])
-    assert not [*sweeps(rows)]
+    assert not [*sweeps(rows, None)]
     assert set(rows["attention"]) == {""}
     assert isinstance(rows["attention_window"], pd.Series)

@@ -91,6 +91,31 @@ def test_it_opens_quietly_and_asks_for_nothing(chromium: Any, page: Path, width:
     window.close()
 
 
+def test_it_never_scrolls_sideways(chromium: Any, page: Path) -> None:
+    """At no width from a telephone's to a wide screen's, also where controls wrap."""
+    window = Opened(chromium, page, 360)
+    window.draw_all()
+    wider = []
+    for width in (*range(360, 640, 5), *range(640, 1601, 40)):
+        window.tab.set_viewport_size({"width": width, "height": 900})
+        window.tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        wider += [width] * (window.tab.evaluate("document.documentElement.scrollWidth") > width)
+    assert wider == []
+    window.close()
+
+
+def test_the_caption_names_what_is_drawn(chromium: Any, tmp_path: Path) -> None:
+    """The dashed line of the ideal is there with `single`, and without it neither the line nor its words are."""
+    runs = {"with": [row(), row("data", "data=2")], "without": [row("data", "data=2", relative_to_single=None)]}
+    for name, rows in runs.items():
+        main([str(write_run(tmp_path / f"{name}.json", rows))])
+        window = Opened(chromium, tmp_path / f"{name}.html")
+        window.draw_all()
+        dashed = window.tab.locator("[data-chart=curves] [stroke-dasharray='5 4']").count()
+        assert ("dashed line" in window.texts("[data-chart=curves] figcaption")[0]) == bool(dashed) == (name == "with")
+        window.close()
+
+
 @pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (1400, "light"), *nightly((390, "light"), (1400, "dark"))])
 def test_axe_finds_nothing(chromium: Any, page: Path, width: int, theme: str) -> None:
     """axe finds no accessibility violation in the page or in the facts of a case: names, roles, keyboard, contrast."""

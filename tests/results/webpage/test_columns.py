@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from results.figures.curves import PARTS
+from results import load
+from results.figures.tables import PARTS
 from results.records.documents import read_search as read
-from results.records.rows import load
 from results.webpage.candidates import search_data
 from results.webpage.columns import run_data
 from tests.results.synthetic import failed, row, sweep, write_run
@@ -49,7 +49,7 @@ def test_a_column_of_one_value_is_stored_once(data: dict) -> None:
 
 def test_intervals_and_parts_belong_to_their_rows(data: dict) -> None:
     """Intervals of throughput contain its value, parts of memory add up to the total, and a failed case has neither."""
-    speeds = zip(*(values(data, f"page.tokens_per_second_{end}") for end in ("low", "high")), strict=True)
+    speeds = zip(*(values(data, f"page.throughput_{end}") for end in ("low", "high")), strict=True)
     middle = values(data, "tokens_per_second")
     assert all(low < speed < high for (low, high), speed in zip(speeds, middle, strict=True) if speed)
     names = [name if "." in name else f"page.{name}" for name in PARTS.values()]

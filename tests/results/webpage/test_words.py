@@ -5,8 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from results import load
 from results.records.documents import read_search as read
-from results.records.rows import load
+from results.records.reading import read_run
 from results.webpage.candidates import search_words
 from results.webpage.machine import machine_facts
 from results.webpage.words import heading, summary
@@ -86,7 +87,7 @@ def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
 def test_the_machine_is_said_once(tmp_path: Path) -> None:
     """The facts are devices, versions, settings and the time of each file. Empty settings are left out."""
     run = write_run(tmp_path / "run.json", [row()], node="host")
-    facts = machine_facts([run])
+    facts = machine_facts({run: read_run(run)})
     assert facts["Devices"] == "8 × cpu, virtual: they share one machine"
     assert facts["Versions"].startswith("python 3.11.7, jax 0.10.2")
     assert facts["Host"] == "host"

@@ -1,0 +1,42 @@
+"""Throughput against memory per device, with the frontier: a panel for each number of devices."""
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure as Drawn
+
+from results.figures.frame import Figure, Style, legend, named_axes, opened
+from results.figures.marks import look_of, strategy_handles, value_axis
+from results.figures.palette import GREY, strategy_looks
+from results.figures.tables import by_devices, frontier, one_batch, several_strategies
+from results.words import byte_unit
+
+
+def draw(points: pd.DataFrame, style: Style) -> Drawn:
+    """Draw a marker for each case with the interval of the fastest mesh of each strategy; other meshes are pale."""
+    divisor, unit = byte_unit(points["memory"].max())
+    points = points.assign(size=points["memory"] / divisor)
+    panels = by_devices(points)
+    figure, grid = opened(style, len(panels))
+    looks = strategy_looks(points["strategy"])
+    markers = {"style": "strategy", "markers": {name: look.marker for name, look in looks.items()}}
+    for axes, (title, part) in zip(grid, panels.items(), strict=True):
+        edge = frontier(part[part["strategy"] != "single"])
+        steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
+        axes.plot(edge["size"], edge["throughput"], **steps)
+        for _, row in part[part["best"]].iterrows():
+            ends = [[row["throughput"] - row["throughput_low"]], [row["throughput_high"] - row["throughput"]]]
+            axes.errorbar(row["size"], row["throughput"], ends, ecolor=looks[row["strategy"]].colour, elinewidth=1.1)
+        alpha = part["best"].map({True: 1.0, False: 0.4}).to_numpy()
+        sns.scatterplot(part, x="size", y="throughput", ax=axes, alpha=alpha, zorder=3, **markers, **look_of(looks))
+        axes.set_title(title)
+    grid[0].set_xlim(0, 1.07 * points["size"].max())
+    columns = {"throughput": "value", "throughput_low": "low", "throughput_high": "high"}
+    value_axis(grid, points[[*columns, "virtual_devices"]].rename(columns=columns))
+    named_axes(grid, f"memory per device ({unit})", "throughput (tokens/s)")
+    legend(figure, strategy_handles(points["strategy"], lines=False))
+    return figure
+
+
+FIGURE = Figure(
+    "throughput_vs_memory", "Throughput against memory per device", one_batch, several_strategies, draw
+)  # fmt: skip

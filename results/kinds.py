@@ -1,0 +1,173 @@
+"""The kinds of files that `meshmark plot` draws: how each is recognised, its pictures and its options."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.cli.ending import Refused
+from benchmarks.cli.outputs import is_picture, safe_name, save_text
+from results.figures import losses, predicted_scaling, search, tokens
+from results.figures.communication import communication
+from results.figures.frame import Drawing, Style
+from results.figures.lanes import lanes
+from results.figures.run import BY_NAME, CURVES, chosen, drawings_of_run
+from results.figures.shards import MOST_DEVICES, shards
+from results.figures.timeline import timeline
+from results.records import overviews, rows, schedules, traces
+from results.records.documents import read_search
+from results.records.metrics import METRICS, with_metrics
+from results.records.training import SUFFIX, read_training
+from results.reports.predictions import write_page
+from strategies.files import shown
+
+STDIN = Path("-")
+OPTIONS = {
+    "strategy": "--strategy chooses among measured cases",
+    "devices": "--devices chooses among measured cases",
+    "batch_size": "--batch-size chooses among measured cases",
+    "metric": "--metric is of measured cases",
+    "scaling": "--scaling is of measured cases",
+    "between": "--between is a part of a trace",
+}
+"""Options that only some kinds of files have, and what they do."""
+
+
+class Inputs(NamedTuple):
+    """Files of one kind: their paths, the content of each, and the text of the first; and how they are drawn."""
+
+    paths: Sequence[Path]
+    contents: Sequence[Any]
+    text: str
+    options: argparse.Namespace
+    style: Style
+
+    @property
+    def where(self) -> str:
+        """The first file, for messages."""
+        return "stdin" if self.paths[0] == STDIN else shown(self.paths[0])
+
+
+class Kind(NamedTuple):
+    """A kind of files, and how it is drawn.
+
+    Attributes:
+        recognised: (path, content) -> whether a file is of this kind.
+        drawings: inputs -> the pictures.
+        options: those of `OPTIONS` that it has.
+        together: whether several files are drawn together.
+        folder: whether the default output is a folder.
+        into: (inputs, folder) -> the paths of what is written into a folder in place of the pictures.
+    """
+
+    recognised: Callable[[Path, Any], bool]
+    drawings: Callable[[Inputs], list[Drawing]]
+    options: Sequence[str] = ()
+    together: bool = False
+    folder: bool = False
+    into: Callable[[Inputs, Path], list[Path]] | None = None
+
+
+def has(**facts: Sequence[object]) -> Callable[[Path, Any], bool]:
+    """Return a test of whether a document has keys with some of the values; () allows any value."""
+
+    def test(path: Path, content: Any) -> bool:
+        if not isinstance(content, dict):
+            return False
+        return all(key in content and (not values or content[key] in values) for key, values in facts.items())
+
+    return test
+
+
+def draw_run(inputs: Inputs) -> list[Drawing]:
+    """Return the figures of runs: those of a folder, or the one of a file."""
+    options = inputs.options
+    table = chosen(with_metrics(rows.load(inputs.paths)), options.strategy, options.devices)
+    names = names_of(options)
+    found = drawings_of_run(table, inputs.style, options.batch_size, names)
+    first_only = not names and is_file(options.out)
+    return found[:1] if first_only else found
+
+
+def names_of(options: argparse.Namespace) -> list[str]:
+    """Return the names of the figures that options ask for; none for all."""
+    if options.metric is None:
+        return [CURVES["throughput", options.scaling].name] if options.scaling else []
+    if options.metric in METRICS:
+        return [CURVES[options.metric, options.scaling or "strong"].name]
+    if options.metric not in BY_NAME:
+        raise Refused(f"--metric {options.metric} is unknown; it can be {', '.join([*METRICS, *BY_NAME])}")
+    return [options.metric]
+
+
+def draw_search(inputs: Inputs) -> list[Drawing]:
+    """Return the figure of one search, or of several with different batches."""
+    found = [read_search(path, content) for path, content in zip(inputs.paths, inputs.contents, strict=True)]
+    if len(found) > 1:
+        return [Drawing("predicted_time_vs_tokens", partial(tokens.predicted, found, inputs.style))]
+    facts, candidates = found[0]
+    module = predicted_scaling if candidates["scaling"].notna().any() else search
+    return [Drawing(inputs.paths[0].stem, partial(module.figure_of, facts, candidates, inputs.style))]
+
+
+def draw_trace(inputs: Inputs) -> list[Drawing]:
+    """Return the figure of a trace."""
+    trace = traces.read(inputs.paths[0], inputs.contents[0])
+    return [Drawing(inputs.paths[0].stem, partial(lanes, trace, inputs.options.between, inputs.style))]
+
+
+def draw_schedule(inputs: Inputs) -> list[Drawing]:
+    """Return the figure of a schedule."""
+    schedule = schedules.read(inputs.text, inputs.where)
+    return [Drawing(safe_name(schedule.schedule), partial(timeline, schedule, inputs.style))]
+
+
+def draw_overviews(inputs: Inputs) -> list[Drawing]:
+    """Return the figure of each overview."""
+    found = overviews.read(inputs.text, inputs.where, MOST_DEVICES)
+    return [Drawing(safe_name(each.strategy), partial(shards, each, inputs.style)) for each in found]
+
+
+def draw_communication(inputs: Inputs, folder: Path) -> list[Path]:
+    """Draw what each device of some strategies holds and sends, and return the paths written."""
+    found = overviews.read(inputs.text, inputs.where)
+    paths = [folder / f"{safe_name(overview.strategy)}.svg" for overview in found]
+    for overview, path in zip(found, paths, strict=True):
+        save_text(path, communication(overview))
+    return paths
+
+
+def draw_training(inputs: Inputs) -> list[Drawing]:
+    """Return the loss curves of training runs."""
+    logs = read_training(inputs.paths)
+    return [Drawing("loss_curves", partial(losses.loss_curves, logs, inputs.style))]
+
+
+KINDS: Mapping[str, Kind] = {
+    "training": Kind(lambda path, content: path.suffix == SUFFIX, draw_training, together=True, folder=True),
+    "predictions": Kind(
+        lambda path, content: path.suffix == ".csv",
+        lambda inputs: [],
+        folder=True,
+        into=lambda inputs, folder: write_page(inputs.paths[0], folder),
+    ),
+    "overviews": Kind(
+        lambda path, content: (
+            isinstance(content, list) and (path == STDIN or bool(content and has()(path, content[0])))
+        ),
+        draw_overviews,
+        into=draw_communication,
+    ),
+    "trace": Kind(has(otherData=()), draw_trace, ["between"]),
+    "schedule": Kind(has(schedule=()), draw_schedule),
+    "search": Kind(has(kind=("search", "feasibility", "scaling")), draw_search, together=True),
+    "run": Kind(lambda path, content: path != STDIN, draw_run, [*OPTIONS][:-1], together=True, folder=True),
+}
+"""The kinds by name; a file is of the first that recognises it."""
+
+
+def is_file(out: Path | None) -> bool:
+    """Return whether an output is one picture: its suffix is the format of one, and it is no folder that exists."""
+    return bool(out and is_picture(out) and not os.path.isdir(out))  # noqa: PTH112 (a long name has no Path.is_dir)
