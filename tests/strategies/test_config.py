@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 
-from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.costs.predict import predict
+from strategies import PRESETS, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.model.gpt import flops_per_token, param_count, resolved
 
 
@@ -88,23 +87,6 @@ def test_the_size_of_a_head_is_a_size_of_its_own():
     assert resolved(plain) != resolved(dataclasses.replace(plain, key_heads=1))
     given = GPTConfig(layers=1, embed=8, heads=3, head_size=5)
     assert (given.head_dim, given.head_features, given.dim_sizes["head_features"]) == (5, 15, 15)
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "message"),
-    [
-        ("tensor", "tensor=4", "tensor=4 does not divide heads=6; tensor can be 1 or 2$"),
-        ("fsdp", "fsdp=4", "fsdp=4 does not divide heads x head_size=30; fsdp can be 1 or 2$"),
-        ("context", "context=4", "context=4 does not divide heads=6; context can be 1 or 2$"),
-    ],
-)
-def test_a_mesh_that_does_not_divide_the_heads_is_refused(name, mesh, message):
-    """By the formulas and by the step, where embed / heads is no whole number, too."""
-    config = GPTConfig(layers=1, embed=16, heads=6, head_size=5, vocab=64, sequence=16)
-    train = TrainConfig(8, context_attention="ulysses" if name == "context" else "auto")
-    for build in (predict, lambda name, *of_step: STRATEGIES[name].build(*of_step)):
-        with pytest.raises(Infeasible, match=message):
-            build(name, config, MeshSpec.parse(mesh), train)
 
 
 @pytest.mark.parametrize(

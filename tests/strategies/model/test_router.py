@@ -11,7 +11,7 @@ from strategies import TrainConfig
 from strategies.model.expert_rows import blocks_here, blocks_of, computed_blocks, filled_blocks
 from strategies.model.router import block_slots, choose, forced, zipf_shares
 from strategies.model.share import Share
-from tests.strategies.model.test_experts import MOE
+from tests.strategies.models import MOE
 from tests.strategies.sampling import nightly
 
 

@@ -12,7 +12,7 @@ from strategies import GPTConfig, Infeasible
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.attention.dense import attend
 from strategies.model.gpt import flops_per_token
-from tests.strategies.model.test_gpt import TINY, build, tokens
+from tests.strategies.model.tiny_gpt import TINY, build, tokens
 from tests.strategies.quick import jit
 from tests.strategies.sampling import nightly
 
