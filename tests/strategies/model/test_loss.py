@@ -1,5 +1,6 @@
 """The loss is cross entropy and z-loss, all at once or in chunks, which cost no more than the formulas state."""
 
+import dataclasses
 import math
 from functools import cache
 from typing import Any
@@ -121,3 +122,9 @@ def test_chunks_compute_the_logits_once_more():
     """Six FLOPs a token and weight of the table become eight, for logits are not kept; nothing else is recomputed."""
     whole, chunked = (read_program(program(limit).as_text() or "", {"data": 1}).flops for limit in (None, LOGITS // 16))
     assert chunked - whole == 2 * BATCH * CONFIG.sequence * CONFIG.embed * CONFIG.vocab
+
+
+def test_a_limit_is_of_what_a_device_holds():
+    """Of the vocabulary: one below a token on one device (test_refusals.py) is not below it on eight."""
+    train = TrainConfig(8, logits_bytes=4 * CONFIG.vocab // 8)
+    STRATEGIES["tensor"].build(dataclasses.replace(CONFIG, heads=8), "tensor=8", train)
