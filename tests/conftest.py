@@ -16,7 +16,8 @@ import pytest
 
 from tests.extras import MISSING
 
-pytest.register_assert_rewrite("tests.strategies.costs.steps")  # a failure of `assert_exact` shows its numbers
+# Failures of their assertions show their numbers.
+pytest.register_assert_rewrite(*(f"tests.strategies.{name}" for name in ("formulas", "jaxprs", "refusals")))
 
 
 def set_up() -> None:

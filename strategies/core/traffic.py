@@ -1,7 +1,7 @@
 """Traffic: what a step sends, term by term. An axis states its terms beside its code (`Axis.traffic`).
 
 A term is a function of a `Plan` that yields what one device sends in a step, when, and why. It yields nothing if its
-axes split nothing. The sum of the terms is what the program sends, to the byte: tests/strategies/costs/test_predict.py
+axes split nothing. The sum of the terms is what the program sends, to the byte: tests/strategies/test_laws.py
 compares it with compiled programs. Here are the terms that every strategy has.
 
 Bytes are those of the program's dtypes. XLA's CPU backend sends bfloat16 as float32.

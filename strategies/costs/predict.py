@@ -4,7 +4,7 @@
     cost = predict("three_d", PRESETS["gpt3-175b"], MeshSpec.parse("data=16,pipeline=8,tensor=8"), train)
     cost.sent["all_reduce", ("data",)]  # bytes that one device sends in a step, by what they are
 
-The formulas are held against compiled programs in tests/strategies/costs/test_predict.py.
+The formulas are held against compiled programs in tests/strategies/test_laws.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,7 @@ from jax import lax
 from strategies.core.plan import Plan
 from strategies.device_mesh import mark_missing
 from strategies.step import Implementation
-from tests.silent_bugs.museum import QWEN3, Bug
-from tests.silent_bugs.plants import (
+from tests.silent_bugs.changed_implementations import (
     Plant,
     accumulated_as,
     changed_gradients,
@@ -20,6 +19,7 @@ from tests.silent_bugs.plants import (
     reduced,
     scaled_gradients,
 )
+from tests.silent_bugs.museum import QWEN3, Bug
 
 HALVES, QUARTERS = {"microbatches": 2}, {"microbatches": 4}
 

@@ -11,8 +11,7 @@ from strategies import expert
 from strategies.core import collectives
 from strategies.core.plan import Plan
 from strategies.step import Implementation
-from tests.silent_bugs.museum import FORCED, LEARNED, Bug
-from tests.silent_bugs.plants import (
+from tests.silent_bugs.changed_implementations import (
     Plant,
     changed_gradients,
     changed_hooks,
@@ -20,6 +19,7 @@ from tests.silent_bugs.plants import (
     scaled_gradients,
     without_replica_sum,
 )
+from tests.silent_bugs.museum import FORCED, LEARNED, Bug
 
 EXPERTS = r"blocks.experts.(gate|up|down)_.*"
 GATHERED = {"dispatch": "all_gather"}

@@ -10,8 +10,8 @@ from strategies.context import ulysses_attention
 from strategies.core.plan import Plan
 from strategies.model.attention import ring
 from strategies.step import Implementation
+from tests.silent_bugs.changed_implementations import Plant, changed_hooks, patched
 from tests.silent_bugs.museum import GPT_OSS, QWEN3, Bug
-from tests.silent_bugs.plants import Plant, changed_hooks, patched
 
 
 def from_zero(own_context: Any) -> Any:

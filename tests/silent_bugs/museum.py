@@ -15,7 +15,7 @@ from strategies.device_mesh import first_devices
 from strategies.gpt_config import GPTConfig
 from strategies.step import Step
 from strategies.strategy import Strategy
-from tests.silent_bugs.plants import Plant
+from tests.silent_bugs.changed_implementations import Plant
 
 SMALL = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, heads=4, sequence=16, vocab=257)
 """257 is prime, so every strategy that splits the vocabulary pads it."""

@@ -11,8 +11,8 @@ from jax import lax
 from strategies.core import optimizer as optimizers
 from strategies.core.plan import Plan
 from strategies.step import Optimizer
+from tests.silent_bugs.changed_implementations import Plant, by_name, optimized_as, patched, unsummed
 from tests.silent_bugs.museum import FORCED, Bug
-from tests.silent_bugs.plants import Plant, by_name, optimized_as, patched, unsummed
 
 Norm = Callable[[Plan, Any, Any], Any]
 """(plan, gradients, how they are sharded) -> a wrong norm of all of them."""

@@ -9,8 +9,8 @@ from jax import lax
 from strategies.core.plan import Plan
 from strategies.pipelining.layer_backward import Passes
 from strategies.step import Implementation
+from tests.silent_bugs.changed_implementations import changed_model, patched, scaled_gradients
 from tests.silent_bugs.museum import Bug
-from tests.silent_bugs.plants import changed_model, patched, scaled_gradients
 
 STAGES = {"microbatches": 4}
 THREE_LAYERS = {"layers": 3}

@@ -9,8 +9,7 @@ from jax import lax
 from strategies.core import gradients
 from strategies.core.plan import Plan
 from strategies.step import Implementation
-from tests.silent_bugs.museum import GPT_OSS, QWEN3, Bug
-from tests.silent_bugs.plants import (
+from tests.silent_bugs.changed_implementations import (
     changed_hooks,
     chosen,
     patched,
@@ -20,6 +19,7 @@ from tests.silent_bugs.plants import (
     without_replica_sum,
     without_sum,
 )
+from tests.silent_bugs.museum import GPT_OSS, QWEN3, Bug
 
 WITHOUT_SP = {"sequence_parallel": False}
 

@@ -10,8 +10,8 @@ from jax import lax
 
 from strategies.core.plan import Plan
 from strategies.step import Implementation, Optimizer
+from tests.silent_bugs.changed_implementations import Plant, by_name, chosen, optimized_as, unsummed
 from tests.silent_bugs.museum import Bug
-from tests.silent_bugs.plants import Plant, by_name, chosen, optimized_as, unsummed
 
 
 class Delayed(NamedTuple):

@@ -1,20 +1,16 @@
 """The check finds every bug of the museum, and nothing where none is planted."""
 
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from strategies.checking import FirstSteps, Mismatch, check, check_step
-from strategies.step import Step
+from strategies.checking import Mismatch, check, check_step
 from tests.processes import ROOT
 from tests.silent_bugs import BUGS, KINDS
 from tests.silent_bugs.museum import Bug
 from tests.silent_bugs.page import page, summary
-from tests.strategies import quick
+from tests.strategies.checking.shared_runs import shared_runs
 
 DAILY = [bug for kind in KINDS for bug in kind.BUGS[:3]]
 """Three bugs of each kind. The others take two minutes more, and run with `-m factorisations`."""
@@ -28,43 +24,9 @@ def _daily(params: Any, daily: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def shared_parts() -> Iterator[None]:
-    """Compile fast, and share between tests what is equal: initial states, and the steps of one device."""
-    module = importlib.import_module("strategies.checking.check")
-    with quick.programs(), pytest.MonkeyPatch.context() as patch:
-        for name in ("initial_state", "initial_weights"):
-            patch.setattr(module, name, _made_once(getattr(module, name)))
-        patch.setattr(module, "first_steps", _trained_once(module.first_steps))
+def _shared() -> Iterator[None]:
+    with shared_runs():
         yield
-
-
-def _made_once(make: Callable[[Step], Any]) -> Callable[[Step], Any]:
-    """`make`, once for all steps with equal states. Steps donate their states, so each gets a copy."""
-    made: dict[str, Any] = {}
-
-    def shared(step: Step) -> Any:
-        arrays = jax.tree.map(lambda array: (array.shape, array.dtype, array.sharding.spec), step.state)
-        key = str((step.config, dict(step.mesh.shape), step.layer_slots, arrays))
-        if key not in made:
-            made[key] = make(step)(jax.random.key(0))
-        return lambda _: jax.tree.map(jnp.copy, made[key])
-
-    return shared
-
-
-def _trained_once(train: Callable[..., FirstSteps]) -> Callable[..., FirstSteps]:
-    """`first_steps`, once for all steps of one device with equal models and options."""
-    trained: dict[Any, FirstSteps] = {}
-
-    def shared(step: Step, batches: Any) -> FirstSteps:
-        if step.mesh.size > 1:
-            return train(step, batches)
-        key = step.config, step.train
-        if key not in trained:
-            trained[key] = train(step, batches)
-        return trained[key]
-
-    return shared
 
 
 @pytest.mark.parametrize("bug", _daily(BUGS, DAILY), ids=str)

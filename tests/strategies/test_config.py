@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 
-from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies import PRESETS, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.layer import flops_per_token
-from strategies.costs.predict import predict
 from strategies.model.gpt import param_count, resolved
+from tests.strategies.models import MOE
+from tests.strategies.refusals import assert_refused
 
 
 @pytest.mark.parametrize(
@@ -91,26 +92,9 @@ def test_the_size_of_a_head_is_a_size_of_its_own():
     assert (given.head_dim, given.head_features, given.dim_sizes["head_features"]) == (5, 15, 15)
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh", "message"),
-    [
-        ("tensor", "tensor=4", "tensor=4 does not divide heads=6; tensor can be 1 or 2$"),
-        ("fsdp", "fsdp=4", "fsdp=4 does not divide heads x head_size=30; fsdp can be 1 or 2$"),
-        ("context", "context=4", "context=4 does not divide heads=6; context can be 1 or 2$"),
-    ],
-)
-def test_a_mesh_that_does_not_divide_the_heads_is_refused(name, mesh, message):
-    """By the formulas and by the step, where embed / heads is no whole number, too."""
-    config = GPTConfig(layers=1, embed=16, heads=6, head_size=5, vocab=64, sequence=16)
-    train = TrainConfig(8, context_attention="ulysses" if name == "context" else "auto")
-    for build in (predict, lambda name, *of_step: STRATEGIES[name].build(*of_step)):
-        with pytest.raises(Infeasible, match=message):
-            build(name, config, MeshSpec.parse(mesh), train)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+SPARSE = GPTConfig(layers=2, embed=16, heads=4, vocab=19, sequence=16)
+NO_MODEL = {
+    PRESETS["nano"]: [
         ({"layers": 0}, "layers=0; it must be a whole number of at least 1"),
         ({"heads": 3}, "heads=3 does not divide embed=128; it can be 1, 2, 4, 8, 16, 32, 64 or 128"),
         ({"head_size": 0}, "head_size=0; it must be a whole number of at least 1"),
@@ -126,52 +110,99 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused(name, mesh, message):
         ({"layers": 2.5}, "layers=2.5; it must be a whole number"),
         ({"layers": 10**9}, "layers=1000000000; it must be a whole number of at most 100000"),
     ],
-)
-def test_a_model_that_cannot_be_is_refused(sizes, message):
-    """An impossible model raises Infeasible with the numbers and the legal values."""
-    with pytest.raises(Infeasible, match=message):
-        dataclasses.replace(PRESETS["nano"], **sizes)
+    MOE: [
+        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6; take at most 6"),
+        ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; give experts"),
+        ({"dense_layers": 4}, "dense_layers=4 leaves no layer with experts; take fewer than 4"),
+        ({"dense_layers": -1}, "dense_layers=-1; it must be a whole number of at least 0"),
+        ({"expert_group": 7}, "expert_group=7 does not divide sequence=24; it can be 1, 2, 3"),
+        ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; leave it out"),
+        ({"router_bias_rate": 0.0}, "router_bias_rate=0.0 is for router=sigmoid; leave it out"),
+        (
+            {"router": "sigmoid", "router_groups": 4},
+            "router_groups=4 does not divide experts=6; it can be 1, 2, 3 or 6",
+        ),
+        (
+            {"router": "sigmoid", "router_groups": 2, "groups_per_token": 3},
+            "groups_per_token=3 is more than router_groups=2; take at most 2",
+        ),
+        (
+            {"router": "sigmoid", "router_groups": 6},
+            "the groups_per_token=1 groups of a token have 1 experts, fewer than experts_per_token=2",
+        ),
+        ({"router": "soft"}, "router"),
+    ],
+    SPARSE: [
+        ({"attention_window": 0}, "attention_window=0; it must be a whole number of at least 1"),
+        ({"attention_stride": 5}, "attention_stride=5 does not divide sequence=16; it can be 1, 2, 4, 8 or 16"),
+        ({"attention_pattern": "star"}, "attention_pattern='star'; it can be strided, fixed"),
+        (
+            {"attention_pattern": "fixed"},
+            "attention_pattern=fixed has blocks of attention_stride tokens; give attention_stride",
+        ),
+        (
+            {"attention_pattern": "fixed", "attention_stride": 4, "attention_window": 2},
+            "attention_window=2 does not go with attention_pattern=fixed",
+        ),
+        (
+            {"attention_pattern": "fixed", "attention_stride": 4, "attention_summary": 5},
+            "attention_summary=5 is more than the attention_stride=4 tokens of a block; take at most 4",
+        ),
+        (
+            {"attention_stride": 4, "attention_summary": 2},
+            "attention_summary=2 is for attention_pattern=fixed; leave it out",
+        ),
+    ],
+}
+"""Changes of a model that cannot be, and what the message says."""
+NO_STEP = [
+    ({"batch_size": 0}, "batch_size=0; it must be a whole number of at least 1"),
+    ({"clip_norm": 0.0}, "clip_norm=0.0; it must be a number above 0"),
+    ({"batch_size": 6, "microbatches": 4}, "microbatches=4 does not divide batch_size=6; it can be 1, 2, 3 or 6"),
+    ({"dtype": "float64"}, "dtype='float64'; it can be float32, bfloat16, float16"),
+    ({"reduce_dtype": "float16"}, "reduce_dtype='float16'; it can be float32, bfloat16"),
+    ({"loss_scale": 0.5}, "loss_scale=0.5; it must be a number from 1 to 1.84467e"),
+    ({"loss_scale": 1000.0}, "loss_scale=1000.0; it must be a power of 2"),
+    ({"loss_scale": float("nan")}, "loss_scale=nan; it must be a number from 1 to 1.84467e"),
+    (
+        {"loss_scale_growth_steps": 0},
+        "loss_scale_growth_steps=0; it must be a whole number of at least 1",
+    ),
+    ({"regather": "off"}, "regather='off'; it must be true or false"),
+    ({"sequence_parallel": 1}, "sequence_parallel=1; it must be true or false"),
+    ({"batch_size": "8"}, "batch_size='8'; it must be a whole number"),
+    ({"remat": "some"}, "remat='some'; it can be none, dots, full"),
+    ({"gather": "never"}, "gather='never'; it can be layer, step"),
+    ({"compression": "zip"}, "compression='zip'; it can be none, int8, onebit"),
+    (
+        {"compression": "int8", "bucket_bytes": 4},
+        "bucket_bytes=4 does not go with compression=int8",
+    ),
+    ({"bucket_bytes": 3}, "bucket_bytes=3; it must be a whole number of at least 4"),
+    ({"learning_rate": -1.0}, "learning_rate=-1.0; it must be a number of at least 0"),
+    ({"learning_rate": 0.0, "decay_steps": 9}, "learning_rate=0.0; .* above 0 with decay_steps"),
+    ({"final_learning_rate": 1.0}, "final_learning_rate=1.0; it must be from 0 to .*=0.0003"),
+    ({"warmup_steps": -1}, "warmup_steps=-1; it must be a whole number of at least 0"),
+    ({"warmup_steps": 5, "decay_steps": 5}, "decay_steps=5 ends before warmup_steps=5; give more"),
+    ({"beta2": 1.0}, "beta2=1.0; it must be a number below 1"),
+    ({"weight_decay": -0.1}, "weight_decay=-0.1; it must be a number of at least 0"),
+    ({"z_loss": -1.0}, "z_loss=-1.0; it must be a number of at least 0"),
+]
+"""Options that cannot be, and what the message says."""
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0; it must be a whole number of at least 1"),
-        ({"batch_size": 8, "clip_norm": 0.0}, "clip_norm=0.0; it must be a number above 0"),
-        ({"batch_size": 6, "microbatches": 4}, "microbatches=4 does not divide batch_size=6; it can be 1, 2, 3 or 6"),
-        ({"batch_size": 8, "dtype": "float64"}, "dtype='float64'; it can be float32, bfloat16, float16"),
-        ({"batch_size": 8, "reduce_dtype": "float16"}, "reduce_dtype='float16'; it can be float32, bfloat16"),
-        ({"batch_size": 8, "loss_scale": 0.5}, "loss_scale=0.5; it must be a number from 1 to 1.84467e"),
-        ({"batch_size": 8, "loss_scale": 1000.0}, "loss_scale=1000.0; it must be a power of 2"),
-        ({"batch_size": 8, "loss_scale": float("nan")}, "loss_scale=nan; it must be a number from 1 to 1.84467e"),
-        (
-            {"batch_size": 8, "loss_scale_growth_steps": 0},
-            "loss_scale_growth_steps=0; it must be a whole number of at least 1",
-        ),
-        ({"batch_size": 8, "regather": "off"}, "regather='off'; it must be true or false"),
-        ({"batch_size": 8, "sequence_parallel": 1}, "sequence_parallel=1; it must be true or false"),
-        ({"batch_size": "8"}, "batch_size='8'; it must be a whole number"),
-        ({"batch_size": 8, "remat": "some"}, "remat='some'; it can be none, dots, full"),
-        ({"batch_size": 8, "gather": "never"}, "gather='never'; it can be layer, step"),
-        ({"batch_size": 8, "compression": "zip"}, "compression='zip'; it can be none, int8, onebit"),
-        (
-            {"batch_size": 8, "compression": "int8", "bucket_bytes": 4},
-            "bucket_bytes=4 does not go with compression=int8",
-        ),
-        ({"batch_size": 8, "bucket_bytes": 3}, "bucket_bytes=3; it must be a whole number of at least 4"),
-        ({"batch_size": 8, "learning_rate": -1.0}, "learning_rate=-1.0; it must be a number of at least 0"),
-        ({"batch_size": 8, "learning_rate": 0.0, "decay_steps": 9}, "learning_rate=0.0; .* above 0 with decay_steps"),
-        ({"batch_size": 8, "final_learning_rate": 1.0}, "final_learning_rate=1.0; it must be from 0 to .*=0.0003"),
-        ({"batch_size": 8, "warmup_steps": -1}, "warmup_steps=-1; it must be a whole number of at least 0"),
-        ({"batch_size": 8, "warmup_steps": 5, "decay_steps": 5}, "decay_steps=5 ends before warmup_steps=5; give more"),
-        ({"batch_size": 8, "beta2": 1.0}, "beta2=1.0; it must be a number below 1"),
-        ({"batch_size": 8, "weight_decay": -0.1}, "weight_decay=-0.1; it must be a number of at least 0"),
-    ],
+    ("config", "sizes", "message"), [(config, *row) for config, rows in NO_MODEL.items() for row in rows], ids=str
 )
+def test_a_model_that_cannot_be_is_refused(config, sizes, message):
+    """With the numbers and the legal values."""
+    assert_refused(lambda: dataclasses.replace(config, **sizes), message)
+
+
+@pytest.mark.parametrize(("options", "message"), NO_STEP, ids=str)
 def test_a_step_that_cannot_be_is_refused(options, message):
-    """Impossible training options raise Infeasible with the numbers and the legal values."""
-    with pytest.raises(Infeasible, match=message):
-        TrainConfig(**options)
+    """With the numbers and the legal values."""
+    assert_refused(lambda: TrainConfig(**{"batch_size": 8, **options}), message)
 
 
 NUMBERS = st.one_of(st.integers(), st.integers(-2, 70), st.floats(), st.sampled_from([2**31, 2**63, 2**64, 1e400]))

@@ -9,30 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
 from benchmarks.program.compiled import read_program
-from strategies import GPTConfig, Infeasible, MeshSpec, Strategy, TrainConfig, context, tensor
+from strategies import GPTConfig, MeshSpec, Strategy, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
 from strategies.costs.predict import predict
-from strategies.device_mesh import device_mesh
 from strategies.model.attention import QKV, causal_attention, ring_attention, zigzag
 from strategies.single import SINGLE
+from tests.strategies.context_mesh import SPLIT, around
 from tests.strategies.quick import compiled, jit
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
 """About twelve operations in sequence, each of which rounds sums of at most `TOKENS` terms (see equality.py)."""
 MODES = {"ring": (zigzag, ring_attention), "ulysses": (contiguous, ulysses_attention)}
-
-
-WHOLE, SPLIT = P(), P("context")
-
-
-def around(function, devices, outputs=WHOLE):
-    """Map a function over the devices of a ring, to each of which whole arrays are passed."""
-    mesh = device_mesh(MeshSpec.parse(f"context={devices}"), ("context",), jax.devices()[:devices])
-    return jax.shard_map(function, mesh=mesh, in_specs=WHOLE, out_specs=outputs, check_vma=False)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -136,51 +126,10 @@ def test_other_axes_split_what_this_one_leaves(mode):
         assert np.linalg.norm(mine - theirs) < depth * whole
 
 
-@pytest.mark.parametrize(
-    ("sizes", "options", "message"),
-    [
-        ({"sequence": 24}, {}, "2 x context=8 chunks do not divide sequence=24; context can be 1, 2, 3, 4, 6 or 12"),
-        ({"sequence": 63}, {}, "2 x context=8 chunks do not divide sequence=63; context can be 1$"),
-        ({"sequence": 20}, {"context_attention": "ulysses"}, "context=8 does not divide sequence=20; context can be"),
-        ({"heads": 4}, {"context_attention": "ulysses"}, "context=8 does not divide heads=4; context can be 1, 2 or 4"),
-        (
-            {},
-            {"attention": "cudnn"},
-            "attention=cudnn takes bfloat16 and float16 on NVIDIA GPUs, not float32 on cpu; use",
-        ),
-        (
-            {"attention_stride": 8},
-            {"context_attention": "ring"},
-            "attention_stride=8 reaches tokens of all context=8 devices, and has no ring; use context_attention=uly",
-        ),
-        ({"sequence": 60, "attention_window": 9}, {}, "context=8 does not divide sequence=60; context can be 1, 2, 3"),
-        (
-            {"sequence": 8 * 37, "attention_window": 36},
-            {},
-            "no blocks of useful size for attention_window=36 divide the 37 tokens of a device; take a sequence with",
-        ),
-        (
-            {"sequence": 64, "attention_window": 9, "full_attention_every": 2},
-            {},
-            "attention_window=9 is more than the 4 tokens of a chunk, two for each of context=8 devices; use context_a",
-        ),
-        ({}, {"context_attention": "star"}, "context_attention='star'; it can be auto, ring, ulysses"),
-    ],
-)
-def test_what_does_not_fit_is_refused(sizes, options, message):
-    """A size that context cannot divide raises Infeasible before compilation, with the numbers and the legal values."""
-    with pytest.raises(Infeasible, match=message):
-        context.CONTEXT.build(
-            dataclasses.replace(CONFIG, **sizes), MeshSpec.parse("context=8"), dataclasses.replace(TRAIN, **options)
-        )
-
-
 def test_heads_that_tensor_has_split_are_split_again():
-    """Ulysses splits the heads that tensor leaves to a device: four of eight, which eight devices cannot share."""
+    """Ulysses splits the heads that tensor leaves to a device: four of eight."""
     train = dataclasses.replace(TRAIN, context_attention="ulysses")
     assert predict("three_d", CONFIG, "context=4,tensor=2", train).plan.ulysses
-    with pytest.raises(Infeasible, match="context=8 does not divide heads/tensor=4; context can be 1, 2 or 4"):
-        predict("three_d", CONFIG, "context=8,tensor=2", train)
 
 
 @pytest.mark.parametrize(

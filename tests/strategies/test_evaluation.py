@@ -13,9 +13,9 @@ from benchmarks.program.deadlock import require_no_deadlock
 from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.device_mesh import first_devices
 from tests.strategies.equality import CONFIG, ROUNDING
+from tests.strategies.meshes import WIDEST
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly, unless_sampled
-from tests.strategies.test_step import WIDEST
 
 TWO_LAYERS = dataclasses.replace(CONFIG, layers=2)
 BATCH = 16

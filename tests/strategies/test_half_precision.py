@@ -3,14 +3,6 @@
 That strategies equal one device in the same dtype, and AdamW's part, is derived in equality.py. float16 steps are
 held to both bounds in training/test_loss_scaling.py, where they begin with steps that overflow.
 
-Against float32 of the same seed, `TO_FLOAT32`, only one of the two runs rounds. But no rounding cancels any more that
-both runs make alike, and a layer rounds 27 times each way. The attention branch rounds the norm; queries, keys and
-values, and their sum with the bias; the scaled queries; the weights of softmax; what they mix; the projection; and its
-sums with the stream and with the bias: 9 in all. The MLP branch rounds the norm; the hidden features, and their sum
-with the bias; 7 operations inside GELU, and its result; the projection; and its two sums: 14. Both round the weights of
-two matmuls: 4. The 54 L roundings add up to sqrt(54 L) x 0.425 u. Of gradients 0.63 of that is the most that was seen
-in bfloat16, and 0.35 in float16. A bias gradient that is summed in bfloat16 is off by 1.17 times the bound of bfloat16.
-
 What devices sum is no rounding of that kind: each computes the gradients of its sequences as one device does, and their
 sum is held to the bound of float32 (`test_bfloat16_gradients_of_devices_are_summed_in_float32`).
 """
@@ -24,19 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.device_mesh import first_devices
+from strategies import STRATEGIES, GPTConfig
 from strategies.model import mlp, part, self_attention
-from tests.strategies import test_expert as experts
-from tests.strategies.equality import CONFIG, ROUNDING, ROUNDOFF, TRAIN, assert_equal, initial, single, train, trained
+from tests.strategies.equality import CONFIG, ROUNDING, TO_FLOAT32, TRAIN, assert_equal, build, initial, single, train
+from tests.strategies.meshes import WIDEST
+from tests.strategies.models import FORCED
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
-from tests.strategies.test_expert import FORCED
-from tests.strategies.test_step import WIDEST
 
 ZIPF, BALANCED = FORCED, dataclasses.replace(FORCED, routing="balanced")
 SHALLOW = dataclasses.replace(ZIPF, layers=2, experts=4, balance_loss=0.0, router_z_loss=0.0)
-TO_FLOAT32 = {dtype: math.sqrt(2 * 27 * CONFIG.layers / (8 * math.log(2))) * u for dtype, u in ROUNDOFF.items()}
 
 
 @pytest.mark.parametrize(
@@ -78,18 +67,18 @@ def test_bfloat16_equals_one_device_where_routing_is_forced(name, mesh, config, 
 
     A learned router may send a token to another expert where rounding differs: that is no law in bfloat16.
     """
-    step = experts.build(name, MeshSpec.of(mesh), config, dtype="bfloat16", **options)
-    mine, _ = trained(step, initial(step), range(3))
-    reference = experts.single(config, options.get("microbatches", 1), "bfloat16")
+    mine, reference = (
+        train(name, mesh, config, dtype="bfloat16", **options),
+        single(config, dtype="bfloat16", **options),
+    )
     assert_equal(mine, reference, ROUNDING["bfloat16"] * math.sqrt(config.layers / CONFIG.layers))
 
 
 def gradients(name, mesh, tokens, **options):
     """The loss and the gradients of a bfloat16 step at its initial weights."""
-    spec, options = MeshSpec.parse(mesh), TrainConfig(len(tokens), dtype="bfloat16", **options)
-    step = STRATEGIES[name].build(dataclasses.replace(CONFIG, layers=2), spec, options, first_devices(spec.size))
-    key, batch = jax.random.key(0), step.place(tokens)
-    state = compiled(step.init.lower(key))(key)
+    config = dataclasses.replace(CONFIG, layers=2)
+    step = build(name, mesh, config, batch_size=len(tokens), dtype="bfloat16", **options)
+    state, batch = initial(step), step.place(tokens)
     found = compiled(step.gradients.lower(state, batch))(state, batch)
     return jax.tree.leaves(jax.tree.map(lambda x: np.asarray(x, np.float64), found))
 
@@ -151,7 +140,7 @@ def test_a_bfloat16_sum_of_gradients_is_caught(dtype, monkeypatch):
 
     for module in (self_attention, mlp, part):
         monkeypatch.setattr(module, "add_bias", add_bias)
-    planted = train("single", MeshSpec.parse("data=1"), dtype=dtype)
+    planted = train("single", "data=1", dtype=dtype)
     for expected, rounding in ((reference, ROUNDING[dtype]), (exact, TO_FLOAT32[dtype])):
         with pytest.raises(AssertionError):
             assert_equal(planted, expected, rounding)

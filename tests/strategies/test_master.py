@@ -7,23 +7,18 @@ import jax
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies import STRATEGIES, GPTConfig, TrainConfig
 from strategies.checkpoints import canonical, restore, save, zarr_arrays
 from strategies.core.sizes import BYTES
 from strategies.costs.arrays import held_arrays
 from strategies.costs.predict import predict
-from strategies.model.gpt import map_weights
-from tests.strategies.costs.test_communication import CONFIG, TRAIN, WEIGHTS, communication, inner
-from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, trained
+from strategies.model.gpt import map_weights, param_count
+from tests.strategies.communication import CONFIG, communication
+from tests.strategies.equality import ROUNDING, TRAIN, assert_equal, build, initial, single, trained
+from tests.strategies.jaxprs import inner
 from tests.strategies.sampling import nightly
 
-FOUR = MeshSpec.parse("data=4")
-
-
-def mastered(step):
-    """Train three steps: what `equality.trained` returns, with the master weights in place of the parameters."""
-    (losses, norms, states), state = trained(step, initial(step), range(3))
-    return (losses, norms, [each._replace(params=each.master) for each in states]), state
+WEIGHTS = param_count(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +37,8 @@ def mastered(step):
 )
 def test_a_step_with_master_weights_equals_one_device(name, options):
     """Losses, gradients and master weights are those of one device in the same dtype; parameters are them, cast."""
-    step = build(name, FOUR, master="float32", **options)
-    mine, state = mastered(step)
+    step = build(name, "data=4", master="float32", **options)
+    mine, state = trained(step, initial(step), range(3))
     assert_equal(mine, single(dtype=options["dtype"]), ROUNDING[options["dtype"]])
 
     def check(param, spec, master):
@@ -54,30 +49,6 @@ def test_a_step_with_master_weights_equals_one_device(name, options):
         np.testing.assert_array_equal(param, np.asarray(master).astype(param.dtype))
 
     map_weights(check, step.config, state.params, state.master)
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "dtype", "message"),
-    [
-        (
-            "zero1",
-            "data=2",
-            "float32",
-            "master=float32 changes nothing with dtype=float32; leave it out, or use dtype=",
-        ),
-        ("fsdp", "fsdp=2", "bfloat16", "changes nothing where weights are sharded over fsdp: the shards are float32"),
-        ("hsdp", "data=2,fsdp=2", "bfloat16", "changes nothing where weights are sharded over fsdp"),
-        ("data", "data=2", "bfloat16", "master=float32 needs devices that update shards .* use zero1 or zero2"),
-        ("single", "data=1", "bfloat16", "use zero1 or zero2"),
-        ("tensor", "tensor=2", "float16", "use zero1 or zero2"),
-    ],
-)
-def test_master_weights_that_change_nothing_are_refused(name, mesh, dtype, message):
-    """By the step and by the formulas, in the same words."""
-    with pytest.raises(Infeasible, match=message):
-        build(name, MeshSpec.parse(mesh), dtype=dtype, master="float32")
-    with pytest.raises(Infeasible, match=message):
-        predict(name, SIZE, mesh, TrainConfig(64, dtype=dtype, master="float32"))
 
 
 @pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
@@ -108,7 +79,7 @@ def computed(program):
 def test_gradients_are_not_whole_in_float32():
     """With reduce_dtype=bfloat16 no gradient of a stacked matrix is ever whole in float32. Without masters it is."""
     for master in ("none", "float32"):
-        step = build("zero2", FOUR, master=master, dtype="bfloat16", reduce_dtype="bfloat16")
+        step = build("zero2", "data=4", master=master, dtype="bfloat16", reduce_dtype="bfloat16")
         (on_a_device,) = jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr.eqns[0].params["jaxpr"].eqns
         found = {*computed(on_a_device.params["jaxpr"])}
         up_LDF = step.state.params["blocks"]["mlp"]["up_DF"].shape
@@ -158,7 +129,7 @@ CASES = {
 def step_of(case):
     """A step in bfloat16."""
     name, options = CASES[case]
-    return build(name, MeshSpec.parse(f"{STRATEGIES[name].axis_names[0]}=4"), dtype="bfloat16", **options)
+    return build(name, f"{STRATEGIES[name].axis_names[0]}=4", dtype="bfloat16", **options)
 
 
 @pytest.mark.parametrize("other", ["zero1", "fsdp"])
@@ -188,13 +159,8 @@ def test_a_checkpoint_has_master_weights_and_no_others(other, tmp_path):
 def test_training_goes_on_with_and_without_master_weights(before, after, tmp_path):
     """One step, save, restore under another strategy, and two steps compute what three on one device compute."""
 
-    def results(case, found):
-        losses, norms, states = found
-        return losses, norms, [each._replace(params=each.master or each.params) for each in states]
-
     first, state = trained(step_of(before), initial(step_of(before)), range(1))
     save(step_of(before), state, tmp_path).wait()
     last, _ = trained(step_of(after), restore(step_of(after), tmp_path), range(1, 3))
-    mine = [results(before, first), results(after, last)]
-    whole = (*(np.concatenate(pair) for pair in zip(mine[0][:2], mine[1][:2], strict=True)), mine[0][2] + mine[1][2])
+    whole = (*(np.concatenate(pair) for pair in zip(first[:2], last[:2], strict=True)), first[2] + last[2])
     assert_equal(whole, single(dtype="bfloat16"), ROUNDING["bfloat16"])

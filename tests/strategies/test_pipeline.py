@@ -15,45 +15,14 @@ from benchmarks.program.compiled import read_program
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig, strategy
 from strategies.backends.backend import CPU
 from strategies.costs.predict import predict
-from strategies.infeasible import Infeasible
 from strategies.pipelining.schedules import SCHEDULES
 from strategies.step import Step
-from tests.strategies.costs.test_kept import loops
-from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, train, trained
+from tests.strategies.equality import ROUNDING, assert_equal, build, initial, trained
+from tests.strategies.jaxprs import gradients_of, loops
 from tests.strategies.quick import compiled as quickly
 from tests.strategies.sampling import nightly
 
 SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequence=16)
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "options"),
-    [
-        ("pipeline", "pipeline=4", {"schedule": "zb-h1", "microbatches": 3, "batch_size": 15}),
-        *nightly(
-            ("pipeline", "pipeline=2", {"schedule": "interleaved", "chunks": 3}),
-            ("pipeline", "pipeline=4", {"schedule": "gpipe", "microbatches": 5, "batch_size": 15}),
-            ("pipeline", "pipeline=4", {"schedule": "interleaved", "chunks": 2}),
-            ("pipeline", "pipeline=3", {"schedule": "zb-h1", "dtype": "bfloat16"}),
-            ("pipeline", "pipeline=3", {"schedule": "1f1b", "microbatches": 5, "batch_size": 15}),
-            ("three_d", "data=2,pipeline=2,tensor=2", {"schedule": "zb-h1"}),
-            ("pipeline", "pipeline=4", {"schedule": "zb-h1", "remat": "none"}),
-            ("pipeline", "pipeline=3", {"schedule": "zb-h1"}),
-            ("pipeline", "pipeline=2", {"schedule": "interleaved", "chunks": 3, "dtype": "bfloat16"}),
-            ("three_d", "pipeline=4,tensor=2", {"schedule": "interleaved", "chunks": 2}),
-            ("three_d", "fsdp=2,context=2,tensor=2", {"schedule": "zb-h1", "microbatches": 2}),
-        ),
-    ],
-    ids=str,
-)
-def test_equals_one_device_in_every_order(name, mesh, options):
-    """With every schedule, several AdamW steps compute what one device computes.
-
-    So they do with an odd number of microbatches, with fewer than stages, in bfloat16, and on a mesh without stages.
-    """
-    mine = train(name, MeshSpec.parse(mesh), **{"microbatches": 8, **options})
-    reference = single(**{key: options[key] for key in options if key in ("batch_size", "dtype")})
-    assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", *nightly("zb-h1", "interleaved")])
@@ -63,12 +32,11 @@ def test_stages_cast_weights_once_where_loops_copy(schedule, monkeypatch):
 
     def step(*, copies: bool) -> Step:
         monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, copies_into_stacks=copies))
-        return build("pipeline", MeshSpec.parse("pipeline=2"), **options)
+        return build("pipeline", "pipeline=2", **options)
 
     def float32_matrices(its: Step) -> int:
         """Those of layers [L,D,...], among the constants of the loop that has the most inputs. Biases have fewer."""
-        found = loops(jax.make_jaxpr(its.gradients)(its.state, its.batch).jaxpr)
-        longest = max(found, key=lambda loop: len(loop.invars))
+        longest = max(loops(gradients_of(its)), key=lambda loop: len(loop.invars))
         read = [each.aval for each in longest.invars[: longest.params["num_consts"]]]
         return sum(each.ndim > 2 and each.dtype == "float32" and each.size > 2**12 for each in read)
 
@@ -157,10 +125,3 @@ def formula(schedule, microbatches, remat: Any = "dots"):
     """The predicted temporaries of a pipeline with four stages."""
     train = TrainConfig(microbatches, microbatches, schedule=schedule, remat=remat)
     return sum(predict("pipeline", SMALL, MeshSpec.parse("pipeline=4"), train).temporaries.values())
-
-
-def test_what_does_not_fit_is_refused():
-    """More stages than layers raise Infeasible with the numbers."""
-    build = functools.partial(STRATEGIES["pipeline"].build, SMALL, MeshSpec.parse("pipeline=8"), devices=jax.devices())
-    with pytest.raises(Infeasible, match="4 blocks are too few for 8 parts of a pipeline; pipeline can be 1, 2"):
-        build(TrainConfig(8, 8))

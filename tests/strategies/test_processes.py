@@ -8,7 +8,7 @@ from strategies.device_mesh import first_devices
 from strategies.infeasible import Infeasible
 from tests.processes import run_together
 from tests.strategies.equality import TRAIN
-from tests.strategies.test_step import WIDEST
+from tests.strategies.meshes import WIDEST
 
 TWO = ("pipeline:pipeline=2",)
 """Permutes and all-reduces between processes; `benchmarks/cluster/test_process_runs.py` has three_d on four devices."""
@@ -29,7 +29,7 @@ EVERY = tuple(f"{name}:{mesh}" for name, mesh in WIDEST.items() if name != "sing
 def test_several_processes_compute_what_one_device_computes(processes, devices_each, cases):
     """Several processes compute what one device does, to float32 rounding, and each reads its own sequences only."""
     each = TRAIN.batch_size // processes
-    for index, output in enumerate(run_together(processes, devices_each, "tests.strategies.peer", cases)):
+    for index, output in enumerate(run_together(processes, devices_each, "tests.strategies.train_in_process", cases)):
         assert output.splitlines()[-len(cases) - 1 :] == [
             *cases,
             f"sequences {each * index} to {each * (index + 1) - 1}",
@@ -40,7 +40,7 @@ def test_several_processes_compute_what_one_device_computes(processes, devices_e
 @pytest.mark.parametrize("name", ["fsdp", "tensor"])
 def test_processes_find_the_same_gradients_in_each_run(name):
     """Runs of one program are equal to the bit. With gloo's reduce-scatter 40 runs had 11 results."""
-    for output in run_together(2, 1, "tests.strategies.repeating", [name, "40"]):
+    for output in run_together(2, 1, "tests.strategies.repeat_gradients_in_process", [name, "40"]):
         assert output.splitlines()[-1] == "1 in 40"
 
 

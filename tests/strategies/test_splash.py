@@ -1,23 +1,18 @@
 """Steps with splash attention: equal to one device, and with the FLOPs and residuals that the formulas state."""
 
 import dataclasses
-import math
 from functools import partial
 
-import jax
 import pytest
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core import plan
-from strategies.core.sizes import BYTES
-from strategies.costs.layer import kept_bytes
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
-from strategies.pipelining.jaxpr import Loop
-from tests.strategies import equality
-from tests.strategies.costs.test_kept import loops
+from tests.strategies.equality import ROUNDING, assert_equal, train
+from tests.strategies.jaxprs import assert_kept, gradients_of
 from tests.strategies.sampling import nightly
 
 CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=128)
@@ -38,17 +33,12 @@ def interpreted(chosen, monkeypatch):
     """Splash attention interpreted on CPUs."""
     interpreted = partial(kernels.make_splash_mha_single_device, interpret=True)
     monkeypatch.setattr(kernels, "make_splash_mha_single_device", interpreted)
-    monkeypatch.setattr(equality, "CONFIG", CONFIG)
-    monkeypatch.setattr(equality, "TRAIN", TrainConfig(batch_size=4))
 
 
 @pytest.fixture(scope="module")
 def reference():
     """Two steps of one device with XLA's attention."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(equality, "CONFIG", CONFIG)
-        patch.setattr(equality, "TRAIN", TrainConfig(batch_size=4))
-        return equality.train("single", MeshSpec.parse("data=1"), steps=2)
+    return train("single", "data=1", CONFIG, 2, batch_size=4)
 
 
 @pytest.mark.factorisations
@@ -64,8 +54,7 @@ def reference():
 )
 def test_a_step_equals_one_device(name, mesh, options, interpreted, reference):
     """Steps with interpreted splash attention compute what XLA's attention computes on one device."""
-    mine = equality.train(name, MeshSpec.parse(mesh), steps=2, **options)
-    equality.assert_equal(mine, reference, equality.ROUNDING["float32"])
+    assert_equal(train(name, mesh, CONFIG, 2, batch_size=4, **options), reference, ROUNDING["float32"])
 
 
 def built(name, mesh, **train):
@@ -87,21 +76,16 @@ def built(name, mesh, **train):
     ids=str,
 )
 def test_layers_keep_what_the_formula_says(name, mesh, train, remat, chosen):
-    """What the loop over layers hands to that of the backward pass, to the byte (costs/test_kept.py)."""
+    """To the byte (jaxprs.py)."""
     step, cost = built(name, mesh, remat=remat, **train)
-    jaxpr = jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr
-    layers = 1 if cost.plan.staged else cost.plan.layers
-    found = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
-    forward, _ = [loop for loop in found if len(loop.outvars[0].aval.shape) == 3]  # not those of the kernels
-    kept = sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in forward.outvars[1:])
-    assert kept == layers * kept_bytes(cost.plan.share)
+    assert_kept(gradients_of(step), cost.plan)
 
 
 @pytest.mark.parametrize(("remat", "forwards"), [("none", 1), ("dots", 1), ("full", 2)])
 def test_the_backward_pass_runs_no_second_forward_kernel(remat, forwards, chosen):
     """Unless nothing is kept. The formula counts two matmuls for each forward kernel, and seven for the backward."""
     step, cost = built("fsdp", "fsdp=2", remat=remat)
-    text = str(jax.make_jaxpr(step.gradients)(step.state, step.batch))
+    text = str(gradients_of(step))
     assert text.count("name=splash_mha_fwd_residuals") == forwards
     without = predict("fsdp", CONFIG, "fsdp=2", TrainConfig(4, remat=remat, attention="xla"))
     # All scores of 128 tokens are in one block; XLA's attention skips a quarter of them.

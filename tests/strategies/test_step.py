@@ -9,18 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies import PRESETS, STRATEGIES, TrainConfig
+from tests.strategies.formulas import held_bytes as held
+from tests.strategies.meshes import WIDEST
 from tests.strategies.quick import compiled, programs
 from tests.strategies.sampling import nightly, unless_sampled
 
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
-WIDEST = {
-    name: max(strategy.meshes(8) or strategy.meshes(1), key=lambda mesh: len(mesh.axes))
-    for name, strategy in STRATEGIES.items()
-} | {"three_d": MeshSpec.parse("fsdp=2,pipeline=2,tensor=2")}
-"""Each strategy's mesh over most axes, on eight devices where possible; for three_d, over the axes
-that split weights.
-"""
 
 
 def build(name, config=CONFIG, **options):
@@ -48,11 +43,6 @@ def shared(name):
 def tokens(step, seed=0):
     """Random tokens of the step's batch shape."""
     return np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
-
-
-def held(tree):
-    """The bytes of a tree on one device."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for
 from strategies.core.plan import Plan
 from strategies.three_d import THREE_D
@@ -67,30 +67,6 @@ def test_gpus_attend_by_all_to_all_where_heads_allow_it(platform, size, tensors,
     assert resolve(config=CONFIG).train.context_attention == way
     window = dataclasses.replace(CONFIG, attention_window=4)
     assert resolve(config=window).train.context_attention == ("auto" if size == 1 else "ring")
-
-
-@pytest.mark.parametrize(
-    ("mesh", "sizes", "options", "message"),
-    [
-        ("fsdp=4,tensor=2", {"embed": 36, "heads": 2}, {}, "fsdp=4 does not divide embed/2=18; fsdp can be 1 or 2$"),
-        ("fsdp=4,tensor=2", {"mlp": 20}, {}, "fsdp=4 does not divide mlp/2=10; fsdp can be 1 or 2$"),
-        ("context=4,tensor=2", {}, ALL_TO_ALL, "context=4 does not divide heads/tensor=2; context can be 1 or 2"),
-        ("pipeline=2,context=4", {"heads": 2}, {}, "context=4 does not divide heads=2; context can be 1 or 2"),
-        (
-            "context=2,tensor=4",
-            {"sequence": 12},
-            ALL_TO_ALL | {"sequence_parallel": True},
-            "tensor=4 does not divide sequence/context=6; tensor can be 1 or 2, or tensor=4 with seq",
-        ),
-        ("pipeline=2,context=2", {}, {"context_attention": "ring"}, "no ring, .*; use context_attention=ulysses"),
-        ("fsdp=2,pipeline=2", {}, {"regather": False}, "with regather=False pipeline=2 stages keep .* use gather=step"),
-        ("data=2,fsdp=4", {}, {"microbatches": 4}, "data=2 x fsdp=4 x microbatches=4 does not divide batch_size=16"),
-    ],
-)
-def test_what_does_not_fit_is_refused(mesh, sizes, options, message):
-    """A size that does not fit raises Infeasible before compilation, with the numbers and the legal values."""
-    with pytest.raises(Infeasible, match=message):
-        build(mesh, sizes, **options)
 
 
 @pytest.mark.parametrize(

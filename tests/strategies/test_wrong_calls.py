@@ -58,11 +58,6 @@ def with_master() -> State:
     return STRATEGIES["zero1"].build(CONFIG, "data=2", train).init(jax.random.key(0))
 
 
-def expert(**options: Any) -> Step:
-    """A step with an expert axis, of a model without experts."""
-    return STRATEGIES["expert"].build(CONFIG, "expert=2", replace(TRAIN, **options))
-
-
 def without_info(folder: Path) -> Path:
     """A folder with a checkpoint that lacks its metadata."""
     (folder / "7").mkdir()
@@ -162,12 +157,6 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         Infeasible,
         "ring is an axis of own, which is not registered: call `strategies.register` with it first",
     ),
-    "dispatch without experts": (
-        lambda _: expert(dispatch="all_gather"),
-        Infeasible,
-        "dispatch=all_gather changes nothing in a model without experts; leave it out",
-    ),
-    "halves without experts": (lambda _: expert(halves="on"), Infeasible, "halves=on changes nothing in a model"),
     **{
         f"reduce that returns {returned}": (
             lambda _, reduce=reduce: reducing(reduce)(state("data=2"), TOKENS),

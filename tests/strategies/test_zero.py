@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import pytest
@@ -14,20 +15,17 @@ from strategies.costs.predict import predict, predict_axes
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies import equality
-from tests.strategies import test_expert as experts
-from tests.strategies.costs import steps
-from tests.strategies.costs.test_communication import inner
-from tests.strategies.equality import ROUNDING, assert_equal, initial, single, train, trained
+from tests.strategies.equality import ROUNDING, assert_equal, initial, single, trained
+from tests.strategies.formulas import by_axes, compiled, compiled_step, cost, sent
+from tests.strategies.jaxprs import gradients_of, inner
+from tests.strategies.models import DROPPING, UNTIED
 from tests.strategies.sampling import nightly
 
 CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=128, sequence=16)
 WEIGHTS = param_count(CONFIG)
 
 
-def build(name, mesh, config=CONFIG, **options):
-    """A small step."""
-    mesh = MeshSpec.parse(mesh)
-    return STRATEGIES[name].build(config, mesh, TrainConfig(batch_size=16, **options), jax.devices()[: mesh.size])
+build = partial(equality.build, config=CONFIG)
 
 
 def held(tree):
@@ -52,7 +50,7 @@ def accumulators(program):
 def test_only_a_bias_needs_the_hidden_features_divided(model):
     """In a block without biases of the MLP every weight has another dim, along which a device holds its part."""
     config = dataclasses.replace(CONFIG, block="llama", mlp=42, **model)
-    assert held(build("fsdp", "fsdp=4", config).state.params) == param_count(config) / 4
+    assert held(build("fsdp", "fsdp=4", config=config).state.params) == param_count(config) / 4
 
 
 @pytest.mark.parametrize(
@@ -70,15 +68,13 @@ def test_each_zero_stage_shards_one_thing_more(name, mesh, weights, moments, gra
     step = build(name, mesh, microbatches=2)
     assert held(step.state.params) == WEIGHTS / weights
     assert held(step.state.optimizer) == 2 * WEIGHTS / moments
-    program = jax.make_jaxpr(step.gradients)(step.state, step.batch)
-    assert accumulators(program.jaxpr) == 4 * (WEIGHTS / gradients + 1)
+    assert accumulators(gradients_of(step)) == 4 * (WEIGHTS / gradients + 1)
 
 
 def test_gradients_of_gathered_weights_add_up_in_float32():
     """With bfloat16 weights gathered once a step, gradients accumulate over microbatches in float32."""
     step = build("fsdp", "fsdp=8", gather="step", microbatches=2, dtype="bfloat16")
-    program = jax.make_jaxpr(step.gradients)(step.state, step.batch)
-    assert accumulators(program.jaxpr) == 4 * (WEIGHTS + 1)
+    assert accumulators(gradients_of(step)) == 4 * (WEIGHTS + 1)
 
 
 def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
@@ -86,29 +82,9 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
     sums = []
     for gather in ("step", "layer"):
         options = {"gather": gather, "microbatches": 2, "dtype": "bfloat16"}
-        step = build("three_d", "fsdp=2,pipeline=2", dataclasses.replace(CONFIG, layers=2), **options)
-        program = jax.make_jaxpr(step.gradients)(step.state, step.batch)
-        sums.append(accumulators(program.jaxpr))
+        step = build("three_d", "fsdp=2,pipeline=2", config=dataclasses.replace(CONFIG, layers=2), **options)
+        sums.append(accumulators(gradients_of(step)))
     assert sums[0] - sums[1] == 4 * held(step.state.params)
-
-
-@pytest.mark.factorisations
-@pytest.mark.parametrize(
-    ("name", "mesh", "options"),
-    [
-        ("data", "data=8", {"bucket_bytes": 10_000}),
-        ("three_d", "fsdp=2,pipeline=2", {"gather": "step", "microbatches": 4, "dtype": "bfloat16"}),
-        ("fsdp", "fsdp=8", {"regather": False}),
-        ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2}),
-        ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2, "dtype": "bfloat16"}),
-        ("hsdp", "data=2,fsdp=4", {"gather": "step"}),
-    ],
-    ids=str,
-)
-def test_options_of_one_strategy_change_no_result(name, mesh, options):
-    """Buckets, and gathering for a whole step or once for both passes, compute what one device computes."""
-    reference = single(**{key: options[key] for key in options if key == "dtype"})
-    assert_equal(train(name, MeshSpec.parse(mesh), **options), reference, ROUNDING[options.get("dtype", "float32")])
 
 
 @pytest.mark.parametrize(
@@ -130,16 +106,13 @@ def test_weights_gathered_layer_by_layer_are_the_same(mesh, options, monkeypatch
     float16 routing is forced: a learned router may choose other experts where rounding differs.
     """
     monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, gathers_outermost_only=True))
-    dtype, spec = options.get("dtype", "float32"), MeshSpec.parse(mesh)
+    dtype = options.get("dtype", "float32")
     routing = "learned" if dtype == "float32" else "zipf=1.2"
-    config = dataclasses.replace(experts.DROPPING, routing=routing) if "expert" in mesh else experts.CONFIG
-    step = experts.build("zero1", spec, config, **options)
-    mine, _ = trained(step, initial(step), range(3))
-    mine = (*mine[:2], [state._replace(params=state.master or state.params) for state in mine[2]])
-    reference = experts.single(config, 1, dtype) if config.experts else single(dtype=dtype)
-    assert_equal(mine, reference, ROUNDING[dtype])
-    program, _ = steps.compiled_step(step)
-    assert steps.sent(program) == steps.by_axes(predict("zero1", config, spec, step.train))
+    config = dataclasses.replace(DROPPING, routing=routing) if "expert" in mesh else equality.CONFIG
+    step = equality.build("zero1", mesh, config, **options)
+    assert_equal(trained(step, initial(step), range(3))[0], single(config, dtype=dtype), ROUNDING[dtype])
+    program, _ = compiled_step(step)
+    assert sent(program) == by_axes(predict("zero1", config, mesh, step.train))
     assert {each.times for each in program.collectives if each.kind == "all_gather"} == {1, step.config.layers - 1}
 
 
@@ -153,8 +126,8 @@ def test_stages_gather_their_own_layers(axes, mesh, monkeypatch):
     monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, gathers_outermost_only=True))
     spec, options = MeshSpec.parse(mesh), dataclasses.replace(equality.TRAIN, microbatches=4)
     step = strategy.Strategy("mine", axes).build(equality.CONFIG, spec, options, jax.devices()[: spec.size])
-    program, _ = steps.compiled_step(step)
-    assert steps.sent(program) == steps.by_axes(predict_axes(axes, equality.CONFIG, spec, options))
+    program, _ = compiled_step(step)
+    assert sent(program) == by_axes(predict_axes(axes, equality.CONFIG, spec, options))
     assert_equal(trained(step, initial(step), range(3))[0], single(), ROUNDING["float32"])
 
 
@@ -162,7 +135,7 @@ def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
     """Each bucket is one all-reduce, all full but the last, the loss included; the compiler combines none."""
     bucket = 16_384
     step = build("data", "data=8", bucket_bytes=bucket)
-    program, _ = steps.compiled_step(step)
+    program, _ = compiled_step(step)
     sizes = [each.sent_bytes for each in program.collectives for _ in range(each.times)]
     left = 4 * (WEIGHTS + 1) % bucket
     assert sorted(sizes) == [2 * left * 7 // 8] + 4 * (WEIGHTS + 1) // bucket * [2 * bucket * 7 // 8]
@@ -171,9 +144,9 @@ def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
 
 def test_with_reduce_layer_each_layer_has_its_own_buckets():
     """Compiled, each layer's gradients are cut into buckets, all full but the last; so is the rest, with the loss."""
-    bucket, config = 20_000, steps.UNTIED
-    program, _ = steps.compiled("data", "data=8", config, reduce="layer", bucket_bytes=bucket)
-    plan = steps.cost("data", "data=8", config).plan
+    bucket, config = 20_000, UNTIED
+    program, _ = compiled("data", "data=8", config, reduce="layer", bucket_bytes=bucket)
+    plan = cost("data", "data=8", config).plan
     layer = 4 * block_elements(plan) // config.layers
     expected = collections.Counter()
     for size, times in ((layer, config.layers), (4 * (plan.elements + 1) - config.layers * layer, 1)):

@@ -24,7 +24,6 @@ from strategies.backends.xla_options import (
     xla_options,
 )
 from strategies.core.plan import Plan
-from tests.benchmarks.search.test_compile import case
 from tests.strategies.quick import OPTIONS
 
 CONFIG = replace(PRESETS["nano-moe"], layers=4, heads=8, sequence=64, capacity_factor=None)
@@ -212,8 +211,9 @@ def test_given_options_go_before_those_of_the_table(monkeypatch: pytest.MonkeyPa
     table = Default("cpu", {"xla_cpu_enable_fast_math": "False"}, "a test", gathers_weights)
     monkeypatch.setattr(module, "DEFAULTS", (table,))
     fast, size = {"xla_cpu_enable_fast_math": "true"}, {"xla_cpu_prefer_vector_width": "128"}
-    assert case(strategy="data", mesh="data=4").build().xla_options_with({}) == {}
-    step = case().build()
+    small = replace(PRESETS["nano"], layers=1, embed=32, sequence=8, vocab=64)
+    data, step = (STRATEGIES[name].build(small, f"{name}=4", replace(TRAIN, batch_size=4)) for name in ("data", "fsdp"))
+    assert data.xla_options_with({}) == {}
     assert step.xla_options_with(size) == {"xla_cpu_enable_fast_math": False, **size}
     assert step.xla_options_with(fast) == {"xla_cpu_enable_fast_math": True}
     assert compile_step(step, tuple(fast.items())).options == {"xla_cpu_enable_fast_math": True}

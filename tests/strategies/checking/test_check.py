@@ -1,7 +1,7 @@
 """The check finds a wrong gradient or update of any weight, and names it; rounding passes."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from strategies.checking.projections import Projection, project
 from strategies.checkpoints import leaves
 from strategies.single import SINGLE
 from tests.silent_bugs import norms
-from tests.strategies import quick
+from tests.strategies.checking.shared_runs import shared_runs
 from tests.strategies.sampling import nightly
 from tests.strategies.wrong_gradients import planted, scaled
 
@@ -39,9 +39,9 @@ MIXTURE = dataclasses.replace(PRESETS["nano-moe"], layers=2, embed=32, heads=4, 
 TRAIN = TrainConfig(batch_size=8)
 
 
-@pytest.fixture(autouse=True)
-def _quick():
-    with quick.programs():
+@pytest.fixture(scope="module", autouse=True)
+def _shared() -> Iterator[None]:
+    with shared_runs():
         yield
 
 
@@ -56,6 +56,18 @@ def batches(config: GPTConfig) -> list[np.ndarray]:
 def single(config: GPTConfig, train: TrainConfig) -> FirstSteps:
     """The first steps of one device."""
     return first_steps(SINGLE.build(config, "data=1", for_one_device(train, config)), batches(config))
+
+
+@cache
+def built(name: str, mesh: str, config: GPTConfig, train: TrainConfig = TRAIN) -> Step:
+    """A sound step. Its functions are compiled once, also for steps that change one of them."""
+    return STRATEGIES[name].build(config, mesh, train)
+
+
+@cache
+def sound_steps(config: GPTConfig) -> FirstSteps:
+    """The first steps of two sound replicas, which several tests change."""
+    return first_steps(built("data", "data=2", config), batches(config))
 
 
 def agreement(step: Step) -> Agreement:
@@ -89,7 +101,7 @@ def test_sound_steps_pass(name: str, mesh: str, config: GPTConfig, options: dict
 
 def test_a_halved_gradient_of_one_weight_is_named() -> None:
     """The message has the weight, both numbers, their ratio, and the axis that has this size."""
-    step = STRATEGIES["data"].build(GPT, "data=2", TRAIN)
+    step = built("data", "data=2", GPT)
     wrong = planted(step, scaled(0.5, "norm1']['scale_D"))
     with pytest.raises(
         Mismatch,
@@ -102,8 +114,8 @@ def test_a_halved_gradient_of_one_weight_is_named() -> None:
 @pytest.mark.parametrize("factor", [0.5, 1.01])
 def test_every_weight_is_seen(factor: float) -> None:
     """In float32 a gradient that is 1% too large is found in each weight of a model, one at a time."""
-    step = STRATEGIES["data"].build(LLAMA, "data=2", TRAIN)
-    sound = first_steps(step, batches(LLAMA))
+    step = built("data", "data=2", LLAMA)
+    sound = sound_steps(LLAMA)
     for name, of in sound.gradients.items():
         wrong = dataclasses.replace(of, norm_LU=factor * of.norm_LU, signed_LU=factor * of.signed_LU)
         with pytest.raises(Mismatch, match=f"gradient of {name}"):
@@ -117,7 +129,7 @@ def test_every_weight_is_seen(factor: float) -> None:
 def test_halved_gradients_of_norms_are_seen_in_bfloat16() -> None:
     """In 16 bits, where norms have a thousandth of the whole gradient, a halved one is found, too."""
     train = dataclasses.replace(TRAIN, dtype="bfloat16")
-    step = STRATEGIES["data"].build(GPT, "data=2", train)
+    step = built("data", "data=2", GPT, train)
     agreement(step)
     with pytest.raises(Mismatch, match=r"norm\S+ in layer \d is 0\.\d+ of one device"):
         agreement(planted(step, scaled(0.5, "norm")))
@@ -125,7 +137,7 @@ def test_halved_gradients_of_norms_are_seen_in_bfloat16() -> None:
 
 def test_a_gradient_in_the_wrong_places_is_seen() -> None:
     """A gradient with the right norm in the wrong elements is found by its projection."""
-    step = STRATEGIES["data"].build(GPT, "data=2", TRAIN)
+    step = built("data", "data=2", GPT)
 
     def turned(grads: Any) -> Any:
         grads["blocks"]["mlp"]["up_DF"] = grads["blocks"]["mlp"]["up_DF"][:, :, ::-1]
@@ -137,7 +149,7 @@ def test_a_gradient_in_the_wrong_places_is_seen() -> None:
 
 def test_an_update_that_is_lost_is_seen() -> None:
     """A weight that the optimizer does not change is found, though its gradient is right."""
-    step = STRATEGIES["data"].build(GPT, "data=2", TRAIN)
+    step = built("data", "data=2", GPT)
 
     def update(state: Any, batch: Any) -> Any:
         new, metrics = step.update.__wrapped__(state, batch)  # pyright: ignore[reportAttributeAccessIssue]
@@ -196,8 +208,8 @@ def test_projections_do_not_depend_on_the_mesh(monkeypatch: pytest.MonkeyPatch, 
 
 def test_other_choices_of_experts_are_seen() -> None:
     """Routing that differs from one device's by more than rounding explains is a mismatch of its own."""
-    step = STRATEGIES["data"].build(MIXTURE, "data=2", TRAIN)
-    sound, reference = first_steps(step, batches(MIXTURE)), single(MIXTURE, TRAIN)
+    step = built("data", "data=2", MIXTURE)
+    sound, reference = sound_steps(MIXTURE), single(MIXTURE, TRAIN)
     assert compare(step, sound, reference).flips == 0
     moved = [choices_LE.copy() for choices_LE in sound.choices]
     moved[0][0, :2] += (20, -20)
@@ -231,7 +243,7 @@ def test_clipping_is_compared() -> None:
 
 def test_evaluation_is_compared() -> None:
     """A step that trains as one device does and evaluates otherwise is seen."""
-    step = STRATEGIES["data"].build(GPT, "data=2", TRAIN)
+    step = built("data", "data=2", GPT)
     other = jax.jit(lambda params, tokens: params["head"]["norm"]["scale_D"].sum())
     evaluated = dataclasses.replace(step, evaluation=other)
     with pytest.raises(Mismatch, match=r"evaluated loss \S+ where one device has"):
@@ -240,8 +252,8 @@ def test_evaluation_is_compared() -> None:
 
 def test_gradients_of_experts_are_as_exact_as_their_router() -> None:
     """After the first update they may differ by what rounding makes of the router's weights; before, they may not."""
-    step = STRATEGIES["data"].build(MIXTURE, "data=2", TRAIN)
-    sound, reference = first_steps(step, batches(MIXTURE)), single(MIXTURE, TRAIN)
+    step = built("data", "data=2", MIXTURE)
+    sound, reference = sound_steps(MIXTURE), single(MIXTURE, TRAIN)
     router, weight = "blocks.experts.router_DE", "blocks.experts.up_EDF"
     drifts_LU = {**reference.drifts_LU, router: np.full_like(reference.drifts_LU[router], 1e-3)}
     reference = dataclasses.replace(reference, drifts_LU=drifts_LU)

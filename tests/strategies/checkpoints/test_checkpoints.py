@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES, MeshSpec
+from strategies import STRATEGIES
 from strategies.checkpoints import canonical, restore, save, zarr_arrays
 from strategies.checkpoints.info import positions
 from strategies.checkpoints.info import read as read_info
@@ -175,7 +175,7 @@ def test_the_number_of_processes_may_change(here, there, tmp_path):
     step = step_at(here)
     first, state = trained(step, initial(step), range(1))
     save(step, state, tmp_path).wait()
-    said = run_together(2, 2, "tests.strategies.checkpoints.peer", [str(tmp_path), there])
+    said = run_together(2, 2, "tests.strategies.checkpoints.resume_in_process", [str(tmp_path), there])
     assert positions(tmp_path) == [1, 2]
     last, _ = trained(step, restore(step, tmp_path), range(2, 3))
     for output in said:
@@ -191,7 +191,7 @@ COMPRESSED: dict[str, Any] = {"compression": "int8"}
 
 def test_error_feedback_is_given_back(tmp_path):
     """With as many devices as before, each gets its quantisation errors back."""
-    step = build("data", MeshSpec.parse("data=4"), **COMPRESSED)
+    step = build("data", "data=4", **COMPRESSED)
     (_, state) = trained(step, initial(step), range(1))
     save(step, state, tmp_path).wait()
     jax.tree.map(np.testing.assert_array_equal, restore(step, tmp_path), state)
@@ -201,10 +201,10 @@ def test_error_feedback_is_given_back(tmp_path):
 @pytest.mark.parametrize("devices", [2, 8])
 def test_error_feedback_keeps_its_sum_on_other_devices(devices, tmp_path):
     """With another number of devices the sum of all errors is the same, number by number."""
-    step = build("data", MeshSpec.parse("data=4"), **COMPRESSED)
+    step = build("data", "data=4", **COMPRESSED)
     (_, state) = trained(step, initial(step), range(1))
     save(step, state, tmp_path).wait()
-    other = restore(build("data", MeshSpec.parse(f"data={devices}"), **COMPRESSED), tmp_path).optimizer.errors
+    other = restore(build("data", f"data={devices}", **COMPRESSED), tmp_path).optimizer.errors
     mine = np.asarray(other.shares).reshape(devices, -1)
     expected = np.asarray(state.optimizer.errors.shares).reshape(4, -1)
     size = min(mine.shape[1], expected.shape[1])
@@ -217,8 +217,7 @@ def test_error_feedback_keeps_its_sum_on_other_devices(devices, tmp_path):
 
 def test_error_feedback_is_dropped_with_a_warning(tmp_path):
     """A step that keeps no quantisation errors says that it drops them; one that begins to compress has none."""
-    mesh = MeshSpec.parse("data=4")
-    step = build("data", mesh, **COMPRESSED)
+    step = build("data", "data=4", **COMPRESSED)
     (_, state) = trained(step, initial(step), range(1))
     save(step, state, tmp_path / "int8").wait()
     plain = step_of("data")

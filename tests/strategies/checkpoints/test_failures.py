@@ -1,5 +1,6 @@
 """A checkpoint that cannot be written: one clear error, and the last good one still restores."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -12,14 +13,14 @@ import jax
 import numpy as np
 import pytest
 
-from strategies import Infeasible, MeshSpec
+from strategies import Infeasible
 from strategies.checkpoints import restore, save, zarr_arrays
 from strategies.checkpoints.info import CheckpointError, positions
 from strategies.checkpoints.info import read as read_info
 from strategies.checkpoints.saving import UNFINISHED
 from tests.processes import LIMIT_SECONDS, environment
 from tests.strategies.checkpoints.variants import first_half, step_of
-from tests.strategies.equality import build, initial
+from tests.strategies.equality import CONFIG, build, initial
 from tests.strategies.sampling import nightly
 
 
@@ -65,7 +66,7 @@ def test_what_could_not_be_restored_is_not_saved(given, message, two):
 
 def test_the_state_of_another_step_is_not_saved(two):
     """A state of another model is refused by the name of its first array that differs."""
-    other = initial(build("single", MeshSpec.parse("data=1"), tied=False))
+    other = initial(build("single", "data=1", dataclasses.replace(CONFIG, tied=False)))
     with pytest.raises(Infeasible, match="the state does not have the arrays of this step"):
         save(step_of("single"), other, two, position=4)
 

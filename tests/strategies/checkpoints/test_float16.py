@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import MeshSpec
 from strategies.checkpoints import restore, save
 from tests.strategies.checkpoints.variants import step_of
 from tests.strategies.equality import ROUNDING, TRAIN, assert_equal, build, initial, single, trained
@@ -16,7 +15,7 @@ FLOAT16 = {"dtype": "float16", "loss_scale_growth_steps": 2}
 
 def float16(strategy, mesh):
     """The step of a small model in float16."""
-    return build(strategy, MeshSpec.parse(mesh), **FLOAT16)
+    return build(strategy, mesh, **FLOAT16)
 
 
 @pytest.mark.parametrize(("strategy", "mesh"), [("tensor", "tensor=8"), *nightly(("pipeline", "pipeline=4"))])

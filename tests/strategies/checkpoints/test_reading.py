@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from strategies import STRATEGIES, MeshSpec
+from strategies import STRATEGIES
 from strategies.checkpoints import restore, save, zarr_arrays
 from strategies.checkpoints.info import CHECKSUM, CheckpointError, checksum
 from strategies.checkpoints.info import read as read_info
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_position_is_damaged(two):
 
 def test_another_model_is_refused(two):
     """The error names every size that differs, saved and wanted."""
-    step = build("fsdp", MeshSpec.parse("fsdp=8"), tied=False)
+    step = build("fsdp", "fsdp=8", dataclasses.replace(CONFIG, tied=False))
     other = dataclasses.replace(step, config=dataclasses.replace(step.config, layers=4))
     with pytest.raises(
         CheckpointError, match=r"of another model: layers=8, not 4; tied=True, not False; build the step"

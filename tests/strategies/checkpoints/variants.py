@@ -4,7 +4,6 @@ from functools import cache
 
 import jax
 
-from strategies import MeshSpec
 from tests.strategies.equality import build, initial, trained
 
 VARIANTS = {
@@ -33,13 +32,13 @@ vocabulary to a multiple of 6 devices as well.
 def step_of(variant):
     """The step of a variant."""
     name, mesh, options = VARIANTS[variant]
-    return build(name, MeshSpec.parse(mesh), **options)
+    return build(name, mesh, **options)
 
 
 def step_at(case):
     """The step of `STRATEGY:MESH`."""
     name, _, mesh = case.partition(":")
-    return build(name, MeshSpec.parse(mesh), microbatches=4 if "pipeline" in mesh else 1)
+    return build(name, mesh, microbatches=4 if "pipeline" in mesh else 1)
 
 
 @cache

@@ -32,8 +32,8 @@ from strategies.costs.predict import predict_axes
 from strategies.model.hooks import Hooks
 from strategies.single import SINGLE
 from strategies.step import Implementation
-from tests.strategies.costs.steps import by_axes, sent
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, single, trained
+from tests.strategies.formulas import by_axes, sent
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
 

@@ -7,10 +7,11 @@ from strategies import MeshSpec, TrainConfig
 from strategies.backends import backend
 from strategies.core import collectives
 from strategies.costs.predict import predict
-from tests.strategies.costs.steps import BATCH, SMALL, by_axes, compiled, sent
-from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.equality import BATCH, ROUNDING, assert_equal, single, train
+from tests.strategies.formulas import by_axes, compiled, sent
+from tests.strategies.meshes import HARDEST
+from tests.strategies.models import SMALL
 from tests.strategies.sampling import nightly
-from tests.strategies.test_equality import HARDEST
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from benchmarks.run.corpus import batch, read_corpus
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
 from strategies.core.optimizer import adamw
-from tests.strategies.costs.test_communication import sent
+from tests.strategies.jaxprs import communicated
 from tests.strategies.quick import compiled, jit
 
 CONFIG = GPTConfig(layers=2, embed=32, heads=2, vocab=256, sequence=32)
@@ -48,7 +48,7 @@ def test_codes_are_as_small_as_they_say(codec, bits):
     size = padded(SIZE, DEVICES)
     code_bytes = size * bits / 8 + 4 * size / BLOCK
     assert size == SIZE + 100
-    assert sent(program.jaxpr, unit="bytes") == {
+    assert communicated(program.jaxpr, unit="bytes") == {
         ("all_to_all", ("data",)): code_bytes,
         ("all_gather", ("data",)): code_bytes / DEVICES,
     }

@@ -11,14 +11,13 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from benchmarks.run.expert_load import expert_facts
-from strategies import MeshSpec
 from strategies.costs.layer import flops_per_token
 from strategies.model.block import BLOCKS, LlamaBlock
 from strategies.model.router import forced
 from tests.strategies import quick
-from tests.strategies.equality import CONFIG, TRAIN, initial
+from tests.strategies.equality import CONFIG, TRAIN, build, initial
+from tests.strategies.models import BIASED, FORCED
 from tests.strategies.sampling import nightly
-from tests.strategies.test_expert import BIASED, FORCED, build
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_every_strategy_counts_what_its_routers_do(name, mesh, options):
 
     The probabilities of a token add up to one, and no two collectives may be in flight together.
     """
-    step = build(name, MeshSpec.parse(mesh), FORCED, **options)
+    step = build(name, mesh, FORCED, **options)
     tokens = step.place(np.random.default_rng(0).integers(0, FORCED.vocab, step.batch.shape))
     assert step.load
     program = quick.compiled(step.load.lower(step.state.params, step.batch))
@@ -65,7 +64,7 @@ def test_every_strategy_counts_what_its_routers_do(name, mesh, options):
     assert facts["columns"]["experts.largest_over_mean"] == pytest.approx(
         counts_GE.sum(0).max() / counts_GE.sum(0).mean()
     )
-    assert build("single", MeshSpec.parse("data=1"), CONFIG).load is None
+    assert build("single", "data=1", CONFIG).load is None
 
 
 class ParallelBlock(LlamaBlock):
@@ -83,7 +82,7 @@ class ParallelBlock(LlamaBlock):
 def test_a_block_of_a_user_is_counted_as_it_runs(monkeypatch):
     """Choices less their mean are the loads of which a training step makes the gradients of the router's biases."""
     monkeypatch.setitem(BLOCKS, "parallel", ParallelBlock)
-    step = build("single", MeshSpec.parse("data=1"), dataclasses.replace(BIASED, block="parallel"), microbatches=2)
+    step = build("single", "data=1", dataclasses.replace(BIASED, block="parallel"), microbatches=2)
     state = initial(step)
     tokens = step.place(np.random.default_rng(0).integers(0, BIASED.vocab, step.batch.shape))
     _, grads = quick.compiled(step.gradients.lower(step.state, step.batch))(state, tokens)

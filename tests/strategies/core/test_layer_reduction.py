@@ -6,12 +6,12 @@ import math
 import jax
 import pytest
 
-from strategies import STRATEGIES, MeshSpec, TrainConfig
+from strategies import STRATEGIES, TrainConfig
 from strategies.costs.memory import block_elements, layer_work_bytes
-from tests.strategies.costs.steps import SMALL, cost
-from tests.strategies.costs.test_communication import communication, inner
-from tests.strategies.equality import ROUNDING, assert_equal, single, train
-from tests.strategies.model.test_prefetch import bodies, follow
+from tests.strategies.communication import communication
+from tests.strategies.formulas import cost
+from tests.strategies.jaxprs import collective, follow, gradients_of, inner, loop_bodies
+from tests.strategies.models import SMALL
 from tests.strategies.sampling import nightly
 
 TRAIN = TrainConfig(batch_size=16)
@@ -20,7 +20,7 @@ CASES = [
 ]
 MORE_CASES = [
     ("data", "data=8", {"bucket_bytes": 10_000, "unroll": 2}),
-    ("zero1", "data=8", {"tied": False}),
+    ("zero1", "data=8", {}),
     ("zero2", "data=4", {"microbatches": 2}),
     ("hsdp", "data=2,fsdp=4", {"remat": "full"}),
     ("data", "data=8", {}),
@@ -30,18 +30,9 @@ MORE_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mesh", "options"), [*CASES, *nightly(*MORE_CASES)], ids=str)
-def test_sums_in_the_backward_loop_equal_one_device(name, mesh, options):
-    """Every strategy with replicas or a sharded update, summing layer by layer, computes what one device computes."""
-    reference = single(**{key: options[key] for key in options if key in ("dtype", "tied")})
-    mine = train(name, MeshSpec.parse(mesh), reduce="layer", **options)
-    assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])
-
-
 @pytest.mark.parametrize(("name", "mesh", "options"), [*CASES, *MORE_CASES[:2], *nightly(*MORE_CASES[2:])], ids=str)
 def test_layer_by_layer_as_many_elements_are_summed(name, mesh, options):
     """Each gradient is summed once, whether in the backward loop or after it; by formula, too."""
-    options = {key: options[key] for key in options if key != "tied"}
     layer, step = ({**options, "reduce": reduce} for reduce in ("layer", "step"))
     assert communication(name, mesh, **layer) == communication(name, mesh, **step)
     assert cost(name, mesh, **layer).sent == cost(name, mesh, **step).sent
@@ -51,8 +42,8 @@ def in_loops(program, depth=0):
     """Elements that are summed or scattered over `data` inside loops, once for each loop."""
     total = 0
     for equation in program.eqns:
-        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
-        if depth and "data" in axes and equation.primitive.name.startswith(("psum", "reduce_scatter")):
+        name, axes = collective(equation)
+        if depth and "data" in axes and name.startswith(("psum", "reduce_scatter")):
             total += sum(x.aval.size for x in equation.invars)
         looped = equation.primitive.name == "scan"
         total += sum(in_loops(part, depth + looped) for part, _ in inner(equation))
@@ -69,8 +60,8 @@ def test_the_backward_loop_sums_one_layer(name, mesh, reduce):
     built = STRATEGIES[name].build(SMALL, mesh, train, jax.devices()[:8])
     held = [math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(built.state.params["blocks"])]
     layer = sum(held) // SMALL.layers
-    program = jax.make_jaxpr(built.gradients)(built.state, built.batch)
-    assert in_loops(program.jaxpr) == (layer if reduce == "layer" else 0)
+    program = gradients_of(built)
+    assert in_loops(program) == (layer if reduce == "layer" else 0)
 
 
 def test_a_sharded_update_by_layer_holds_no_whole_gradients():
@@ -87,8 +78,8 @@ def test_sums_run_one_layer_late(name, mesh, late):
     """
     train = dataclasses.replace(TRAIN, reduce="layer", prefetch="off")
     built = STRATEGIES[name].build(dataclasses.replace(SMALL, layers=3), mesh, train, jax.devices()[:8])
-    program = jax.make_jaxpr(built.gradients)(built.state, built.batch)
-    loops = [body for body in bodies(program.jaxpr) if body.eqns]
+    program = gradients_of(built)
+    loops = [*loop_bodies(program)]
     found = [follow(body, [False] * len(body.invars), "dot_general", "reduce_scatter")[1:] for body in loops]
     assert all(products > 0 for products, _ in found)
     assert (sum(scatters for _, scatters in found) == 0) == late

@@ -19,11 +19,11 @@ from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec, State
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
-from tests.strategies.costs.steps import by_axes, sent
 from tests.strategies.equality import (
     CONFIG,
     ROUNDING,
     STEPS,
+    TO_FLOAT32,
     TRAIN,
     adam,
     assert_equal,
@@ -31,11 +31,10 @@ from tests.strategies.equality import (
     single,
 )
 from tests.strategies.equality import train as trained
+from tests.strategies.formulas import by_axes, held_bytes, sent
+from tests.strategies.meshes import HARDEST
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
-from tests.strategies.test_equality import HARDEST
-from tests.strategies.test_half_precision import TO_FLOAT32
-from tests.strategies.test_step import held
 
 ONE = MeshSpec.parse("data=1")
 MESHES = {"single": ONE, **HARDEST}
@@ -158,7 +157,7 @@ def test_it_sends_nothing_and_donates_its_state(run):
     So are the arguments, with two numbers for the scale, and the step updates all of its state in place.
     """
     memory, step = run.update.memory_analysis(), run.step
-    assert memory.alias_size_in_bytes == held(step.state)
+    assert memory.alias_size_in_bytes == held_bytes(step.state)
     if run.name == "auto":  # nothing is predicted of what the compiler partitions
         return
     spec = HARDEST.get(run.name, ONE)

@@ -10,7 +10,7 @@ from strategies import STRATEGIES, Axis, Infeasible, MeshSpec, Strategy, TrainCo
 from strategies.backends.backend import NVIDIA_GPU, backend_for
 from strategies.core.plan import Plan
 from strategies.step import Implementation
-from tests.strategies.costs.steps import SMALL
+from tests.strategies.models import SMALL
 
 TRAIN = TrainConfig(batch_size=16)
 GPUS, OTHERS = ("gpu", "cuda"), ("cpu", None)
@@ -107,46 +107,6 @@ def test_exchanges_of_experts_are_halved_where_that_hides_them(mesh, changes, ki
     for platform, kind in (("cuda", ""), ("tpu", "TPU v5"), ("cpu", "")):
         found = resolved("three_d", mesh, TRAIN, backend_for(platform, kind), config).halves
         assert found == ("on" if {platform, kind} & kinds else "off")
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "options", "message"),
-    [
-        ("data", "data=2", {"reduce": "layer", "microbatches": 4}, "would send gradients for each of microbatches=4"),
-        ("data", "data=2", {"reduce": "layer", "compression": "int8"}, "does not go with compression=int8"),
-        (
-            "hsdp",
-            "data=2,fsdp=2",
-            {"reduce": "layer", "gather": "step"},
-            "does not go with gather=step.* use gather=layer or reduce=step",
-        ),
-        (
-            "three_d",
-            "data=2,pipeline=2",
-            {"reduce": "layer", "microbatches": 4},
-            "no backward loop in a pipeline.* use reduce=step",
-        ),
-        (
-            "tensor",
-            "tensor=2",
-            {"halves": "on", "microbatches": 16},
-            r"batch_size=16 / 16 = 1; use fewer microbatches, a larger batch or halves=off",
-        ),
-        ("three_d", "context=2,tensor=2", {"halves": "on"}, "does not go with a context axis.* use halves=off"),
-        ("fsdp", "fsdp=2", {"prefetch": "on", "gather": "step"}, "does not go with gather=step.* prefetch=off"),
-        ("fsdp", "fsdp=2", {"prefetch": "on", "regather": False}, "use regather=True or prefetch=off"),
-        (
-            "three_d",
-            "fsdp=2,pipeline=2",
-            {"prefetch": "on", "microbatches": 4},
-            "no loop over all layers in a pipeline",
-        ),
-    ],
-)
-def test_overlap_is_refused_where_it_is_impossible(name, mesh, options, message):
-    """An option that was asked for and is impossible is refused, with a way out."""
-    with pytest.raises(Infeasible, match=message):
-        STRATEGIES[name].build(SMALL, mesh, replace(TRAIN, **options))
 
 
 def test_one_layer_is_not_gathered_ahead():

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES, GPTConfig, Infeasible, TrainConfig
+from strategies import STRATEGIES, GPTConfig, TrainConfig
 from strategies.costs.predict import predict
-from strategies.data import DATA
 from strategies.single import SINGLE
 from tests.strategies import quick
 from tests.strategies.sampling import nightly
@@ -86,19 +85,3 @@ def test_loads_are_summed_in_float32(name, mesh, options, sums):
     sent = predict(name, BIASED, mesh, TrainConfig(8, microbatches=2, **options)).traffic
     wide = {each.operand_bytes for each in sent if each.array == "gradients" and each.dtype == "float32"}
     assert wide == {sums * 4 * BIASED.layers * BIASED.dim_sizes["experts"]}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"compression": "int8"}, "router_bias_rate=0.01 does not go with compression=int8; leave one of them"),
-        (
-            {"bucket_bytes": 4096, "reduce_dtype": "bfloat16"},
-            "router_bias_rate=0.01 does not go with bucket_bytes=4096 and reduce_dtype=bfloat16, which would round",
-        ),
-    ],
-)
-def test_rounded_loads_are_refused(options, message):
-    """With the numbers."""
-    with pytest.raises(Infeasible, match=message):
-        DATA.build(BIASED, "data=2", TrainConfig(4, **options))

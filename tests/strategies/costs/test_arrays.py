@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import jax
 import pytest
@@ -9,18 +10,22 @@ import pytest
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
-from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec
 from strategies.backends.topologies import DEVICES_PER_CHIP, devices_of
 from strategies.core.plan import Plan
 from strategies.costs.arrays import held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.overview import asked_overview, overview
 from strategies.costs.predict import predict
-from tests.strategies.costs.steps import BATCH, CASES, ODD
-from tests.strategies.equality import adam
+from tests.strategies.cases import DAILY
+from tests.strategies.equality import TRAIN, adam, build
+from tests.strategies.laws import Case
+from tests.strategies.models import ODD
+from tests.strategies.nightly_formulas import FORMULAS
 from tests.strategies.sampling import nightly
 
-DAILY = [*{(name, mesh): (name, mesh, *rest) for name, mesh, *rest in reversed(CASES)}.values()]
+CASES = [*DAILY, *FORMULAS]
+FIRST = [*{(case.name, case.mesh): case for case in reversed(CASES)}.values()]
 """The first case of each strategy and mesh, for what builds a step."""
 
 
@@ -39,18 +44,17 @@ def named(tree):
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "config", "train"),
+    "case",
     [
-        *(case if case in DAILY else nightly(case)[0] for case in CASES),
-        *(("auto", mesh, ODD, {}) for mesh in ("data=4", "fsdp=4,tensor=2")),
+        *(case if case in FIRST else nightly(case)[0] for case in CASES),
+        *(Case("auto", mesh, ODD) for mesh in ("data=4", "fsdp=4,tensor=2")),
     ],
     ids=str,
 )
-def test_each_array_is_split_as_the_step_splits_it(name, mesh, config, train):
+def test_each_array_is_split_as_the_step_splits_it(case):
     """Shape, axes and bytes of weights, moments, step count and batch are those of the step's own shardings."""
-    spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
-    step = STRATEGIES[name].build(config, spec, how, jax.devices()[: spec.size])
-    arrays = [*held_arrays(Plan.of(STRATEGIES[name].axes, config, spec, how))]
+    step = build(case.name, case.mesh, case.config, **case.train)
+    arrays = [*held_arrays(Plan.of(STRATEGIES[case.name].axes, case.config, MeshSpec.parse(case.mesh), step.train))]
     said = {(each.what, each.name): (each.shape, each.axes, each.held_bytes) for each in arrays}
     moments = adam(step.state)
     held = {"weight": step.state.params, "m": moments.mu, "v": moments.nu, "master": step.state.master or {}}
@@ -59,14 +63,16 @@ def test_each_array_is_split_as_the_step_splits_it(name, mesh, config, train):
     gradients = {key for key in said if key[0] == "gradient"}
     assert {key: said[key] for key in said.keys() - gradients} == {key: facts_of(expected[key]) for key in expected}
     assert {weight for _, weight in gradients} == {*named(step.state.params)}
-    assert {each.whole_bytes for each in arrays if each.what == "batch"} == {4 * BATCH * (config.sequence + 1)}
+    assert {each.whole_bytes for each in arrays if each.what == "batch"} == {
+        4 * step.train.batch_size * (case.config.sequence + 1)
+    }
 
 
-@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
-def test_arrays_add_up_to_what_formulas_say(name, mesh, config, train):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_arrays_add_up_to_what_formulas_say(case):
     """Weights, moments with the count, batch, and accumulated gradients: to the byte, on one device."""
-    spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
-    cost = predict(name, config, spec, how)
+    how = replace(TRAIN, **case.train)
+    cost = predict(case.name, case.config, case.mesh, how)
     held: dict[str, int] = dict.fromkeys(("weight", "gradient", "m", "v", "master", "step count", "batch"), 0)
     for each in held_arrays(cost.plan):
         held[each.what] += each.held_bytes

@@ -4,7 +4,7 @@ import pytest
 
 from strategies import PRESETS, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
-from tests.strategies.costs.steps import cost
+from tests.strategies.formulas import cost
 
 
 def simulated_bubble(schedule, forward, inputs, weights):

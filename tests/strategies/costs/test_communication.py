@@ -5,22 +5,18 @@ what a device hands to them. What the compiler then makes of them is another mat
 whose ticks are full of while loops that run zero or one times, are looked at in test_predict.py.
 """
 
-import collections
 import dataclasses
 import functools
-import math
 
-import jax
 import pytest
 
-from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies import MeshSpec
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import predict
-from strategies.mesh import all_axes
 from strategies.model.gpt import param_count
+from tests.strategies.communication import CONFIG, communication
+from tests.strategies.equality import TRAIN
 
-CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32, tied=False)
-TRAIN = TrainConfig(batch_size=16)
 RESIDUAL = TRAIN.batch_size * CONFIG.sequence * CONFIG.embed
 """Elements of the residual stream x[B,T,D]."""
 WEIGHTS = param_count(CONFIG)
@@ -28,44 +24,6 @@ HELD_ALIKE = (6 * CONFIG.layers + 2 + CONFIG.sequence) * CONFIG.embed
 """Elements of norms, positions and the biases after a sum, which the tensor axis does not split."""
 LOSS = 2 * TRAIN.batch_size * CONFIG.sequence
 """Elements summed for the loss: of each token the sum of exponentials and the target's logit, not again backward."""
-
-COLLECTIVES = {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "all_to_all", "ppermute"}
-
-
-def inner(equation):
-    """The programs inside an equation, and how often each runs; of a conditional, the one that does the most."""
-    times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-    for value in equation.params.values():
-        for item in value if isinstance(value, tuple | list) else [value]:
-            program = getattr(item, "jaxpr", item)
-            if hasattr(program, "eqns"):
-                yield program, times
-
-
-def sent(program, times=1, unit="elements"):
-    """(primitive, axes) -> elements, or bytes, that a device hands to it."""
-    total = collections.Counter()
-    for equation in program.eqns:
-        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
-        axes = tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis in all_axes())
-        name = equation.primitive.name.removesuffix("_invariant")
-        if axes and name in COLLECTIVES:
-            shapes = [(math.prod(x.aval.shape), x.aval.dtype.itemsize) for x in equation.invars]
-            total[name, axes] += times * sum(size * (itemsize if unit == "bytes" else 1) for size, itemsize in shapes)
-        parts = [sent(part, times * often, unit) for part, often in inner(equation)]
-        if equation.primitive.name == "cond":
-            parts = [max(parts, key=collections.Counter.total)]
-        total.update(sum(parts, collections.Counter()))
-    return total
-
-
-@functools.cache
-def communication(name, mesh, config=CONFIG, part="gradients", unit="elements", **options):
-    """Of the gradients of a strategy, or of its whole update."""
-    mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
-    step = STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
-    program = jax.make_jaxpr(getattr(step, part))(step.state, step.batch)
-    return sent(program.jaxpr, unit=unit)
 
 
 def test_single_communicates_nothing():

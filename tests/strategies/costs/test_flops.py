@@ -7,23 +7,15 @@ import pytest
 from strategies import PRESETS, MeshSpec, TrainConfig
 from strategies.costs.layer import flops_per_token, matmul_flops
 from strategies.costs.predict import predict
-from tests.strategies.costs.steps import (
-    BATCH,
-    CASES,
-    FIXED,
-    LONG,
-    SCORES,
-    SMALL,
-    STRIDED,
-    TOKENS,
-    TURNS,
-    D,
-    F,
-    L,
-    compiled,
-    cost,
-)
+from tests.strategies.cases import DAILY
+from tests.strategies.equality import BATCH
+from tests.strategies.formulas import compiled, cost
+from tests.strategies.models import FIXED, LONG, SMALL, STRIDED, TURNS
+from tests.strategies.nightly_formulas import FORMULAS
 from tests.strategies.sampling import nightly
+
+L, D, F, TOKENS = SMALL.layers, SMALL.embed, SMALL.mlp_dim, BATCH * SMALL.sequence
+SCORES = 3 / 4 * 2 * L * SMALL.sequence * D
 
 
 @pytest.mark.parametrize(
@@ -82,11 +74,11 @@ def test_model_flops_of_sparse_attention_are_those_of_the_keys_it_reaches(config
     assert predicted.model_flops() - predicted.model_flops(causal=True) == BATCH * per_pair * (64 * keys - pairs)
 
 
-@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
-def test_passes_and_the_head_are_all_flops(name, mesh, config, train):
+@pytest.mark.parametrize("case", [case for case in (*DAILY, *FORMULAS) if not case.config.dense_layers], ids=str)
+def test_passes_and_the_head_are_all_flops(case):
     """What the bubble is made of are the FLOPs that are held against the compiled program, but for the head."""
-    predicted = cost(name, mesh, config, **train)
-    plan, tokens = predicted.plan, BATCH * config.sequence
+    config, predicted = case.config, cost(case.name, case.mesh, case.config, **case.train)
+    plan, tokens = predicted.plan, predicted.plan.train.batch_size * config.sequence
     head = (8 if plan.logits_again else 6) * config.embed * plan.padded_vocab
     assert tokens * (sum(predicted.passes) + head) == predicted.hardware_flops
 

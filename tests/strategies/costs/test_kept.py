@@ -1,7 +1,7 @@
 """Layers keep for the backward pass what the parts of the model state."""
 
 import dataclasses
-import math
+import itertools
 from typing import Any
 
 import jax
@@ -9,35 +9,23 @@ import pytest
 
 from strategies.core import train_step
 from strategies.core.gradients import accumulated, microbatched
-from strategies.core.sizes import BYTES
-from strategies.costs.layer import kept_bytes
 from strategies.costs.memory import microbatch_gradient_bytes
-from strategies.pipelining.jaxpr import Loop
-from tests.strategies.costs.steps import (
+from tests.strategies.equality import build
+from tests.strategies.formulas import cost
+from tests.strategies.jaxprs import assert_kept, gradients_of
+from tests.strategies.models import (
     FIXED,
     LLAMA,
     LONG,
+    MOE,
+    MOE_DROPPING,
+    MOE_ROUTERS,
     ODD,
     QWEN3,
     UNTIED,
     WIDE,
-    cost,
-    step,
 )
 from tests.strategies.sampling import nightly
-
-
-def loops(program):
-    """Every loop of a jaxpr, and of those inside."""
-    for equation in program.eqns:
-        if equation.primitive.name == "scan":
-            yield equation
-        for value in equation.params.values():
-            for item in value if isinstance(value, tuple | list) else [value]:
-                inner = getattr(item, "jaxpr", item)
-                if hasattr(inner, "eqns"):
-                    yield from loops(inner)
-
 
 REMATS = "none", "dots", "full"
 CASES = [
@@ -62,34 +50,32 @@ MORE_CASES = [
     ("tensor", "tensor=2", LLAMA, {"sequence_parallel": False}),
     ("context", "context=4", QWEN3, {"context_attention": "ulysses"}),
 ]
-EVERY_DAY = [(*case, REMATS[i % 3]) for i, case in enumerate(CASES)]
+MIXTURES = [("single", "data=1", config, {}) for config in (MOE, MOE_DROPPING, *MOE_ROUTERS)]
+MORE_MIXTURES = [
+    (name, mesh, dataclasses.replace(config, experts=4) if (name, config.experts) == ("expert", 3) else config, how)
+    for _, _, config, _ in MIXTURES
+    for name, mesh, how in (
+        ("expert", "expert=2", {"dispatch": "all_to_all"}),
+        ("expert", "expert=2", {"dispatch": "all_gather"}),
+        ("tensor", "tensor=2", {}),
+    )
+]
+EVERY_DAY = [(*case, REMATS[i % 3]) for cases in (CASES, MIXTURES) for i, case in enumerate(cases)]
+AT_NIGHT = itertools.product(CASES + MORE_CASES + MIXTURES + MORE_MIXTURES, REMATS)
 
 
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "train", "remat"),
     [
         *EVERY_DAY,
-        *nightly(
-            *((*case, remat) for case in CASES + MORE_CASES for remat in REMATS if (*case, remat) not in EVERY_DAY)
-        ),
+        *nightly(*((*case, remat) for case, remat in AT_NIGHT if (*case, remat) not in EVERY_DAY)),
     ],
     ids=str,
 )
 def test_layers_keep_what_the_formula_says(name, mesh, config, train, remat):
-    """What the loop over layers hands to that of the backward pass, to the byte, in bfloat16 and in float32.
-
-    Of a pipeline, whose passes go layer by layer, what each layer hands on by itself.
-    """
-    built = step(name, mesh, config, remat=remat, dtype="bfloat16", **train)
-    plan = cost(name, mesh, config, remat=remat, dtype="bfloat16", **train).plan
-    jaxpr = jax.make_jaxpr(built.gradients)(built.state, built.batch).jaxpr
-    layers = 1 if plan.staged else plan.layers
-    forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
-    kept = forward.outvars[1:]
-    assert not forward.params["reverse"]
-    assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (
-        layers * kept_bytes(plan.share)
-    )
+    """To the byte, in bfloat16 and in float32 (jaxprs.py)."""
+    built = build(name, mesh, config, remat=remat, dtype="bfloat16", **train)
+    assert_kept(gradients_of(built), cost(name, mesh, config, remat=remat, dtype="bfloat16", **train).plan)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +102,7 @@ def test_gradients_of_a_microbatch_are_as_large_as_they_are_traced(name, mesh, o
 
     monkeypatch.setattr(train_step, "accumulated", recorded)
     train = {"dtype": "bfloat16", "microbatches": 2, **options}
-    built: Any = step(name, mesh, UNTIED, **train)
+    built: Any = build(name, mesh, UNTIED, **train)
     built.update.eval_shape(built.state, built.batch)
     held = sum(grad.size * grad.dtype.itemsize for grad in jax.tree.leaves(traced[0]))
     assert microbatch_gradient_bytes(cost(name, mesh, UNTIED, **train).plan) == held

@@ -1,6 +1,7 @@
 """What an overview says of a strategy is what its step does."""
 
 import math
+from dataclasses import replace
 
 import jax
 import pytest
@@ -11,7 +12,9 @@ from strategies.costs.exchanges import WHEN, exchanges
 from strategies.costs.overview import overview
 from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
-from tests.strategies.costs.test_predict import BATCH, CASES
+from tests.strategies.cases import DAILY
+from tests.strategies.equality import TRAIN
+from tests.strategies.nightly_formulas import FORMULAS
 
 
 def axes_of(tree):
@@ -59,11 +62,10 @@ def test_activations_are_split_as_batch_and_layers_are(name):
         assert kept.held_bytes == predict(name, PRESETS["nano"], spec, train).temporaries["activations"] > 0
 
 
-@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
-def test_what_is_sent_is_what_formulas_say(name, mesh, config, train):
+@pytest.mark.parametrize("case", [*DAILY, *FORMULAS], ids=str)
+def test_what_is_sent_is_what_formulas_say(case):
     """No term is left out, each has its place in the step, and they are in its order."""
-    spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
-    cost = predict(name, config, spec, how)
+    cost = predict(case.name, case.config, case.mesh, replace(TRAIN, **case.train))
     sent = [*exchanges(cost)]
     assert sum(each.sent_bytes for each in sent) == cost.sent_bytes
     places = [WHEN.index(each.when) for each in sent]

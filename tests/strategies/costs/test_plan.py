@@ -12,29 +12,22 @@ from strategies.core.axis import Axis
 from strategies.core.plan import Plan
 from strategies.costs.predict import predict, predict_axes, strategies_with_formulas
 from strategies.model.block import BLOCKS, Qwen2Block
-from tests.strategies.costs.steps import (
-    BATCH,
-    EVEN,
-    SMALL,
-    cost,
-    step,
-)
+from tests.strategies.equality import BATCH
+from tests.strategies.formulas import cost
+from tests.strategies.models import EVEN, SMALL
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "message"),
+    ("name", "message"),
     [
-        ("no_such", "data=2", "nothing is known of what no_such sends; it can be single, data"),
-        ("single", "data=2", "mesh data=2 has the axis data, which splits nothing here"),
-        ("tensor", "tensor=8", "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
-        ("pipeline", "pipeline=4", "2 blocks are too few for 4 parts of a pipeline"),
-        ("data", "data=32", "data=32 x microbatches=1 does not divide batch_size=16"),
+        ("no_such", "nothing is known of what no_such sends; it can be single, data"),
+        ("single", "mesh data=2 has the axis data, which splits nothing here"),
     ],
 )
-def test_what_does_not_fit_has_no_cost(name, mesh, message):
-    """It is refused as `build` refuses it."""
+def test_what_has_no_formulas_has_no_cost(name, message):
+    """A name that is no strategy, and an axis that none splits anything along."""
     with pytest.raises(Infeasible, match=message):
-        cost(name, mesh)
+        cost(name, "data=2")
 
 
 def test_plans_share_what_takes_long_to_find():
@@ -52,27 +45,6 @@ def test_a_name_that_means_another_block_has_its_weights(monkeypatch):
     monkeypatch.setitem(BLOCKS, "llama", Qwen2Block)
     after = predict("single", config, "data=1", TrainConfig(4)).plan.weights
     assert {*after} - {*before} == {"blocks.attention.qkv_bias_CA"}
-
-
-@pytest.mark.parametrize(
-    ("mesh", "train", "message"),
-    [
-        ("pipeline=4", {"microbatches": 4}, "2 blocks are too few for 4 parts of a pipeline; pipeline can be 1 or 2$"),
-        ("pipeline=2", {"schedule": "interleaved"}, "2 blocks are too few for 4 parts of a pipeline"),
-        (
-            "pipeline=2",
-            {"schedule": "interleaved", "chunks": 1},
-            "pipeline=2 does not divide microbatches=1, as an interleaved schedule needs; microbatches can be 2, 4",
-        ),
-    ],
-)
-def test_what_does_not_fit_has_no_plan(mesh, train, message):
-    """Of stages, too: it is refused before anything is asked of the plan, in the words of `build`."""
-    for name in ("pipeline", "three_d"):
-        with pytest.raises(Infeasible, match=message):
-            predict(name, SMALL, mesh, TrainConfig(BATCH, **train))
-        with pytest.raises(Infeasible, match=message):
-            step(name, mesh, **train)
 
 
 @pytest.mark.parametrize("vocab", [256, 257, 50257])

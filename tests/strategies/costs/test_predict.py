@@ -1,8 +1,4 @@
-"""What a step costs is what formulas say: bytes sent and arguments to the byte, and FLOPs to the last one.
-
-Compiled programs are held to formulas, and formulas to numbers by hand, those of the strategies' docstrings. Programs
-are compiled for float32: XLA's CPU backend sends bfloat16 as float32, by `test_bfloat16_is_sent_as_float32`.
-"""
+"""Formulas are what the docstrings of strategies say, in numbers by hand; programs are held to them in test_laws.py."""
 
 import dataclasses
 import os
@@ -12,56 +8,20 @@ import textwrap
 
 import pytest
 
-from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
-from strategies.costs.predict import predict, strategies_with_formulas
+from strategies import PRESETS, Infeasible, MeshSpec, TrainConfig
+from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
-from tests.strategies.costs.steps import (
-    AT_NIGHT,
-    BATCH,
-    BLOCKS,
-    BTD,
-    CASES,
-    DENSE,
-    EVERY_DAY,
-    PARAMS,
-    SMALL,
-    TOKENS,
-    UNTIED,
-    VECTORS,
-    WIDE,
-    D,
-    L,
-    V,
-    assert_exact,
-    assert_held,
-    by_axes,
-    compiled,
-    cost,
-    sent,
-)
-from tests.strategies.sampling import nightly
+from tests.strategies.equality import TRAIN
+from tests.strategies.formulas import by_axes, compiled, cost, sent
+from tests.strategies.models import DENSE, SMALL, UNTIED, WIDE
 
-
-@pytest.mark.parametrize("fast", [True, *nightly(False)], ids=["quick", "as used"])
-@pytest.mark.parametrize(("name", "mesh", "config", "train"), [*EVERY_DAY, *nightly(*AT_NIGHT)], ids=str)
-def test_compiled_program_is_what_formulas_say(name, mesh, config, train, fast):
-    """Each kind of collective over each axis sends as many bytes, matmuls do as many FLOPs, arguments are as large.
-
-    And no two collectives may be in flight together. Formulas of one more layer on each stage, or of one more turn of
-    layers that alternate, are wrong in all of this; but stages send what is between layers. At night programs are
-    compiled as they are used; those of the default matrix are held to the formulas by each run (test_predicted.py).
-    """
-    program, memory = compiled(name, mesh, config, fast, **train)
-    predicted = cost(name, mesh, config, **train)
-    assert_exact(program, memory, predicted)
-    assert_held(memory, predicted)
-
-    stages = MeshSpec.parse(mesh).sizes.get("pipeline", 1)
-    more = stages * (config.full_attention_every or 1)
-    wrong = cost(name, mesh, dataclasses.replace(config, layers=config.layers + more), **train)
-    assert (sent(program) == by_axes(wrong)) == (name in ("single", "pipeline"))
-    assert program.flops * wrong.plan.mesh.size < sum(wrong.flops.values())
-    assert memory.argument_size_in_bytes < sum(wrong.arguments.values())
+BATCH = TRAIN.batch_size
+L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab
+PARAMS = param_count(SMALL)
+BLOCKS = L * (4 * D**2 + 2 * D * F + 9 * D + F)
+VECTORS = (6 * L + 2 + T) * D  # of norms, biases after cut matmuls, and positions: what the tensor axis does not cut
+TOKENS = BATCH * T
+BTD = TOKENS * D
 
 
 @pytest.mark.parametrize(
@@ -168,13 +128,8 @@ def test_a_fused_kernel_holds_no_scores(how):
     assert held(16, "xla") > 1.5 * held(8, "xla")
 
 
-def test_every_strategy_by_hand_has_formulas_and_is_held_to_them():
-    """Every strategy that the compiler does not partition has formulas, and is among the programs compiled here.
-
-    Of what the compiler partitions nothing is known, and nothing is made up.
-    """
-    by_hand = {name for name, strategy in STRATEGIES.items() if not strategy.twins}
-    assert set(strategies_with_formulas()) == by_hand == {name for name, *_ in CASES}
+def test_of_what_the_compiler_partitions_nothing_is_known():
+    """Nothing is made up."""
     with pytest.raises(Infeasible, match="nothing is known of what auto sends; it can be single, data"):
         predict("auto", PRESETS["nano"], MeshSpec.parse("data=8"), TrainConfig(BATCH))
 

@@ -13,7 +13,9 @@ from strategies.core.traffic import traffic
 from strategies.costs.predict import predict_axes
 from strategies.step import Implementation
 from tests.strategies import quick
-from tests.strategies.costs.steps import BATCH, SMALL, by_axes, sent
+from tests.strategies.equality import BATCH
+from tests.strategies.formulas import by_axes, sent
+from tests.strategies.models import SMALL
 
 
 def sum_replicas(grads):

@@ -25,7 +25,8 @@ from strategies import GPTConfig, Infeasible, TrainConfig
 from strategies.core.gradients import sum_remaining
 from strategies.core.plan import Plan
 from tests.strategies import quick
-from tests.strategies.fuzz import composition, drawing
+from tests.strategies.fuzz import composition
+from tests.strategies.fuzz import random_compositions as tables
 from tests.strategies.fuzz.composition import (
     Composition,
     NoWayOut,
@@ -34,7 +35,7 @@ from tests.strategies.fuzz.composition import (
     attempt,
     built,
 )
-from tests.strategies.fuzz.drawing import draw
+from tests.strategies.fuzz.random_compositions import draw
 from tests.strategies.fuzz.shrinking import failure, shrink
 
 SECONDS = int(os.environ.get("MESHMARK_FUZZ_SECONDS", "3600"))
@@ -171,9 +172,9 @@ def is_predicted(drawn):
 
 def test_every_field_is_drawn():
     """A new field of the model or of the options is drawn, or named among those that are not."""
-    tables = drawing.OF_ALL, drawing.OF_AXES, drawing.MODEL, drawing.OF_EXPERTS, drawing.OF_SIGMOIDS
+    drawn = tables.OF_ALL, tables.OF_AXES, tables.MODEL, tables.OF_EXPERTS, tables.OF_SIGMOIDS
     fields = {each.name for config in (GPTConfig, TrainConfig) for each in dataclasses.fields(config)}
-    assert fields == {*itertools.chain(*tables), *drawing.OTHERS, *drawing.NUMBERS}
+    assert fields == {*itertools.chain(*drawn), *tables.OTHERS, *tables.NUMBERS}
 
 
 @pytest.mark.fuzz

@@ -11,7 +11,7 @@ import pytest
 from strategies import GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.core.plan import DEFAULTS, Plan
 from tests.strategies.fuzz.composition import BACKENDS, Composition
-from tests.strategies.fuzz.drawing import draw
+from tests.strategies.fuzz.random_compositions import draw
 from tests.strategies.sampling import nightly
 
 MOST_REFUSED_AGAIN = 0.01

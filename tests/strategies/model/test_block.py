@@ -13,18 +13,22 @@ from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.ranking import ranked
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
-from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig, checkpoints
+from strategies import STRATEGIES, GPTConfig, TrainConfig, checkpoints
 from strategies.costs.layer import COSTS, flops_per_token
 from strategies.costs.overview import asked_overview
 from strategies.costs.predict import predict
 from strategies.device_mesh import first_devices
 from strategies.model.block import BLOCKS
 from strategies.model.gpt import param_count
-from strategies.single import SINGLE
 from tests.processes import ROOT
-from tests.strategies.costs.steps import assert_exact, assert_held, by_axes, compiled, compiled_step, cost, sent, step
-from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, ordered_state, trained
-from tests.strategies.model.toy_block import SMALL, TOY, register
+from tests.strategies.cases import SPLIT, ULYSSES, ZB_H1
+from tests.strategies.equality import CONFIG, TRAIN, build, ordered_state
+from tests.strategies.formulas import by_axes, compiled_step, sent
+from tests.strategies.laws import Case, hold
+from tests.strategies.model.toy_blocks import register
+from tests.strategies.models import HEADED_LLAMA as TOY
+from tests.strategies.models import NARROW
+from tests.strategies.models import SMALL_LLAMA as SMALL
 from tests.strategies.sampling import nightly
 
 
@@ -34,140 +38,66 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch)
 
 
-MESHES = {
-    "data": ("data=4", {"reduce": "layer"}),
-    "zero1": ("data=4", {}),
-    "zero2": ("data=4", {"microbatches": 2}),
-    "fsdp": ("fsdp=8", {"prefetch": "on", "block": "qwen3"}),  # scales of heads with fewer features than devices
-    "hsdp": ("data=2,fsdp=2", {}),
-    "expert": ("data=4", {}),  # models without experts have no axis expert
-    "tensor": ("tensor=8", {"remat": "full"}),  # two devices for each head of keys
-    "context": ("context=4", {}),
-    "pipeline": ("pipeline=2", {"microbatches": 4}),
-    "three_d": ("fsdp=2,context=2,tensor=2", {}),
-    "auto": ("fsdp=2,tensor=2", {}),
-}
+DAILY = [
+    Case("three_d", "fsdp=2,context=2,tensor=2", NARROW),
+    Case("three_d", "pipeline=2,tensor=2", dataclasses.replace(NARROW, block="olmoe"), ZB_H1),
+]
+OLMOE, QWEN3, QWEN2 = (dataclasses.replace(SMALL, block=block) for block in ("olmoe", "qwen3", "qwen2"))
+TWO_HEADS, ONE_HEAD = (dataclasses.replace(SMALL, key_heads=heads) for heads in (2, 1))
+AT_NIGHT = [
+    Case("three_d", "fsdp=2,context=2,tensor=2", SMALL),
+    Case("three_d", "pipeline=2,tensor=2", OLMOE, ZB_H1),
+    Case("tensor", "tensor=8", OLMOE),
+    Case("three_d", "pipeline=2,tensor=2", QWEN3, ZB_H1),
+    Case("three_d", "pipeline=2,tensor=2", OLMOE, {"microbatches": 4, "remat": "none"}),
+    Case("data", "data=4", SMALL, {"reduce": "layer"}),
+    Case("zero1", "data=4", SMALL),
+    Case("zero2", "data=4", SMALL, {"microbatches": 2}),
+    Case("fsdp", "fsdp=8", QWEN3, {"prefetch": "on"}),  # scales of heads with fewer features than devices
+    Case("hsdp", "data=2,fsdp=2", SMALL),
+    Case("expert", "data=4", SMALL),  # models without experts have no axis expert
+    Case("tensor", "tensor=8", SMALL, {"remat": "full"}),  # two devices for each head of keys
+    Case("context", "context=4", SMALL),
+    Case("pipeline", "pipeline=2", SMALL, {"microbatches": 4}),
+    Case("auto", "fsdp=2,tensor=2", SMALL),
+    Case("three_d", "fsdp=2,pipeline=2,tensor=2", SMALL, ZB_H1),
+    Case("three_d", "data=2,context=2,tensor=2", SMALL, {**ULYSSES, **SPLIT}),
+    Case("context", "context=8", SMALL, {**ULYSSES, "remat": "full"}),
+    Case("fsdp", "fsdp=4", SMALL, {"dtype": "bfloat16", "remat": "none"}),
+    Case("zero1", "data=8", QWEN3),
+    Case("zero2", "data=8", QWEN3, {"reduce": "layer", "microbatches": 2}),
+    Case("fsdp", "fsdp=8", QWEN3, {"gather": "step", "microbatches": 2}),
+    Case("three_d", "fsdp=2,tensor=4", dataclasses.replace(QWEN2, key_heads=2)),
+    Case("three_d", "fsdp=2,tensor=4", dataclasses.replace(QWEN2, key_heads=1), {"gather": "step", "microbatches": 2}),
+    Case("three_d", "pipeline=2,tensor=4", TWO_HEADS, ZB_H1),
+    Case("three_d", "context=4,tensor=2", ONE_HEAD, ULYSSES),
+    Case("three_d", "data=2,context=2,tensor=2", ONE_HEAD, {"reduce": "layer"}),
+    Case("auto", "fsdp=2,tensor=4", dataclasses.replace(QWEN2, key_heads=2)),
+    Case("three_d", "data=2,context=2,tensor=2", QWEN3, ULYSSES),
+    Case("context", "context=8", OLMOE, ULYSSES),
+    Case("tensor", "tensor=2", QWEN3, SPLIT),
+    Case("pipeline", "pipeline=2", SMALL, {**ZB_H1, "remat": "full"}),
+    Case("auto", "fsdp=2,tensor=2", QWEN3),
+    Case("auto", "fsdp=2,tensor=2", OLMOE),
+    Case("three_d", "data=2,pipeline=2,tensor=2", OLMOE, {"microbatches": 4, **SPLIT}),
+]
 
 
-DAILY = ("three_d",)
-
-
-def ran(name: str, mesh: str, block: str = "llama", key_heads: int = 4, **options):
-    """The results of three steps, the step and its last state."""
-    config = dataclasses.replace(SMALL, block=block, key_heads=key_heads)
-    spec = MeshSpec.parse(mesh)
-    train = dataclasses.replace(TRAIN, **options)
-    built = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
-    results, state = trained(built, initial(built), range(3))
-    return results, built, state
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "options"),
-    [
-        *((name, *MESHES[name]) for name in DAILY),
-        ("three_d", "pipeline=2,tensor=2", {"block": "olmoe", "microbatches": 4, "schedule": "zb-h1"}),
-        *nightly(("tensor", "tensor=8", {"block": "olmoe"})),
-        *nightly(("three_d", "pipeline=2,tensor=2", {"block": "qwen3", "microbatches": 4, "schedule": "zb-h1"})),
-        *nightly(("three_d", "pipeline=2,tensor=2", {"block": "olmoe", "microbatches": 4, "remat": "none"})),
-        *nightly(*((name, *MESHES[name]) for name in STRATEGIES if name not in ("single", *DAILY))),
-        *nightly(
-            ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "schedule": "zb-h1"}),
-            ("three_d", "data=2,context=2,tensor=2", {"context_attention": "ulysses", "sequence_parallel": False}),
-            ("context", "context=8", {"context_attention": "ulysses", "remat": "full"}),
-            ("fsdp", "fsdp=4", {"dtype": "bfloat16", "remat": "none"}),
-            ("zero1", "data=8", {"block": "qwen3"}),
-            ("zero2", "data=8", {"block": "qwen3", "reduce": "layer", "microbatches": 2}),
-            ("fsdp", "fsdp=8", {"block": "qwen3", "gather": "step", "microbatches": 2}),
-            ("three_d", "fsdp=2,tensor=4", {"block": "qwen2", "key_heads": 2, "reduce_dtype": "float32"}),
-            ("three_d", "fsdp=2,tensor=4", {"block": "qwen2", "key_heads": 1, "gather": "step", "microbatches": 2}),
-            ("three_d", "pipeline=2,tensor=4", {"key_heads": 2, "microbatches": 4, "schedule": "zb-h1"}),
-            ("three_d", "context=4,tensor=2", {"key_heads": 1, "context_attention": "ulysses"}),
-            ("three_d", "data=2,context=2,tensor=2", {"key_heads": 1, "reduce": "layer"}),
-            ("auto", "fsdp=2,tensor=4", {"block": "qwen2", "key_heads": 2}),
-            ("three_d", "data=2,context=2,tensor=2", {"block": "qwen3", "context_attention": "ulysses"}),
-            ("context", "context=8", {"block": "olmoe", "context_attention": "ulysses"}),
-            ("tensor", "tensor=2", {"block": "qwen3", "sequence_parallel": False}),
-            ("pipeline", "pipeline=2", {"remat": "full", "microbatches": 4, "schedule": "zb-h1"}),
-            ("auto", "fsdp=2,tensor=2", {"block": "qwen3"}),
-            ("auto", "fsdp=2,tensor=2", {"block": "olmoe"}),
-            (
-                "three_d",
-                "data=2,pipeline=2,tensor=2",
-                {"block": "olmoe", "microbatches": 4, "sequence_parallel": False},
-            ),
-        ),
-    ],
-)
-def test_every_strategy_trains_it_as_one_device(name, mesh, options, tmp_path):
-    """Losses, gradients and weights are those of one device, which restores the checkpoint, as the mesh itself does."""
-    exact = {key: options[key] for key in options if key in ("dtype", "block", "key_heads")}
-    reference, alone, _ = ran("single", "data=1", **exact)
-    results, built, state = ran(name, mesh, **options)
-    assert_equal(results, reference, ROUNDING[options.get("dtype", "float32")])
+@pytest.mark.parametrize("case", [*DAILY, *nightly(*AT_NIGHT)], ids=str)
+def test_every_strategy_trains_it_as_one_device(case, tmp_path):
+    """All laws hold (laws.py); one device restores the checkpoint, and so does the mesh itself."""
+    built, state, results = hold(case)
+    alone = build("single", "data=1", case.config, **{key: case.train[key] for key in case.train if key == "dtype"})
     checkpoints.save(built, state, tmp_path).wait()
     restored = ordered_state(alone, checkpoints.restore(alone, tmp_path))
     jax.tree.map(np.testing.assert_array_equal, restored.params, results[2][-1].params)
     jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(built, tmp_path), state)
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh", "train"),
-    [
-        ("single", "data=1", {}),
-        ("pipeline", "pipeline=2", {"microbatches": 4}),
-        ("three_d", "data=2,tensor=4", {"key_heads": 2}),
-        *nightly(
-            ("fsdp", "fsdp=4", {"microbatches": 2}),
-            ("three_d", "fsdp=2,context=2,tensor=2", {}),
-            ("tensor", "tensor=8", {"remat": "full"}),
-            ("tensor", "tensor=4", {}),
-            ("three_d", "context=4,tensor=2", {"key_heads": 1, "context_attention": "ulysses"}),
-            ("three_d", "pipeline=2,tensor=4", {"key_heads": 1, "microbatches": 4}),
-            ("context", "context=4", {}),
-            ("context", "context=4", {"remat": "full"}),
-            ("context", "context=8", {"context_attention": "ulysses"}),
-            ("context", "context=8", {"context_attention": "ulysses", "remat": "full"}),
-            ("data", "data=8", {}),
-            ("zero1", "data=4", {}),
-            ("zero2", "data=4", {"microbatches": 2}),
-            ("hsdp", "data=2,fsdp=4", {"prefetch": "on", "remat": "full"}),
-            ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4, "sequence_parallel": False}),
-        ),
-        # With biases of queries, keys and values; and with norms of heads, whose scales tensor does not split.
-        *nightly(
-            *(
-                (name, mesh, {"block": block, **options})
-                for block in ("qwen2", "qwen3", "olmoe")
-                for name, mesh, options in [
-                    ("single", "data=1", {"remat": "none"}),
-                    ("fsdp", "fsdp=4", {"microbatches": 2}),
-                    ("tensor", "tensor=8", {}),
-                    ("tensor", "tensor=4", {"sequence_parallel": False}),
-                    ("context", "context=8", {"context_attention": "ulysses"}),
-                    ("pipeline", "pipeline=2", {"microbatches": 4}),
-                    ("three_d", "fsdp=2,context=2,tensor=2", {"remat": "full"}),
-                    ("three_d", "pipeline=2,tensor=2", {"microbatches": 4}),
-                ]
-            )
-        ),
-    ],
-)
-def test_its_formulas_are_those_of_what_it_states(name, mesh, train) -> None:
-    """The compiled program sends, computes and takes what the formulas say, to the byte, and needs the memory."""
-    of_model = {"block": train.get("block", "llama"), "key_heads": train.get("key_heads", TOY.key_heads)}
-    config = dataclasses.replace(TOY, **of_model)
-    train = {key: value for key, value in train.items() if key not in of_model}
-    program, memory = compiled(name, mesh, config, **train)
-    predicted = cost(name, mesh, config, **train)
-    assert_exact(program, memory, predicted)
-    assert_held(memory, predicted)
-
-
 def test_sizes_follow_the_parts() -> None:
     """Parameters are those of the model, and each weight of a matmul counts 6 FLOPs a token."""
     untied = dataclasses.replace(TOY, tied=False, vocab_multiple=1)
-    weights = step("single", "data=1", untied).state.params
+    weights = build("single", "data=1", untied).state.params
     assert param_count(untied) == sum(math.prod(w.shape) for w in jax.tree.leaves(weights))
     scores = 12 * TOY.layers * TOY.head_features * TOY.sequence
     in_layer = TOY.embed * (2 * TOY.head_features + 2 * TOY.key_features + 3 * TOY.mlp_dim)
@@ -197,38 +127,7 @@ def test_commands_know_it(monkeypatch) -> None:
 @pytest.mark.factorisations
 def test_two_kinds_of_layers_alternate() -> None:
     """As one block with the parts of both. It trains as one device does, and its formulas count both attentions."""
-    config, spec = dataclasses.replace(SMALL, block="both", layers=2), MeshSpec.parse("context=4")
-    steps = [
-        STRATEGIES[name].build(config, mesh, TRAIN, first_devices(mesh.size))
-        for name, mesh in (("single", MeshSpec.parse("data=1")), ("context", spec))
-    ]
-    reference, mine = (trained(each, initial(each), range(3))[0] for each in steps)
-    assert_equal(mine, reference, ROUNDING["float32"])
-    predicted = predict("context", config, spec, TRAIN)
-    program = compiled_step(steps[1])[0]
-    assert sent(program) == by_axes(predicted)
-    assert program.flops * spec.size == sum(predicted.flops.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "options", "message"),
-    [
-        ("tensor", "tensor=6", {}, "tensor=6 neither divides key_heads=4 nor is a multiple of it; tensor can be 1, 2"),
-        ("tensor", "tensor=8", {}, "tensor=8 does not divide heads=12; tensor can be 1, 2 or 4"),
-    ],
-)
-def test_heads_of_keys_that_groups_of_devices_cannot_share_are_refused(name, mesh, options, message) -> None:
-    """With the numbers, by the step and by the formulas."""
-    config, train = dataclasses.replace(SMALL, embed=48, heads=12, mlp=96), dataclasses.replace(TRAIN, **options)
-    for check in (STRATEGIES[name].build, lambda *given: predict(name, *given)):
-        with pytest.raises(Infeasible, match=message):
-            check(config, MeshSpec.parse(mesh), train)
-
-
-def test_a_block_that_does_not_exist_is_refused() -> None:
-    """With those that do."""
-    with pytest.raises(Infeasible, match="no block 'lama'; blocks are gpt2, llama, qwen2, qwen3, olmoe, gpt_oss"):
-        SINGLE.build(dataclasses.replace(SMALL, block="lama"), "data=1", TRAIN, first_devices(1))
+    hold(Case("context", "context=4", dataclasses.replace(SMALL, block="both", layers=2)))
 
 
 def test_the_part_that_the_documentation_shows(monkeypatch) -> None:

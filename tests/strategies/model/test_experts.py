@@ -1,7 +1,6 @@
 """A layer with experts on one device: what a loop over tokens and experts computes, and what its formulas say."""
 
 import dataclasses
-import itertools
 import math
 
 import jax
@@ -10,27 +9,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from strategies import PRESETS, GPTConfig, Infeasible
-from strategies.core.sizes import BYTES
-from strategies.costs.layer import flops_per_token, kept_bytes
+from strategies import PRESETS, GPTConfig
+from strategies.costs.layer import flops_per_token
 from strategies.model.block import block_of
 from strategies.model.experts import Experts
 from strategies.model.gpt import active_param_count, param_count
 from strategies.model.hooks import ONE_DEVICE, LayerInfo
 from strategies.model.router import choose
-from strategies.pipelining.jaxpr import Loop
-from tests.strategies.costs.steps import assert_held, compiled, cost, step
-from tests.strategies.costs.test_kept import loops
-from tests.strategies.sampling import nightly
-
-MOE = GPTConfig(layers=4, embed=48, heads=4, vocab=257, sequence=24, experts=6, expert_mlp=20)
-DROPPING = dataclasses.replace(MOE, capacity_factor=1.0, balance_loss=1e-2, router_z_loss=1e-3)
-OTHERS = (
-    dataclasses.replace(DROPPING, router="softmax", expert_group=8, experts_per_token=3, shared_mlp=28),
-    dataclasses.replace(DROPPING, router="sigmoid", routed_scale=2.5, experts_per_token=1),
-    dataclasses.replace(MOE, router="softmax", shared_mlp=28, experts=3, experts_per_token=3, expert_group=4),
-    dataclasses.replace(MOE, router="sigmoid", router_bias_rate=0.01, router_groups=3, groups_per_token=2),
-)
+from tests.strategies.models import MOE, MOE_DROPPING, MOE_ROUTERS
 
 
 def part(config, deviation=1.0):
@@ -90,7 +76,7 @@ def by_loop(config, weights, x_BTD):
     return y_BTD, dropped
 
 
-@pytest.mark.parametrize("config", [MOE, DROPPING, *OTHERS], ids=str)
+@pytest.mark.parametrize("config", [MOE, MOE_DROPPING, *MOE_ROUTERS], ids=str)
 def test_it_computes_what_a_loop_over_tokens_and_experts_computes(config):
     """For every kind of router. With a capacity, the later tokens of a group are dropped, and some are."""
     experts, x_BTD = part(config)
@@ -131,7 +117,7 @@ def test_losses_of_a_router_that_does_not_know():
 
     And one that sends all tokens to one expert, of its one choice, adds E times the factor.
     """
-    config = dataclasses.replace(DROPPING, balance_loss=0.5, router_z_loss=0.25, experts_per_token=1)
+    config = dataclasses.replace(MOE_DROPPING, balance_loss=0.5, router_z_loss=0.25, experts_per_token=1)
     experts, x_BTD = part(config)
     tokens = 2 * config.sequence
     experts.router_DE[...] = jnp.zeros_like(experts.router_DE[...])
@@ -145,7 +131,7 @@ def test_losses_of_a_router_that_does_not_know():
 
 def test_the_gradient_of_the_load_balancing_loss_is_that_of_the_mean_probabilities():
     """The shares of choices are numbers: E sum_e f_e dP_e (Fedus et al. 2021, after equation 4)."""
-    config = dataclasses.replace(DROPPING, balance_loss=1.0)
+    config = dataclasses.replace(MOE_DROPPING, balance_loss=1.0)
     experts, x_BTD = part(config)
     graph, weights = nnx.split(experts, nnx.Param)
     got = jax.grad(lambda w: run(nnx.merge(graph, w), x_BTD)[1]["balance_loss"])(weights)["router_DE"]
@@ -158,7 +144,7 @@ def test_the_gradient_of_the_load_balancing_loss_is_that_of_the_mean_probabiliti
 
 def test_counts_and_flops_are_those_of_the_active_experts():
     """A token is multiplied with the router and k of E experts; every expert counts as parameters."""
-    config = dataclasses.replace(OTHERS[0], vocab_multiple=1)
+    config = dataclasses.replace(MOE_ROUTERS[0], vocab_multiple=1)
     expert, dense = 3 * config.embed * 20, 3 * config.embed * 28 + config.embed * 6
     without = dataclasses.replace(GPTConfig(layers=4, embed=48, heads=4, vocab=257, sequence=24, mlp=1))
     mlp = 2 * config.embed + 1 + config.embed
@@ -194,94 +180,7 @@ def test_counts_of_presets_are_the_published_ones(preset, total, active, publish
     assert counts[0] - counts[1] == config.blocks * (config.dim_sizes["experts"] - config.experts_per_token) * expert
 
 
-@pytest.mark.parametrize(
-    ("config", "train"),
-    [
-        (DROPPING, {"remat": "full"}),
-        (OTHERS[2], {"remat": "full"}),
-        *nightly(*((config, {"remat": remat}) for config in (MOE, DROPPING, *OTHERS) for remat in ("none", "dots"))),
-        *nightly(*((config, {"remat": "full"}) for config in (MOE, OTHERS[0], OTHERS[1], OTHERS[3]))),
-    ],
-    ids=str,
-)
-def test_its_formulas_are_those_of_the_compiled_program(config, train):
-    """FLOPs with those of padded buffers, and arguments, exactly; temporaries are at least what it must hold."""
-    (program, memory), predicted = (
-        compiled("single", "data=1", config, **train),
-        cost("single", "data=1", config, **train),
-    )
-    assert program.flops == sum(predicted.flops.values())
-    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
-    assert_held(memory, predicted)
-
-
-MODELS, REMATS = (MOE, DROPPING, *OTHERS), ("none", "dots", "full")
-KEPT = [(REMATS[i % 3], config) for i, config in enumerate(MODELS)]
-"""Each model with one kind of rematerialisation, for every day."""
-
-
-@pytest.mark.parametrize(
-    ("remat", "config"),
-    [*KEPT, *nightly(*(case for case in itertools.product(REMATS, MODELS) if case not in KEPT))],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    ("name", "mesh", "options"),
-    [
-        ("single", "data=1", {}),
-        *nightly(
-            ("expert", "expert=2", {"dispatch": "all_to_all"}),
-            ("expert", "expert=2", {"dispatch": "all_gather"}),
-            ("tensor", "tensor=2", {}),
-        ),
-    ],
-)
-def test_layers_keep_what_the_formula_says(name, mesh, options, remat, config):
-    """For every router, capacity, and kind of rematerialisation, to the byte."""
-    if name == "expert" and config.experts == 3:
-        config = dataclasses.replace(config, experts=4)
-    built = step(name, mesh, config, remat=remat, dtype="bfloat16", **options)
-    plan = cost(name, mesh, config, remat=remat, dtype="bfloat16", **options).plan
-    jaxpr = jax.make_jaxpr(built.gradients)(built.state, built.batch).jaxpr
-    forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == 4]
-    kept = forward.outvars[1 + len(plan.block.extras()) :]
-    itemsize = {**BYTES, "int32": 4, "bool": 1}
-    held = sum(itemsize[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept)
-    assert held == 4 * kept_bytes(plan.share)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6; take at most 6"),
-        ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; give experts"),
-        ({"dense_layers": 4}, "dense_layers=4 leaves no layer with experts; take fewer than 4"),
-        ({"dense_layers": -1}, "dense_layers=-1; it must be a whole number of at least 0"),
-        ({"expert_group": 7}, "expert_group=7 does not divide sequence=24; it can be 1, 2, 3"),
-        ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; leave it out"),
-        ({"router_bias_rate": 0.0}, "router_bias_rate=0.0 is for router=sigmoid; leave it out"),
-        (
-            {"router": "sigmoid", "router_groups": 4},
-            "router_groups=4 does not divide experts=6; it can be 1, 2, 3 or 6",
-        ),
-        (
-            {"router": "sigmoid", "router_groups": 2, "groups_per_token": 3},
-            "groups_per_token=3 is more than router_groups=2; take at most 2",
-        ),
-        (
-            {"router": "sigmoid", "router_groups": 6},
-            "the groups_per_token=1 groups of a token have 1 experts, fewer than experts_per_token=2",
-        ),
-        ({"router": "soft"}, "router"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(fields, message):
-    """With the numbers and what can be."""
-    with pytest.raises(Infeasible, match=message):
-        dataclasses.replace(MOE, **fields)
-
-
 def test_experts_take_the_place_of_the_mlp():
     """Of any kind of block; the other parts stay."""
     assert [*block_of(MOE).parts] == ["norm1", "attention", "norm2", "experts"]
-    assert block_of(MOE) is block_of(DROPPING)
+    assert block_of(MOE) is block_of(MOE_DROPPING)

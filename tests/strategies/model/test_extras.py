@@ -6,17 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES, MeshSpec
 from strategies.costs.predict import predict
-from strategies.device_mesh import first_devices
 from strategies.model.block import BLOCKS, Block, LlamaBlock
 from strategies.model.mlp import GatedMLP
-from tests.strategies.costs.steps import by_axes, compiled_step, sent
-from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
-from tests.strategies.model.toy_block import SMALL, register
+from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
+from tests.strategies.formulas import by_axes, compiled_step, sent
+from tests.strategies.model.toy_blocks import register
+from tests.strategies.models import SMALL_LLAMA as SMALL
 
 
-@pytest.mark.factorisations  # every day test_dense_layers.py has losses of routers
+@pytest.mark.factorisations  # every day cases.py has losses of routers
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
@@ -39,8 +38,7 @@ def test_what_layers_add_to_the_loss_is_trained_and_reported(name, mesh, options
     config, reports, results = dataclasses.replace(SMALL, block="penalised"), [], []
     exact = {key: options[key] for key in options if key == "dtype"}
     for spec, of_mesh, given in (("single", "data=1", exact), (name, mesh, options)):
-        train, devices = dataclasses.replace(TRAIN, **given), first_devices(MeshSpec.parse(of_mesh).size)
-        built = STRATEGIES[spec].build(config, of_mesh, train, devices)
+        built = build(spec, of_mesh, config, **given)
         results.append(trained(built, initial(built), range(3))[0])
         tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, built.batch.shape)
         reports.append({key: float(value) for key, value in built(initial(built), tokens)[1].items()})
@@ -48,7 +46,7 @@ def test_what_layers_add_to_the_loss_is_trained_and_reported(name, mesh, options
     assert_equal(results[1], results[0], rounding)
     assert reports[0]["squares"] > 0
     assert reports[1] == pytest.approx(reports[0], rel=rounding)
-    plain = STRATEGIES["single"].build(SMALL, "data=1", TRAIN, first_devices(1))
+    plain = build("single", "data=1", SMALL)
     assert float(plain(initial(plain), tokens)[1]["grad_norm"]) != pytest.approx(reports[0]["grad_norm"], rel=0.01)
     if name != "auto":
         program, _ = compiled_step(built)
@@ -70,6 +68,6 @@ def test_parts_state_what_they_add(states, adds, monkeypatch):
 
     wrong = type("WrongBlock", (Block,), {"parts": {**LlamaBlock.parts, "mlp": Wrong}})
     monkeypatch.setitem(BLOCKS, "wrong", wrong)
-    step = STRATEGIES["single"].build(dataclasses.replace(SMALL, block="wrong"), "data=1", TRAIN, first_devices(1))
+    step = build("single", "data=1", dataclasses.replace(SMALL, block="wrong"))
     with pytest.raises(ValueError, match=rf"WrongBlock: it adds \['{adds}'\] to the loss, and its parts state extras"):
         step.lower()

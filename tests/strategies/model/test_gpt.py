@@ -9,30 +9,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from strategies import GPTConfig, TrainConfig
+from strategies import TrainConfig
 from strategies.config import Dtype
 from strategies.model.gpt import GPT, param_count
 from strategies.step import forward
+from tests.strategies.model.tiny_gpt import TINY, TRAIN, build, tokens
 from tests.strategies.quick import jit
 from tests.strategies.sampling import nightly
 
-TINY = GPTConfig(layers=2, embed=16, heads=4, vocab=19, sequence=12)
-TRAIN = TrainConfig(batch_size=3)
 DEPTH = 2 * 12 * TINY.layers
 """Operations on the longest path through the blocks, forward and back: some 12 a block each way."""
 ROUNDING = DEPTH * math.sqrt(64) * 2**-24
 """Each rounds sums of at most 64 terms, by about sqrt(64) half-units (Higham & Mary 2019), relative to their norm."""
-
-
-def build(config=TINY, train=TRAIN, **options):
-    """A model with matrices large enough that every part of it matters to the loss."""
-    graph, weights = nnx.split(GPT(config, train, nnx.Rngs(0), **options))
-    return nnx.merge(graph, jax.tree.map(lambda w: 10 * w if w.std() > 0 else w + 0.1, weights))
-
-
-def tokens(config=TINY, seed=0):
-    """[3, sequence + 1] of them."""
-    return jnp.array(np.random.default_rng(seed).integers(0, config.vocab, (3, config.sequence + 1)))
 
 
 def mean_loss(graph, tokens_BS):

@@ -1,96 +1,28 @@
-"""gpt-oss: what its parts compute, and every strategy trains it as one device does, with formulas to the byte."""
+"""gpt-oss: what its parts compute; cases.py has its steps."""
 
 import dataclasses
-from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import PRESETS, STRATEGIES, MeshSpec
-from strategies.costs.predict import predict
-from strategies.device_mesh import first_devices
+from strategies import PRESETS
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.clamped_experts import clamped
 from strategies.model.gpt import active_param_count, param_count
 from strategies.model.rotary import Yarn
-from tests.strategies.costs.steps import assert_exact, assert_held, compiled_step
-from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
-from tests.strategies.sampling import nightly
-
-SMALL = dataclasses.replace(
-    CONFIG,
-    block="gpt_oss",
-    key_heads=4,
-    attention_window=3,
-    full_attention_every=2,
-    experts=4,
-    expert_mlp=24,
-    rope_theta=150_000.0,
-    rope_factor=32.0,
-    tied=False,
-)
-
-
-def ran(name, mesh, **options):
-    """The results of three steps, and the step."""
-    spec = MeshSpec.parse(mesh)
-    step = STRATEGIES[name].build(SMALL, spec, dataclasses.replace(TRAIN, **options), first_devices(spec.size))
-    return trained(step, initial(step), range(3))[0], step
-
-
-@cache
-def alone():
-    """The results of one device."""
-    return ran("single", "data=1")[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "options"),
-    [
-        ("three_d", "expert=2,tensor=2", {"sequence_parallel": False}),
-        *nightly(
-            ("fsdp", "fsdp=4", {}),
-            ("tensor", "tensor=4", {}),
-            ("tensor", "tensor=4", {"remat": "full"}),
-            ("context", "context=2", {}),
-            ("context", "context=4", {"context_attention": "ulysses"}),
-            ("expert", "data=2,expert=2", {"dispatch": "all_to_all"}),
-            ("expert", "expert=4", {"dispatch": "all_to_all", "remat": "full"}),
-            ("expert", "data=2,expert=4", {"dispatch": "all_gather", "remat": "none"}),
-            ("pipeline", "pipeline=2", {"microbatches": 4}),
-            ("three_d", "fsdp=2,expert=2,tensor=2", {"remat": "full"}),
-            ("auto", "fsdp=2,tensor=2", {}),
-        ),
-    ],
-)
-def test_every_strategy_trains_it_as_one_device(name, mesh, options):
-    """Losses, gradients and weights are those of one device; bytes sent, FLOPs and arguments are those of formulas.
-
-    Temporaries are at least what it must hold. No two collectives may be in flight together.
-    """
-    results, step = ran(name, mesh, **options)
-    assert_equal(results, alone(), ROUNDING["float32"])
-    program, memory = compiled_step(step)
-    if name == "auto":  # nothing is predicted of what the compiler partitions
-        assert program.concurrent == ()
-    else:
-        predicted = predict(name, SMALL, mesh, step.train)
-        assert_exact(program, memory, predicted)
-        assert_held(memory, predicted)
+from tests.strategies.formulas import assert_memory, compiled, cost
+from tests.strategies.models import GPT_OSS
 
 
 @pytest.mark.factorisations
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize(("name", "mesh"), [("single", "data=1"), ("tensor", "tensor=4"), ("fsdp", "fsdp=4")])
 def test_temporaries_where_tokens_are_dropped(name, mesh, remat):
-    """With buffers instead of blocks temporaries are at least what it must hold as well."""
-    config, spec = dataclasses.replace(SMALL, capacity_factor=1.0, expert_group=4), MeshSpec.parse(mesh)
-    train = dataclasses.replace(TRAIN, remat=remat)
-    _, memory = compiled_step(STRATEGIES[name].build(config, spec, train, first_devices(spec.size)))
-    predicted = predict(name, config, mesh, train)
-    assert_held(memory, predicted)
+    """With buffers instead of blocks temporaries are at least what a step must hold as well."""
+    config = dataclasses.replace(GPT_OSS, capacity_factor=1.0, expert_group=4)
+    assert_memory(compiled(name, mesh, config, remat=remat)[1], cost(name, mesh, config, remat=remat))
 
 
 @pytest.mark.parametrize("reach", [None, Reach(4)])

@@ -11,13 +11,10 @@ from jax.extend.core import Literal
 
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
-from strategies import STRATEGIES, MeshSpec, TrainConfig
+from strategies import STRATEGIES, TrainConfig
 from strategies.model.halves import by_halves
-from tests.strategies.costs.steps import SMALL
-from tests.strategies.costs.test_communication import COLLECTIVES, inner
-from tests.strategies.costs.test_kept import loops
-from tests.strategies.equality import ROUNDING, assert_equal, single, train
-from tests.strategies.sampling import nightly
+from tests.strategies.jaxprs import collective, gradients_of, inner, loops
+from tests.strategies.models import SMALL
 
 
 def test_a_half_knows_nothing_of_the_other():
@@ -38,35 +35,12 @@ def test_gradients_of_the_halves_are_joined_and_not_padded():
     assert "pad" not in written
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh", "options"),
-    [
-        ("tensor", "tensor=4", {"remat": "full"}),
-        *nightly(
-            ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 2, "schedule": "zb-h1"}),
-            ("tensor", "tensor=2", {"dtype": "bfloat16"}),
-            ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
-            ("tensor", "tensor=4", {"sequence_parallel": False, "microbatches": 2}),
-            ("three_d", "fsdp=2,tensor=4", {"prefetch": "on"}),
-            ("three_d", "data=2,fsdp=2,tensor=2", {"reduce": "layer", "remat": "none"}),
-        ),
-    ],
-    ids=str,
-)
-def test_halves_equal_one_device(name, mesh, options):
-    """A step whose layers run on halves computes what one device computes."""
-    mine = train(name, MeshSpec.parse(mesh), halves="on", **options)
-    dtype = options.get("dtype", "float32")
-    assert_equal(mine, single(dtype=dtype), ROUNDING[dtype])
-
-
 def collectives(program, looped=False):
     """(primitive, elements) of each collective over `tensor` inside loops, with how often it is written there."""
     found = Counter()
     for equation in program.eqns:
-        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
-        name = equation.primitive.name.removesuffix("_invariant")
-        if looped and "tensor" in axes and name in COLLECTIVES:
+        name, axes = collective(equation)
+        if looped and "tensor" in axes:
             found[name, sum(x.aval.size for x in equation.invars)] += 1
         for part, _ in inner(equation):
             found += collectives(part, looped or equation.primitive.name == "scan")
@@ -76,7 +50,7 @@ def collectives(program, looped=False):
 def test_a_layer_has_twice_as_many_collectives_of_half_the_size():
     """Each gather and each sum of a layer becomes two, of half as many elements."""
     whole, halves = (
-        collectives(jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr)
+        collectives(gradients_of(step))
         for step in (
             STRATEGIES["tensor"].build(SMALL, "tensor=4", TrainConfig(16, halves=halves)) for halves in ("off", "on")
         )
@@ -111,7 +85,7 @@ def test_an_exchange_of_tokens_waits_for_no_matmul_that_may_hide_it(halves, part
     config = dataclasses.replace(SMALL, experts=4, expert_mlp=24, shared_mlp=40, capacity_factor=1.0, layers=3)
     train = TrainConfig(16, halves=halves, dispatch="all_to_all", remat="full")
     step = STRATEGIES["expert"].build(config, "expert=2", train)
-    program = jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr
+    program = gradients_of(step)
     forward, backward = (loop.params["jaxpr"].jaxpr for loop in loops(program) if loop.params["length"] == 3)
     (backward,) = (each.params["jaxpr"] for each in backward.eqns if each.primitive.name == "remat2")
     # Gate, up and down. Backward, gate and up again, and two gradients of each matmul.

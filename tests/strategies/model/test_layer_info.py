@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 from strategies.context import contiguous
 from strategies.model.attention import zigzag
 from strategies.model.hooks import ONE_DEVICE, Hooks, LayerInfo
-from tests.strategies.model.test_gpt import TINY, build, tokens
-from tests.strategies.test_context import around
+from tests.strategies.context_mesh import around
+from tests.strategies.model.tiny_gpt import TINY, build, tokens
 
 
 @pytest.mark.parametrize("own", [zigzag, contiguous], ids=lambda own: own.__name__)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import MeshSpec, strategy
+from strategies import strategy
 from strategies.backends.backend import CPU
 from strategies.model.layers import unstacked
 from strategies.model.passes import scan_layers
-from tests.strategies import test_expert as experts
-from tests.strategies.costs.test_kept import loops
-from tests.strategies.equality import ROUNDING, assert_equal, initial, trained
+from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, trained
+from tests.strategies.jaxprs import gradients_of, loops
+from tests.strategies.models import DROPPING
 from tests.strategies.sampling import nightly
 
 
@@ -66,12 +66,12 @@ def test_no_iteration_has_more_layers_than_unroll(layers: int, unroll: int, loop
 def test_layers_of_one_iteration_are_no_loop_where_loops_copy(name: str, mesh: str, looped: bool, monkeypatch):
     """Without a loop the step computes the same, with losses of a router. Layers that gather weights remain a loop."""
     monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, copies_into_stacks=True))
-    config = dataclasses.replace(experts.DROPPING, layers=2)
-    step = experts.build(name, MeshSpec.parse(mesh), config, remat="full", unroll=2)
-    found = loops(jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr)
+    config = dataclasses.replace(DROPPING, layers=2)
+    step = build(name, mesh, config, remat="full", unroll=2)
+    found = loops(gradients_of(step))
     assert any(loop.params["length"] == 2 for loop in found) == looped
     if not looped:
-        assert_equal(trained(step, initial(step), range(3))[0], experts.single(config, 1), ROUNDING["float32"])
+        assert_equal(trained(step, initial(step), range(3))[0], single(config), ROUNDING["float32"])
 
 
 def test_gradients_of_unstacked_layers_are_stacked():

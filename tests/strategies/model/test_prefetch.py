@@ -5,74 +5,12 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from jax.extend.core import Var
 
-from strategies import STRATEGIES, MeshSpec, TrainConfig
-from tests.strategies.costs.steps import ODD, SMALL, UNTIED, cost
-from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from strategies import STRATEGIES, TrainConfig
+from tests.strategies.formulas import cost
+from tests.strategies.jaxprs import follow, gradients_of, loop_bodies
+from tests.strategies.models import ODD, SMALL, UNTIED
 from tests.strategies.quick import compiled
-from tests.strategies.sampling import nightly
-
-CASES = [
-    ("fsdp", "fsdp=4", {"remat": "full", "unroll": 2, "tied": False}),
-    *nightly(
-        (
-            "three_d",
-            "fsdp=2,context=2,tensor=2",
-            {"context_attention": "ulysses", "sequence_parallel": False, "microbatches": 2},
-        ),
-        ("hsdp", "data=2,fsdp=4", {"remat": "full", "reduce": "layer"}),
-        ("fsdp", "fsdp=2", {"remat": "none", "microbatches": 2}),
-        ("fsdp", "fsdp=8", {}),
-        ("fsdp", "fsdp=4", {"dtype": "bfloat16"}),
-        ("three_d", "data=2,fsdp=2,tensor=2", {"reduce": "layer"}),
-        ("three_d", "fsdp=2,context=2,tensor=2", {"remat": "full"}),
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "mesh", "options"), CASES, ids=str)
-def test_prefetch_equals_one_device(name, mesh, options):
-    """A step that gathers weights one layer ahead computes what one device computes."""
-    reference = single(**{key: options[key] for key in options if key in ("dtype", "tied")})
-    mine = train(name, MeshSpec.parse(mesh), prefetch="on", **options)
-    assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])
-
-
-def bodies(program):
-    """The bodies of all loops of a program."""
-    for equation in program.eqns:
-        for part in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            part = getattr(part, "jaxpr", part)
-            if hasattr(part, "eqns"):
-                yield from [part] if equation.primitive.name == "scan" else bodies(part)
-
-
-def follow(program, tainted, source, sink):
-    """Follow results through a program, also into the functions that it calls.
-
-    Args:
-        program: without loops.
-        tainted: for each input, whether it is followed.
-        source: name of a primitive whose results are followed.
-        sink: name of a primitive.
-
-    Returns:
-        For each output, whether it depends on what is followed; how many sources there are; and how many sinks that
-        take what is followed.
-    """
-    known, sources, sinks = dict(zip(program.invars, tainted, strict=True)), 0, 0
-    for equation in program.eqns:
-        name, inputs = equation.primitive.name, [isinstance(x, Var) and known.get(x, False) for x in equation.invars]
-        part = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-        outputs = [any(inputs) or name == source] * len(equation.outvars)
-        if part is not None:
-            outputs, more, deeper = follow(getattr(part, "jaxpr", part), inputs, source, sink)
-            sources, sinks = sources + more, sinks + deeper
-        sources += name == source
-        sinks += name == sink and any(inputs)
-        known.update(zip(equation.outvars, outputs, strict=True))
-    return [isinstance(x, Var) and known.get(x, False) for x in program.outvars], sources, sinks
 
 
 @pytest.mark.parametrize("prefetch", ["on", "off"])
@@ -83,8 +21,8 @@ def test_an_iteration_communicates_for_its_neighbours(prefetch):
     Both loops gather: the forward and the backward one, whose recomputation needs the weights again.
     """
     built = STRATEGIES["fsdp"].build(ODD, "fsdp=8", TrainConfig(16, remat="full", prefetch=prefetch))
-    program = jax.make_jaxpr(built.gradients)(built.state, built.batch)
-    loops = [body for body in bodies(program.jaxpr) if body.eqns]
+    program = gradients_of(built)
+    loops = [*loop_bodies(program)]
 
     def counted(source, sink):
         return [follow(body, [False] * len(body.invars), source, sink)[1:] for body in loops]
@@ -103,7 +41,7 @@ def test_gathers_of_both_ends_wait_for_no_layer(microbatches, waits):
     """
     train = TrainConfig(16, remat="full", prefetch="on", microbatches=microbatches)
     built = STRATEGIES["fsdp"].build(UNTIED, "fsdp=8", train)
-    program = jax.make_jaxpr(built.gradients)(built.state, built.batch).jaxpr
+    program = gradients_of(built)
     _, products, gathers = follow(program, [False] * len(program.invars), "dot_general", "all_gather")
     assert products > 0
     assert (gathers > 0) == waits

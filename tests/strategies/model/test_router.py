@@ -12,7 +12,7 @@ from strategies.core.expert_rows import blocks_here, computed_blocks
 from strategies.core.share import Share
 from strategies.model.expert_rows import blocks_of, filled_blocks
 from strategies.model.router import block_slots, choose, forced, zipf_shares
-from tests.strategies.model.test_experts import MOE
+from tests.strategies.models import MOE
 from tests.strategies.sampling import nightly
 
 

@@ -13,10 +13,10 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from strategies import Infeasible
 from strategies.context import contiguous, ulysses_attention, window_attention
 from strategies.model.attention import QKV, Reach, causal_attention, cudnn, ring_attention, zigzag
-from tests.strategies.model.attention.test_ring import plain_attended, plain_gradients
+from tests.strategies.context_mesh import around
+from tests.strategies.model.attention.kernels_by_hand import plain_attended, plain_gradients
 from tests.strategies.quick import jit
 from tests.strategies.sampling import nightly
-from tests.strategies.test_context import around
 
 HEADS, HEAD_DIM = 4, 8
 KEY_HEADS = [HEADS, HEADS // 2, 1]

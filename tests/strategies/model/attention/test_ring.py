@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -20,36 +19,18 @@ from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import NO_DEVICES, NVIDIA_GPU, backend_for
 from strategies.config import Attention, Remat
 from strategies.core import plan
-from strategies.core.sizes import BYTES
-from strategies.costs.layer import kept_bytes
 from strategies.costs.predict import Cost, predict
 from strategies.device_mesh import first_devices
 from strategies.model.attention import QKV, causal, cudnn, kernel_for, ring_attention, zigzag
 from strategies.model.attention.dense import attend
-from strategies.pipelining.jaxpr import Loop
 from strategies.step import Step
-from tests.strategies.costs.test_kept import loops
+from tests.strategies.context_mesh import around
+from tests.strategies.jaxprs import assert_kept, gradients_of
+from tests.strategies.model.attention.kernels_by_hand import plain_attended, plain_gradients
 from tests.strategies.quick import jit
-from tests.strategies.test_context import around
 
 CHUNK, HEADS, HEAD_DIM = 128, 2, 8
 CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=8 * CHUNK)
-
-
-def plain_attended(q, k, v, causal):
-    """Attention of a chunk and the log-sum-exp of its scores, as cuDNN's forward kernel gives them."""
-    scores = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[-1])
-    scores = jnp.where(jnp.tri(q.shape[2], dtype=bool), scores, -jnp.inf) if causal else scores
-    return jax.nn.softmax(scores) @ v, jax.nn.logsumexp(scores, axis=-1)
-
-
-def plain_gradients(q, k, v, mixed, log_total, dmixed, causal):
-    """Gradients of a chunk from the output and log-sum-exp of all keys, as cuDNN's backward kernel gives them."""
-    scale = 1 / math.sqrt(q.shape[-1])
-    weights = jnp.exp(q @ k.swapaxes(2, 3) * scale - log_total[..., None])
-    weights = jnp.where(jnp.tri(q.shape[2], dtype=bool), weights, 0) if causal else weights
-    dscores = weights * (dmixed @ v.swapaxes(2, 3) - (dmixed * mixed).sum(-1, keepdims=True)) * scale
-    return dscores @ k, dscores.swapaxes(2, 3) @ q, weights.swapaxes(2, 3) @ dmixed
 
 
 @pytest.mark.parametrize(("kind", "devices"), [("cudnn", 2), ("cudnn", 4), ("splash", 2)])
@@ -119,16 +100,13 @@ def traced(monkeypatch):
     ],
 )
 def test_layers_keep_what_the_formula_says(kind, forward_kernel, backward_kernels, remat, traced):
-    """To the byte (costs/test_kept.py). The backward pass runs no second forward kernel, unless nothing is kept.
+    """To the byte (jaxprs.py). The backward pass runs no second forward kernel, unless nothing is kept.
 
     There are seven calls of a kernel: three of a device's own keys, and two in the loop and two after it.
     """
     step, cost = traced(kind, remat)
-    jaxpr = jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr
-    found = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == CONFIG.layers]
-    forward, _ = [loop for loop in found if len(loop.outvars[0].aval.shape) == 3]  # not those of the kernels
-    kept = sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in forward.outvars[1:])
-    assert kept == CONFIG.layers * kept_bytes(cost.plan.share)
+    jaxpr = gradients_of(step)
+    assert_kept(jaxpr, cost.plan)
     calls = Counter(called(jaxpr))
     assert calls.pop(forward_kernel) == 7 * (2 if remat == "full" else 1)
     assert calls == dict.fromkeys(backward_kernels, 7)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import GPTConfig, Infeasible
+from strategies import GPTConfig
 from strategies.costs.layer import flops_per_token
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.attention.dense import attend
-from tests.strategies.model.test_gpt import TINY, build, tokens
+from tests.strategies.model.tiny_gpt import TINY, build, tokens
 from tests.strategies.quick import jit
 from tests.strategies.sampling import nightly
 
@@ -167,25 +167,3 @@ def test_the_fused_kernel_gets_the_window(reach, before, monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", fused)
     causal_attention(QKV(jnp.zeros((2, 16, 3, 8)), HEAD_DIM), "cudnn", reach)
     assert asked == [{"is_causal": True, "local_window_size": before, "implementation": "cudnn"}]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 0}, "attention_window=0; it must be a whole number of at least 1"),
-        ({"stride": 5}, "attention_stride=5 does not divide sequence=16; it can be 1, 2, 4, 8 or 16"),
-        ({"pattern": "star"}, "attention_pattern='star'; it can be strided, fixed"),
-        ({"pattern": "fixed"}, "attention_pattern=fixed has blocks of attention_stride tokens; give attention_stride"),
-        ({"pattern": "fixed", "stride": 4, "window": 2}, "attention_window=2 does not go with attention_pattern=fixed"),
-        (
-            {"pattern": "fixed", "stride": 4, "summary": 5},
-            "attention_summary=5 is more than the attention_stride=4 tokens of a block; take at most 4",
-        ),
-        ({"stride": 4, "summary": 2}, "attention_summary=2 is for attention_pattern=fixed; leave it out"),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_refused(options, message):
-    """Options that mean nothing, alone or together, are refused when the model is described."""
-    with pytest.raises(Infeasible, match=message):
-        with_attention(**options)

@@ -1,5 +1,5 @@
-"""One of several processes that train a step together: `python -m tests.strategies.checkpoints.peer HOST:PORT PROCESSES
-INDEX FOLDER STRATEGY:MESH`.
+"""One of several processes that train a step together:
+`python -m tests.strategies.checkpoints.resume_in_process HOST:PORT PROCESSES INDEX FOLDER STRATEGY:MESH`.
 
 They restore the checkpoint in the folder, train its second step, and save the state there. Each prints its loss and its
 gradient norm.

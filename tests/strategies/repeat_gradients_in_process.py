@@ -1,5 +1,5 @@
-"""One of several processes that compute the same gradients several times: `python -m tests.strategies.repeating
-HOST:PORT PROCESSES INDEX STRATEGY TIMES`.
+"""One of several processes that compute the same gradients several times:
+`python -m tests.strategies.repeat_gradients_in_process HOST:PORT PROCESSES INDEX STRATEGY TIMES`.
 
 In the end it prints how many different gradients its devices have found.
 """

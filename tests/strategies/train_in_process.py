@@ -1,5 +1,5 @@
-"""One of several processes that train on one mesh: `python -m tests.strategies.peer HOST:PORT PROCESSES INDEX
-[STRATEGY:MESH ...]`.
+"""One of several processes that train on one mesh:
+`python -m tests.strategies.train_in_process HOST:PORT PROCESSES INDEX [STRATEGY:MESH ...]`.
 
 In the end it prints each case that equals `single` on its own first device, and the sequences of a batch that it read.
 It prints last, so that no output of gloo comes in between.

@@ -1,18 +1,15 @@
-"""Small Llamas, and blocks of a user: layers of two kinds in turn, and an MLP that adds to the loss.
+"""Blocks of a user: layers of two kinds in turn, and an MLP that adds to the loss.
 
 This file is all that another block needs. `register` makes it known.
 """
 
-import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
 import pytest
 
-from strategies import GPTConfig
 from strategies.model.block import BLOCKS, Block, LlamaBlock
 from strategies.model.mlp import GatedMLP
-from tests.strategies.equality import CONFIG
 
 
 class Alternating(Block):
@@ -36,10 +33,6 @@ class PenalisedBlock(LlamaBlock):
     """A Llama block that adds to the loss."""
 
     parts: ClassVar = {**LlamaBlock.parts, "mlp": PenalisedMLP}
-
-
-SMALL = dataclasses.replace(CONFIG, block="llama", key_heads=4)
-TOY = GPTConfig(layers=6, embed=48, heads=8, key_heads=4, head_size=8, vocab=257, sequence=24, mlp=80, block="llama")
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:

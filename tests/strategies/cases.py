@@ -1,0 +1,67 @@
+"""The steps that are held to the laws in each test run: one for each thing that may go wrong.
+
+The grid of every strategy, model and option is in nightly_laws.py and nightly_formulas.py. Cases with the same model
+stand together, because the results of one device are kept for a few models.
+"""
+
+from dataclasses import replace
+
+from tests.strategies.equality import CONFIG
+from tests.strategies.laws import Case
+from tests.strategies.models import (
+    BIASED,
+    COPIED,
+    COPIED_LEAD,
+    CROWDED_SHALLOW,
+    FORCED,
+    GATED,
+    GPT_OSS,
+    MOE_ROUTERS,
+    NARROW,
+    ODD,
+    UNTIED,
+    WINDOWED,
+)
+
+ULYSSES = {"context_attention": "ulysses"}
+ZB_H1 = {"microbatches": 4, "schedule": "zb-h1"}
+SPLIT = {"sequence_parallel": False}
+
+DAILY = [
+    Case("zero1", "data=8"),
+    Case("pipeline", "pipeline=8", CONFIG, {"microbatches": 8, "remat": "full"}),
+    Case("three_d", "data=2,pipeline=2,tensor=2", CONFIG, {"microbatches": 4}),
+    Case("three_d", "data=2,context=2,tensor=2", CONFIG, {**ULYSSES, **SPLIT}),
+    Case("three_d", "data=2,fsdp=2,tensor=2", CONFIG, {"reduce": "layer"}),
+    Case("tensor", "tensor=4", CONFIG, {"halves": "on", "remat": "full"}),
+    Case("fsdp", "fsdp=8", CONFIG, {"remat": "none", "unroll": 2, "logits_bytes": 2**14, "z_loss": 1e-2}),
+    Case("pipeline", "pipeline=4", CONFIG, {"schedule": "zb-h1", "microbatches": 3, "batch_size": 15}),
+    Case("context", "context=8", replace(CONFIG, attention_stride=4)),
+    Case("context", "context=8", replace(CONFIG, key_heads=2), ULYSSES),
+    # Sizes of which none is another's multiple, and a vocabulary that tensor and pipeline pad.
+    Case("single", "data=1", UNTIED, {"remat": "full", "logits_bytes": 2**16}),
+    Case("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
+    Case("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, ZB_H1),
+    Case("three_d", "fsdp=2,context=2,tensor=2", UNTIED, {"microbatches": 2, "gather": "step", "remat": "full"}),
+    # Rotations, gates, copies of KV heads, and norms of heads with fewer features than devices.
+    Case("zero2", "data=8", NARROW, {"reduce": "layer", "microbatches": 2}),
+    Case("three_d", "data=2,tensor=4", NARROW),
+    # Memory is mostly scores, copies of KV heads, or hidden features.
+    Case("context", "context=4", WINDOWED, {"remat": "full"}),
+    Case("tensor", "tensor=8", COPIED),
+    Case("pipeline", "pipeline=2", GATED, ZB_H1),
+    # Mixtures of experts, with losses of the router, biases, forced routing, leading dense layers; and gpt-oss.
+    Case("three_d", "expert=2,tensor=2", BIASED, {"halves": "on", **SPLIT}),
+    Case("pipeline", "pipeline=2", FORCED, ZB_H1),
+    Case("single", "data=1", MOE_ROUTERS[2], {"remat": "full"}),
+    Case("expert", "data=2,expert=2", CROWDED_SHALLOW, {"dispatch": "all_to_all", "halves": "on"}),
+    Case("expert", "expert=2", CROWDED_SHALLOW, {"dispatch": "all_gather", "remat": "full"}),
+    Case("three_d", "pipeline=2,expert=2,tensor=2", COPIED_LEAD, {"microbatches": 2, **SPLIT}),
+    Case("three_d", "data=2,tensor=2", COPIED_LEAD, {"reduce": "layer"}),
+    Case("three_d", "expert=2,tensor=2", GPT_OSS, SPLIT),
+]
+
+DAILY_RESULTS = [
+    Case("fsdp", "fsdp=4", replace(CONFIG, tied=False), {"prefetch": "on", "remat": "full", "unroll": 2}),
+]
+"""Whose temporaries are not held to 15%."""
