@@ -104,24 +104,15 @@ def layers_at_once(layers: int, unroll: int) -> int:
     return max(count for count in range(1, min(layers, unroll) + 1) if layers % count == 0)
 
 
-def layers_in_iteration(layers: int, unroll: int) -> int:
-    """Layers in one iteration of `scan_layers`: at most `unroll`, in two iterations at least where layers are more.
-
-    >>> layers_in_iteration(8, 4), layers_in_iteration(7, 4), layers_in_iteration(3, 4)
-    (4, 3, 3)
-    """
-    return layers if layers <= unroll else min(unroll, layers // 2)
-
-
 def scan_layers(step: Step, carry: Any, xs: Any, *, unroll: int, reverse: bool = False) -> tuple[Any, Any]:
-    """`lax.scan` with up to `unroll` layers in an iteration, in a loop that stays one.
+    """`lax.scan` with `layers_at_once` layers in an iteration, in a loop that stays one.
 
-    What is left over of layers that `unroll` does not divide runs beside the loop. A loop over all but one of the
-    layers (layers.py) often has such a rest.
+    No layer runs outside of it: XLA would merge its gathers in the forward loop with those in the backward loop.
     """
     layers = jax.tree.leaves(xs)[0].shape[0]
-    if layers > unroll:
-        return lax.scan(step, carry, xs, reverse=reverse, unroll=layers_in_iteration(layers, unroll))
+    at_once = layers_at_once(layers, unroll)
+    if at_once < layers:
+        return lax.scan(step, carry, xs, reverse=reverse, unroll=at_once)
     if layers < 2:
         return scan_kept(step, carry, xs)
 

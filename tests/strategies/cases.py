@@ -59,9 +59,5 @@ DAILY = [
     Case("three_d", "pipeline=2,expert=2,tensor=2", COPIED_LEAD, {"microbatches": 2, **SPLIT}),
     Case("three_d", "data=2,tensor=2", COPIED_LEAD, {"reduce": "layer"}),
     Case("three_d", "expert=2,tensor=2", GPT_OSS, SPLIT),
+    Case("fsdp", "fsdp=8", UNTIED, {"prefetch": "on", "remat": "full", "unroll": 2, "microbatches": 2}),
 ]
-
-DAILY_RESULTS = [
-    Case("fsdp", "fsdp=4", replace(CONFIG, tied=False), {"prefetch": "on", "remat": "full", "unroll": 2}),
-]
-"""Whose temporaries are not held to 15%."""

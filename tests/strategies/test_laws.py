@@ -7,7 +7,7 @@ import pytest
 from strategies import STRATEGIES, MeshSpec
 from strategies.costs.predict import strategies_with_formulas
 from strategies.mesh import all_axes
-from tests.strategies.cases import DAILY, DAILY_RESULTS
+from tests.strategies.cases import DAILY
 from tests.strategies.checkpoints.variants import VARIANTS
 from tests.strategies.formulas import compiled
 from tests.strategies.laws import Case, hold, hold_formulas
@@ -23,7 +23,7 @@ RESUMED = {(name, mesh) for name, mesh, _ in VARIANTS.values()}
 EVERY_NIGHT = {str(case): case for case in (*ALL_LAWS, *EQUAL)}
 
 
-@pytest.mark.parametrize("case", [*DAILY, *DAILY_RESULTS, *nightly(*EVERY_NIGHT.values())], ids=str)
+@pytest.mark.parametrize("case", [*DAILY, *nightly(*EVERY_NIGHT.values())], ids=str)
 def test_a_step_holds_all_laws(case: Case) -> None:
     """It computes what one device computes; its program, arguments and memory are those of the formulas."""
     hold(case)
