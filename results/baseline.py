@@ -57,14 +57,16 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
 
     Args:
         snapshot: the run.
-        folder: where `jax-VERSION.json` is written; it is created if it does not exist.
+        folder: where `jax-VERSION.json` is written, for other devices than CPUs `jax-VERSION-PLATFORM.json`; it is
+            created if it does not exist.
     """
     version = snapshot.facts["jax"]
     if not isinstance(version, str) or not re.fullmatch(r"[\w.+-]+", version):
         raise RecordError(
             f"{shown(snapshot.path)} has the JAX version {reprlib.repr(version)}; run the benchmarks again"
         )
-    path = folder / f"jax-{version}.json"
+    platform = snapshot.facts["platform"]
+    path = folder / f"jax-{version}{'' if platform == 'cpu' else f'-{platform}'}.json"
     text = json.dumps(as_baseline(snapshot), indent=1) + "\n"
     require_folder(folder)
     require_file(path)

@@ -151,13 +151,15 @@ def paired_trial(number: int, checkout: Path, changes: Sequence[Slowdown], optio
     ]
 
 
-def exact_trial(number: int, checkout: Path, edits: Sequence[Edit], bases: Mapping[bool, Snapshot]) -> list[Found]:
+def exact_trial(
+    number: int, checkout: Path, edits: Sequence[Edit], bases: Mapping[tuple[str, ...], Snapshot]
+) -> list[Found]:
     """Run a copy for each edit in a process of its own, and compare its rows with those of the unchanged copy."""
 
     def judge(edit: Edit, folder: Path) -> Found:
         head = rows(planted(checkout, folder, edit), edit)
         try:
-            report = exact.compare(bases[edit.timed], read_snapshot(head), {})
+            report = exact.compare(bases[edit.options], read_snapshot(head), {})
         except RecordError as error:
             report = Report("exact", refusal="broken input", reason=str(error))
         changed = [asdict(finding) for finding in report.findings if finding.changed]
@@ -203,8 +205,10 @@ def trials(checkout: Path, chosen: Sequence[Edit | Slowdown], options: argparse.
     edits = [each for each in chosen if isinstance(each, Edit)]
     slowdowns = [each for each in chosen if isinstance(each, Slowdown)]
     bases = {
-        timed: read_snapshot(rows(copied(checkout, checkout.parent / f"{timed=}"), harmless("nothing", timed=timed)))
-        for timed in sorted({edit.timed for edit in edits})
+        options: read_snapshot(
+            rows(copied(checkout, checkout.parent / str(number)), harmless("nothing", options=options))
+        )
+        for number, options in enumerate(dict.fromkeys(edit.options for edit in edits))
     }
     for number in range(options.trials):
         spent_seconds = time.monotonic() - started

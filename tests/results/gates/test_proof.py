@@ -18,7 +18,9 @@ from tests.results.gates.plants import (
     DATA,
     ELSEWHERE,
     EXACT,
+    FOR_TPU,
     FSDP,
+    ON_TPU,
     SINGLE,
     TIMED,
     Edit,
@@ -47,8 +49,8 @@ EXTRA = {"compiled.collectives.all_reduce.outside_loops": 1}
 
 @pytest.mark.parametrize(
     ("options", "cases"),
-    [(SELECTION, CASES), (COMPILED, (DATA, FSDP)), (TIMED, (SINGLE,))],
-    ids=["paired", "compiled", "timed"],
+    [(SELECTION, CASES), (COMPILED, (DATA, FSDP)), (TIMED, (SINGLE,)), (FOR_TPU, (ON_TPU,))],
+    ids=["paired", "compiled", "timed", "for TPUs"],
 )
 def test_the_cases_are_those_that_are_selected(options: tuple[str, ...], cases: tuple[str, ...]) -> None:
     """The case ids of the plants are those that their options select."""
@@ -147,8 +149,8 @@ def test_each_edit_is_judged_by_its_own_base(tmp_path: Path, checkout: Path, mon
     """Timed edits are compared with the timed base, others with the compiled one; no rows are broken input."""
     data, single = row("data", "data=2", 8), row("single", "data=1", 8)
     bases = {
-        False: read_snapshot(write_run(tmp_path / "compiled.json", [data])),
-        True: read_snapshot(write_run(tmp_path / "timed.json", [single])),
+        COMPILED: read_snapshot(write_run(tmp_path / "compiled.json", [data])),
+        TIMED: read_snapshot(write_run(tmp_path / "timed.json", [single])),
     }
     worse = row("data", "data=2", 8, **EXTRA)
     heads: dict[str, list[dict[str, Any]]] = {
@@ -236,29 +238,29 @@ def test_counts_are_shown_and_kept(
 @pytest.mark.parametrize(
     ("arguments", "bases", "trials"),
     [
-        (["--gate=exact"], [False, True], [("exact", len(EXACT))]),
+        (["--gate=exact"], [COMPILED, TIMED, FOR_TPU], [("exact", len(EXACT))]),
         (["--gate=paired"], [], [("paired", len(PAIRED))]),
-        (["--plant=nothing"], [False], [("exact", 1), ("paired", 1)]),
+        (["--plant=nothing"], [COMPILED], [("exact", 1), ("paired", 1)]),
         (["--plant=nothing", "--plant=10% slower", "--gate=paired"], [], [("paired", 2)]),
-        (["--plant=a loss that is NaN"], [True], [("exact", 1)]),
+        (["--plant=a loss that is NaN"], [TIMED], [("exact", 1)]),
     ],
 )
 def test_only_chosen_plants_are_tried(
     arguments: list[str],
-    bases: list[bool],
+    bases: list[tuple[str, ...]],
     trials: list[tuple[str, int]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Only the chosen gates and plants are tried, in every trial, and each base is made once."""
-    made, tried = list[bool](), list[tuple[str, int]]()
+    made, tried = list[tuple[str, ...]](), list[tuple[str, int]]()
 
     def trial(number: int, checkout: Path, plants: list[Plant], _: object) -> list[dict[str, Any]]:
         tried.append((plants[0].gate, len(plants)))
         words = [each.counted[0] if each.at_least else "as claimed" for each in plants]
         return [{"gate": each.gate, "plant": each.name, "word": word} for each, word in zip(plants, words, strict=True)]
 
-    monkeypatch.setattr(gate, "rows", lambda checkout, edit: made.append(edit.timed))
+    monkeypatch.setattr(gate, "rows", lambda checkout, edit: made.append(edit.options))
     monkeypatch.setattr(gate, "read_snapshot", lambda path: None)
     monkeypatch.setattr(gate, "exact_trial", trial)
     monkeypatch.setattr(gate, "paired_trial", trial)
