@@ -52,11 +52,7 @@ _HOMES = "registry", "core.axis", "mesh", "step", "checkpoints", "checking"
 
 
 def __getattr__(name: str) -> Any:
-    """Find a name that needs JAX, on its first use (PEP 562).
-
-    Raises:
-        AttributeError: the package has no such name.
-    """
+    """Find a name that needs JAX, on its first use (PEP 562)."""
     if name in __all__:
         for home in _HOMES:
             module = importlib.import_module(f"strategies.{home}")

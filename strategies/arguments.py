@@ -25,9 +25,6 @@ def require_instance(value: Any, kind: type[T], what: str, error: type[Exception
         kind: the class.
         what: what the value is, for the message.
         error: what is raised.
-
-    Raises:
-        Infeasible: it is of another class; or `error`.
     """
     if not isinstance(value, kind):
         raise error(f"{what} is {described(value)}; pass a {kind.__name__}")
@@ -49,11 +46,7 @@ def described(value: Any) -> str:
 
 
 def require_count(value: Any, name: str) -> int:
-    """Return a value that is a whole number of at least 1.
-
-    Raises:
-        Infeasible: it is something else.
-    """
+    """Return a value that is a whole number of at least 1."""
     try:
         return checked(value, Count, name)
     except SchemaError:
@@ -67,9 +60,6 @@ def require_like(given: Any, expected: Any, what: str) -> None:
         given: a tree of arrays, which may be tracers.
         expected: the tree of the step.
         what: what the arrays are, for the message.
-
-    Raises:
-        Infeasible: they differ; the message names the first array that does.
     """
     way_out = "pass what this step made or placed"
     if jax.tree.structure(given) != jax.tree.structure(expected):
@@ -93,9 +83,6 @@ def require_placed(given: Sequence[Any], expected: Sequence[Any], what: str) -> 
         given: arrays, which may be tracers.
         expected: those of the step, with shardings.
         what: what the arrays are, for the message.
-
-    Raises:
-        Infeasible: one is sharded otherwise; the message names both shardings.
     """
     for array, own in zip(given, expected, strict=True):
         if not isinstance(array, jax.Array) or isinstance(array, Tracer) or array.sharding == own.sharding:
@@ -126,9 +113,6 @@ def require_present(tree: Any, what: str) -> None:
     Args:
         tree: of arrays, which may be tracers.
         what: what the arrays are, for the message.
-
-    Raises:
-        Infeasible: one is deleted, as a step deletes the state that it is given.
     """
     arrays = (each for each in jax.tree.leaves(tree) if isinstance(each, jax.Array) and not isinstance(each, Tracer))
     if any(array.is_deleted() for array in arrays):
@@ -137,11 +121,7 @@ def require_present(tree: Any, what: str) -> None:
 
 
 def require_key(key: Any) -> None:
-    """Check that this is a key for random numbers, of `jax.random.key` or `jax.random.PRNGKey`.
-
-    Raises:
-        Infeasible: it is something else.
-    """
+    """Check that this is a key for random numbers, of `jax.random.key` or `jax.random.PRNGKey`."""
     legacy = getattr(key, "dtype", None) == jnp.uint32 and key.ndim == 1
     typed = isinstance(key, jax.Array) and key.ndim == 0 and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not legacy and not typed:

@@ -139,9 +139,6 @@ def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[
     keys and values to which they attend. Where n does not divide J, several devices have the same head of keys, which
     is copied before it is sent. The results of both all-to-alls are kept for the backward pass: recomputing
     them would communicate again. Arguments are those of `causal_attention`; t is T_context.
-
-    Raises:
-        Infeasible: the devices do not divide the heads of queries.
     """
     all_to_all = partial(lax.all_to_all, axis_name=RING, tiled=True)
     qkv_BTCE = qkv.for_devices(lax.axis_size(RING)).qkv_BTCE
@@ -157,10 +154,6 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     Ulysses is taken where there are pipeline stages or attention has a stride; and with a fused kernel, where the
     backend prefers it and the devices divide the heads: it sends less than a ring. With a window a ring sends little,
     and stays.
-
-    Raises:
-        Infeasible: a ring with several pipeline stages. XLA's permutes wait for all devices of the mesh, but stages run
-            their layers at different times. Or `reduce="layer"` where it is impossible.
     """
     config, train, size = plan.config, plan.train, plan.size(RING)
     attention = train.context_attention
@@ -177,12 +170,7 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
 
 
 def require(plan: Plan) -> None:
-    """Check that the context axis divides the tokens and, with Ulysses, the heads.
-
-    Raises:
-        Infeasible: it does not divide them (the message names the numbers and the legal sizes), or the attention's
-            stride has no ring.
-    """
+    """Check that the context axis divides the tokens and, with Ulysses, the heads."""
     config, size, tensors = plan.config, plan.size(RING), plan.tensors
     if plan.train.context_attention == "ulysses":
         name = "heads" if tensors == 1 else "heads/tensor"

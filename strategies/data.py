@@ -99,12 +99,8 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
 
 
 def require(plan: Plan) -> None:
-    """Refuse sums of its own beside another axis, too many buckets, and router biases whose gradients would be rounded.
-
-    Raises:
-        Infeasible: weights or batch are split along another axis, too, over which these sums do not go; or the loads of
-            experts would be sums of quantised numbers, or of numbers in bfloat16: all gradients in a bucket have one
-            dtype.
+    """Refuse another axis alongside bucketed sums, too many buckets, and router biases whose gradients would be
+    rounded.
     """
     _require_alone(plan)
     require_few_buckets(plan)
@@ -132,9 +128,6 @@ def require_few_buckets(plan: Plan) -> None:
     """Refuse `bucket_bytes` so small that the program would have more than `MOST_BUCKETS` all-reduces.
 
     With `reduce="layer"` the buckets of one layer are in the program once, in a loop.
-
-    Raises:
-        Infeasible: names the number of buckets, and the smallest `bucket_bytes` for this model.
     """
     config, train = plan.config, plan.train
     if not train.bucket_bytes:

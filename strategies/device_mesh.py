@@ -22,10 +22,6 @@ def device_mesh(spec: MeshSpec, axes: Sequence[str], devices: Devices | None = N
         spec: the sizes.
         axes: names of the axes of the mesh, outermost first.
         devices: exactly as many as the mesh has; by default the first of `jax.devices()`.
-
-    Raises:
-        Infeasible: the spec has an axis that is not in `axes`, JAX has too few devices, or those that are given are
-            no devices, repeat, or differ in number from the mesh.
     """
     if unknown := [name for name in spec.sizes if name not in axes]:
         raise Infeasible(f"mesh {spec} has the axis {unknown[0]}; it can be {', '.join(axes)}")
@@ -44,11 +40,7 @@ def device_mesh(spec: MeshSpec, axes: Sequence[str], devices: Devices | None = N
 
 
 def _require_available(spec: MeshSpec) -> None:
-    """Check that JAX has enough devices.
-
-    Raises:
-        Infeasible: there are too few; on CPUs the message says how to get more virtual ones.
-    """
+    """Check that JAX has enough devices."""
     available = jax.devices()
     if len(available) >= spec.size:
         return
@@ -65,9 +57,6 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
 
     With several processes each contributes equally many, ordered by process. A single device is local, so that it
     computes without the other processes.
-
-    Raises:
-        Infeasible: the number of processes does not divide `count`.
     """
     devices = jax.devices() if devices is None else devices
     processes = sorted({device.process_index for device in devices})

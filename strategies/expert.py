@@ -75,11 +75,7 @@ from strategies.strategy import Strategy
 
 
 def require(plan: Plan) -> None:
-    """Check that the axis divides the experts.
-
-    Raises:
-        Infeasible: it does not; the message names both numbers.
-    """
+    """Check that the axis divides the experts."""
     if plan.config.experts:
         require_divides("expert", plan.size("expert"), experts=plan.config.experts)
 
@@ -155,12 +151,7 @@ def exchange_tokens(routed: Routed) -> Exchanged:
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `reduce="auto"`, and `dispatch="auto"`: what sends fewer bytes, of equals "all_to_all".
-
-    Raises:
-        Infeasible: more experts than the compute dtype can number, `reduce="layer"` where it is impossible, or options
-            of experts in a model without any.
-    """
+    """Resolve `reduce="auto"`, and `dispatch="auto"`: what sends fewer bytes, of equals "all_to_all"."""
     if not plan.config.experts:
         idle = ("dispatch",) if plan.tensors > 1 else ("dispatch", "halves")
         require_default(plan.train, idle, "in a model without experts")

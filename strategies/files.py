@@ -23,9 +23,6 @@ def read_json(path: Path, written_by: str = "") -> Any:
     Args:
         path: the file.
         written_by: which command writes such files, for the message.
-
-    Raises:
-        SchemaError: the file is missing, too large, cannot be read, or is no valid JSON.
     """
     content = read_bytes(path, written_by)
     try:
@@ -35,11 +32,7 @@ def read_json(path: Path, written_by: str = "") -> Any:
 
 
 def decode_json(text: bytes | str, where: str) -> Any:
-    """Decode JSON (RFC 8259) without duplicate keys, NaN, infinities and lone surrogates.
-
-    Raises:
-        SchemaError: the text is something else.
-    """
+    """Decode JSON (RFC 8259) without duplicate keys, NaN, infinities and lone surrogates."""
     data = (text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).removeprefix(BOM_UTF8)
     try:
         value = msgspec.json.decode(data)
@@ -56,10 +49,6 @@ def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") 
         path: the file, in UTF-8. Empty lines are left out.
         columns: that it must have.
         written_by: which command writes such files, for the message.
-
-    Raises:
-        SchemaError: the file cannot be read, is no CSV, has no rows, lacks a column, or has one twice; or a row has
-            more or fewer cells than the header.
     """
     text = read_text(path, written_by).removeprefix("\ufeff")
     try:
@@ -84,11 +73,7 @@ def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") 
 
 
 def read_text(path: Path, written_by: str = "") -> str:
-    """Read a text in UTF-8, with the ends of its lines and its byte order mark.
-
-    Raises:
-        SchemaError: the file is missing, too large, cannot be read, or is not UTF-8.
-    """
+    """Read a text in UTF-8, with the ends of its lines and its byte order mark."""
     try:
         return read_bytes(path, written_by).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -96,11 +81,7 @@ def read_text(path: Path, written_by: str = "") -> str:
 
 
 def read_bytes(path: Path, written_by: str = "") -> bytes:
-    """Read a regular file.
-
-    Raises:
-        SchemaError: it is missing, no file, too large, compressed, or cannot be read.
-    """
+    """Read a regular file."""
     way_out = f"; {written_by}" if written_by else ""
     try:
         if not path.exists():

@@ -51,11 +51,7 @@ from strategies.strategy import Strategy
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `prefetch="auto"`.
-
-    Raises:
-        Infeasible: `prefetch="on"`, and the model or other options do not allow it.
-    """
+    """Resolve `prefetch="auto"`."""
     return {"prefetch": plan.choose("prefetch", _prefetch_problem(plan), plan.backend.prefetches)}
 
 
@@ -74,11 +70,7 @@ def _prefetch_problem(plan: Plan) -> str:
 
 
 def require(plan: Plan) -> None:
-    """Refuse `regather=False` with pipeline stages.
-
-    Raises:
-        Infeasible: each stage would keep gathered weights for each microbatch in flight.
-    """
+    """Refuse `regather=False` with pipeline stages."""
     if plan.staged and plan.train.gather == "layer" and not plan.train.regather:
         problem = f"with regather=False pipeline={plan.stages} stages keep gathered weights"
         raise Infeasible(f"{problem} once for each microbatch in flight; use gather=step, which keeps them once")

@@ -95,22 +95,14 @@ def one_of(sizes: Sequence[int], subject: str) -> str:
 
 
 def require_divides(name: str, size: int, subject: str = "", /, **numbers: int) -> None:
-    """Check that a size, as of a mesh axis, divides numbers of the model. The message calls it `subject`, or `name`.
-
-    Raises:
-        Infeasible: it does not; the message names both numbers and the legal sizes.
-    """
+    """Check that a size, as of a mesh axis, divides numbers of the model. The message calls it `subject`, or `name`."""
     for other, number in numbers.items():
         if number % size:
             raise WrongSize(f"{name}={size} does not divide {other}={number}", subject or name, divisors(number))
 
 
 def require_at_most(name: str, size: int, **numbers: int) -> None:
-    """Check that a size is not above numbers of the model.
-
-    Raises:
-        Infeasible: it is; the message names both numbers.
-    """
+    """Check that a size is not above numbers of the model."""
     for other, number in numbers.items():
         if size > number:
             raise Infeasible(f"{name}={size} is more than {other}={number}; take at most {number}")

@@ -27,10 +27,6 @@ def add_axes(names: Iterable[str]) -> None:
 
     Args:
         names: of all axes of a strategy, outermost first. Those that there are already change nothing.
-
-    Raises:
-        ValueError: a mesh or a column of a table cannot have an axis of this name, or existing ones are out of order.
-            Then none is added.
     """
     names = tuple(dict.fromkeys(names))
     new, known = [name for name in names if name not in _axes], [name for name in names if name in _axes]

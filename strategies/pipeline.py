@@ -45,11 +45,7 @@ from strategies.strategy import Strategy
 
 
 def require(plan: Plan) -> None:
-    """Check that layers and microbatches fit the stages.
-
-    Raises:
-        Infeasible: there are fewer layers than parts, or the microbatches do not fit the schedule.
-    """
+    """Check that layers and microbatches fit the stages."""
     _ = plan.order
 
 

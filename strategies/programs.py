@@ -19,9 +19,6 @@ def require_program(*packages: str, commands: Callable[[str], list[str]] = lambd
     Args:
         packages: names of packages beside this one.
         commands: module -> the commands that it runs.
-
-    Raises:
-        SystemExit: with 2, after a line that names the commands.
     """
     if sys.argv[:1] != ["-m"]:
         return

@@ -89,11 +89,7 @@ def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) ->
 
 
 def import_others() -> None:
-    """Import the modules that `MESHMARK_STRATEGIES` names. They register user-defined strategies.
-
-    Raises:
-        NotImportable: a module is missing, or raises anything but KeyboardInterrupt, such as SystemExit.
-    """
+    """Import the modules that `MESHMARK_STRATEGIES` names. They register user-defined strategies."""
     for name in filter(None, os.environ.get(MODULES, "").split(",")):
         try:
             importlib.import_module(name)

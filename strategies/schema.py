@@ -54,9 +54,6 @@ def checked(value: Any, kind: type[T] | Any, where: str, *, texts: bool = False)
         where: the file, or what the value is, for the message.
         texts: whether numbers and truths may be texts, as the cells of a table are.
 
-    Raises:
-        SchemaError: it is of another type or out of range.
-
     >>> checked({"devices": 8}, dict[str, Count], "run.json")
     {'devices': 8}
     >>> checked([3, -1], list[Amount], "run.json: samples")
@@ -75,11 +72,7 @@ def checked(value: Any, kind: type[T] | Any, where: str, *, texts: bool = False)
 
 
 def checked_fields(facts: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
-    """Check the values of some keys; a mapping may have others.
-
-    Raises:
-        SchemaError: a key is missing, or its value is of another type.
-    """
+    """Check the values of some keys; a mapping may have others."""
     if missing := [name for name in kinds if name not in facts]:
         raise SchemaError(f"{where} lacks {', '.join(missing)}")
     for name, kind in kinds.items():
@@ -95,9 +88,6 @@ def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
     Args:
         config: the dataclass, which may be frozen.
         error: what is raised.
-
-    Raises:
-        ValueError: a field is of another type or out of range; as `error`.
     """
     kinds = _struct(type(config))
     # By attribute: where msgspec has made the dataclass, defaults are attributes of its class.

@@ -34,12 +34,7 @@ from strategies.step import Implementation, Step
 
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
-    """What all axes of a plan do in the step together. Each field of it, and each hook, is of one axis.
-
-    Raises:
-        TypeError: what an axis returns is no `Implementation`.
-        Infeasible: two axes set the same field.
-    """
+    """What all axes of a plan do in the step together. Each field of it, and each hook, is of one axis."""
     split = plan.over((*plan.placement.batch, *plan.placement.tokens))
 
     def batch_sum(x: Array) -> Array:
@@ -58,11 +53,7 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
 
 
 def _claimed(own: Hooks | Implementation, owners: dict[str, str], axis: str) -> dict[str, Any]:
-    """The fields that an axis sets, which become its own.
-
-    Raises:
-        Infeasible: one of them belongs to another axis.
-    """
+    """The fields that an axis sets, which become its own."""
     values = {each.name: (getattr(own, each.name), each.default) for each in fields(own) if each.name != "hooks"}
     claimed = {name: value for name, (value, default) in values.items() if value is not default}
     for name in claimed:

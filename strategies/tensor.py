@@ -56,11 +56,7 @@ DIMS = "heads", "head_features", "key_features", "mlp", "expert_mlp", "shared_ml
 
 
 def require(plan: Plan) -> None:
-    """Check that the tensor axis divides the heads, the hidden features and, with sequence parallelism, the tokens.
-
-    Raises:
-        Infeasible: it does not divide one of them; the message names the numbers and the legal sizes.
-    """
+    """Check that the tensor axis divides the heads, the hidden features and, with sequence parallelism, the tokens."""
     size, contexts = plan.tensors, plan.size(*plan.placement.tokens)
     dims = {dim for weight in weight_specs(plan.config).values() for dim in weight.dims if dim.endswith("mlp")}
     hidden = {dim: plan.config.dim_sizes[dim] for dim in sorted(dims)}
@@ -77,11 +73,7 @@ def require(plan: Plan) -> None:
 
 
 def resolve_halves(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `halves="auto"`: "on" where it is possible, on devices that overlap the collectives of both halves.
-
-    Raises:
-        Infeasible: `halves="on"`, and a context axis or the number of sequences does not allow it.
-    """
+    """Resolve `halves="auto"`: "on" where it is possible, on devices that overlap the collectives of both halves."""
     default = plan.backend.halves_blocks if plan.blocks_rows else plan.backend.halves
     return {"halves": plan.choose("halves", _halves_problem(plan), default)}
 

@@ -9,11 +9,7 @@ import numpy as np
 
 
 def as_array(tokens: Any) -> np.ndarray:
-    """Convert a list of lists of token ids.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Convert a list of lists of token ids."""
     try:
         array = np.asarray(tokens)
     except ValueError:  # lists of several lengths
@@ -24,11 +20,7 @@ def as_array(tokens: Any) -> np.ndarray:
 
 
 def as_tokens(part: Any, vocab: int) -> np.ndarray:
-    """Convert token ids, of any shape, to int32.
-
-    Raises:
-        ValueError: they are not integers, or an id is outside the vocabulary.
-    """
+    """Convert token ids, of any shape, to int32."""
     ids = np.asarray(part)
     if ids.dtype.kind not in "iu":
         raise ValueError(f"tokens of dtype {ids.dtype}; give integers")
@@ -58,11 +50,7 @@ class CheckedBatches:
         return batch
 
     def require(self, batch: jax.Array) -> None:
-        """Check a batch, and earlier ones whose values were not there yet. Each process reads its own shards.
-
-        Raises:
-            ValueError: an id is outside the vocabulary.
-        """
+        """Check a batch, and earlier ones whose values were not there yet. Each process reads its own shards."""
         if self._checked.get(id(batch)) is not batch:
             self._waiting.append(batch)
         waiting, self._waiting = self._waiting, []

@@ -23,9 +23,6 @@ def devices_of(topology: str) -> int:
 
     >>> devices_of("v5p:4x4x4"), devices_of("h100:2x8"), devices_of("tpu7x:4x4x4")
     (64, 16, 128)
-
-    Raises:
-        Infeasible: the text is not of the form KIND:NxN, or the kind is unknown.
     """
     require_instance(topology, str, "the topology")
     kind, _, shape = topology.lower().partition(":")

@@ -176,11 +176,7 @@ def xla_options(device: Any, plan: Any | None) -> dict[str, Any]:
 
 @functools.cache
 def has_option(device: Any, name: str, value: str) -> bool:
-    """Whether the compiler for a device has an XLA option. An empty program is compiled with it.
-
-    Raises:
-        JaxRuntimeError: the option exists, and refuses this value.
-    """
+    """Whether the compiler for a device has an XLA option. An empty program is compiled with it."""
     anywhere = NamedSharding(Mesh(np.array([device]), "x"), P())
     empty = jax.jit(lambda x: x, out_shardings=anywhere)
     try:

@@ -75,9 +75,6 @@ def check_step(step: Step, batches: Sequence[Any] = ()) -> Agreement:
     Args:
         step: the step.
         batches: of tokens [batch_size, sequence + 1] on the host; by default random ones.
-
-    Raises:
-        Mismatch, Infeasible: as `check`.
     """
     if require_instance(step, Step, "the step", TypeError).inexact:
         raise Infeasible(f"the step is not exact by design, so it equals no other: {step.inexact}")
@@ -88,11 +85,7 @@ def check_step(step: Step, batches: Sequence[Any] = ()) -> Agreement:
 
 
 def compare(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
-    """Compare the first steps of a step with one device's.
-
-    Raises:
-        Mismatch: they differ.
-    """
+    """Compare the first steps of a step with one device's."""
     steps = len(single.losses)
     rounding = Rounding.of(step.config, step.train, steps, step.mesh.size)
     drift_factor = rounding.gradient / Rounding.of(step.config, step.train, steps).gradient

@@ -91,11 +91,7 @@ class Comparison:
     drift_factor: float = 1.0
 
     def require_equal(self) -> Agreement:
-        """Check that all numbers agree up to rounding.
-
-        Raises:
-            Mismatch: names the weight and the layer, both numbers, their ratio, and the mesh axis that explains it.
-        """
+        """Check that all numbers agree up to rounding."""
         for steps, whose in ((self.single, "one device"), (self.mine, "the step")):
             _require_finite(steps, whose)
         if self.mine.loss_scales != self.single.loss_scales:
@@ -199,11 +195,7 @@ class Comparison:
                         )
 
     def _refuse(self, deviations: Sequence[Deviation]) -> None:
-        """Raise the largest deviation.
-
-        Raises:
-            Mismatch: there is one.
-        """
+        """Raise the largest deviation."""
         if deviations:
             worst = max(deviations, key=lambda deviation: deviation.relative)
             others = f" ({len(deviations) - 1} more differ)" if len(deviations) > 1 else ""
@@ -279,11 +271,7 @@ class Comparison:
 
 
 def _require_finite(steps: FirstSteps, whose: str) -> None:
-    """Check that there is something to compare.
-
-    Raises:
-        Mismatch: a loss or a gradient norm is NaN or infinite.
-    """
+    """Check that there is something to compare."""
     for number, (loss, norm) in enumerate(zip(steps.losses, steps.grad_norms, strict=True), start=1):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             scale = max(steps.loss_scales)

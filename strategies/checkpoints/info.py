@@ -56,11 +56,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def as_text(info: CheckpointInfo) -> str:
-    """The metadata as JSON, with its checksum.
-
-    Raises:
-        ValueError: it would not be read as it is: the caller's facts are no JSON, or numbers are out of range.
-    """
+    """The metadata as JSON, with its checksum."""
     facts = {"format": FORMAT, **msgspec.structs.asdict(info), "config": dataclasses.asdict(info.config)}
     try:
         read = decode_json(json.dumps(facts, allow_nan=False), "metadata")
@@ -74,12 +70,7 @@ def as_text(info: CheckpointInfo) -> str:
 
 
 def parsed(text: str | bytes, where: str) -> CheckpointInfo:
-    """The metadata that `as_text` wrote, in this format or in an older one.
-
-    Raises:
-        CheckpointError: it is of a newer format.
-        SchemaError: a field is missing, unknown, of another type or out of range, or the checksum is another.
-    """
+    """The metadata that `as_text` wrote, in this format or in an older one."""
     facts = checked(decode_json(text, where), dict[str, Any], where)
     if (number := checked(facts.pop("format", None), Count, f"{where}: format")) > FORMAT:
         problem = f"{where} is of format {number}, and this meshmark reads formats up to {FORMAT}"
@@ -106,11 +97,7 @@ def checksum(facts: Mapping[str, Any]) -> str:
 
 
 def local(folder: str | Path) -> Path:
-    """The absolute path of a folder, without `..` and links, which TensorStore does not take.
-
-    Raises:
-        CheckpointError: it is a URL or no path.
-    """
+    """The absolute path of a folder, without `..` and links, which TensorStore does not take."""
     if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
         shown = reprlib.repr(folder) if isinstance(folder, str | None) else f"a {type(folder).__name__}"
         raise CheckpointError(f"the folder of checkpoints is {shown}; pass a path (str or Path)")
@@ -123,11 +110,7 @@ def local(folder: str | Path) -> Path:
 
 
 def positions(folder: str | Path) -> list[int]:
-    """The positions of the checkpoints in a folder that are whole, in order; none if there is no folder.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
-    """
+    """The positions of the checkpoints in a folder that are whole, in order; none if there is no folder."""
     folder = local(folder)
     try:
         there = folder.iterdir() if folder.is_dir() else ()

@@ -87,11 +87,7 @@ def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None
 
 
 def require_unchanged(path: Path, info: CheckpointInfo) -> None:
-    """Refuse arrays whose metadata are not as they were written. A checkpoint of format 1 has no checksums of them.
-
-    Raises:
-        CheckpointError: an array is missing, or its metadata differ.
-    """
+    """Refuse arrays whose metadata are not as they were written. A checkpoint of format 1 has no checksums of them."""
     try:
         now = zarr_arrays.checksums(path, info.array_checksums)
     except (OSError, ValueError) as error:
@@ -115,11 +111,7 @@ def initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
 
 
 def _placed(leaf: Leaf, number: float) -> jax.Array:
-    """A number on all devices.
-
-    Raises:
-        ValueError: the dtype of the state does not hold it.
-    """
+    """A number on all devices."""
     scalar = np.asarray(number, leaf.stored.dtype)
     if scalar != number:
         raise ValueError(f"{leaf.name} is {number}, which is no {leaf.stored.dtype}")

@@ -75,11 +75,7 @@ _last: list[Saving] = []
 
 
 def wait_for_last() -> None:
-    """Wait for a save that is still running.
-
-    Raises:
-        CheckpointError: it failed.
-    """
+    """Wait for a save that is still running."""
     while _last:
         _last.pop().wait()
 

@@ -87,11 +87,7 @@ def checkpointer() -> ocp.AsyncCheckpointer:
 
 
 def finish() -> None:
-    """Wait until the save that runs is on disk.
-
-    Raises:
-        OSError, RuntimeError, ValueError: it failed. No error of it is left for the next save.
-    """
+    """Wait until the save that runs is on disk."""
     try:
         checkpointer().wait_until_finished()
     except (OSError, RuntimeError, ValueError):

@@ -72,30 +72,18 @@ def read(folder: Path, leaf: Leaf, digests: Mapping[str, str]) -> jax.Array:
 
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of the metadata of arrays, which say how bytes are to be read: dtype, shape, chunks and their order.
-
-    Raises:
-        ValueError: an array is missing.
-    """
+    """SHA-256 by array of its metadata: dtype, shape, chunks and their order."""
     return {name: hashlib.sha256(_metadata(folder, name).read_bytes()).hexdigest() for name in names}
 
 
 def chunk_checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """For each array the SHA-256 of the names of its chunks and of their checksums, the last bytes of each file.
-
-    Raises:
-        OSError, ValueError: a chunk cannot be read, or something is a link.
-    """
+    """For each array the SHA-256 of the names of its chunks and of their checksums, the last bytes of each file."""
     names = list(names)
     return dict(zip(names, on_threads(lambda name: _digest(folder / name, _chunks(folder, name)), names), strict=True))
 
 
 def require_writable(folder: Path) -> None:
-    """Write a small array into a folder, as a save does, and remove it.
-
-    Raises:
-        OSError, ValueError: the file system or TensorStore refuses.
-    """
+    """Write a small array into a folder, as a save does, and remove it."""
     with tempfile.TemporaryDirectory(prefix=".meshmark-", dir=folder) as name:
         metadata = {"shape": (1,), "data_type": "float32"}
         _open({**_spec(Path(name)), "metadata": metadata}, create=True).write(np.ones(1, np.float32)).result()
@@ -108,10 +96,6 @@ def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.Tensor
         folder: of the checkpoint.
         name: of the array.
         digests: what `chunk_checksums` was when it was written, by name; a checkpoint before format 3 has none.
-
-    Raises:
-        OSError: a chunk cannot be read.
-        ValueError: it is missing, does not have all of its chunks, or they are not those that were written.
     """
     _metadata(folder, name)
     store = _open(_spec(folder / name), open=True)
@@ -126,11 +110,7 @@ def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.Tensor
 
 
 def _chunks(folder: Path, name: str) -> list[Path]:
-    """The files of the chunks of an array, in order.
-
-    Raises:
-        ValueError: one of them is a link, or a folder above them.
-    """
+    """The files of the chunks of an array, in order."""
     there = sorted((folder / name).rglob("*"))
     for path in (folder / name).parent, folder / name, *there:
         if path.is_symlink():

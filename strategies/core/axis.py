@@ -82,11 +82,7 @@ class Axis:
 
 @functools.cache
 def placement_of(axes: Sequence[Axis]) -> Placement:
-    """What a list of axes splits, outermost axis first.
-
-    Raises:
-        ValueError: they exclude each other.
-    """
+    """What a list of axes splits, outermost axis first."""
 
     def names(matching: Callable[[Axis], bool]) -> tuple[str, ...]:
         return tuple(axis.name for axis in axes if matching(axis))

@@ -29,11 +29,7 @@ from strategies.step import Differentiate, Divisor, Implementation, LossTerms, T
 
 
 def resolve_reduce(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `reduce="auto"`: "layer" on devices that hide such sums, if that sends no more; otherwise "step".
-
-    Raises:
-        Infeasible: `reduce="layer"`, and the mesh or other options do not allow it.
-    """
+    """Resolve `reduce="auto"`: "layer" on devices that hide such sums, if that sends no more; otherwise "step"."""
     return {"reduce": plan.choose("reduce", _reduce_problem(plan), plan.backend.sums_by_layer, "layer", "step")}
 
 

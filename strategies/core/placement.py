@@ -62,10 +62,6 @@ class Placement:
         reduce_scatter_per_microbatch: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
         may_split_dim_twice: whether `shards` may split a dim that `dims` splits already, if the weight has no other
             dim. Otherwise such a weight is not split by `shards`.
-
-    Raises:
-        ValueError: a field is of another type, such as a text where a tuple of axes is meant; no weight has a dim;
-            shards or updates are over axes that do not split the batch; or fields exclude each other.
     """
 
     batch: Axes = ()
@@ -230,12 +226,7 @@ def _dim_for(
 
 
 def require_parts(placement: Placement, config: GPTConfig, sizes: Mapping[str, int]) -> None:
-    """Check that the devices along `Placement.further` divide the dims of which every weight has one.
-
-    Raises:
-        Infeasible: they do not divide the embed dim, the features of all heads (queries', keys'), or the mlp dim if a
-            weight has no other, such as a bias.
-    """
+    """Check that the devices along `Placement.further` divide the dims of which every weight has one."""
 
     axes = placement.further
     if not axes:
@@ -269,11 +260,7 @@ def partition(split: Split) -> P:
 
 
 def require_master(placement: Placement, train: TrainConfig) -> None:
-    """Refuse `master` where it changes nothing.
-
-    Raises:
-        Infeasible: weights are sharded already, every device updates all weights, or the compute dtype is float32.
-    """
+    """Refuse `master` where it changes nothing."""
     if train.master == "none":
         return
     asked = f"master={train.master}"

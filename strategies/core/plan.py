@@ -33,22 +33,14 @@ MOST_WITHOUT_LOOP = 48
 
 
 def require_options(axes: Sequence[Axis], train: TrainConfig) -> None:
-    """Refuse options of axes that a strategy does not have. `require_master` says more of `master`.
-
-    Raises:
-        Infeasible: an option would change nothing.
-    """
+    """Refuse options of axes that a strategy does not have. `require_master` says more of `master`."""
     names = ", ".join(axis.name for axis in axes)
     where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
     require_default(train, (name for name in _without_effect(axes) if name != "master"), where)
 
 
 def require_default(train: TrainConfig, names: Iterable[str], where: str) -> None:
-    """Refuse other values of options than the default, or "off", where they have no effect.
-
-    Raises:
-        Infeasible: an option would change nothing; the message says where.
-    """
+    """Refuse other values of options than the default, or "off", where they have no effect."""
     for name in names:
         if (value := getattr(train, name)) not in (DEFAULTS[name], OFF.get(name, DEFAULTS[name])):
             raise Infeasible(f"{name}={value} changes nothing {where}; leave it out")
@@ -85,10 +77,6 @@ class Plan(Sizes):
         Args:
             axes, config, mesh, train, backend: the attributes, `train` with options as they were given.
             checked: whether a plan that does not fit is refused.
-
-        Raises:
-            Infeasible: an axis splits nothing, does not divide what it splits, or an option is impossible here.
-            TypeError: `Axis.resolve` returns no mapping.
         """
         try:
             return cls._of(axes, config, mesh, train, backend, checked=checked)
@@ -230,11 +218,7 @@ class Plan(Sizes):
         return self.staged and narrow and self.backend.copies_into_stacks and self.shards == 1
 
     def kernel(self, *, partitioned: bool = False) -> str:
-        """The kind of attention kernel; `partitioned` if the compiler partitions the step.
-
-        Raises:
-            Infeasible: the kernel that is asked for does not run on these devices.
-        """
+        """The kind of attention kernel; `partitioned` if the compiler partitions the step."""
         ring = 1 if self.ulysses else self.size(*self.placement.tokens)
         return kernel_for(self.backend, self.config, self.train, partitioned=partitioned, ring=ring)
 
@@ -246,9 +230,6 @@ class Plan(Sizes):
             problem: why it cannot be `on`; empty if it can.
             default: whether "auto" is `on` where there is no problem.
             on, off: its values.
-
-        Raises:
-            Infeasible: it is asked to be `on`, and cannot.
         """
         asked = getattr(self.train, option)
         if problem and asked == on:
@@ -256,11 +237,7 @@ class Plan(Sizes):
         return on if asked == on or (asked == "auto" and default and not problem) else off
 
     def require_fit(self) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            Infeasible: an axis splits nothing, or does not divide what it splits; the message names the numbers.
-        """
+        """Refuse what does not fit."""
         placement = self.placement
         if strange := self.over(set(self.mesh.sizes) - placement.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")

@@ -184,11 +184,7 @@ def terms_of(plan: Plan) -> tuple[Term, ...]:
 
 
 def stated(plan: Plan) -> Iterator[Traffic]:
-    """What all terms of a step yield.
-
-    Raises:
-        BrokenStrategy: a term of a user's axis fails, or yields something else than `Traffic` over axes of the mesh.
-    """
+    """What all terms of a step yield."""
     for term in terms_of(plan):
         if getattr(term, "__module__", "").startswith("strategies."):
             yield from term(plan)
@@ -210,11 +206,7 @@ def _checked(plan: Plan, term: Term) -> list[Traffic]:
 
 
 def _require_traffic(plan: Plan, each: Any) -> None:
-    """Check what a user's term has yielded.
-
-    Raises:
-        ValueError: it is no `Traffic`, or its kind, axes, bytes or part of the step cannot be.
-    """
+    """Check what a user's term has yielded."""
     require_instance(each, Traffic, "a value", ValueError)
     allowed = {
         "kind": each.kind in SENT,

@@ -52,9 +52,6 @@ def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
         plan: the model, the batch and what the axes split.
         mesh: of devices, with all axes of the plan.
         implementation: what the axes do.
-
-    Raises:
-        Infeasible: gradients cannot be summed by layer, or the attention kernel does not run on these devices.
     """
     if plan.train.reduce == "layer" and implementation.reduce and not implementation.sum_layer:
         raise Infeasible("reduce=layer needs `sum_layer` in addition to `reduce`; set it, or use reduce=step")
@@ -266,11 +263,7 @@ class _Assembly:
 
 
 def require_gradients(found: Any, like: Weights, hook: str) -> tuple[LossTerms, Weights]:
-    """Return what a function of an `Implementation` returned, if it is the terms of the loss and the gradients.
-
-    Raises:
-        TypeError: it is something else; the message names the function.
-    """
+    """Return what a function of an `Implementation` returned, if it is the terms of the loss and the gradients."""
     loss, grads = found if isinstance(found, tuple | list) and len(found) == 2 else (None, {})
     if isinstance(loss, dict) and "loss" in loss and jax.tree.structure(grads) == jax.tree.structure(like):
         return loss, grads

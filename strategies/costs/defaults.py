@@ -12,9 +12,6 @@ def strategy_for(name: str, mesh: MeshSpec) -> str:
     It is the simplest hand-written one whose placement is the same along the axes of the named one: `fsdp` and `tensor`
     together are `three_d`.
 
-    Raises:
-        Infeasible: there is none; the message names the strategies that have all axes of the mesh.
-
     >>> [strategy_for(name, MeshSpec.parse("fsdp=4,tensor=2")) for name in ("fsdp", "tensor", "auto")]
     ['three_d', 'three_d', 'auto']
     >>> strategy_for("fsdp", MeshSpec.parse("data=2,fsdp=4"))
@@ -44,9 +41,6 @@ def usual_mesh(strategy: Strategy, devices: int) -> MeshSpec:
 
     >>> [str(usual_mesh(strategies.STRATEGIES[name], 64)) for name in ("fsdp", "hsdp", "three_d", "auto")]
     ['fsdp=64', 'data=8,fsdp=8', 'data=4,pipeline=4,tensor=4', 'fsdp=8,tensor=8']
-
-    Raises:
-        Infeasible: the strategy has no mesh of so many devices.
     """
     meshes = [mesh for mesh in strategy.meshes(devices) if strategy.is_usual(mesh)]
     if not meshes:

@@ -122,10 +122,6 @@ def overview(
         mesh: the mesh; default: `example_mesh`.
         batch_size: sequences in the global batch.
         options: other fields of `TrainConfig`; the default number of microbatches is that of the benchmarks.
-
-    Raises:
-        Infeasible: the strategy has a `make_step`, or model, mesh and batch do not fit together.
-        UnknownName: the strategy or the model does not exist.
     """
     require_instance(name, str, "the strategy")
     strategy = strategies.STRATEGIES[name]
@@ -170,10 +166,6 @@ def asked_overview(
         topology: its text, as `devices_of` reads it; None for any devices.
         batch_size: sequences in the global batch; default: 16, or one for each device of the topology.
         options: as for `overview`.
-
-    Raises:
-        Infeasible: topology, mesh, model and batch do not fit together, or cannot be read.
-        UnknownName: the strategy or the model does not exist.
     """
     devices = None if topology is None else devices_of(topology)
     spec = None if mesh is None else MeshSpec.of(mesh)

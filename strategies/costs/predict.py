@@ -41,10 +41,6 @@ def predict(
         platform: of the devices, as `backend_for` takes it, or their record. It decides what "auto" is for `attention`,
             `reduce`, `prefetch`, `halves` and `context_attention`. By default these are as on CPUs. The running process
             has no part in it.
-
-    Raises:
-        Infeasible: the strategy has no formulas (auto, or one with a `make_step`), or model, mesh and batch do not fit
-            together.
     """
     with_formulas = strategies_with_formulas()
     if require_instance(strategy, str, "the strategy") not in with_formulas:
@@ -64,9 +60,6 @@ def predict_axes(
     Args:
         axes: outermost first.
         config, mesh, train, platform: as for `predict`.
-
-    Raises:
-        Infeasible: model, mesh and batch do not fit together.
     """
     spec = MeshSpec.of(mesh)
     require_instance(config, GPTConfig, "the model")

@@ -29,11 +29,7 @@ class HuggingFaceError(ValueError):
 
 
 def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
-    """The family and the configuration of a `config.json`.
-
-    Raises:
-        HuggingFaceError: the family, a field or its value is not supported, or a field is missing.
-    """
+    """The family and the configuration of a `config.json`."""
     names = facts.get("architectures")
     family = next((family for name, family in FAMILIES.items() if names == [name]), None)
     if family is None:
@@ -130,11 +126,7 @@ def _rope(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any
 
 
 def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
-    """The family of a model, and its `config.json`: the first family whose `config.json` has all of the model.
-
-    Raises:
-        HuggingFaceError: there is none; the message names what the nearest family lacks.
-    """
+    """The family of a model, and its `config.json`: the first family whose `config.json` has all of the model."""
     own = dataclasses.asdict(config) | {"mlp": config.mlp_dim, "head_size": config.head_dim}
     own |= {"key_heads": config.key_heads or config.heads, "expert_mlp": config.dim_sizes["expert_mlp"]}
     own |= {"router": config.router == "renormalised"}

@@ -208,11 +208,7 @@ def _created(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Dtype) 
 def _tiles(
     checkpoint: Path, name: str, shape: tuple[int, ...], digests: Mapping[str, str]
 ) -> Iterator[tuple[Index, np.ndarray]]:
-    """The ranges of a weight in a checkpoint, in order, each of at most `MOST_TILE_BYTES`, and their values.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """The ranges of a weight in a checkpoint, in order, each of at most `MOST_TILE_BYTES`, and their values."""
     steps, below = [], 1
     for size in reversed(shape):
         steps.insert(0, max(1, min(size, MOST_TILE_BYTES // 4 // below)))

@@ -33,11 +33,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def opened(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file by name.
-
-    Raises:
-        SchemaError: it cannot be read, is cut short, or has tensors of other dtypes than `DTYPES`.
-    """
+    """The tensors of a file by name."""
     try:
         bytes_N = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:  # a file without bytes cannot be mapped
@@ -62,11 +58,7 @@ def opened(path: Path) -> dict[str, np.ndarray]:
 
 
 def created(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, np.ndarray]:
-    """Create a file of tensors of one dtype; what is written into the tensors is written into the file.
-
-    Raises:
-        OSError: it cannot be created, or the disk is full.
-    """
+    """Create a file of tensors of one dtype; what is written into the tensors is written into the file."""
     code = next(code for code, name in DTYPES.items() if name == dtype)
     entries, end = {}, 0
     for name, shape in shapes.items():

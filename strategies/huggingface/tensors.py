@@ -58,11 +58,7 @@ class Layout:
     layers: list[list[Block]]
 
     def read(self, tensors: Tensors, index: Index, values: np.ndarray) -> None:
-        """Read a range of the weight into an array of its shape.
-
-        Raises:
-            HuggingFaceError: a number in it is not finite.
-        """
+        """Read a range of the weight into an array of its shape."""
         for tensor, ours, theirs in self._pairs(tensors, index, values):
             if not (finite := np.isfinite(theirs)).all():
                 problem = f"{tensor} has {theirs[~finite].flat[0]} among its weights"
@@ -86,11 +82,7 @@ class Layout:
 
 
 def layouts(config: GPTConfig, family: Family) -> dict[str, Layout]:
-    """The layout of each weight of a model, by its name.
-
-    Raises:
-        HuggingFaceError: the family lacks a weight.
-    """
+    """The layout of each weight of a model, by its name."""
     found, sizes = {}, config.dim_sizes
     for name, spec in weight_specs(config).items():
         group, *part = name.replace("lead.", "blocks.", 1).split(".", 2)

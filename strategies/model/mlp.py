@@ -23,7 +23,7 @@ class MLP(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of the second matmul have a smaller deviation, by sqrt(2 layers)."""
+        """The second matmul's initial deviation is smaller by sqrt(2 layers)."""
         return {
             "up_DF": matrix("embed", "mlp"),
             "up_bias_F": vector("mlp"),
@@ -35,9 +35,9 @@ class MLP(Part):
         """Add the MLP of `normed` to the residual stream x.
 
         Args:
-            x_BTD: for the tokens whose residual stream this device holds.
-            normed_BTD: for all tokens of its sequences.
-            info: of its hooks `sum` completes the second matmul over devices that split the hidden features.
+            x_BTD: the residual stream of this device's own tokens.
+            normed_BTD: normalised features of all tokens of its sequences.
+            info: its hook `sum` completes the second matmul over devices that split the hidden features.
         """
         hidden_BTF = jax.nn.gelu(add_bias(matmul(normed_BTD, self.up_DF[...]), self.up_bias_F), approximate=True)
         return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D), {}
@@ -52,7 +52,7 @@ class GatedMLP(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of the last matmul have a smaller deviation, by sqrt(2 layers)."""
+        """The last matmul's initial deviation is smaller by sqrt(2 layers)."""
         into = matrix("embed", "mlp")
         return {"gate_DF": into, "up_DF": into, "down_FD": MLP.weights(config)["down_FD"]}
 
@@ -64,7 +64,7 @@ class GatedMLP(Part):
 
 @jax.custom_vjp
 def gated(gate_BTF: Array, up_BTF: Array) -> Array:
-    """silu(gate) x up. Differentiated by hand: autodiff keeps three more arrays with `remat="none"`."""
+    """silu(gate) x up. Differentiated by hand, because autodiff keeps three more arrays with `remat="none"`."""
     return jax.nn.silu(gate_BTF) * up_BTF
 
 

@@ -1,4 +1,4 @@
-"""A part of a block of the model: its weights, and its function. What it costs is in costs/parts.py."""
+"""A part of a block of the model: its weights and its function. costs/parts.py has its costs."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -18,10 +18,11 @@ class Part(nnx.Module):
     """A part of a transformer block. By default it has no weights.
 
     Attributes:
-        attends: whether it calls the attention of the hooks, once.
-        dense: whether it attends to all tokens before a token, whatever the window or the stride of the model.
-        extras: the names of what it adds to the loss (`passes.Extras`).
-        means: how many numbers of a token it averages over devices by `Hooks.mean`, forward, and as many backward.
+        attends: whether it calls `Hooks.attend`, once.
+        dense: whether it attends to all earlier tokens, whatever the model's window or stride.
+        extras: names of the terms that it adds to the loss (`passes.Extras`).
+        means: how many numbers per token it averages over devices by `Hooks.mean`, in the forward and again in the
+            backward pass.
     """
 
     attends: ClassVar[bool] = False
@@ -30,25 +31,24 @@ class Part(nnx.Module):
     means: ClassVar[int] = 0
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights."""
         self.config = config
         for name, param in create(self.weights(config), config, rngs).items():
             setattr(self, name, param)
 
     def extras_of(self, sums: Sums, hooks: Hooks) -> Extras:
-        """What it adds to the loss (`extras`), from the sums that it returned for the tokens of this device."""
+        """Terms that it adds to the loss (`extras`), from the sums that it returned for this device's tokens."""
         return sums
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Its weights by name, in the order in which they are drawn. Each becomes an attribute."""
+        """Its weights by name, in the order of initialisation. Each becomes an attribute."""
         return {}
 
 
 def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
-    """Add a branch and its bias, if it has one, to the residual stream.
+    """Add a branch and its bias, if any, to the residual stream.
 
-    The branch is kept for the backward pass. It was summed over devices: to compute it again would communicate again.
+    The branch is a residual: it was summed over devices, and recomputing it would communicate again.
     """
     y_BTD = x_BTD + checkpoint_name(branch_BTD, KEPT)
     return y_BTD if bias_D is None else add_bias(y_BTD, bias_D)

@@ -84,9 +84,6 @@ class Schedule:
 
         Args:
             duration: of an operation on a stage, in any unit.
-
-        Raises:
-            ValueError: operations wait for each other.
         """
         starts: dict[tuple[int, Op], float] = {}
         free_at, ends = [0.0] * self.stages, [0.0]
@@ -98,11 +95,7 @@ class Schedule:
 
     @cached_property
     def sequence(self) -> tuple[tuple[int, Op, int], ...]:
-        """Stage, operation, and the number of the one that it needs, counted from 1; 0 for none. Each follows its need.
-
-        Raises:
-            ValueError: operations wait for each other.
-        """
+        """(stage, operation, number of the operation that it needs; 0: none), in execution order, numbered from 1."""
         found: list[tuple[int, Op, int]] = []
         numbers: dict[tuple[int, Op], int] = {}
         remaining = [list(reversed(order)) for order in self.orders]
@@ -223,9 +216,6 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     """Interleaved 1F1B: several chunks on each stage (Narayanan et al. 2021, "PTD-P", section 2.2.2).
 
     A stage runs a chunk for a group of microbatches, one for each stage, before it runs the next chunk.
-
-    Raises:
-        Infeasible: the number of stages does not divide the number of microbatches.
     """
     _require("interleaved", stages, microbatches, chunks, most_chunks=math.inf)
     if microbatches % stages:

@@ -19,9 +19,6 @@ def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     more where the parts do not divide the layers: all stages share the embedding and the head, so layers alone count.
     Every part has as many slots as the largest part has layers.
 
-    Raises:
-        Infeasible: there are fewer layers than parts.
-
     >>> layer_slots(4, 2, 2)
     (0, 2, 1, 3)
     >>> layer_slots(3, 2, 1)
@@ -48,9 +45,6 @@ def stage_schedule(layers: int, stages: int, microbatches: int, schedule: Pipeli
         microbatches: in a batch.
         schedule: the name of the schedule.
         chunks: of each stage, for the schedule "interleaved". The others have one.
-
-    Raises:
-        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
     chunks = chunks if schedule == "interleaved" else 1
     layer_slots(layers, stages, chunks)
@@ -79,9 +73,5 @@ class Order:
 
 @cache
 def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Order:
-    """The `Order` of a schedule, cached for all plans that share it. Arguments are those of `stage_schedule`.
-
-    Raises:
-        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
-    """
+    """The `Order` of a schedule, cached for all plans that share it. Arguments are those of `stage_schedule`."""
     return Order(stage_schedule(layers, stages, microbatches, schedule, chunks))

@@ -227,7 +227,7 @@ def test_gradients_of_experts_are_not_summed_over_their_axis():
             "context=4",
             {"expert_group": None},
             "groups of 16 tokens do not divide the 2 consecutive tokens of a sequence on a device of context=4; "
-            "expert_group can be 1 or 2, or leave out capacity_factor",
+            "expert_group can be 1 or 2, or omit capacity_factor",
         ),
         ("zero1", "data=3,expert=2", {}, "data x expert=6 does not divide embed=32; mesh expert=2 fits"),
         ("tensor", "tensor=16", {"heads": 16}, "tensor=16 does not divide expert_mlp=24"),
