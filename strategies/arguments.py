@@ -68,7 +68,7 @@ def require_like(given: Any, expected: Any, what: str) -> None:
         names, own = (_names(tree) for tree in (given, expected))
         lacking, surplus = [name for name in own if name not in names], [name for name in names if name not in own]
         differs = f"lacks {lacking[0]}" if lacking else f"has {surplus[0]}" if surplus else "has others"
-        raise Infeasible(f"{what} does not have the arrays of this step: it {differs}; {way_out}")
+        raise Infeasible(f"{what} does not have this step's arrays: it {differs}; {way_out}")
     for (path, array), other in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
         if (np.shape(array), jax.dtypes.result_type(array)) != (other.shape, other.dtype):
             name = f"{what}{jax.tree_util.keystr(path)}"
@@ -90,7 +90,7 @@ def require_placed(given: Sequence[Any], expected: Sequence[Any], what: str) -> 
         if array.committed and not array.sharding.is_equivalent_to(own.sharding, array.ndim):
             differs = f"an array is {_placement(array)}, and this step takes {_placement(own)}"
             way_out = "save it, and restore it for this step (strategies.checkpoints)"
-            raise Infeasible(f"{what} is of another placement: {differs}; {way_out}")
+            raise Infeasible(f"{what} is placed differently: {differs}; {way_out}")
 
 
 def _names(tree: Any) -> list[str]:
@@ -125,7 +125,7 @@ def require_key(key: Any) -> None:
     legacy = getattr(key, "dtype", None) == jnp.uint32 and key.ndim == 1
     typed = isinstance(key, jax.Array) and key.ndim == 0 and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not legacy and not typed:
-        raise Infeasible(f"the key is {reprlib.repr(key)}; give one, as jax.random.key(0)")
+        raise Infeasible(f"the key is {reprlib.repr(key)}; pass one, such as jax.random.key(0)")
 
 
 class _Guarded:

@@ -155,13 +155,13 @@ def _require_optimizer(train: TrainConfig) -> None:
     if final > peak:
         raise Infeasible(f"final_learning_rate={final}; it must be from 0 to learning_rate={peak}")
     if decay is not None and decay <= warmup:
-        raise Infeasible(f"decay_steps={decay} ends before warmup_steps={warmup}; give more than {warmup} for both")
+        raise Infeasible(f"decay_steps={decay} ends before warmup_steps={warmup}; set both to more than {warmup}")
 
 
 def _require_alone(train: TrainConfig) -> None:
     """Refuse other ways to sum gradients together with compression."""
     compresses, problem = train.compression != "none", f"does not go with compression={train.compression}"
     if compresses and train.bucket_bytes is not None:
-        raise Infeasible(f"bucket_bytes={train.bucket_bytes} {problem}, which has no buckets; leave one of them out")
+        raise Infeasible(f"bucket_bytes={train.bucket_bytes} {problem}, which has no buckets; omit one of them")
     if compresses and train.reduce_dtype != "float32":
-        raise Infeasible(f"reduce_dtype={train.reduce_dtype} {problem}, which sends codes; leave one of them out")
+        raise Infeasible(f"reduce_dtype={train.reduce_dtype} {problem}, which sends codes; omit one of them")

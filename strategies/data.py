@@ -108,7 +108,7 @@ def require(plan: Plan) -> None:
     if plan.config.router_bias_rate is None:
         return
     if train.compression != "none":
-        raise Infeasible(f"{rate} does not go with compression={train.compression}; leave one of them out")
+        raise Infeasible(f"{rate} does not go with compression={train.compression}; omit one of them")
     if train.bucket_bytes and train.reduce_dtype != "float32":
         problem = f"{rate} does not go with bucket_bytes={train.bucket_bytes} and reduce_dtype={train.reduce_dtype}"
         raise Infeasible(f"{problem}, which would round the loads of experts; omit one of the three")
@@ -121,7 +121,7 @@ def _require_alone(plan: Plan) -> None:
     for name, (value, default) in own.items():
         if others and value != default:
             problem = f"{name}={value} sums over the axis data alone, and mesh {plan.mesh} has {' and '.join(others)}"
-            raise Infeasible(f"{problem}; leave it out")
+            raise Infeasible(f"{problem}; omit it")
 
 
 def require_few_buckets(plan: Plan) -> None:

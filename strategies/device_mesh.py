@@ -29,12 +29,12 @@ def device_mesh(spec: MeshSpec, axes: Sequence[str], devices: Devices | None = N
         _require_available(spec)
         devices = first_devices(spec.size)
     if not isinstance(devices, Sequence) or not all(hasattr(device, "device_kind") for device in devices):
-        raise Infeasible(f"devices={reprlib.repr(devices)}; give a list of devices, as jax.devices()[:{spec.size}]")
+        raise Infeasible(f"devices={reprlib.repr(devices)}; pass devices, such as jax.devices()[:{spec.size}]")
     if len(devices) != spec.size:
-        problem = f"mesh {spec} takes {spec.size} devices and {len(devices)} are given"
-        raise Infeasible(f"{problem}; change the mesh, the devices given, or JAX_NUM_CPU_DEVICES for virtual ones")
+        problem = f"mesh {spec} needs {spec.size} devices, and got {len(devices)}"
+        raise Infeasible(f"{problem}; change the mesh, pass other devices, or set JAX_NUM_CPU_DEVICES for virtual ones")
     if len({id(device) for device in devices}) < len(devices):
-        raise Infeasible(f"devices={reprlib.repr(devices)} has a device twice; each can be there once")
+        raise Infeasible(f"devices={reprlib.repr(devices)} has a device twice; list each device once")
     shape = tuple(spec.sizes.get(name, 1) for name in axes)
     return Mesh(arrange(devices, shape, axes), tuple(axes), axis_types=(AxisType.Auto,) * len(shape))
 
@@ -44,11 +44,11 @@ def _require_available(spec: MeshSpec) -> None:
     available = jax.devices()
     if len(available) >= spec.size:
         return
-    problem = f"mesh {spec} takes {spec.size} devices and JAX has {len(available)}"
+    problem = f"mesh {spec} needs {spec.size} devices, and JAX has {len(available)}"
     if available[0].platform == "cpu":
         way_out = f"start Python with JAX_NUM_CPU_DEVICES={spec.size} in the environment, or call"
         call = f'jax.config.update("jax_num_cpu_devices", {spec.size})'
-        raise Infeasible(f"{problem}; {way_out} {call} before anything else of JAX: the first use fixes the number")
+        raise Infeasible(f"{problem}; {way_out} {call} before any other use of JAX, which fixes the number")
     raise Infeasible(f"{problem}; take a smaller mesh")
 
 
@@ -63,7 +63,7 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
     if count == 1:
         return [device for device in devices if device.process_index == jax.process_index()][:1]
     if count % len(processes):
-        few = f"{len(processes)} processes do not have equal parts of {count} devices"
+        few = f"{count} devices cannot be divided equally among {len(processes)} processes"
         raise Infeasible(f"{few}; take one device, or a multiple of {len(processes)}")
     each = count // len(processes)
     return [

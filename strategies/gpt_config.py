@@ -121,7 +121,7 @@ class GPTConfig:
             require_divides("full_attention_every", every, "it", layers=self.layers)
             if dense := self.dense_layers:
                 problem = f"full_attention_every={every} does not go with dense_layers={dense}"
-                raise Infeasible(f"{problem}; leave one of them out")
+                raise Infeasible(f"{problem}; omit one of them")
         _require_pattern(self)
         _require_experts(self)
 
@@ -230,15 +230,15 @@ def _require_pattern(config: GPTConfig) -> None:
         require_divides("attention_stride", stride, "it", sequence=config.sequence)
     if pattern == "strided":
         if summary != 1:
-            raise Infeasible(f"attention_summary={summary} is for attention_pattern=fixed; leave it out")
+            raise Infeasible(f"attention_summary={summary} is for attention_pattern=fixed; omit it")
     elif stride is None:
-        raise Infeasible("attention_pattern=fixed has blocks of attention_stride tokens; give attention_stride")
+        raise Infeasible("attention_pattern=fixed has blocks of attention_stride tokens; set attention_stride")
     elif config.attention_window is not None:
         problem = f"attention_window={config.attention_window} does not go with attention_pattern=fixed"
-        raise Infeasible(f"{problem}, whose blocks have attention_stride={stride} tokens; leave one of them out")
+        raise Infeasible(f"{problem}, whose blocks have attention_stride={stride} tokens; omit one of them")
     elif summary > stride:
         problem = f"attention_summary={summary} is more than the attention_stride={stride} tokens of a block"
-        raise Infeasible(f"{problem}; take at most {stride}")
+        raise Infeasible(f"{problem}; use at most {stride}")
 
 
 def _require_experts(config: GPTConfig) -> None:
@@ -248,7 +248,7 @@ def _require_experts(config: GPTConfig) -> None:
     Only scores that are sigmoids have a scale, biases and groups, as in DeepSeek-V3.
     """
     if config.experts is None:
-        _require_left_out(config, OF_EXPERTS, "a model with experts; give experts")
+        _require_left_out(config, OF_EXPERTS, "a model with experts; set experts")
         return
     if config.dense_layers >= config.layers:
         raise Infeasible(
@@ -257,14 +257,14 @@ def _require_experts(config: GPTConfig) -> None:
     require_at_most("experts_per_token", config.experts_per_token, experts=config.experts)
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
     if config.router != "sigmoid":
-        _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; leave it out")
+        _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; omit it")
     require_divides("router_groups", config.router_groups, "it", experts=config.experts)
     require_at_most("groups_per_token", config.groups_per_token, router_groups=config.router_groups)
     reach = config.experts // config.router_groups * config.groups_per_token
     if config.experts_per_token > reach:
         groups = f"the groups_per_token={config.groups_per_token} groups of a token have {reach} experts"
         raise Infeasible(
-            f"{groups}, fewer than experts_per_token={config.experts_per_token}; give more groups_per_token"
+            f"{groups}, fewer than experts_per_token={config.experts_per_token}; use more groups_per_token"
         )
     if config.routing not in ROUTINGS and not 0 < zipf_exponent(config.routing) <= MOST_UNEVEN:
         kinds = f"it can be {', '.join(ROUTINGS)} or zipf=X with X above 0 and up to {MOST_UNEVEN:g}, such as zipf=1.2"

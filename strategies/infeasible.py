@@ -105,4 +105,4 @@ def require_at_most(name: str, size: int, **numbers: int) -> None:
     """Check that a size is not above numbers of the model."""
     for other, number in numbers.items():
         if size > number:
-            raise Infeasible(f"{name}={size} is more than {other}={number}; take at most {number}")
+            raise Infeasible(f"{name}={size} is more than {other}={number}; use at most {number}")

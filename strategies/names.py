@@ -29,7 +29,7 @@ class Named(dict[str, Value]):
     >>> Named("strategy", {"fsdp": 1, "data": 2}, {"zero3": "fsdp"})["zero3"]
     Traceback (most recent call last):
         ...
-    strategies.names.UnknownName: 'zero3' is no strategy; there are fsdp, data; did you mean fsdp?
+    strategies.names.UnknownName: 'zero3' is not a strategy; use one of fsdp, data; did you mean fsdp?
     """
 
     def __init__(self, what: str, items: Mapping[str, Value], known_as: Mapping[str, str] | None = None) -> None:
@@ -44,7 +44,8 @@ def unknown(name: object, what: str, names: Iterable[str], known_as: Mapping[str
     """The error message for an unknown name: the known names, and the one that may be meant."""
     names, text = list(names), str(name).lower()
     meant = [known_as[text]] if text in known_as else similar(text, names)
-    return f"{name!r} is no {what}; there are {', '.join(names)}{did_you_mean(meant)}"
+    article = "an" if what[0] in "aeiou" else "a"
+    return f"{name!r} is not {article} {what}; use one of {', '.join(names)}{did_you_mean(meant)}"
 
 
 def similar(name: str, names: Iterable[str]) -> list[str]:

@@ -59,7 +59,7 @@ def register(strategy: Strategy) -> Strategy:
     """
     require_instance(strategy, Strategy, "what is registered", ValueError)
     if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:
-        raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
+        raise ValueError(f"a strategy {strategy.name!r} exists; choose another name")
     add_axes(strategy.axis_names)
     _registered[strategy.name] = strategy
     return strategy
@@ -97,7 +97,7 @@ def import_others() -> None:
             raise
         except BaseException as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
-            way_out = "name modules that are on PYTHONPATH" if missing else f"mend it, or leave it out of {MODULES}"
+            way_out = "name modules that are on PYTHONPATH" if missing else f"fix it, or remove it from {MODULES}"
             problem = f"{MODULES} names {name!r}, which cannot be imported ({in_a_line(error)})"
             raise NotImportable(f"{problem}; {way_out}") from error
 

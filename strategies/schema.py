@@ -30,7 +30,7 @@ T = TypeVar("T")
 WORDS = {
     "float": "a number",
     "int": "a whole number",
-    "str": "a text",
+    "str": "a string",
     "bool": "true or false",
     "null": "null",
     "object": "an object",

@@ -15,7 +15,7 @@ def as_array(tokens: Any) -> np.ndarray:
     except ValueError:  # lists of several lengths
         array = np.empty(0, object)
     if array.dtype.kind not in "iu":
-        raise ValueError(f"the tokens are {reprlib.repr(tokens)}; give an array of integers, or lists of equal lengths")
+        raise ValueError(f"the tokens are {reprlib.repr(tokens)}; pass an array of integers, or lists of equal lengths")
     return array
 
 
@@ -23,7 +23,7 @@ def as_tokens(part: Any, vocab: int) -> np.ndarray:
     """Convert token ids, of any shape, to int32."""
     ids = np.asarray(part)
     if ids.dtype.kind not in "iu":
-        raise ValueError(f"tokens of dtype {ids.dtype}; give integers")
+        raise ValueError(f"tokens of dtype {ids.dtype}; pass integers")
     low, high = (ids.min(), ids.max()) if ids.size else (0, 0)
     if low < 0 or high >= vocab:
         raise ValueError(f"token ids from {low} to {high}; with vocab={vocab} they can be 0 to {vocab - 1}")

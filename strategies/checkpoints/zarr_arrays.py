@@ -1,7 +1,7 @@
 """The arrays of a checkpoint on disk: Zarr, version 3, by TensorStore.
 
-All chunks of an array are written, zeros as well, so one that is missing is found by counting. A chunk ends with its
-checksum. A digest of all of them (`chunk_checksums`) says which chunk is where.
+All chunks of an array are written, including zeros, so counting finds a missing chunk. A chunk ends with its checksum.
+A digest of all of them (`chunk_checksums`) identifies which chunk belongs where.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from strategies.checkpoints.canonical import Index, Leaf, assembled
 
 METADATA = "zarr.json"
 CHECKSUM_BYTES = 4
-"""Of the CRC-32C at the end of a chunk."""
+"""Size of the CRC-32C at the end of a chunk."""
 
 
 def create(folder: Path, leaf: Leaf) -> ts.TensorStore:
@@ -36,11 +36,7 @@ def create(folder: Path, leaf: Leaf) -> ts.TensorStore:
 
 
 def write(folder: Path, leaf: Leaf, shards: Iterable[tuple[Index, np.ndarray]]) -> None:
-    """Write shards of a leaf, and wait until they are on disk.
-
-    Raises:
-        ValueError: the file system refuses.
-    """
+    """Write shards of a leaf, and wait until they are on disk."""
     store = create(folder, leaf)
     writes = [
         store[there].write(shard[here])
@@ -52,11 +48,7 @@ def write(folder: Path, leaf: Leaf, shards: Iterable[tuple[Index, np.ndarray]]) 
 
 
 def read(folder: Path, leaf: Leaf, digests: Mapping[str, str]) -> jax.Array:
-    """Read a leaf, sharded as it is stored in the state. Padding is zero. Equal shards are read once.
-
-    Raises:
-        ValueError: a chunk is missing, damaged or not its own, or the array has another shape.
-    """
+    """Read a leaf, sharded as in the state. Padding is zero. Equal shards are read once."""
     store = open_array(folder, leaf.name, digests)
     if store.shape != leaf.shape:
         raise ValueError(f"{leaf.name} has shape {store.shape}, not {leaf.shape}")
@@ -72,12 +64,12 @@ def read(folder: Path, leaf: Leaf, digests: Mapping[str, str]) -> jax.Array:
 
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 by array of its metadata: dtype, shape, chunks and their order."""
+    """SHA-256 of each array's metadata: dtype, shape, chunks and their order."""
     return {name: hashlib.sha256(_metadata(folder, name).read_bytes()).hexdigest() for name in names}
 
 
 def chunk_checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """For each array the SHA-256 of the names of its chunks and of their checksums, the last bytes of each file."""
+    """For each array the SHA-256 of its chunks' names and checksums, the last bytes of each file."""
     names = list(names)
     return dict(zip(names, on_threads(lambda name: _digest(folder / name, _chunks(folder, name)), names), strict=True))
 
@@ -92,10 +84,7 @@ def require_writable(folder: Path) -> None:
 def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.TensorStore:
     """Open an array for reading.
 
-    Args:
-        folder: of the checkpoint.
-        name: of the array.
-        digests: what `chunk_checksums` was when it was written, by name; a checkpoint before format 3 has none.
+    `digests` are the `chunk_checksums` when it was written; a checkpoint before format 3 has none.
     """
     _metadata(folder, name)
     store = _open(_spec(folder / name), open=True)
@@ -110,7 +99,7 @@ def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.Tensor
 
 
 def _chunks(folder: Path, name: str) -> list[Path]:
-    """The files of the chunks of an array, in order."""
+    """The files of an array's chunks, in order."""
     there = sorted((folder / name).rglob("*"))
     for path in (folder / name).parent, folder / name, *there:
         if path.is_symlink():
@@ -119,7 +108,7 @@ def _chunks(folder: Path, name: str) -> list[Path]:
 
 
 def _digest(array: Path, chunks: Iterable[Path]) -> str:
-    """The SHA-256 of the names of chunks within the folder of their array, and of their checksums."""
+    """The SHA-256 of chunks' names within their array's folder, and of their checksums."""
     digest = hashlib.sha256()
     for path in chunks:
         with path.open("rb") as file:
@@ -129,20 +118,19 @@ def _digest(array: Path, chunks: Iterable[Path]) -> str:
 
 
 def _metadata(folder: Path, name: str) -> Path:
-    """The file with the metadata of an array."""
     if not (path := folder / name / METADATA).is_file():
         raise ValueError(f"{name} is missing")
     return path
 
 
 def on_threads(function: Any, arguments: Iterable[Any]) -> list[Any]:
-    """Apply a function to each of the arguments, on some threads: most of the time they wait for the disk."""
+    """Apply a function to each argument on threads, because it mostly waits for the disk."""
     with ThreadPoolExecutor(8) as threads:
         return list(threads.map(function, arguments))
 
 
 def _open(spec: dict[str, Any], **how: Any) -> ts.TensorStore:
-    """Open an array. TensorStore's errors name the file, and then repeat the whole specification, which is left out."""
+    """Open an array. Shortens TensorStore's errors, which repeat the whole specification after the file name."""
     try:
         return ts.open(spec, **how).result()
     except ValueError as error:

@@ -144,5 +144,5 @@ def tokens_at_once(tokens: int, rows: int, logits_bytes: int) -> int:
     """
     most = min(tokens, logits_bytes // (4 * rows))
     if not most:
-        raise Infeasible(f"logits_bytes={logits_bytes}; those of one token are {4 * rows} bytes on a device")
+        raise Infeasible(f"logits_bytes={logits_bytes}; the logits of one token take {4 * rows} bytes on a device")
     return max(part for part in range(1, most + 1) if tokens % part == 0)

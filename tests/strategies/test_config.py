@@ -119,7 +119,7 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused(name, mesh, message):
         ({"full_attention_every": 3}, "full_attention_every=3 does not divide layers=8; it can be 1, 2, 4 or 8"),
         (
             {"full_attention_every": 2, "experts": 4, "dense_layers": 2},
-            "full_attention_every=2 does not go with dense_layers=2; leave one of them out",
+            "full_attention_every=2 does not go with dense_layers=2; omit one of them",
         ),
         ({"full_attention_every": 1}, "full_attention_every=1; it must be a whole number of at least 2"),
         ({"tied": "no"}, "tied='no'; it must be true or false"),
@@ -163,7 +163,10 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
         ({"batch_size": 8, "learning_rate": 0.0, "decay_steps": 9}, "learning_rate=0.0; .* above 0 with decay_steps"),
         ({"batch_size": 8, "final_learning_rate": 1.0}, "final_learning_rate=1.0; it must be from 0 to .*=0.0003"),
         ({"batch_size": 8, "warmup_steps": -1}, "warmup_steps=-1; it must be a whole number of at least 0"),
-        ({"batch_size": 8, "warmup_steps": 5, "decay_steps": 5}, "decay_steps=5 ends before warmup_steps=5; give more"),
+        (
+            {"batch_size": 8, "warmup_steps": 5, "decay_steps": 5},
+            "decay_steps=5 ends before warmup_steps=5; set both to",
+        ),
         ({"batch_size": 8, "beta2": 1.0}, "beta2=1.0; it must be a number below 1"),
         ({"batch_size": 8, "weight_decay": -0.1}, "weight_decay=-0.1; it must be a number of at least 0"),
     ],

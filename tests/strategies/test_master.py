@@ -63,7 +63,7 @@ def test_a_step_with_master_weights_equals_one_device(name, options):
             "zero1",
             "data=2",
             "float32",
-            "master=float32 changes nothing with dtype=float32; leave it out, or use dtype=",
+            "master=float32 changes nothing with dtype=float32; omit it, or use dtype=",
         ),
         ("fsdp", "fsdp=2", "bfloat16", "changes nothing where weights are sharded over fsdp: the shards are float32"),
         ("hsdp", "data=2,fsdp=2", "bfloat16", "changes nothing where weights are sharded over fsdp"),

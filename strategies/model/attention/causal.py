@@ -78,7 +78,7 @@ def _misfits(config: GPTConfig, train: TrainConfig, backend: Backend) -> dict[st
         elif not runs or train.dtype not in ("bfloat16", other):
             problems[kind] = f"takes bfloat16 and {other} on {name}, not {train.dtype} on {backend.platform or name}"
     if block_tokens(config.sequence, reach) is None:
-        problems.setdefault("splash", f"takes multiples of {BLOCKS[-1]} tokens, not sequence={config.sequence}")
+        problems.setdefault("splash", f"needs a multiple of {BLOCKS[-1]} tokens, not sequence={config.sequence}")
     return problems
 
 

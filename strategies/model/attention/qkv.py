@@ -120,7 +120,7 @@ def joined(qkv: Sequence[Array], dim: int, at: int | None = None) -> Array:
     q, k, v = qkv
     queries, keys, values = (x.shape[dim] for x in qkv)
     if queries % keys or keys != values:
-        raise ValueError(f"{queries} heads of queries do not share {keys} heads of keys and {values} of values")
+        raise ValueError(f"{queries} query heads cannot share {keys} key heads and {values} value heads")
     groups = [q]
     if queries > keys:
         grouped = q.reshape(*q.shape[:dim], keys, -1, *q.shape[dim + 1 :])

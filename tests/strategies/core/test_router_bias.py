@@ -91,7 +91,7 @@ def test_loads_are_summed_in_float32(name, mesh, options, sums):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compression": "int8"}, "router_bias_rate=0.01 does not go with compression=int8; leave one of them"),
+        ({"compression": "int8"}, "router_bias_rate=0.01 does not go with compression=int8; omit one of them"),
         (
             {"bucket_bytes": 4096, "reduce_dtype": "bfloat16"},
             "router_bias_rate=0.01 does not go with bucket_bytes=4096 and reduce_dtype=bfloat16, which would round",

@@ -175,7 +175,7 @@ def test_every_strategy_by_hand_has_formulas_and_is_held_to_them():
     """
     by_hand = {name for name, strategy in STRATEGIES.items() if not strategy.twins}
     assert set(strategies_with_formulas()) == by_hand == {name for name, *_ in CASES}
-    with pytest.raises(Infeasible, match="nothing is known of what auto sends; it can be single, data"):
+    with pytest.raises(Infeasible, match="auto has no formulas; strategies with formulas are single, data"):
         predict("auto", PRESETS["nano"], MeshSpec.parse("data=8"), TrainConfig(BATCH))
 
 

@@ -253,20 +253,20 @@ def test_layers_keep_what_the_formula_says(name, mesh, options, remat, config):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6; take at most 6"),
-        ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; give experts"),
+        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6; use at most 6"),
+        ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; set experts"),
         ({"dense_layers": 4}, "dense_layers=4 leaves no layer with experts; take fewer than 4"),
         ({"dense_layers": -1}, "dense_layers=-1; it must be a whole number of at least 0"),
         ({"expert_group": 7}, "expert_group=7 does not divide sequence=24; it can be 1, 2, 3"),
-        ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; leave it out"),
-        ({"router_bias_rate": 0.0}, "router_bias_rate=0.0 is for router=sigmoid; leave it out"),
+        ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; omit it"),
+        ({"router_bias_rate": 0.0}, "router_bias_rate=0.0 is for router=sigmoid; omit it"),
         (
             {"router": "sigmoid", "router_groups": 4},
             "router_groups=4 does not divide experts=6; it can be 1, 2, 3 or 6",
         ),
         (
             {"router": "sigmoid", "router_groups": 2, "groups_per_token": 3},
-            "groups_per_token=3 is more than router_groups=2; take at most 2",
+            "groups_per_token=3 is more than router_groups=2; use at most 2",
         ),
         (
             {"router": "sigmoid", "router_groups": 6},

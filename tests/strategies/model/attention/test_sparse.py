@@ -175,13 +175,13 @@ def test_the_fused_kernel_gets_the_window(reach, before, monkeypatch):
         ({"window": 0}, "attention_window=0; it must be a whole number of at least 1"),
         ({"stride": 5}, "attention_stride=5 does not divide sequence=16; it can be 1, 2, 4, 8 or 16"),
         ({"pattern": "star"}, "attention_pattern='star'; it can be strided, fixed"),
-        ({"pattern": "fixed"}, "attention_pattern=fixed has blocks of attention_stride tokens; give attention_stride"),
+        ({"pattern": "fixed"}, "attention_pattern=fixed has blocks of attention_stride tokens; set attention_stride"),
         ({"pattern": "fixed", "stride": 4, "window": 2}, "attention_window=2 does not go with attention_pattern=fixed"),
         (
             {"pattern": "fixed", "stride": 4, "summary": 5},
-            "attention_summary=5 is more than the attention_stride=4 tokens of a block; take at most 4",
+            "attention_summary=5 is more than the attention_stride=4 tokens of a block; use at most 4",
         ),
-        ({"stride": 4, "summary": 2}, "attention_summary=2 is for attention_pattern=fixed; leave it out"),
+        ({"stride": 4, "summary": 2}, "attention_summary=2 is for attention_pattern=fixed; omit it"),
     ],
     ids=str,
 )
