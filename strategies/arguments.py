@@ -1,4 +1,4 @@
-"""Checks of what a caller gives to strategies and steps, which are values of Python and JAX rather than of JSON."""
+"""Checks of callers' arguments to strategies and steps: Python and JAX values, not JSON."""
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +18,14 @@ T = TypeVar("T")
 
 
 def require_instance(value: Any, kind: type[T], what: str, error: type[Exception] = Infeasible) -> T:
-    """Return a value that is of a class, such as `GPTConfig`.
-
-    Args:
-        value: anything.
-        kind: the class.
-        what: what the value is, for the message.
-        error: what is raised.
-    """
+    """Return a value after checking its class, such as `GPTConfig`. `what` names it in the message of `error`."""
     if not isinstance(value, kind):
         raise error(f"{what} is {described(value)}; pass a {kind.__name__}")
     return value
 
 
 def described(value: Any) -> str:
-    """A value in a few words: a number, a text, a class and None as they are written, all else by its type.
+    """A value in a few words: numbers, strings, classes and None as written, anything else by its type.
 
     >>> described("fsdp"), described({"blocks": 0}), described(np.zeros((2, 3), "int8"))
     ("'fsdp'", 'a dict', 'an array int8[2, 3]')
@@ -46,7 +39,7 @@ def described(value: Any) -> str:
 
 
 def require_count(value: Any, name: str) -> int:
-    """Return a value that is a whole number of at least 1."""
+    """Return a value after checking that it is a whole number of at least 1."""
     try:
         return checked(value, Count, name)
     except SchemaError:
@@ -54,13 +47,7 @@ def require_count(value: Any, name: str) -> int:
 
 
 def require_like(given: Any, expected: Any, what: str) -> None:
-    """Check that arrays are as many, and of the same names, shapes and dtypes, as those that a step takes.
-
-    Args:
-        given: a tree of arrays, which may be tracers.
-        expected: the tree of the step.
-        what: what the arrays are, for the message.
-    """
+    """Check that a tree of arrays or tracers has the step's names, shapes and dtypes. `what` names it in messages."""
     way_out = "pass what this step made or placed"
     if jax.tree.structure(given) != jax.tree.structure(expected):
         if not isinstance(given, type(expected)):
@@ -77,13 +64,7 @@ def require_like(given: Any, expected: Any, what: str) -> None:
 
 
 def require_placed(given: Sequence[Any], expected: Sequence[Any], what: str) -> None:
-    """Check that arrays on devices are sharded as those that a step takes. Others go to where the step needs them.
-
-    Args:
-        given: arrays, which may be tracers.
-        expected: those of the step, with shardings.
-        what: what the arrays are, for the message.
-    """
+    """Check that arrays or tracers on devices are sharded as the step's; host arrays are placed later."""
     for array, own in zip(given, expected, strict=True):
         if not isinstance(array, jax.Array) or isinstance(array, Tracer) or array.sharding == own.sharding:
             continue
@@ -94,12 +75,11 @@ def require_placed(given: Sequence[Any], expected: Sequence[Any], what: str) -> 
 
 
 def _names(tree: Any) -> list[str]:
-    """The names of the arrays of a tree, as they are written after it."""
+    """Names of a tree's arrays, as in Python expressions."""
     return [jax.tree_util.keystr(path)[:100] for path, _ in jax.tree.leaves_with_path(tree)]
 
 
 def _placement(array: Any) -> str:
-    """How an array is sharded, in a few words."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
         return f"on {len(sharding.device_set)} devices"
@@ -108,12 +88,7 @@ def _placement(array: Any) -> str:
 
 
 def require_present(tree: Any, what: str) -> None:
-    """Check that no array of a tree is deleted. With a deleted array a call of JAX may end the process.
-
-    Args:
-        tree: of arrays, which may be tracers.
-        what: what the arrays are, for the message.
-    """
+    """Check that no array of a tree is deleted, because a JAX call with a deleted array may end the process."""
     arrays = (each for each in jax.tree.leaves(tree) if isinstance(each, jax.Array) and not isinstance(each, Tracer))
     if any(array.is_deleted() for array in arrays):
         problem = f"arrays of {what} are deleted, as a step deletes the state that it takes"
@@ -121,7 +96,7 @@ def require_present(tree: Any, what: str) -> None:
 
 
 def require_key(key: Any) -> None:
-    """Check that this is a key for random numbers, of `jax.random.key` or `jax.random.PRNGKey`."""
+    """Check that a key comes from `jax.random.key` or `jax.random.PRNGKey`."""
     legacy = getattr(key, "dtype", None) == jnp.uint32 and key.ndim == 1
     typed = isinstance(key, jax.Array) and key.ndim == 0 and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not legacy and not typed:
@@ -143,7 +118,7 @@ class _Guarded:
 
 
 def guarded(function: Any, require: Callable[..., None]) -> Any:
-    """A jitted function that calls `require` with its arguments first, at each call, before JAX sees them."""
+    """A jitted function that calls `require` with its arguments before each call, before JAX sees them."""
     return _Guarded(function, require)
 
 
@@ -157,8 +132,7 @@ def jitted(
 ) -> Any:
     """Jit a function over a mesh: in `jax.shard_map`, or on whole arrays that the compiler partitions.
 
-    It raises Infeasible for deleted arrays, and for arguments of other shapes than those of `inputs`, which are by
-    name.
+    It raises Infeasible for deleted arrays, and for arguments whose shapes differ from `inputs`, by name.
     """
     specs = jax.tree.map(lambda array: array.sharding.spec, tuple(inputs.values()))
     mapped = function if partitioned else jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs)
@@ -173,6 +147,6 @@ def jitted(
         for arrays, name in zip(given, inputs, strict=True):
             require_present(arrays, f"the {name}")
 
-    # The shardings equal those of `init`. Otherwise the second step would be compiled again.
+    # These shardings equal `init`'s. Otherwise the second step would be compiled again.
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
     return guarded(jax.jit(checked, out_shardings=out_shardings, donate_argnums=donate_argnums), require)

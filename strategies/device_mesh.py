@@ -1,4 +1,4 @@
-"""A mesh of devices: which devices a `MeshSpec` takes, and in which order they are arranged."""
+"""Meshes of devices: which devices a `MeshSpec` takes, and their order."""
 
 import reprlib
 from collections.abc import Sequence
@@ -14,14 +14,10 @@ from strategies.mesh import Devices, MeshSpec
 
 
 def device_mesh(spec: MeshSpec, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
-    """Make a `jax.sharding.Mesh` with the given axes. An axis that the spec leaves out has size one.
+    """Make a `jax.sharding.Mesh` with the given axes, outermost first. An axis that the spec omits has size one.
 
-    Chips of a torus are arranged so that those along an axis are neighbours if possible (backends/torus.py).
-
-    Args:
-        spec: the sizes.
-        axes: names of the axes of the mesh, outermost first.
-        devices: exactly as many as the mesh has; by default the first of `jax.devices()`.
+    Chips of a torus are arranged so that neighbours along an axis are neighbours on the torus if possible
+    (backends/torus.py). By default the mesh has the first of `jax.devices()`.
     """
     if unknown := [name for name in spec.sizes if name not in axes]:
         raise Infeasible(f"mesh {spec} has the axis {unknown[0]}; it can be {', '.join(axes)}")
@@ -40,7 +36,6 @@ def device_mesh(spec: MeshSpec, axes: Sequence[str], devices: Devices | None = N
 
 
 def _require_available(spec: MeshSpec) -> None:
-    """Check that JAX has enough devices."""
     available = jax.devices()
     if len(available) >= spec.size:
         return
@@ -55,7 +50,7 @@ def _require_available(spec: MeshSpec) -> None:
 def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
     """The first `count` devices of `devices`, by default of `jax.devices()`.
 
-    With several processes each contributes equally many, ordered by process. A single device is local, so that it
+    With several processes each contributes the same number, ordered by process. A single device is local, so that it
     computes without the other processes.
     """
     devices = jax.devices() if devices is None else devices
@@ -76,13 +71,13 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
 def mark_varying(tree: Any, axes: str | tuple[str, ...]) -> Any:
     """Mark arrays as varying over mesh axes, inside `jax.shard_map`. The values do not change.
 
-    Autodiff sums the gradients of an array over the axes along which it does not vary. The gradients of a marked array
-    stay separate, one for each device, until a strategy sums them.
+    Autodiff sums an array's gradients over the axes along which it does not vary. A marked array's gradients stay
+    separate, one per device, until a strategy sums them.
     """
     return jax.tree.map(lambda array: lax.pcast(array, axes, to="varying"), tree)
 
 
 def mark_missing(array: Any, axes: Sequence[str]) -> Any:
-    """An array, marked by `mark_varying` over those of the axes over which it does not vary yet."""
+    """Mark an array as varying over the given axes, where it does not vary over them yet."""
     missing = tuple(axis for axis in axes if axis not in jax.typeof(array).manual_axis_type.varying)
     return mark_varying(array, missing) if missing else array

@@ -155,8 +155,8 @@ def test_its_baseline_is_held(folder: Path) -> None:
     [
         ("fsdp", "toy", "a strategy 'fsdp' exists; choose another name"),
         ("ddp", "toy", "a strategy 'ddp' exists; choose another name"),
-        ("mine", "my_axis", "'my_axis' cannot be a mesh axis; take lower-case letters alone, and not 'several'"),
-        ("mine", "several", "'several' cannot be a mesh axis; take lower-case letters alone, and not 'several'"),
+        ("mine", "my_axis", "'my_axis' cannot be a mesh axis; use lower-case letters only, and not 'several'"),
+        ("mine", "several", "'several' cannot be a mesh axis; use lower-case letters only, and not 'several'"),
     ],
 )
 def test_what_cannot_be_named_so_is_refused(name: str, axis: str, message: str) -> None:

@@ -20,7 +20,7 @@ RINGED = "fsdp", "tensor"
 """Axes whose gathers and reduce-scatters are most of what a step sends."""
 
 RING = 16
-"""Number of chips from which a dim of v5e and v6e wraps around (Austin et al. 2025, "How to Scale Your Model", part 2).
+"""Number of chips at which a dim of v5e and v6e wraps around (Austin et al. 2025, "How to Scale Your Model", part 2).
 """
 
 
@@ -54,10 +54,6 @@ def in_rings(devices: np.ndarray, axes: Sequence[str]) -> np.ndarray:
 
     Devices stay as they are if the innermost axis above one has an odd size or two devices, or already spans a ring of
     16 or several rows, if the chips are not a full rectangle without gaps, and on other kinds than v5e and v6e.
-
-    Args:
-        devices: `jax.Device`s in the shape of a mesh, innermost axis last.
-        axes: names of the axes of the mesh, outermost first.
     """
     sizes = [(axis, size) for axis, size in zip(axes, devices.shape, strict=True) if size > 1]
     axis, size = sizes[-1] if sizes else ("", 1)

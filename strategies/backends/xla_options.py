@@ -62,8 +62,6 @@ class Default:
     """XLA options of compiled steps, unless the user sets them.
 
     Attributes:
-        platform: JAX platform of the devices.
-        options: by name.
         reason: their purpose. docs/experiments/2026-11-25-defaults-of-backends.md has times.
         when: plan of a step (core/plan.py) -> whether they apply; None: they apply to all steps.
     """
@@ -74,9 +72,7 @@ class Default:
     when: Callable[[Any], bool] | None = None
 
     def applies(self, platform: str, plan: Any | None) -> bool:
-        """Whether a step on a platform is compiled with these options. A step without a plan gets only those for all
-        steps.
-        """
+        """Whether a step on a platform gets these options. Without a plan it gets only those for all steps."""
         return platform == self.platform and (self.when is None or (plan is not None and self.when(plan)))
 
 
@@ -159,11 +155,7 @@ DEFAULTS: tuple[Default, ...] = (
 def xla_options(device: Any, plan: Any | None) -> dict[str, Any]:
     """XLA options of a step: those of `DEFAULTS` that the environment variable XLA_FLAGS does not set.
 
-    Options that the installed XLA does not have are omitted, with a warning.
-
-    Args:
-        device: one of the step's devices, attached or of a topology.
-        plan: of the step; None without one.
+    Options that the installed XLA does not have are omitted, with a warning. `plan` is None for a step without one.
     """
     matching = [each for each in DEFAULTS if each.applies(device.platform, plan)]
     flags = os.environ.get("XLA_FLAGS", "")

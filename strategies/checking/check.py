@@ -70,9 +70,7 @@ def check(
 
 
 def check_step(step: Step, batches: Sequence[Any] = ()) -> Agreement:
-    """Check a step in its own dtype, like `check`. `batches` are host tokens [batch_size, sequence + 1]; default:
-    random.
-    """
+    """Check a step in its own dtype, like `check`. `batches` are host tokens [batch_size, sequence + 1], or random."""
     if require_instance(step, Step, "the step", TypeError).inexact:
         raise Infeasible(f"the step is not exact by design, so it equals no other: {step.inexact}")
     single = SINGLE.build(step.config, "data=1", for_one_device(step.train, step.config), one_device(step))

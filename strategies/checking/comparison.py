@@ -44,8 +44,6 @@ class Deviation:
 
     Attributes:
         what: such as "gradient of blocks.norm1.scale_D in layer 3".
-        kind: "norm" or "projection".
-        value, expected: the number, and one device's.
         bound: the difference that rounding may cause.
         ratio: of the two norms; None if one device's is zero.
         scaled: whether the array is that multiple of one device's, as far as two numbers show it.
@@ -75,8 +73,6 @@ class Comparison:
     """The first steps of a strategy, and one device's.
 
     Attributes:
-        mine, single: the steps.
-        rounding: bounds.
         sizes: of mesh axes, and the number of microbatches, which may explain a ratio.
         most_flips: the largest share of the choices of experts that rounding may change.
         drift_factor: scales bounds on gradients relative to one device, which sums nothing in 16 bits over devices.
@@ -126,7 +122,6 @@ class Comparison:
 
     @cached_property
     def _floor(self) -> float:
-        """The norm below which a gradient is rounding."""
         return self.rounding.floor * math.sqrt(
             sum(np.square(of.norm_LU).sum() for of in self.single.gradients.values())
         )
@@ -149,9 +144,7 @@ class Comparison:
 
     @cached_property
     def _loosened(self) -> float:
-        """Relative difference that changed choices cause in any weight's gradient: this share of its terms
-        is random.
-        """
+        """Relative difference that changed choices cause in any gradient: this share of its terms is random."""
         total = sum(float(choices_LE[0].sum()) for choices_LE in self.single.choices)
         return 2 * math.sqrt(2 * self._flips / total) if self._flips else 0.0
 
@@ -173,7 +166,6 @@ class Comparison:
             raise Mismatch(f"{self._flips} of {total:.0f} choices of experts differ from one device's")
 
     def _require(self, name: str, values: Sequence[float], expected: Sequence[float]) -> None:
-        """Check a metric of each step."""
         for step, (value, single) in enumerate(zip(values, expected, strict=True), start=1):
             bound = (step * self.rounding.of_step + self._loosened) * abs(single)
             if not abs(value - single) <= bound:
@@ -181,7 +173,6 @@ class Comparison:
                 raise Mismatch(f"{numbers}, {abs(value - single):.1e} apart; rounding explains {bound:.1e}")
 
     def _require_evaluation(self) -> None:
-        """Check the loss of an evaluation, if both were evaluated."""
         if self.mine.evaluation is not None and self.single.evaluation is not None:
             self._require("evaluated loss", [self.mine.evaluation], [self.single.evaluation])
 
@@ -197,7 +188,6 @@ class Comparison:
                         )
 
     def _refuse(self, deviations: Sequence[Deviation]) -> None:
-        """Raise the largest deviation."""
         if deviations:
             worst = max(deviations, key=lambda deviation: deviation.relative)
             others = f" ({len(deviations) - 1} more differ)" if len(deviations) > 1 else ""
@@ -271,7 +261,6 @@ class Comparison:
 
 
 def _require_finite(steps: FirstSteps, whose: str) -> None:
-    """Check that there is something to compare."""
     for number, (loss, norm) in enumerate(zip(steps.losses, steps.grad_norms, strict=True), start=1):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             scale = max(steps.loss_scales)

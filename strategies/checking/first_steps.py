@@ -76,13 +76,7 @@ class Recorder:
             self._of_first_step = dict(zip(map(weight_of, moments), projections, strict=True))
 
     def first_steps(self, state: State, weights: Callable[[], Sequence[Array]]) -> FirstSteps:
-        """The recorded results.
-
-        Args:
-            state: after the last step.
-            weights: returns the weights before the first step (`initial.initial_weights`), in the order of
-                `trained_weights`.
-        """
+        """The results. `weights` returns the initial weights (initial.py) in the order of `trained_weights`."""
         metrics, choices = jax.device_get((self._metrics, self._choices))
         arrays = [*zip(leaves(self.step), jax.tree.leaves(state), strict=True)]
         moments = _moments(self.step, state)

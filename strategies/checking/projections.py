@@ -38,8 +38,6 @@ class Projection:
 
     Attributes:
         units: names of the units; empty if there is one.
-        norm_LU: norms.
-        signed_LU: projections on random signs.
         differing: mesh axis -> largest difference of norms or projections between replicas along it, relative to their
             shard's norm; only axes along which replicas differ.
     """
@@ -53,10 +51,7 @@ class Projection:
 def project(
     mesh: Mesh, leaves: Sequence[Leaf], arrays: Sequence[Array], minus: Sequence[Array | None]
 ) -> list[Projection]:
-    """Norms and projections of `arrays - minus`, in the order of the leaves; None subtracts nothing.
-
-    `arrays` and `minus` are sharded as the leaves say.
-    """
+    """Norms and projections of `arrays - minus` (None: 0), which are sharded as the leaves say, in their order."""
     sums = (_sums_on_host if is_on_host(mesh) else _sums_on_devices)(mesh, leaves, arrays, minus)
     by_device, start = sums.astype(np.float64).reshape(*mesh.devices.shape, -1), 0
     projections = []
@@ -151,9 +146,8 @@ def _combined(leaf: Leaf, mesh: Mesh, sums: np.ndarray) -> Projection:
 
 
 def _difference(sums: np.ndarray, before: int, axis: int) -> float:
-    """The largest relative difference of norms or projections between devices along mesh axis `axis` of `before`.
-
-    `sums` are [mesh, 2, layers, units] of each device's shard.
+    """Largest relative difference of `sums` [mesh, 2, layers, units] between devices along one of `before`
+    mesh axes.
     """
     squares, signed = np.moveaxis(sums, before, 0)
     norms = np.sqrt(squares)

@@ -31,9 +31,7 @@ class Leaf:
     Attributes:
         name: in the checkpoint, such as "params/blocks.mlp.up_DF", "mu/blocks.mlp.up_DF", "count" or "errors/sums".
         dims: names of the dims, for a weight and its moments only.
-        shape: in the checkpoint.
         slots: the layer in each slot of its first dim, -1 for none; None without such a dim, or if layers are in order.
-        head_dim: features of a head.
         stored: shape, dtype and sharding in the state.
     """
 
@@ -66,10 +64,7 @@ class Leaf:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Shape of its chunks on disk.
-
-        A chunk holds one layer and divides a shard, so two processes never write the same chunk.
-        """
+        """Shape of its chunks: one layer each and a divisor of a shard, so two processes never write the same chunk."""
         shard = self.stored.sharding.shard_shape(self.stored.shape)
         single = (*STACKS, *self.dims[-2:-1]) if self.key_copies > 1 else STACKS
         chunk = [1 if dim in single else size for size, dim in zip(shard, self.dims or [""], strict=True)]

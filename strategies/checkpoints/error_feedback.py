@@ -21,9 +21,8 @@ SHARES = "errors/shares"
 
 
 def kept(info: CheckpointInfo, step: Step) -> bool:
-    """Whether a step takes over a checkpoint's errors: if compression and padding are the same.
-
-    Warns if errors are dropped. They are of concatenated padded weights.
+    """Whether a step takes over a checkpoint's errors: if compression and padding are the same. Warns if it
+    drops them.
     """
     saved, now = (
         {"compression": train, "vocab_multiple": config.vocab_multiple}

@@ -31,16 +31,12 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The metadata of a checkpoint. All fields are required.
 
     Attributes:
-        config: the model.
         position: number of batches trained on.
         step: number of optimizer steps.
         devices: of the mesh that wrote it.
-        compression: of gradients, when it was written.
         scalars: numbers of the optimizer's state, by name.
-        arrays: the shape of each array, by name.
         array_checksums: the SHA-256 of each array's `zarr.json`, by name; none in format 1.
         chunk_checksums: the SHA-256 of the names and checksums of each array's chunks, by name; from format 3.
-        metadata: the caller's facts.
     """
 
     config: GPTConfig

@@ -111,7 +111,6 @@ def initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
 
 
 def _placed(leaf: Leaf, number: float) -> jax.Array:
-    """A number on all devices."""
     scalar = np.asarray(number, leaf.stored.dtype)
     if scalar != number:
         raise ValueError(f"{leaf.name} is {number}, which {leaf.stored.dtype} cannot hold")

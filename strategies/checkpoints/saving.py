@@ -81,10 +81,7 @@ def wait_for_last() -> None:
 
 
 def failure_of_last(folder: Path) -> CheckpointError | None:
-    """Wait for a save that is still running. If it failed in this folder, return its failure.
-
-    The failure also stays with its `Saving` and is raised by the next save.
-    """
+    """Wait for a running save, and return its failure if it was in this folder. The next save still raises it."""
     for saving in [*_last]:
         try:
             saving.wait()
@@ -189,7 +186,6 @@ def _finish(finish: Callable[[], None], folder: Path, keep: int | None) -> None:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes left behind."""
     for path in folder.glob(f"*{UNFINISHED}"):
         shutil.rmtree(path, ignore_errors=True)
 

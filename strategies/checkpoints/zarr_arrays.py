@@ -82,10 +82,7 @@ def require_writable(folder: Path) -> None:
 
 
 def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.TensorStore:
-    """Open an array for reading.
-
-    `digests` are the `chunk_checksums` when it was written; a checkpoint before format 3 has none.
-    """
+    """Open an array for reading. `digests` are its `chunk_checksums` when written; empty before format 3."""
     _metadata(folder, name)
     store = _open(_spec(folder / name), open=True)
     chunk: Any = store.chunk_layout.read_chunk.shape
@@ -99,7 +96,6 @@ def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.Tensor
 
 
 def _chunks(folder: Path, name: str) -> list[Path]:
-    """The files of an array's chunks, in order."""
     there = sorted((folder / name).rglob("*"))
     for path in (folder / name).parent, folder / name, *there:
         if path.is_symlink():
@@ -108,7 +104,6 @@ def _chunks(folder: Path, name: str) -> list[Path]:
 
 
 def _digest(array: Path, chunks: Iterable[Path]) -> str:
-    """The SHA-256 of chunks' names within their array's folder, and of their checksums."""
     digest = hashlib.sha256()
     for path in chunks:
         with path.open("rb") as file:

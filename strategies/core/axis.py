@@ -82,7 +82,7 @@ class Axis:
 
 @functools.cache
 def placement_of(axes: Sequence[Axis]) -> Placement:
-    """What a list of axes splits, outermost axis first."""
+    """The `Placement` of a list of axes, outermost first."""
 
     def names(matching: Callable[[Axis], bool]) -> tuple[str, ...]:
         return tuple(axis.name for axis in axes if matching(axis))

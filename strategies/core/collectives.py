@@ -82,7 +82,6 @@ def parts_of(mine_n2: Int[Array, "n 2"], theirs_n2: Int[Array, "n 2"], section: 
         mine_n2: (rows for each device, where they begin).
         theirs_n2: `all_to_all` of `mine_n2`: what the other devices have for this one.
         section: distance in rows between where one device's rows arrive and where the next one's do.
-        axis: along which the devices differ.
     """
     (counts_n, starts_n), (arriving_n, theirs_n) = mine_n2.T, theirs_n2.T
     sections_n = section * jnp.arange(len(mine_n2))

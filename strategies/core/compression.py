@@ -57,12 +57,7 @@ SIGNS = Codec(_to_signs, lambda codes: (2.0 * jnp.unpackbits(codes[0], axis=-1) 
 
 
 class Errors(NamedTuple):
-    """Quantisation errors that a device adds to its numbers in the next step (error feedback).
-
-    Attributes:
-        shares: errors of this device's own numbers, e[P] in the module's docstring.
-        sums: errors of the sums of this device's chunk, f[P/n].
-    """
+    """Quantisation errors that a device adds in the next step: e[P] and f[P/n] in the module's docstring."""
 
     shares: Any
     sums: Any

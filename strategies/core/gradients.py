@@ -53,9 +53,7 @@ def sum_remaining(
 
 
 def split_summed_in_loop(weights: Weights, plan: Plan) -> tuple[Weights, Weights]:
-    """Weights whose gradients are summed after the backward pass, and weights whose gradients are summed in
-    its loop.
-    """
+    """Weights whose gradients are summed after the backward pass, and weights whose are summed in its loop."""
     in_loop = {"blocks": weights["blocks"]} if plan.train.reduce == "layer" else {}
     return {name: part for name, part in weights.items() if name not in in_loop}, in_loop
 
@@ -135,9 +133,8 @@ def cast(arrays: Arrays, dtype: str) -> Arrays:
 
 
 def microbatched(tokens_BS: Tokens, microbatches: int) -> Tokens:
-    """[B,S] -> [M,b,S]: a microbatch takes every M-th sequence.
-
-    So each device has a shard of every microbatch if the compiler splits the batch.
+    """[B,S] -> [M,b,S]: every M-th sequence, so each device has a shard of every microbatch if the compiler
+    splits B.
     """
     return tokens_BS.reshape(-1, microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
 

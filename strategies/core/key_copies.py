@@ -105,7 +105,6 @@ def _has_heads(spec: WeightSpec) -> bool:
 
 
 def _map_copied(function: Callable[[Array, int], Array | None], weights: Weights, plan: Plan) -> Weights:
-    """Apply a function of (array, number of replicated rows) to weights that have replicated rows."""
     if plan.key_copies == 1:
         return weights
 

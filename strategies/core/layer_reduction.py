@@ -4,7 +4,7 @@ The sum of a layer's gradients is independent of other layers, so a compiler can
 the layers before it (Li et al. 2020, "PyTorch Distributed", section 3.2.3). Autodiff leaves gradients on the device
 that computed them. So each stored weight of the blocks is paired with a target, the array whose gradient is the sum:
 the weight itself, or with a sharded update (ZeRO stages 1 and 2) this device's shard of it. A layer runs with the
-weight, and its gradients, summed, become those of the targets.
+weight, and its summed gradients become the targets' gradients.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +29,7 @@ from strategies.step import Differentiate, Divisor, Implementation, LossTerms, T
 
 
 def resolve_reduce(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `reduce="auto"`: "layer" on devices that overlap such sums if the byte count is unchanged, otherwise
-    "step".
-    """
+    """Resolve `reduce="auto"`: "layer" if devices overlap such sums and it sends no more bytes, else "step"."""
     return {"reduce": plan.choose("reduce", _reduce_problem(plan), plan.backend.sums_by_layer, "layer", "step")}
 
 

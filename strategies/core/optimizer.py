@@ -39,13 +39,10 @@ from strategies.step import Optimizer
 def adamw(
     train: TrainConfig, specs: Weights, once: Callable[[Weights], Weights] = lambda grads: grads, *, whole: bool = False
 ) -> Optimizer:
-    """AdamW with clipping by the global norm.
+    """AdamW with clipping by the global norm, for gradients and moments that are sharded by `specs`.
 
-    Args:
-        train: the hyperparameters.
-        specs: how gradients and moments are sharded.
-        once: gradients -> gradients whose norm counts each weight once, if devices hold copies.
-        whole: whether `update` sees whole arrays, which the compiler partitions.
+    `once` maps gradients to gradients whose norm counts each weight once, if devices hold copies. `whole` is whether
+    `update` sees whole arrays, which the compiler partitions.
     """
 
     def at(updates: Any) -> optax.GradientTransformation:
@@ -80,9 +77,7 @@ def learning_rate_at(train: TrainConfig, updates: Any) -> Any:
 
 
 def schedule(train: TrainConfig) -> optax.Schedule:
-    """The learning rate as an optax schedule. Update k of a warmup of w updates has k / (w + 1) of the peak, from k =
-    1.
-    """
+    """The learning rate as an optax schedule. Update k of w warmup updates has k / (w + 1) of the peak, from k = 1."""
     peak, warmup = train.learning_rate, train.warmup_steps
     after = optax.constant_schedule(peak)
     if train.decay_steps is not None:
@@ -127,10 +122,8 @@ def moves_biases(optimizer: Optimizer, specs: Weights, config: GPTConfig, train:
 class Scaled(NamedTuple):
     """State of an optimizer with loss scaling.
 
-    Attributes:
-        optimizer: state of the wrapped optimizer.
-        loss_scale: factor of the loss in the next step, float32.
-        good_steps: steps without overflow since the scale last changed.
+    `optimizer` is the wrapped state, `loss_scale` the float32 factor of the next step's loss, and `good_steps` counts
+    steps without overflow since the scale last changed.
     """
 
     optimizer: Any

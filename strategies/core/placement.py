@@ -169,13 +169,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Weight(Placed):
-    """A row of the table: a weight of the model and how it is split.
-
-    Attributes:
-        spec: its declaration by the model.
-        elements: stored per device.
-        updated_elements: updated per device.
-    """
+    """A row of the table: a weight, how it is split, and its elements that a device stores (`elements`) and updates."""
 
     spec: WeightSpec
     elements: int
@@ -193,9 +187,7 @@ class Weight(Placed):
 
 
 def placed(placement: Placement, config: GPTConfig, sizes: Mapping[str, int], dims: Sequence[str]) -> Placed:
-    """How a weight with these dims is split. `config` is the model as devices hold it, `sizes` are those of the mesh
-    axes.
-    """
+    """How a weight with these dims is split. `config` is the model as devices hold it, `sizes` the mesh axes'."""
     used = tuple(placement.dims.get(dim, ()) for dim in dims)
     axes, summed = (placement.not_splitting(dims, each) for each in (placement.further, placement.replicas))
     dim = _dim_for(size_of(axes, sizes), used, config, sizes, dims, placement.may_split_dim_twice) if axes else None

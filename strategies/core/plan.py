@@ -218,14 +218,7 @@ class Plan(Sizes):
         return kernel_for(self.backend, self.config, self.train, partitioned=partitioned, ring=ring)
 
     def choose(self, option: str, problem: str, default: bool, on: str = "on", off: str = "off") -> str:
-        """The value, `on` or `off`, of an option that may be "auto".
-
-        Args:
-            option: its name.
-            problem: why it cannot be `on`; empty if it can.
-            default: whether "auto" means `on` if there is no problem.
-            on, off: its values.
-        """
+        """The value of an option. `problem` says why it cannot be `on`; `default` is whether "auto" means `on`."""
         asked = getattr(self.train, option)
         if problem and asked == on:
             raise Infeasible(f"{option}={on} {problem}")

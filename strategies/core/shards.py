@@ -43,9 +43,8 @@ def gather(array: Array, part: ShardedDim | None, to: Literal["varying", "invary
 
 
 def scatter(grad: Array, part: ShardedDim | None, spec: WeightSpec, dtype: ReduceDtype) -> Array:
-    """dW[D,F] of each device -> this device's part dW[D_axis,F] of their sum, in float32.
-
-    It is summed in `dtype` unless the weight has its own (`WeightSpec.summed_dtype`).
+    """dW[D,F] of each device -> this device's dW[D_axis,F] of their sum in `dtype` (or the weight's own), as
+    float32.
     """
     if part is None:
         return grad.astype("float32")

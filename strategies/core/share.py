@@ -72,9 +72,7 @@ class Share:
 
     @property
     def gathered_tokens(self) -> int:
-        """Tokens of all devices that split the experts, if each gathers all of them
-        (`dispatch="all_gather"`); else 0.
-        """
+        """Tokens of all devices that split the experts with `dispatch="all_gather"`; else 0."""
         return self.tokens * self.experts if self.experts > 1 and self.train.dispatch == "all_gather" else 0
 
     @property
@@ -100,14 +98,12 @@ class Share:
 
     @property
     def zigzag(self) -> bool:
-        """Whether a device of the ring has an early and a late chunk of each sequence: if some layers have
-        no window.
-        """
+        """Whether a ring device has an early and a late chunk of each sequence: if some layers have no window."""
         return self.ring > 1 and (self.config.full_attention_every is not None or Reach.of(self.config) is None)
 
     @property
     def loops_ring(self) -> bool:
-        """Whether a ring without a window compiles to a loop. The loop has n-2 hops, and one hop is inlined."""
+        """Whether a ring without a window compiles to a loop of n-2 hops; a loop of one hop is inlined."""
         return self.ring > 3
 
     @property

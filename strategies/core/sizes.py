@@ -34,9 +34,8 @@ def held_dtype(spec: WeightSpec, train: TrainConfig) -> Dtype:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model, a mesh and a batch under a strategy's axes, with resolved options (made by plan.py).
-
-    `axes` are all axes of the strategy; axes that the mesh omits have size one.
+    """A model, a mesh and a batch under a strategy's axes (of size one if the mesh omits them), with
+    resolved options.
     """
 
     config: GPTConfig
@@ -223,9 +222,7 @@ class Sizes:
 
     @property
     def logits_again(self) -> bool:
-        """Whether the head's backward pass recomputes the logits, as it does if they are computed in chunks
-        of tokens.
-        """
+        """Whether the head's backward pass recomputes the logits: if they are computed in chunks of tokens."""
         return self.train.logits_bytes is not None
 
     @property

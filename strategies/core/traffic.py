@@ -63,12 +63,10 @@ class Traffic:
     """What one device sends in a step by one kind of collective, over some axes, for one purpose.
 
     Attributes:
-        what: what is sent.
         kind: the kind of collective, a key of `SENT`.
         axes: mesh axes along which the devices of a group differ.
         operand_bytes: bytes of the operands of all these collectives in a step.
         sent_bytes: bytes that the device sends for them.
-        dtype: of what is sent.
         innermost: whether parts of a matrix's last dim are sent, whose elements are not contiguous.
         array: kind of array: activations, weights, gradients, or a single number.
         when: the part of the step, one of `WHEN`.
@@ -123,10 +121,7 @@ def losses(plan: Plan) -> Iterator[Traffic]:
 
 
 def partial_gradients(plan: Plan) -> Iterator[Traffic]:
-    """Sums of partial gradients of replicated weights (`Axis.partial_gradient`).
-
-    If microbatches or layers have scattered a gradient, this device's shard of it is summed.
-    """
+    """Sums of partial gradients of replicated weights (`Axis.partial_gradient`), or of shards if already scattered."""
     for axis in plan.active:
         term = partial(traffic, plan, "replicated-weight gradients", "all_reduce", (axis.name,), array="gradients")
         weights = [weight for weight in plan.weights.values() if axis.partial_gradient(plan, weight.spec)]
@@ -149,10 +144,7 @@ def balance(plan: Plan) -> Iterator[Traffic]:
 
 
 def replica_sums(plan: Plan) -> Iterator[Traffic]:
-    """Each gradient once a step, over the axes along which the weight is replicated (gradients.py).
-
-    `Axis.replica_sums` replaces this term.
-    """
+    """Each gradient once a step over its weight's replicas (gradients.py), unless `Axis.replica_sums` replaces this."""
     when = plan.when_summed
     times = plan.train.microbatches if plan.train.reduce == "layer" else 1
     for weight in plan.weights.values():

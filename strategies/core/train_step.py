@@ -74,17 +74,14 @@ class _Assembly:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss is scaled (optimizer.py)."""
         return self.train.dtype == "float16"
 
     @cached_property
     def specs(self) -> Weights:
-        """The `PartitionSpec` of every weight in the state."""
         return self._partitioned(lambda weight: weight.stored)
 
     @cached_property
     def update_specs(self) -> Weights:
-        """The `PartitionSpec` of every weight in AdamW's update."""
         return self._partitioned(lambda weight: weight.updated)
 
     def _partitioned(self, split_of: Callable[[Weight], Split]) -> Weights:
@@ -93,7 +90,6 @@ class _Assembly:
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        """AdamW with clipping, or the strategy's own optimizer."""
         whole = self.implementation.compiler_partitioned
         once = partial(counted_once, plan=self.plan)
         trained = adamw(self.train, without_biases(self.update_specs, self.config)[0], once, whole=whole)
@@ -117,7 +113,6 @@ class _Assembly:
         return graph, jax.eval_shape(partial(with_copies, plan=self.plan), nnx.to_pure_dict(params))
 
     def create(self, key: PRNGKeyArray | int) -> GPT:
-        """The model with new weights."""
         return GPT(
             self.config,
             self.train,
@@ -129,7 +124,6 @@ class _Assembly:
         )
 
     def init(self, key: PRNGKeyArray) -> State:
-        """Weights and optimizer state before the first step."""
         weights = nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param))
         return self.initial_state(with_copies(weights, self.plan))
 
@@ -151,7 +145,6 @@ class _Assembly:
         return loss, grads
 
     def gradients(self, state: State, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
-        """Loss and gradients, summed over microbatches and devices."""
         token_count = self.train.batch_size * self.config.sequence
         if not self.scales_loss:
             return self.summed(token_count, state.params, tokens_BS)
@@ -177,7 +170,6 @@ class _Assembly:
             return sum_remaining(loss, grads, plan)
 
     def prepared(self, params: Weights) -> Weights:
-        """The weights to differentiate."""
         return params if self.implementation.compiler_partitioned else prepare_weights(params, self.plan)
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
@@ -196,13 +188,11 @@ class _Assembly:
         return lax.psum(loss, axes) if axes else loss
 
     def load(self, params: Weights, tokens_BS: Tokens) -> Load:
-        """How evenly the routers spread a batch's tokens over the experts."""
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
             model = nnx.merge(self.abstract[0], self.prepared(params))
             return expert_load(model, tokens_BS, self.plan, self.implementation)
 
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
-        """Update weights and optimizer state with summed gradients."""
         in_parts = bool(self.placement.updates)
         params = state.master or (own_parts(state.params, self.plan) if in_parts else state.params)
         changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
@@ -213,7 +203,6 @@ class _Assembly:
         return State(new_params, optimizer_state, master), {"grad_norm": norm, **scale}
 
     def update(self, state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
-        """The whole step: `gradients`, then `apply`."""
         loss, grads = self.gradients(state, tokens_BS)
         state, metrics = self.apply(state, grads)
         return state, {**loss, **metrics}
@@ -249,7 +238,6 @@ class _Assembly:
         )
 
     def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of an array, sharded over the mesh."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
 
 

@@ -35,10 +35,7 @@ def hooks_of(plan: Plan) -> Mapping[str, Callable[..., Any]]:
 
 
 def traffic_of(plan: Plan) -> Iterator[Traffic]:
-    """Sums of embedding and loss over the split vocabulary, forward and backward.
-
-    Recomputed leading dense layers (`Plan.recomputed_prefix_layers`) embed again.
-    """
+    """Sums of embedding and loss over the split vocabulary; recomputed leading dense layers embed again."""
     axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.recomputed_prefix_layers else 1
     if plan.sequence_parallel:
         tensors = plan.axes_of("head_features")

@@ -49,10 +49,7 @@ def way_out(error: WrongSize, config: GPTConfig, mesh: MeshSpec, train: TrainCon
 
 
 def other_problems(error: Infeasible, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, make: Make) -> str:
-    """The end of an error message about options: what else is refused, or which one to omit; often empty.
-
-    The errors of `make` name all problems of a plan.
-    """
+    """The end of an error message about options: what else is refused, or which one to omit; often empty."""
     others = list[Infeasible]()
     for option in fields(TrainConfig):
         if getattr(train, option.name) == option.default or option.name not in (*OF_AXES, "attention"):

@@ -22,7 +22,6 @@ class HeldArray:
         dims: names of the dims, in the stored order.
         shape: with padding of the vocabulary and empty layer slots.
         axes: for each dim the mesh axes that split it, outermost first.
-        whole_bytes: bytes of the whole array.
         held_bytes: bytes of one device's shard.
     """
 

@@ -16,11 +16,7 @@ class Sent:
     """What one device sends in a step by one kind of collective, for one purpose.
 
     Attributes:
-        what: what is sent, as in `Traffic`.
-        array: kind of array: activations, weights, gradients or number.
-        kind: kind of collective.
         along: mesh axes along which the devices of a group differ.
-        when: part of the step, one of `WHEN`.
         split: axes that split the array before or after the collective, whichever are more.
         links: (sender, receiver) pairs of a permute, as positions along the axes; otherwise empty.
         sent_bytes: bytes that the device sends in all these collectives of a step.

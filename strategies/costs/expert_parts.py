@@ -92,10 +92,7 @@ class ExpertsCosts(PartCosts):
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """Token rows and their gradients, arrays around SiLU, and the router's.
-
-        Recomputed layers hold more of both, and what arrived from other devices.
-        """
+        """Token rows and their gradients, arrays around SiLU, the router's; if recomputed, also what arrived."""
         config = share.config
         rows, hidden = rows_of(share) * config.embed, ExpertsCosts.activated_elements(share)
         received = arrived(share)[0] * config.embed if share.experts > 1 else 0

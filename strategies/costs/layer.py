@@ -71,9 +71,8 @@ def matmul_flops(config: GPTConfig) -> int:
 
 
 def recomputed_flops(config: GPTConfig) -> int:
-    """The part of `matmul_flops` that the backward pass repeats with `remat="full"`: all but the last matmuls.
-
-    The layer's backward pass does not use the last matmuls' outputs.
+    """The part of `matmul_flops` that `remat="full"` repeats: all but the last matmuls, whose outputs are
+    not needed.
     """
     block = block_of(config)
     return sum(_flops(block, config)[: -costs_of(block.branches()[-1]).last_matmuls(config)])
@@ -117,8 +116,8 @@ def choice_flops_per_token(config: GPTConfig) -> int:
 
 
 def padding_flops(share: Share) -> tuple[int, int]:
-    """Forward FLOPs per microbatch beyond `matmul_flops`, and the part that recomputation repeats: all branches but the
-    last.
+    """Forward FLOPs per microbatch beyond `matmul_flops`, and the part in all branches but the last, for
+    recomputation.
     """
     branches = block_of(share.config).branches()
     forward, again = zip(*(costs_of(part).padding_flops(share) for part in branches), strict=True)
@@ -143,18 +142,13 @@ def kept_bytes(share: Share) -> int:
 
 
 def waiting_elements(share: Share) -> int:
-    """Elements that zb-h1 holds in addition to residuals, from the backward pass for inputs until the one
-    for weights.
-    """
+    """Elements that zb-h1 holds in addition to residuals between the backward passes for inputs and weights."""
     parts = block_of(share.config).parts.values()
     return sum(costs_of(part).waiting_elements(share_of(part, share)) for part in parts)
 
 
 def working_elements(share: Share) -> int:
-    """Elements at the peak of a block's backward pass: working arrays of its parts, and the stream's gradient.
-
-    The layers of a multi-layer block run backward one by one.
-    """
+    """Elements at the peak of a block's backward pass, which runs layer by layer: working arrays and dx."""
     layers = [0] * share.config.layers_in_block
     for name, part in block_of(share.config).parts.items():
         layers[part_and_layer(name)[1]] += costs_of(part).working_elements(share_of(part, share))

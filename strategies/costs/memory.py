@@ -50,10 +50,11 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     must hold `weights`, `gradients`, `activations` and `stages`. Temporaries of compression are not modelled, nor the
     effect of `halves`: as compiled, from 13% less to 16% more (docs/experiments/2026-11-26-expert-overlap.md).
 
-    weights: gathered weights, where they are kept for the backward pass; cast ones of stages, or without a loop
-    gradients: of all weights; with accumulation also those of one microbatch activations: residuals of all layers, for
-    all microbatches in flight stages: buffers of a pipeline stage (`stage_bytes`) working: working arrays of one layer,
-    of the head, or of the reduction of gradients, whichever needs the most
+        weights: gathered weights that are kept for the backward pass; cast weights of stages, or without a loop
+        gradients: of all weights; with accumulation also of one microbatch
+        activations: residuals of all layers, for all microbatches in flight
+        stages: buffers of a pipeline stage (`stage_bytes`)
+        working: working arrays of one layer, of the head, or of the gradient reduction, whichever needs the most
     """
     train, shards = plan.train, plan.shards
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)

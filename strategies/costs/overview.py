@@ -50,10 +50,7 @@ class Overview:
     """What each device holds and sends in one training step of a strategy.
 
     Attributes:
-        strategy: name of the strategy.
-        mesh: axes and sizes, outermost first.
         workload: names the model, the batch, the number of microbatches and the dtype.
-        held: the arrays that a device holds.
         sent: what a device sends, in step order; None if the compiler decides.
         zigzag: whether a device holds an early and a late chunk of each sequence.
         schedule: the pipeline schedule; None without pipeline stages.
@@ -95,10 +92,7 @@ class Overview:
         return "\n".join([*lines, *_table(("a device sends", "by", "along", "when", "bytes"), [*sent, total])])
 
     def array_table(self) -> str:
-        """A table of each array's dims, the axes that split them, and its bytes, whole and per device.
-
-        Equally split arrays share a line: a weight, its gradient, and AdamW's moments m and v.
-        """
+        """A table of each array's dims, splitting axes, and whole and held bytes; equally split arrays share a line."""
         alike: dict[tuple[str, str, int, int], list[str]] = {}
         for each in self.arrays:
             alike.setdefault((each.name, each.split, each.whole_bytes, each.held_bytes), []).append(each.what)
@@ -117,10 +111,8 @@ def overview(
     """The overview of a strategy.
 
     Args:
-        name: name of the strategy.
         preset: name of the model; default: nano-moe on a mesh with an expert axis, otherwise gpt2.
         mesh: the mesh; default: `example_mesh`.
-        batch_size: sequences in the global batch.
         options: other fields of `TrainConfig`; the default number of microbatches is the benchmarks'.
     """
     require_instance(name, str, "the strategy")

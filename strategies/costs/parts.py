@@ -19,12 +19,7 @@ from strategies.model.weights import WeightSpec
 
 
 class Matmul(NamedTuple):
-    """One token's matmul with a weight, whose first dim is contracted.
-
-    Attributes:
-        weight: of one matmul, without a dim over which several are stacked.
-        times: number of such matmuls per token.
-    """
+    """`times` matmuls of one token with a weight each, given without stacking; they contract its first dim."""
 
     weight: WeightSpec
     times: int = 1
@@ -39,10 +34,7 @@ class PartCosts:
 
     @staticmethod
     def matmuls(part: type[Part], config: GPTConfig) -> tuple[Matmul, ...]:
-        """One token's matmuls with weights, in order.
-
-        Devices that split the first dim of the last weight have partial sums; `Hooks.sum` completes them.
-        """
+        """One token's matmuls with weights, in order. `Hooks.sum` completes the last if devices split its first dim."""
         return tuple(Matmul(weight) for weight in part.weights(config).values() if weight.is_matrix)
 
     @staticmethod
@@ -62,9 +54,8 @@ class PartCosts:
 
     @staticmethod
     def padding_flops(share: Share) -> tuple[int, int]:
-        """Forward FLOPs of a device's tokens of a microbatch beyond `matmuls`, and beyond recomputation of them.
-
-        Devices that split the hidden features count together.
+        """Forward FLOPs per microbatch beyond `matmuls` and their recomputation, over devices that split hidden
+        features.
         """
         return 0, 0
 
@@ -209,9 +200,8 @@ class AttentionCosts(PartCosts):
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
-        """Gradients of both outputs, and inputs that are neither kept nor computed from what is kept.
-
-        Gradients of queries, keys and values reuse their memory if they are kept.
+        """Gradients of both outputs, and inputs not kept or recomputable. Kept q, k, v are overwritten by their
+        gradients.
         """
         if share.reuses_residual_buffers:
             return 0

@@ -31,16 +31,11 @@ from strategies.strategy import Strategy
 def predict(
     strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, platform: str | Backend | None = None
 ) -> "Cost":
-    """Predict the cost of a step of a strategy.
+    """Predict the cost of a step of a strategy, named as in `STRATEGIES`.
 
-    Args:
-        strategy: its name in `STRATEGIES`.
-        config: the model.
-        mesh: a `MeshSpec`, or a string.
-        train: batch, dtypes and options.
-        platform: of the devices, as `backend_for` takes it, or their record. It decides what "auto" means for
-            `attention`, `reduce`, `prefetch`, `halves` and `context_attention`; default: as on CPUs, whatever the
-            running process has.
+    `platform` is the devices', as `backend_for` takes it, or their record. It decides what "auto" means for
+    `attention`, `reduce`, `prefetch`, `halves` and `context_attention`; default: as on CPUs, whatever the running
+    process has.
     """
     with_formulas = strategies_with_formulas()
     if require_instance(strategy, str, "the strategy") not in with_formulas:
@@ -141,8 +136,8 @@ class Cost:
     def flops(self) -> Mapping[str, int]:
         """FLOPs of a step's matmuls on all devices, by purpose.
 
-        model: what the model needs. attention again: the backward pass recomputes attention scores (Dao et al. 2022,
-        section 3.1). Splash attention
+        model: what the model needs.
+        attention again: the backward pass recomputes attention scores (Dao et al. 2022, section 3.1). Splash attention
             recomputes them twice, and their gradients once (model/attention/splash.py).
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
             matmul and the scores, which still exist (Korthikanti et al. 2022, section 4), except in fused kernels.
@@ -151,8 +146,8 @@ class Cost:
             blocks are skipped, only the blocks that balanced routing fills count.
         replicated: matmuls with weights that the tensor axis does not split, which all its devices run, and with
             replicated KV heads. All pipeline stages run the leading dense layers.
-        padding: of the vocabulary. empty: empty slots of stages with fewer layers than the largest. They are not
-        computed, but FLOP counts of a
+        padding: of the vocabulary.
+        empty: empty slots of stages with fewer layers than the largest. They are not computed, but FLOP counts of a
             compiled program include them.
         masked: negative: scores that causality masks out and that are skipped. With a window or a stride, positive:
             scores in blocks that are not skipped, beyond those that the model counts.

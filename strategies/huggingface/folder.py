@@ -130,7 +130,6 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _tensors(folder: Path) -> dict[str, np.ndarray]:
-    """The tensors of all files of a folder."""
     if not (folder / INDEX).exists():
         return safetensors.opened(folder / FILE)
     files = checked(_facts(folder / INDEX).get("weight_map"), dict[str, str], f"{folder / INDEX}: weight_map")

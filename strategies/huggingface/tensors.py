@@ -32,8 +32,6 @@ class Block(NamedTuple):
 
     Attributes:
         place: the range, one slice for each dim of the weight.
-        tensor: the name of the tensor.
-        shape: of the tensor.
         view: from the tensor to its part in the shape and the order of the range, without a copy.
     """
 

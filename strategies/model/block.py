@@ -183,9 +183,7 @@ def with_experts(block: type[Block]) -> type[Block]:
 
 @cache
 def of_layers(block: type[Block], count: int) -> type[Block]:
-    """Merge `count` layers into one block. The last layer attends to all tokens; its parts are named "attention_2" and
-    so on.
-    """
+    """Merge `count` layers into one block. The last has full attention and parts named "attention_2" and so on."""
     names = {layer_name(name, layer): (part, layer) for layer in range(count) for name, part in block.parts.items()}
     parts = {name: _dense(part) if layer == count - 1 else part for name, (part, layer) in names.items()}
     return type(f"{block.__name__}Of{count}Layers", (block,), {"parts": parts})

@@ -26,10 +26,7 @@ from strategies.model.weights import WeightSpec, create, matrix
 
 
 class Embedding(nnx.Module):
-    """Learned embeddings of tokens, and of positions unless they are rotary.
-
-    It has no matmul, and its backward pass needs no weight.
-    """
+    """Learned embeddings of tokens, and of positions unless they are rotary. Its backward pass needs no weight."""
 
     token_VD: nnx.Param
     position_TD: nnx.Param  # only with learned positions
@@ -144,5 +141,7 @@ def tokens_at_once(tokens: int, rows: int, logits_bytes: int) -> int:
     """
     most = min(tokens, logits_bytes // (4 * rows))
     if not most:
-        raise Infeasible(f"logits_bytes={logits_bytes}; the logits of one token take {4 * rows} bytes on a device")
+        raise Infeasible(
+            f"logits_bytes={logits_bytes} is less than the {4 * rows} bytes of one token's logits on a device"
+        )
     return max(part for part in range(1, most + 1) if tokens % part == 0)

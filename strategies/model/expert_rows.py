@@ -40,23 +40,16 @@ def received_rows(config: GPTConfig, tokens: int, devices: int) -> int:
 
 
 def sent_rows(config: GPTConfig, tokens: int, devices: int, *, ragged: bool) -> int:
-    """Rows that a device sends, including to itself: the routed ones if ragged, otherwise whole sections.
-
-    For a ragged combine this is the mean over devices.
-    """
+    """Rows that a device sends, also to itself: the routed ones if ragged (mean for combine), else whole sections."""
     return config.experts_per_token * tokens if ragged else received_rows(config, tokens, devices)
 
 
 def blocks_of(most: int, choices: int, experts: int) -> tuple[int, int]:
     """Number of blocks that suffices for any routing to a device's experts, and the rows of a block.
 
-    The rows are a power of two from 8 to 512. Where that range allows it, padding is at most half the choices under
-    balanced routing, because each expert fills all its blocks but one.
-
-    Args:
-        most: rows that the device needs with the most uneven routing.
-        choices: rows that it needs with balanced routing.
-        experts: number of experts on the device.
+    `most` rows are needed with the most uneven routing, `choices` with balanced routing. A block has a power of two
+    rows, from 8 to 512. Where that range allows it, padding is at most half the choices under balanced routing, because
+    each expert fills all its blocks but one.
     """
     size = 2 ** min(9, max(3, (choices // (2 * experts)).bit_length() - 1))
     occupied = min(experts, most)

@@ -81,14 +81,10 @@ class Experts(Part):
         return weights
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the experts' outputs for `normed` to the residual stream x.
+        """Add the experts' outputs to x.
 
-        Args:
-            x_BTD: the residual stream of this device's own tokens.
-            normed_BTD: normalised features of all tokens of its sequences.
-            info: its hook `exchange` exchanges tokens with devices that hold other experts, or `dispatch` and `combine`
-                rows of buffers; `sum` completes sums over devices that split hidden features, `batch_sum` sums over the
-                batch.
+        The hook `exchange` exchanges tokens with devices that hold other experts, or `dispatch` and `combine` rows of
+        buffers; `sum` completes sums over devices that split hidden features, `batch_sum` sums over the batch.
         """
         config, hooks = self.config, info.hooks
         experts, (_, tokens, embed) = config.dim_sizes["experts"], normed_BTD.shape

@@ -34,10 +34,7 @@ Split = tuple[Any, Any]
 
 
 class GPT(nnx.Module):
-    """Embedding, leading dense layers, stacked blocks run by `lax.scan`, and head.
-
-    Call `embed`, `run` and `losses`, in this order.
-    """
+    """Embedding, leading dense layers, stacked blocks and head. Call `embed`, `run` and `losses`, in this order."""
 
     def __init__(
         self,
@@ -53,13 +50,9 @@ class GPT(nnx.Module):
         """Initialise the weights.
 
         Args:
-            config: sizes of the model.
             train: its dtype and remat are fixed when the model is made.
-            rngs: random keys.
             padded_vocab: rows of the embedding table, with padding; default: the size of the vocabulary.
             layer_slots: index of the layer in each slot of the stacked blocks; -1 is a slot of zeros.
-            hooks: functions through which a strategy acts inside the model.
-            attention: kind of attention kernel, as `causal_attention` takes it.
         """
         self.train_config, self.hooks = train, hooks
         self.layer_info = LayerInfo(hooks, attention, Reach.of(config), config.sequence)
@@ -88,10 +81,7 @@ class GPT(nnx.Module):
         return layers.differentiated(stacked, x_BTD, in_loop=False)[0]
 
     def run(self, x_BTD: Float[Array, "B T D"], *, in_loop: bool = False) -> Result:
-        """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes.
-
-        With `in_loop` this runs one block, and the caller loops over blocks.
-        """
+        """Run this device's blocks in order, rematerialised by `TrainConfig.remat`; with `in_loop` a single block."""
         layers, stacked = self._layers(self.blocks)
         return (layers.differentiated if in_loop else layers)(stacked, x_BTD)
 
@@ -191,10 +181,7 @@ def spec_tree(config: GPTConfig) -> Weights:
 
 
 def map_weights(function: Callable[..., Any], config: GPTConfig, weights: Weights, *others: Weights) -> Weights:
-    """Apply a function to each array of a model's weights, or of some of them, and its `WeightSpec`.
-
-    The function also takes the matching array of each of `others`.
-    """
+    """Apply a function to each array of some weights, its `WeightSpec`, and the matching array of each of `others`."""
 
     def there(specs: Weights, weights: Weights) -> Weights:
         return {name: there(specs[name], w) if isinstance(w, dict) else specs[name] for name, w in weights.items()}

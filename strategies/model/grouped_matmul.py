@@ -66,7 +66,6 @@ def grouped_matmul(
 
     Args:
         x_SRD: rows. Rows of empty blocks are zero.
-        w_EDF: the matrices.
         expert_S: each block's expert, in increasing order. Blocks of expert E are empty.
         filled: number of non-empty blocks under balanced routing, for FLOP counts of the compiled program.
         how: the implementation. A kernel needs an NVIDIA GPU and shapes that it fits.
@@ -129,9 +128,7 @@ _by_loop.defvjp(
 
 
 def _unless_empty(w_EDF: Array, expert_S: Array, filled: int | None) -> Callable[[Array, Callable[[], Array]], Array]:
-    """A function of (a block's expert, a callable that computes its product) -> the product, or zeros if the block is
-    empty.
-    """
+    """A function (a block's expert, a callable) -> the callable's product, or zeros if the block is empty."""
 
     def product_of(expert: Array, product: Callable[[], Array]) -> Array:
         if filled is None:

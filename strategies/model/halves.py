@@ -4,8 +4,8 @@ A tensor-parallel layer waits for each of its all-reduces, because the next matm
 layer waits for its tokens. Two halves of the sequences are independent: while one communicates, the compiler can run
 the other's matmuls (Wang et al. 2024, "Domino: Eliminating Communication in LLM Training via Generic Tensor Slicing and
 Overlapping"; for experts DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.2.1). The byte count is unchanged,
-in twice as many collectives. A layer's terms of the loss may depend on sums over all sequences, as a load-balancing
-loss does, so they are computed after both halves (`Block.extras_of`).
+with twice the number of collectives. A layer's terms of the loss may depend on sums over all sequences, as a
+load-balancing loss does, so they are computed after both halves (`Block.extras_of`).
 
 Each half's gradient of a weight is rounded to the compute dtype, and so is their sum: in bfloat16 one rounding more
 than without halves.

@@ -94,10 +94,8 @@ class LayerInfo:
     """What all layers of a model share.
 
     Attributes:
-        hooks: functions through which a strategy acts inside the layer.
         kernel: the kind of attention kernel, as `causal_attention` takes it.
         reach: which earlier tokens a token attends to, unless the part is dense; None: all.
-        sequence: tokens of a whole sequence.
     """
 
     hooks: Hooks

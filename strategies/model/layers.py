@@ -5,9 +5,9 @@ is the last reduction. Two options avoid that:
 
     gathers_ahead (`TrainConfig.prefetch`): an iteration runs one layer and gathers the weights of the next one, as
         PyTorch's FSDP does (Zhao et al. 2023, "PyTorch FSDP", section 3.3.2). The whole weights of two layers exist at
-        a time. Those of the last layer are kept from the forward to the backward loop, and are not gathered again.
+        a time. The last layer's are kept from the forward to the backward loop, and are not gathered again.
         It also sums late.
-    sums_late (`TrainConfig.reduce="layer"`): the backward loop, beside the backward pass of layer l, sums the gradients
+    sums_late (`TrainConfig.reduce="layer"`): during the backward pass of layer l the backward loop sums the gradients
         of layer l+1 over devices, by the transpose of `gather`. So the gradients of two layers exist at a time, those
         of the following layer in the compute dtype.
 
@@ -44,7 +44,7 @@ def is_ordered(train: TrainConfig, layers: int) -> bool:
 
 @jax.custom_vjp
 def unstacked(stack: Array) -> tuple[Array, ...]:
-    """The arrays of a stack. Their gradients are stacked; autodiff would add up as many padded arrays."""
+    """The arrays of a stack. Their gradients are stacked; autodiff would add up padded arrays, one per layer."""
     return tuple(stack)
 
 
@@ -57,9 +57,6 @@ class Layers:
 
     Attributes:
         gather: one layer's stored weights -> its gathered weights. Its transpose sums gradients over devices.
-        run: one layer with gathered weights.
-        policy: `jax.checkpoint` policy of a layer.
-        unroll: layers per loop iteration.
         gathers_ahead: needs two layers.
         sums_late: needs three layers.
         ordered: with `gathers_ahead`, as `is_ordered` returns it.

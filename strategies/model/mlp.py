@@ -32,13 +32,7 @@ class MLP(Part):
         }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the MLP of `normed` to the residual stream x.
-
-        Args:
-            x_BTD: the residual stream of this device's own tokens.
-            normed_BTD: normalised features of all tokens of its sequences.
-            info: its hook `sum` completes the second matmul over devices that split the hidden features.
-        """
+        """Add the MLP to x. `Hooks.sum` completes the second matmul over devices that split the hidden features."""
         hidden_BTF = jax.nn.gelu(add_bias(matmul(normed_BTD, self.up_DF[...]), self.up_bias_F), approximate=True)
         return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D), {}
 
@@ -57,7 +51,7 @@ class GatedMLP(Part):
         return {"gate_DF": into, "up_DF": into, "down_FD": MLP.weights(config)["down_FD"]}
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the MLP of `normed` to the residual stream x; see `MLP`."""
+        """Add the MLP to x, like `MLP`."""
         gate_BTF, up_BTF = matmul(normed_BTD, self.gate_DF[...]), matmul(normed_BTD, self.up_DF[...])
         return add_branch(x_BTD, info.hooks.sum(matmul(gated(gate_BTF, up_BTF), self.down_FD[...]))), {}
 

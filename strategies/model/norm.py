@@ -36,9 +36,7 @@ class LayerNorm(Part):
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _normalise(x_BTD: Array, epsilon: float) -> Array:
-    """Mean zero and variance one over D. Differentiated by hand, because autodiff reads and writes [B,T,D] twice as
-    often.
-    """
+    """Mean zero and variance one over D, differentiated by hand: autodiff reads and writes [B,T,D] twice as often."""
     return _normalise_forward(x_BTD, epsilon)[0]
 
 
@@ -88,11 +86,8 @@ def rms_scaled(
 ) -> Float[Array, "*batch D"]:
     """Divide x by its root mean square over the last dim, in float32, and multiply it by a scale.
 
-    Args:
-        x: features.
-        scale: for the last dims of x. In `shard_map` it varies over the mesh axes over which x varies.
-        epsilon: added to the mean of squares.
-        mean: averages this device's mean over all devices that split the features.
+    `mean` averages this device's mean over all devices that split the features. In `shard_map` the scale varies over
+    the mesh axes over which x varies.
     """
     # `remat="none"` keeps an array with extra dims. It keeps no gathered weight, which would be gathered again.
     return _rms_scaled(x, jnp.expand_dims(scale, range(x.ndim - scale.ndim)), epsilon, mean)

@@ -17,6 +17,9 @@ from strategies.model.weights import WeightSpec, create
 class Part(nnx.Module):
     """A part of a transformer block. By default it has no weights.
 
+    A branch is called with the residual stream x[B,T,D] of this device's own tokens, the normalised features of all
+    tokens of its sequences, and the `LayerInfo`. It returns x plus its output, and its sums.
+
     Attributes:
         attends: whether it calls `Hooks.attend`, once.
         dense: whether it attends to all earlier tokens, whatever the model's window or stride.
@@ -46,10 +49,7 @@ class Part(nnx.Module):
 
 
 def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
-    """Add a branch and its bias, if any, to the residual stream.
-
-    The branch is a residual: it was summed over devices, and recomputing it would communicate again.
-    """
+    """Add a branch, kept as a residual because recomputing it would communicate again, and its bias, if any."""
     y_BTD = x_BTD + checkpoint_name(branch_BTD, KEPT)
     return y_BTD if bias_D is None else add_bias(y_BTD, bias_D)
 

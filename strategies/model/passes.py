@@ -87,8 +87,7 @@ KEEPS_LOOP = "skip-simplify-while-loops_trip-count-one"
 
 
 def is_loop(layers: int, unroll: int, *, needed: bool) -> bool:
-    """Whether the layers are a loop in the program: always if one is needed, or unless one iteration runs several
-    layers.
+    """Whether the layers are a loop in the program: if one is needed, or unless a single iteration runs several layers.
 
     >>> is_loop(4, 4, needed=False), is_loop(4, 2, needed=False), is_loop(1, 1, needed=False)
     (False, True, True)

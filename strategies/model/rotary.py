@@ -87,10 +87,7 @@ class Yarn(Rotary):
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def rotated(qk_BTCE: Float[Array, "B T C E"], rotary: Rotary, info: LayerInfo) -> Float[Array, "B T C E"]:
-    """Rotate queries and keys by the positions of their tokens, in float32.
-
-    The backward pass rotates the gradient back and needs no residuals.
-    """
+    """Rotate queries and keys by their tokens' positions, in float32. The backward pass needs no residuals."""
     return _rotated(qk_BTCE, rotary, info, 1)
 
 

@@ -21,12 +21,7 @@ TINY = 1e-20
 
 
 class Kind(NamedTuple):
-    """How a router scores experts and turns the chosen experts' scores into weights.
-
-    Attributes:
-        sigmoid: scores are sigmoids of the logits, instead of their softmax over all experts.
-        renormalised: the weights of a token's experts are divided by their sum.
-    """
+    """How a router scores experts, by sigmoids or a softmax over all, and whether it divides weights by their sum."""
 
     sigmoid: bool = False
     renormalised: bool = False
@@ -84,10 +79,7 @@ def choose(
 
 
 def _chosen(scores_NE: Float[Array, "N E"], config: GPTConfig) -> Int[Array, "N k"]:
-    """The experts with the highest scores, among a token's best groups of experts.
-
-    A group's score is the sum of its two highest expert scores.
-    """
+    """The best experts among a token's best groups. A group's score is the sum of its two highest expert scores."""
     groups = config.router_groups
     if groups > 1:
         scores_NGe = scores_NE.reshape(len(scores_NE), groups, -1)
@@ -166,7 +158,6 @@ class Routed(NamedTuple):
     """Tokens and their choices, of which this device assigns rows to some experts'. Tokens may come from other devices.
 
     Attributes:
-        x_ND: the tokens.
         weights_Nk: weights of their choices.
         experts_Nk: the expert of each choice if it has rows here, otherwise `experts`.
         experts: number of experts that have rows here.
@@ -194,9 +185,7 @@ class Sorted(NamedTuple):
     """The choices of each group of tokens, sorted by expert.
 
     Attributes:
-        expert_GM: the expert of each choice.
         order_GM: the choices, by expert and then by token.
-        counts_GE: number of choices of each expert.
         starts_GE: index of an expert's first choice in `order_GM`.
         rank_GM: index of a choice among its expert's choices.
     """

@@ -46,13 +46,7 @@ class Attention(Part):
         }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the attention of `normed` to the residual stream x.
-
-        Args:
-            x_BTD: the residual stream of this device's own tokens.
-            normed_BTD: normalised features of all tokens of its sequences.
-            info: the kernel; its hook `sum` completes the output projection over devices that split the heads.
-        """
+        """Add attention to x. `Hooks.sum` completes the output projection over devices that split the heads."""
         hooks = info.hooks
         qkv_BTCA = self.prepared(hooks.project(normed_BTD, self.qkv_DCA[...]), info)
         qkv = QKV(hooks.projected(qkv_BTCA), self.config.head_dim, self.sinks)

@@ -37,7 +37,6 @@ class WeightSpec:
             float32. A vector's gradient is a sum over all tokens, accumulated in the dtype of its use.
         deviation: standard deviation of its initial values, which are normally distributed around 0.
         value: initial value of all its elements if `deviation` is 0.
-        backward: when the backward pass needs it.
         trained: whether the optimizer updates it. Otherwise it is a router bias (core/optimizer.py).
         name: within its part, such as "up_DF"; in a model's table the whole path, "blocks.mlp.up_DF".
     """
@@ -70,9 +69,7 @@ class WeightSpec:
         return dtype if self.is_matrix else "float32"
 
     def summed_dtype(self, reduce_dtype: ReduceDtype) -> ReduceDtype:
-        """The dtype in which its gradients are summed over devices. A router's loads are counts and must not be
-        rounded.
-        """
+        """The dtype in which its gradients are summed over devices. Router loads are counts and must not be rounded."""
         return reduce_dtype if self.trained else "float32"
 
 

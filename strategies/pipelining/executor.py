@@ -71,7 +71,6 @@ class Executor:
     """A schedule, the model, and the data that it runs on.
 
     Attributes:
-        parts: the model's functions.
         blocks: weights of this stage's layers, chunk after chunk.
         ends: weights of embedding and head.
         tokens_MbS: this device's sequences, by microbatch.
@@ -198,7 +197,6 @@ class Executor:
         return self.parts.loss(ends, mark_varying(y_bTD, "pipeline"), self.tokens_MbS[m])
 
     def _broadcast_from(self, stage: int, made_bTD: Array) -> Array:
-        """Broadcast one stage's latest result to all stages."""
         return lax.psum(jnp.where(self.stage == stage, made_bTD, 0), "pipeline")
 
     def _send(self, exchange: int, edges: Edges, carry: Carry, turn: Turn, shared: Shared) -> Carry:

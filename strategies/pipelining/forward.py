@@ -22,16 +22,9 @@ from strategies.model.weights import Weights
 def run_forward(
     run: Callable[[Weights, Array], Array], blocks: Weights, x_MbTD: Float[Array, "M b T D"], chunks: int
 ) -> Float[Array, "M b T D"]:
-    """Run all layers of the model on all microbatches.
+    """Run all layers on embedded microbatches x, which are equal on all stages, as is the result after the last layer.
 
-    Args:
-        run: (weights of layers, x) -> y.
-        blocks: weights of this stage's layers, chunk after chunk.
-        x_MbTD: embedded microbatches, the same on all stages.
-        chunks: per stage.
-
-    Returns:
-        The residual stream after the last layer, on all stages.
+    `run` maps (weights of layers, x) to y. `blocks` are the weights of this stage's layers, chunk after chunk.
     """
     leaves, structure = jax.tree.flatten(blocks)
     for chunk in zip(*(jnp.split(leaf, chunks) for leaf in leaves), strict=True):

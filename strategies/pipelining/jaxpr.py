@@ -20,10 +20,7 @@ def evaluate(
     outputs: Sequence[Any],
     apply: Callable[[core.JaxprEqn, Values], Sequence[Any]] = bind,
 ) -> Values:
-    """Evaluate equations in order with `apply`, and return the values of `outputs`.
-
-    `known` are the values of constants and inputs.
-    """
+    """Evaluate equations with `apply` from `known` constants and inputs, and return the values of `outputs`."""
     values = dict(known)
 
     def value_of(atom: Any) -> Any:

@@ -37,11 +37,9 @@ from strategies.pipelining.timetable import Turn
 
 
 class Slots(NamedTuple):
-    """Buffers [slots,L,...] of what backward passes need.
+    """Buffers [slots,L,...] of what backward passes need: residuals, and `more` for the second half of a split pass.
 
-    Attributes:
-        kept: residuals. The first half of a split backward pass overwrites those that it has consumed.
-        more: what else its second half needs.
+    The first half of a split backward pass overwrites residuals that it has consumed.
     """
 
     kept: Any
@@ -57,7 +55,6 @@ class Passes:
         weights: of all layers of the stage, chunk by chunk.
         layers_per_chunk: layer slots per chunk.
         used_L: which slots hold a layer; None for all.
-        unroll: layers per loop iteration.
     """
 
     run: Run
@@ -112,9 +109,8 @@ class Passes:
         return self._scan_layers(turn, work, dy_BTD, add, dweights, reverse=True)
 
     def first(self, turn: Turn, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, tuple[Slots, Leaves]]:
-        """First half: output gradient -> input gradient; slots with what the second half needs; weight gradients.
-
-        Only the weight gradients that need no matmul are added here.
+        """First half: output gradient -> input gradient, slots for the second half, weight gradients without
+        matmuls.
         """
 
         def read(buffers: tuple[Slots, Leaves], position: Array) -> Any:
@@ -178,14 +174,10 @@ class Passes:
         """Scan over the layers of the chunk. An empty slot passes its state on and keeps zeros.
 
         Args:
-            turn: what the stage does in this tick.
             work: (state, what `read` returned, layer, position) -> (next state, values to keep). `layer` counts the
                 layers of the stage, `position` those of the chunk.
-            state: before the first layer.
             keep: (buffers, values to keep, layer, position) -> buffers.
-            buffers: before the first layer.
             read: (buffers, position) -> what `work` needs of them.
-            reverse: from the last layer to the first.
         """
 
         def step(carried: tuple[Any, Any], position: Array) -> tuple[tuple[Any, Any], None]:

@@ -48,9 +48,6 @@ class Schedule:
     """A pipeline schedule. Its methods raise ValueError if operations wait for each other.
 
     Attributes:
-        name: of the schedule.
-        stages: of the pipeline.
-        microbatches: in a batch.
         chunks: number of model parts per stage.
         make_orders: makes `orders`, which is slow for many stages and microbatches.
         splits_backward: whether weight gradients are a separate operation.
@@ -162,9 +159,8 @@ class Schedule:
         return 1 - self.makespan(costs) / self.lockstep(costs)
 
     def in_flight(self, stage: int) -> int:
-        """Maximum number of microbatches in flight on a stage: forward pass done, backward pass not complete.
-
-        A microbatch counts once per chunk.
+        """Maximum number of microbatches, once per chunk, whose forward but not backward pass is complete on
+        a stage.
         """
         last: Kind = "W" if self.splits_backward else "B"
         peak = current = 0

@@ -74,9 +74,8 @@ def delta(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
 
 
 def sink_gradient(sink_H: Array | None, log_total_BHT1: Array, delta_BHT1: Array) -> Array | None:
-    """Gradient of the sinks from the log-sum-exp that includes them and `delta`; None without sinks.
-
-    More dims may come before B.
+    """Gradient of the sinks from the log-sum-exp that includes them and `delta`, with any dims before B;
+    None without.
     """
     if sink_H is None:
         return None
@@ -88,8 +87,6 @@ class Queries(NamedTuple):
     """Queries and what the backward pass needs with them.
 
     Attributes:
-        q_BHTK: queries.
-        dmixed_BHTK: gradients of the attention output.
         log_total_BHT1: log-sum-exp of the scores over all keys, not only the block's.
         delta_BHT1: result of `delta`.
     """

@@ -23,13 +23,7 @@ FUSED = {"cudnn": ("NVIDIA GPUs", "float16"), "splash": ("TPUs", "float32")}
 
 
 def causal_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B T A"]:
-    """Attention of each token to itself and earlier tokens.
-
-    Args:
-        qkv: queries, keys and values of whole sequences.
-        kind: "cudnn" or "splash" for a fused kernel (dense or windowed, see `kernel_for`), otherwise "xla".
-        reach: which earlier tokens a token attends to; None: all.
-    """
+    """Attention of each token to itself and the earlier tokens in `reach` (None: all), by a kernel of `kernel_for`."""
     if kind == "cudnn" and qkv.sink_H is None:
         return _fused(qkv, reach)
     if kind == "cudnn" and not available():
@@ -49,8 +43,6 @@ def kernel_for(
 
     Args:
         backend: of the devices. It has no fused kernel for formulas without devices.
-        config: the model.
-        train: the options of the step.
         partitioned: whether the compiler partitions the step. It can partition cuDNN's kernels, but not Pallas ones.
         ring: devices in an attention ring; 1 without a ring. A kernel then computes two chunks of each device's tokens
             (ring.py), and no window.

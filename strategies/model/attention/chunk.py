@@ -60,9 +60,7 @@ def _mix_of(mixed_BHTK: Array, log_total_BHT: Array) -> Mix:
 
 
 def mix(kind: str, q_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = False) -> Mix:
-    """Attention of a chunk's queries to its keys. `kind` is "cudnn", "splash" or "xla"; the rest are as for
-    `blocks.mix`.
-    """
+    """Attention of a chunk's queries to its keys by "cudnn", "splash" or "xla"; otherwise like `blocks.mix`."""
     if kind == "xla":
         return blocks.mix(q_BHTK, k_BJSK, v_BJSK, causal)
     return _mix_of(*FUSED[kind].attended(q_BHTK, k_BJSK, v_BJSK, causal=causal))

@@ -19,10 +19,7 @@ from strategies.model.attention.reach import Reach
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def attend(qkv: QKV, reach: Reach | None = None) -> Float[Array, "B T A"]:
-    """Causal softmax attention. The backward pass recomputes the scores (Dao et al. 2022, section 3.1).
-
-    `reach` only masks keys; sparse.py skips them.
-    """
+    """Causal softmax attention that recomputes scores backward (Dao et al. 2022, section 3.1). `reach` only masks."""
     return _forward(qkv, reach)[0]
 
 

@@ -34,7 +34,6 @@ class QKV:
 
     Attributes:
         qkv_BTCE: for each KV head its queries, then its key, then its value.
-        head_dim: K.
         sink_H: for each query head a score that joins the softmax, like the score of one more key whose value is zero
             (OpenAI 2025, "gpt-oss", section 2.2); None without sinks.
     """
@@ -88,13 +87,9 @@ class QKV:
 
 
 def copied(x_XCE: Float[Array, "*X C E"], head_dim: int, copies: int, keys: int = 2) -> Array:
-    """Copy each head of keys, and divide the queries that attend to it among the copies, which are neighbours.
+    """Replicate each KV head `copies` times, side by side, and divide its queries among the replicas.
 
-    Args:
-        x_XCE: as `QKV.qkv_BTCE`, with any dims before.
-        head_dim: features of a head, K.
-        copies: of each head; they divide its queries, G.
-        keys: how many of C, the last ones, are copied: the key and the value.
+    x is like `QKV.qkv_BTCE`, with any dims before C. `keys` of C, the last ones, are replicated: the key and the value.
     """
     if copies == 1:
         return x_XCE
@@ -108,7 +103,7 @@ def copied(x_XCE: Float[Array, "*X C E"], head_dim: int, copies: int, keys: int 
 
 
 def in_a_row(queries: Sequence[Array], dim: int) -> Array:
-    """Join G arrays of J heads of queries each, so that those of a head of keys are neighbours. `dim` is of heads."""
+    """Join G arrays of J query heads each, so that a KV head's query heads are neighbours. `dim` is of heads."""
     if len(queries) == 1:
         return queries[0]
     q = jnp.stack(queries, dim + 1)
@@ -116,7 +111,7 @@ def in_a_row(queries: Sequence[Array], dim: int) -> Array:
 
 
 def joined(qkv: Sequence[Array], dim: int, at: int | None = None) -> Array:
-    """Stack queries, keys and values along C, a new dim `at`; by default before their heads, dim `dim`."""
+    """Stack queries, keys and values along C, a new dim `at`; default: before their heads, dim `dim`."""
     q, k, v = qkv
     queries, keys, values = (x.shape[dim] for x in qkv)
     if queries % keys or keys != values:

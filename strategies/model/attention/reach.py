@@ -1,7 +1,7 @@
-"""Sparse attention: which tokens a token attends to, and how many keys are computed for that.
+"""Sparse attention: which tokens a token attends to, and how many keys that computes.
 
-A token always attends to itself and never to a later token. Dense attention reaches all tokens before it. Otherwise,
-for a query at position i and a key at position j <= i:
+A token always attends to itself and never to a later token. Dense attention reaches all earlier tokens. Otherwise, for
+a query at position i and a key at position j <= i:
 
     window W             i - j < W: the token itself and the W - 1 tokens before it
     strided, stride L    a window, and every L-th token before: (i - j) mod L = 0. The window has L tokens by default.
@@ -11,8 +11,8 @@ Strided and fixed are the patterns of Child et al. 2019, "Generating Long Sequen
 of section 4.3. Each head attends to both of their index sets at once (the merged head of section 5.1). A window and
 strided attention with W = L are the paper's A(1) and A(1) with A(2); `summary` is its c.
 
-A `Reach` is computed as near keys, in blocks, and far keys, those of the stride (sparse.py). Keys that no
-query of a block reaches are skipped. Those that only some of its queries reach are masked, so the result is exact.
+A `Reach` is computed as near keys, in blocks, and far keys, by stride (sparse.py). Keys that no query of a block
+reaches are skipped. Keys that only some of its queries reach are masked, so the result is exact.
 """
 
 import math
@@ -92,9 +92,7 @@ class Reach:
         return min(self.window - 1, tokens - tokens // devices)
 
     def computed_keys(self, tokens: int, devices: int = 1) -> int:
-        """Keys computed per query, masked ones included, if `devices` split the sequence of `tokens` into contiguous
-        parts.
-        """
+        """Keys computed per query, masked ones included, if `devices` split a sequence into contiguous parts."""
         far = 0 if self.stride is None else tokens // self.stride * max(1, self.summary)
         size, before = self.block(tokens // devices)
         return size * (before + 1) + far

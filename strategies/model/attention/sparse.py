@@ -123,9 +123,7 @@ def attend_sparse(
     """Sparse softmax attention of consecutive tokens.
 
     Args:
-        qkv: queries, keys and values of the tokens.
         earlier_BSCE: keys and values of preceding tokens; None without any.
-        reach: the tokens to which a token attends.
         axis: mesh axis that splits the tokens of a sequence; None if not split. With a window it is also None if all
             preceding tokens exist, wherever in the sequence they are.
     """

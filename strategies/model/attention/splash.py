@@ -99,9 +99,8 @@ def gradients(
 
 
 def _counted(q_BHTK: Array, reach: Reach | None, causal: bool) -> AbstractContextManager[Any]:
-    """A named scope with the number of keys computed per query, because the kernels carry no cost estimate.
-
-    benchmarks/program/flops.py reads it from the compiled program.
+    """A named scope with the keys computed per query: the kernels carry no cost estimate
+    (benchmarks/program/flops.py).
     """
     tokens = q_BHTK.shape[2]
     return jax.named_scope(f"keys_{computed_keys(tokens, reach) if causal else tokens}")

@@ -55,10 +55,8 @@ def multiply(
 
     Args:
         x_SRD: rows, of which `fits` is true.
-        w_EDF: the matrices.
         expert_S: each block's expert, in increasing order.
         filled: number of non-empty blocks under balanced routing, for FLOP counts of the compiled program.
-        kwargs: of `pallas_call`.
     """
     return _multiplied(x_SRD, w_EDF, expert_S, filled, transposed=False, **kwargs)
 
