@@ -87,8 +87,15 @@ def draw_run(inputs: Inputs) -> list[Drawing]:
     table = chosen(with_metrics(rows.load(inputs.paths)), options.strategy, options.devices)
     names = names_of(options)
     found = drawings_of_run(table, inputs.style, options.batch_size, names)
-    first_only = not names and is_file(options.out)
-    return found[:1] if first_only else found
+    if names or not is_file(options.out):
+        return found
+    first = figure_name(found[0])
+    return [drawing for drawing in found if figure_name(drawing) == first]
+
+
+def figure_name(drawing: Drawing) -> str:
+    """Return the name of a drawing's figure, which the label of a workload may precede."""
+    return drawing.name.rpartition("/")[2]
 
 
 def names_of(options: argparse.Namespace) -> list[str]:

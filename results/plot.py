@@ -102,6 +102,8 @@ def drawn(options: argparse.Namespace) -> list[Path]:
     folder = kind.folder if out is None else not is_file(out) and (kind.folder or not out.suffix)
     if not folder:
         return [draw_one(kind, source, out or first.with_suffix(".png"), inputs)]
+    if kind.into and style != PLAIN:
+        raise Refused("--size, --font-size and --no-title are for a single picture; name it with --out")
     out = out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
     require_folder(out)
     paths = list[Path]()

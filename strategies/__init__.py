@@ -46,17 +46,13 @@ __all__ = [
 
 require_program("strategies")
 
-# They need JAX. They are imported on first use, because `results` uses strategies.schema where JAX is not installed.
+# These need JAX. They are imported on first use, because `results` uses strategies.schema without JAX.
 _HOMES = "registry", "core.axis", "mesh", "step", "checkpoints", "checking"
-"""Modules that have the other names. The registry comes first: it adds the mesh axes of user-defined strategies."""
+"""Modules with the other names. The registry comes first, because it adds the mesh axes of user-defined strategies."""
 
 
 def __getattr__(name: str) -> Any:
-    """Find a name that needs JAX, on its first use (PEP 562).
-
-    Raises:
-        AttributeError: the package has no such name.
-    """
+    """Find a name that needs JAX, on its first use (PEP 562)."""
     if name in __all__:
         for home in _HOMES:
             module = importlib.import_module(f"strategies.{home}")

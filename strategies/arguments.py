@@ -1,4 +1,4 @@
-"""Checks of what a caller gives to strategies and steps, which are values of Python and JAX rather than of JSON."""
+"""Checks of callers' arguments to strategies and steps: Python and JAX values, not JSON."""
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,24 +18,14 @@ T = TypeVar("T")
 
 
 def require_instance(value: Any, kind: type[T], what: str, error: type[Exception] = Infeasible) -> T:
-    """Return a value that is of a class, such as `GPTConfig`.
-
-    Args:
-        value: anything.
-        kind: the class.
-        what: what the value is, for the message.
-        error: what is raised.
-
-    Raises:
-        Infeasible: it is of another class; or `error`.
-    """
+    """Return a value after checking its class, such as `GPTConfig`. `what` names it in the message of `error`."""
     if not isinstance(value, kind):
         raise error(f"{what} is {described(value)}; pass a {kind.__name__}")
     return value
 
 
 def described(value: Any) -> str:
-    """A value in a few words: a number, a text, a class and None as they are written, all else by its type.
+    """A value in a few words: numbers, strings, classes and None as written, anything else by its type.
 
     >>> described("fsdp"), described({"blocks": 0}), described(np.zeros((2, 3), "int8"))
     ("'fsdp'", 'a dict', 'an array int8[2, 3]')
@@ -49,11 +39,7 @@ def described(value: Any) -> str:
 
 
 def require_count(value: Any, name: str) -> int:
-    """Return a value that is a whole number of at least 1.
-
-    Raises:
-        Infeasible: it is something else.
-    """
+    """Return a value after checking that it is a whole number of at least 1."""
     try:
         return checked(value, Count, name)
     except SchemaError:
@@ -61,16 +47,7 @@ def require_count(value: Any, name: str) -> int:
 
 
 def require_like(given: Any, expected: Any, what: str) -> None:
-    """Check that arrays are as many, and of the same names, shapes and dtypes, as those that a step takes.
-
-    Args:
-        given: a tree of arrays, which may be tracers.
-        expected: the tree of the step.
-        what: what the arrays are, for the message.
-
-    Raises:
-        Infeasible: they differ; the message names the first array that does.
-    """
+    """Check that a tree of arrays or tracers has the step's names, shapes and dtypes. `what` names it in messages."""
     way_out = "pass what this step made or placed"
     if jax.tree.structure(given) != jax.tree.structure(expected):
         if not isinstance(given, type(expected)):
@@ -78,7 +55,7 @@ def require_like(given: Any, expected: Any, what: str) -> None:
         names, own = (_names(tree) for tree in (given, expected))
         lacking, surplus = [name for name in own if name not in names], [name for name in names if name not in own]
         differs = f"lacks {lacking[0]}" if lacking else f"has {surplus[0]}" if surplus else "has others"
-        raise Infeasible(f"{what} does not have the arrays of this step: it {differs}; {way_out}")
+        raise Infeasible(f"{what} does not have this step's arrays: it {differs}; {way_out}")
     for (path, array), other in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
         if (np.shape(array), jax.dtypes.result_type(array)) != (other.shape, other.dtype):
             name = f"{what}{jax.tree_util.keystr(path)}"
@@ -87,32 +64,22 @@ def require_like(given: Any, expected: Any, what: str) -> None:
 
 
 def require_placed(given: Sequence[Any], expected: Sequence[Any], what: str) -> None:
-    """Check that arrays on devices are sharded as those that a step takes. Others go to where the step needs them.
-
-    Args:
-        given: arrays, which may be tracers.
-        expected: those of the step, with shardings.
-        what: what the arrays are, for the message.
-
-    Raises:
-        Infeasible: one is sharded otherwise; the message names both shardings.
-    """
+    """Check that arrays or tracers on devices are sharded as the step's; host arrays are placed later."""
     for array, own in zip(given, expected, strict=True):
         if not isinstance(array, jax.Array) or isinstance(array, Tracer) or array.sharding == own.sharding:
             continue
         if array.committed and not array.sharding.is_equivalent_to(own.sharding, array.ndim):
             differs = f"an array is {_placement(array)}, and this step takes {_placement(own)}"
             way_out = "save it, and restore it for this step (strategies.checkpoints)"
-            raise Infeasible(f"{what} is of another placement: {differs}; {way_out}")
+            raise Infeasible(f"{what} is placed differently: {differs}; {way_out}")
 
 
 def _names(tree: Any) -> list[str]:
-    """The names of the arrays of a tree, as they are written after it."""
+    """Names of a tree's arrays, as in Python expressions."""
     return [jax.tree_util.keystr(path)[:100] for path, _ in jax.tree.leaves_with_path(tree)]
 
 
 def _placement(array: Any) -> str:
-    """How an array is sharded, in a few words."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
         return f"on {len(sharding.device_set)} devices"
@@ -121,15 +88,7 @@ def _placement(array: Any) -> str:
 
 
 def require_present(tree: Any, what: str) -> None:
-    """Check that no array of a tree is deleted. With a deleted array a call of JAX may end the process.
-
-    Args:
-        tree: of arrays, which may be tracers.
-        what: what the arrays are, for the message.
-
-    Raises:
-        Infeasible: one is deleted, as a step deletes the state that it is given.
-    """
+    """Check that no array of a tree is deleted, because a JAX call with a deleted array may end the process."""
     arrays = (each for each in jax.tree.leaves(tree) if isinstance(each, jax.Array) and not isinstance(each, Tracer))
     if any(array.is_deleted() for array in arrays):
         problem = f"arrays of {what} are deleted, as a step deletes the state that it takes"
@@ -137,15 +96,11 @@ def require_present(tree: Any, what: str) -> None:
 
 
 def require_key(key: Any) -> None:
-    """Check that this is a key for random numbers, of `jax.random.key` or `jax.random.PRNGKey`.
-
-    Raises:
-        Infeasible: it is something else.
-    """
+    """Check that a key comes from `jax.random.key` or `jax.random.PRNGKey`."""
     legacy = getattr(key, "dtype", None) == jnp.uint32 and key.ndim == 1
     typed = isinstance(key, jax.Array) and key.ndim == 0 and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not legacy and not typed:
-        raise Infeasible(f"the key is {reprlib.repr(key)}; give one, as jax.random.key(0)")
+        raise Infeasible(f"the key is {reprlib.repr(key)}; pass one, such as jax.random.key(0)")
 
 
 class _Guarded:
@@ -163,7 +118,7 @@ class _Guarded:
 
 
 def guarded(function: Any, require: Callable[..., None]) -> Any:
-    """A jitted function that calls `require` with its arguments first, at each call, before JAX sees them."""
+    """A jitted function that calls `require` with its arguments before each call, before JAX sees them."""
     return _Guarded(function, require)
 
 
@@ -177,8 +132,7 @@ def jitted(
 ) -> Any:
     """Jit a function over a mesh: in `jax.shard_map`, or on whole arrays that the compiler partitions.
 
-    It raises Infeasible for deleted arrays, and for arguments of other shapes than those of `inputs`, which are by
-    name.
+    It raises Infeasible for deleted arrays, and for arguments whose shapes differ from `inputs`, by name.
     """
     specs = jax.tree.map(lambda array: array.sharding.spec, tuple(inputs.values()))
     mapped = function if partitioned else jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs)
@@ -193,6 +147,6 @@ def jitted(
         for arrays, name in zip(given, inputs, strict=True):
             require_present(arrays, f"the {name}")
 
-    # The shardings equal those of `init`. Otherwise the second step would be compiled again.
+    # These shardings equal `init`'s. Otherwise the second step would be compiled again.
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
     return guarded(jax.jit(checked, out_shardings=out_shardings, donate_argnums=donate_argnums), require)

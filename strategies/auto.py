@@ -21,9 +21,9 @@ arrays that it could split.
     x[E,G_expert,C,D] -all_to_all(expert)-> x[E_expert,G,C,D] and back, as often as in expert.py; the weights of rows
         have an exchange of their own
     dW[D,F] -all_reduce(data or fsdp)-> dW[D,F], each weight, each microbatch, in the compute dtype; fsdp.py
-        reduce-scatters. Those of experts not over expert
+        reduce-scatters. Gradients of experts are not summed over expert
 
-With two axes each has the collectives that name it. A device sends the bytes of data.py, fsdp.py, tensor.py and
+With two axes, each has the collectives that name it. A device sends the bytes of data.py, fsdp.py, tensor.py and
 expert.py with `dispatch="all_to_all"`, with these differences:
 
     An all-reduce sends twice as much as a reduce-scatter, which would suffice where each device keeps only its shard of
@@ -71,13 +71,7 @@ AXES = (
 
 
 def hooks(mesh: Mesh, placement: Placement, sequence_parallel: bool) -> Hooks:
-    """Hooks of sharding constraints, where hand-written strategies have collectives.
-
-    Args:
-        mesh: with all axes of `AXES`.
-        placement: which axes split the dims of weights while they are used.
-        sequence_parallel: split the residual stream over its tokens, too.
-    """
+    """Sharding constraints where hand-written strategies have collectives. The mesh has all axes of `AXES`."""
 
     def split(*axes: Any) -> NamedSharding:
         return NamedSharding(mesh, P(*axes))
@@ -99,7 +93,9 @@ def hooks(mesh: Mesh, placement: Placement, sequence_parallel: bool) -> Hooks:
         return lax.with_sharding_constraint(x, split(BATCH, *[None] * (x.ndim - 2), "tensor"))
 
     def project_split(x_BTD: Array, qkv_DCA: Array) -> Array:
-        """Like `project`, but A stays a dim of the matmul. Tensor splits A: merged with C it would be gathered."""
+        """Like `project`, but A stays a separate dim of the matmul. Tensor splits A; merged with C it would be
+        gathered.
+        """
         qkv_NCA = jnp.tensordot(x_BTD.reshape(-1, x_BTD.shape[-1]), qkv_DCA, 1)
         return qkv_NCA.reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
 
@@ -118,7 +114,7 @@ def hooks(mesh: Mesh, placement: Placement, sequence_parallel: bool) -> Hooks:
         project=project_split if mesh.shape["tensor"] > 1 else project,
         projected=projected,
         **(exchange if mesh.shape["expert"] > 1 else {}),
-        embed_sum=sum_partial,  # each device looks up all tokens in its rows, not its own tokens in all rows
+        embed_sum=sum_partial,  # each device looks up all tokens in its rows
         vocab_sum=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         vocab_max=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         compiler_shards=(size_of(BATCH, mesh.shape), mesh.shape["tensor"]),
@@ -126,7 +122,7 @@ def hooks(mesh: Mesh, placement: Placement, sequence_parallel: bool) -> Hooks:
 
 
 def implement(plan: Plan, mesh: Mesh) -> Implementation:
-    """The sharding constraints of the axes, by what they split."""
+    """The sharding constraints of the axes."""
     return Implementation(
         hooks=replace(hooks(mesh, plan.placement, plan.train.sequence_parallel), needs_loop=plan.needs_loop),
         reduce=lambda loss, grads: (loss, sum_whole_copies(grads, plan)),

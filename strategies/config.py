@@ -1,4 +1,4 @@
-"""Configuration of training as a frozen dataclass."""
+"""Training options as a frozen dataclass."""
 
 import math
 from collections.abc import Mapping
@@ -29,9 +29,10 @@ OF_AXES = (
 )
 """Options that act through an axis (`Axis.options`). A strategy without such an axis refuses them (core/plan.py)."""
 OFF: Mapping[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none"}
-"""Values of options that no axis resolves. Every strategy takes them, so a resolved `TrainConfig` can be used again."""
+"""Values of options that no axis resolves. Every strategy accepts them, so a resolved `TrainConfig` can be used again.
+"""
 LOSS_SCALES = 1.0, 2.0**64
-"""The smallest and the largest loss scale. Both, and the losses that they scale, are far from the ends of float32."""
+"""The smallest and largest loss scale. Both, and the losses that they scale, are far from the limits of float32."""
 
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]
@@ -52,27 +53,27 @@ class TrainConfig:
             accelerators use by default. "float16" has dynamic loss scaling (core/optimizer.py).
         master: "float32": zero1 and zero2 hold parameters in `dtype`, and float32 master weights in shards
             (core/shards.py). "none": parameters are float32.
-        reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32, and so are
-            those of the loads of experts. It cannot be float16, in which sums of scaled gradients would overflow.
-        reduce: whether gradients are summed over replicas layer by layer in the backward loop over layers ("layer"), or
-            all after it ("step"). "auto" is "layer" on GPUs if that sends no more, otherwise "step".
+        reduce_dtype: dtype of gradient sums over devices. Sums over microbatches and sums of experts' loads are always
+            float32. It cannot be float16, in which sums of scaled gradients would overflow.
+        reduce: whether gradients are summed over replicas layer by layer in the backward loop ("layer"), or all after
+            it ("step"). "auto" is "layer" on GPUs if that sends no more bytes, otherwise "step".
         remat: what the backward pass recomputes: nothing ("none"), all but the outputs of matmuls ("dots"), or whole
             blocks ("full").
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
-        unroll: largest number of layers per scan iteration; the largest divisor of the layer count up to this is used.
-            "auto" is all where GPUs need no loop (`Plan.unrolls_all_layers`), and otherwise one.
+        unroll: largest number of layers per scan iteration; the largest divisor of the loop's layers up to it is used.
+            "auto" is all layers where GPUs need no loop (`Plan.unrolls_all_layers`), otherwise one.
         schedule: the pipeline schedule.
-        chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
-        sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.
+        chunks: model chunks per pipeline stage with schedule "interleaved". Other schedules have one.
+        sequence_parallel: whether the tensor axis also splits the residual stream by token.
         gather: whether fsdp gathers each layer's weights when it runs ("layer"), or all weights once a step ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/layers.py). "auto" is "on"
             where possible on GPUs and most TPUs (backends/backend.py).
         halves: whether a layer that a tensor or an expert axis splits runs on halves of the batch (model/halves.py).
             "auto" is "on" where possible on GPUs and most TPUs (backends/backend.py).
-        bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
-            layer; None sums each weight's by itself.
+        bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" separately for
+            each layer. None: one sum per weight.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit
             ("onebit"), with error feedback.
         compression_warmup: steps before "onebit" sums momentum in 1 bit.
@@ -80,20 +81,20 @@ class TrainConfig:
             "ulysses" with pipeline stages or strides, and where GPUs have cuDNN's attention; otherwise "ring".
         dispatch: how tokens reach the experts on other devices of an expert axis: each choice is sent to its expert
             ("all_to_all"), or all tokens to all devices ("all_gather"). "auto" is the one that sends fewer bytes.
-        logits_bytes: the most bytes that float32 logits may take on a device. They are computed for a chunk of tokens
+        logits_bytes: upper bound on the bytes of float32 logits per device. They are computed for one chunk of tokens
             at a time, and recomputed in the backward pass. None: for all tokens at once.
         z_loss: factor of (log Z)^2, which is added to the cross entropy of each token; Z is the denominator of the
             softmax (Chowdhery et al. 2022, "PaLM", section 5).
-        loss_scale: the loss scale of the first step, a power of two. It acts with float16 only.
-        loss_scale_growth_steps: steps without overflow after which the loss scale is doubled.
-        learning_rate: the highest; it is constant unless there is a warmup or a decay.
+        loss_scale: the loss scale of the first step, a power of two. Only used with float16.
+        loss_scale_growth_steps: consecutive steps without overflow after which the loss scale is doubled.
+        learning_rate: the peak; constant without warmup and decay.
         warmup_steps: updates in which the learning rate rises linearly from near zero.
-        decay_steps: updates, with those of the warmup, after which it has fallen to `final_learning_rate`, by a cosine;
-            None: it does not fall.
+        decay_steps: updates, including the warmup, after which a cosine decay reaches `final_learning_rate`; None: no
+            decay.
         final_learning_rate: the learning rate after `decay_steps`.
 
     Raises:
-        Infeasible: a field is of another type or out of range, `microbatches` does not divide `batch_size`, or
+        Infeasible: a field has the wrong type or is out of range, `microbatches` does not divide `batch_size`, or
             compression is combined with another way to sum gradients.
     """
 
@@ -130,10 +131,9 @@ class TrainConfig:
     beta2: Beta = 0.95
     epsilon: Positive = 1e-8
     weight_decay: Amount = 0.1
-    clip_norm: Annotated[float, Meta(gt=0)] = 1.0  # inf clips nothing
+    clip_norm: Annotated[float, Meta(gt=0)] = 1.0  # inf: no clipping
 
     def __post_init__(self) -> None:
-        """Check types and ranges, and what goes together."""
         require_types(self, Infeasible)
         if math.frexp(self.loss_scale)[0] != 0.5:
             raise Infeasible(f"loss_scale={self.loss_scale}; it must be a power of 2 from 1 to 2**64")
@@ -148,20 +148,20 @@ class TrainConfig:
 
 
 def _require_optimizer(train: TrainConfig) -> None:
-    """Refuse a final learning rate above the highest, and a decay of nothing or one that ends before the warmup."""
+    """Refuse a final learning rate above the peak, and a decay from zero or one that ends before the warmup."""
     peak, final, warmup, decay = train.learning_rate, train.final_learning_rate, train.warmup_steps, train.decay_steps
     if decay is not None and not peak:
         raise Infeasible(f"learning_rate={peak}; it must be above 0 with decay_steps")
     if final > peak:
         raise Infeasible(f"final_learning_rate={final}; it must be from 0 to learning_rate={peak}")
     if decay is not None and decay <= warmup:
-        raise Infeasible(f"decay_steps={decay} ends before warmup_steps={warmup}; give more than {warmup} for both")
+        raise Infeasible(f"decay_steps={decay} ends before warmup_steps={warmup}; set both to more than {warmup}")
 
 
 def _require_alone(train: TrainConfig) -> None:
     """Refuse other ways to sum gradients together with compression."""
     compresses, problem = train.compression != "none", f"does not go with compression={train.compression}"
     if compresses and train.bucket_bytes is not None:
-        raise Infeasible(f"bucket_bytes={train.bucket_bytes} {problem}, which has no buckets; leave one of them out")
+        raise Infeasible(f"bucket_bytes={train.bucket_bytes} {problem}, which has no buckets; omit one of them")
     if compresses and train.reduce_dtype != "float32":
-        raise Infeasible(f"reduce_dtype={train.reduce_dtype} {problem}, which sends codes; leave one of them out")
+        raise Infeasible(f"reduce_dtype={train.reduce_dtype} {problem}, which sends codes; omit one of them")

@@ -3,8 +3,8 @@
     dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step, in `reduce_dtype`: after all
         microbatches, or with `reduce="layer"` each layer's in the backward loop (core/layer_reduction.py)
 
-Only attention needs the tokens of other devices. With `context_attention="ring"` keys and values travel
-around a ring of devices, and in the backward pass their gradients travel with them (model/attention/ring.py):
+Only attention needs other devices' tokens. With `context_attention="ring"` keys and values travel around a ring of
+devices, and in the backward pass their gradients travel with them (model/attention/ring.py):
 
     k, v[B,T_context,A] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
     dk, dv[B,T_context,A] -permute(context)-> the next device, n times a layer backward; the last hop ends at the owner
@@ -23,7 +23,7 @@ For P parameters, L layers and A features of all heads on n devices a device sen
 step, and the loss. In the compute dtype it sends (3n-2) 2 L B T A / n elements with a ring, or 8 L B T A (n-1)/n^2
 elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, but none if n is 3, and Ulysses sends
 12 L instead of 8 L. The ring computes (2n+1)/4n of the full square of attention scores, because it skips blocks that
-the causal mask hides. Ulysses computes as many scores as one device.
+the causal mask hides. Ulysses computes the same number of scores as one device.
 
 With `attention_window=W` a ring sends only the keys and values that the window reaches. Shards are contiguous, so these
 are the last W-1 tokens before a device's own, or all tokens before them if they are fewer:
@@ -34,10 +34,10 @@ are the last W-1 tokens before a device's own, or all tokens before them if they
 
 A device then sends 4 L B (W-1) A elements a step instead of (3n-2) 2 L B T A / n, and 6 L with `remat="full"`. With
 `full_attention_every` some layers have no window, so tokens are in the zigzag order of the ring: each device has an
-early and a late chunk, and receives the W-1 tokens before both, twice as many elements.
+early and a late chunk, and receives the W-1 tokens before both: twice the elements.
 
-Ulysses sends as much as without a window. A stride (`attention_stride`) reaches tokens of all devices, so there is no
-ring for it, and "auto" is Ulysses.
+A window does not change what Ulysses sends. A stride (`attention_stride`) reaches tokens of all devices, so it has no
+ring, and "auto" is Ulysses.
 """
 
 import math
@@ -77,24 +77,24 @@ from strategies.strategy import Strategy
 
 
 def contiguous(x: Array, dim: int) -> Array:
-    """This device's contiguous shard of an array of whole sequences. Dim `dim` is that of the tokens."""
+    """This device's contiguous shard of an array of whole sequences, whose token dim is `dim`."""
     size = x.shape[dim] // lax.axis_size("context")
     return lax.dynamic_slice_in_dim(x, lax.axis_index("context") * size, size, dim)
 
 
 def window_attention(qkv: QKV, kind: str, reach: Reach) -> Float[Array, "B t A"]:
-    """Attention with a window of this device's contiguous shard of the tokens. It needs at least two devices.
+    """Windowed attention of this device's contiguous shard of the tokens, over at least two devices.
 
-    Arguments are those of `causal_attention`; t is T_context. `kind` is "xla", for a window has no fused kernel here.
+    Arguments are as for `causal_attention`; t is T_context. `kind` is "xla", because a window has no fused kernel here.
     """
     return attend_sparse(qkv, received_before(qkv.qkv_BTCE[:, :, -2:], reach), reach, RING)
 
 
 def received_before(kv_BTCE: Array, reach: Reach) -> Array | None:
-    """Keys and values of the tokens before this device's that its window reaches; None if the window is one token.
+    """Keys and values of the preceding tokens that this device's window reaches; None if the window is one token.
 
-    They are kept for the backward pass: receiving them again would communicate again. The first devices of the axis
-    receive zeros in place of tokens before the first one.
+    They are residuals, because recomputation would communicate again. The first devices of the axis receive zeros in
+    place of tokens before the first one.
     """
     devices, size = lax.axis_size(RING), kv_BTCE.shape[1]
     left, arrived, parts = reach.earlier(devices * size, devices), kv_BTCE, []
@@ -117,31 +117,28 @@ def zigzag_attention(qkv: QKV, kind: str, reach: Reach | None) -> Float[Array, "
 
 
 def received_before_chunks(early_BTCE: Array, late_BTCE: Array, count: int) -> tuple[Array | None, Array | None]:
-    """Keys and values of the `count` tokens before each chunk, of which one chunk has as many; None of no tokens.
+    """Keys and values of the `count` tokens before each chunk, at most one chunk; None if `count` is 0.
 
-    Those before an early chunk come from the previous device, those before a late one from the next. The last device
-    has both of the chunks in the middle of a sequence.
+    The previous device sends those before the early chunk, the next device those before the late chunk. The last device
+    has both chunks in the middle of a sequence.
     """
     if not count:
         return None, None
     devices, early_BTCE, late_BTCE = lax.axis_size(RING), early_BTCE[:, -count:], late_BTCE[:, -count:]
     upwards = [(device, device + 1) for device in range(devices - 1)]
     before_early = checkpoint_name(lax.ppermute(early_BTCE, RING, upwards), KEPT)
-    late_BTCE = after(before_early, late_BTCE)  # two exchanges at the same time could deadlock
+    late_BTCE = after(before_early, late_BTCE)  # two concurrent exchanges could deadlock
     before_late = checkpoint_name(lax.ppermute(late_BTCE, RING, [(to, at) for at, to in upwards]), KEPT)
     return before_early, jnp.where(lax.axis_index(RING) == devices - 1, early_BTCE, before_late)
 
 
 def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B t A"]:
-    """Causal attention of this device's contiguous shard of the tokens to all tokens before them.
+    """Causal attention of this device's contiguous shard of the tokens to all earlier tokens.
 
-    Each device computes some of the heads for all tokens: with n devices H/n heads of queries, and the J/n heads of
-    keys and values to which they attend. Where n does not divide J, several devices have the same head of keys, which
-    is copied before it is sent. The results of both all-to-alls are kept for the backward pass: recomputing
-    them would communicate again. Arguments are those of `causal_attention`; t is T_context.
-
-    Raises:
-        Infeasible: the devices do not divide the heads of queries.
+    Each device computes some heads for all tokens: on n devices H/n query heads and the J/n KV heads that they attend
+    to. If n does not divide J, several devices have the same KV head, which is replicated before it is sent. The
+    results of both all-to-alls are residuals, because recomputation would communicate again. Arguments are as for
+    `causal_attention`; t is T_context.
     """
     all_to_all = partial(lax.all_to_all, axis_name=RING, tiled=True)
     qkv_BTCE = qkv.for_devices(lax.axis_size(RING)).qkv_BTCE
@@ -152,15 +149,10 @@ def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `reduce="auto"`, and `context_attention="auto"`: a ring, or Ulysses.
+    """Resolve `reduce="auto"`, and `context_attention="auto"` to a ring or Ulysses.
 
-    Ulysses is taken where there are pipeline stages or attention has a stride; and with a fused kernel, where the
-    backend prefers it and the devices divide the heads: it sends less than a ring. With a window a ring sends little,
-    and stays.
-
-    Raises:
-        Infeasible: a ring with several pipeline stages. XLA's permutes wait for all devices of the mesh, but stages run
-            their layers at different times. Or `reduce="layer"` where it is impossible.
+    "auto" is Ulysses with pipeline stages or a stride; and with a fused kernel if the backend prefers it and the
+    devices divide the heads, because it sends less than a ring. With a window a ring sends little, and is used.
     """
     config, train, size = plan.config, plan.train, plan.size(RING)
     attention = train.context_attention
@@ -177,12 +169,7 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
 
 
 def require(plan: Plan) -> None:
-    """Check that the context axis divides the tokens and, with Ulysses, the heads.
-
-    Raises:
-        Infeasible: it does not divide them (the message names the numbers and the legal sizes), or the attention's
-            stride has no ring.
-    """
+    """Check that the context axis divides the tokens and, with Ulysses, the heads."""
     config, size, tensors = plan.config, plan.size(RING), plan.tensors
     if plan.train.context_attention == "ulysses":
         name = "heads" if tensors == 1 else "heads/tensor"
@@ -214,7 +201,7 @@ def _require_ring(share: Share, size: int, heads: int) -> None:
 
 
 def implement(plan: Plan) -> Implementation:
-    """Attend to the tokens of other devices. Other axes may split heads or tokens further."""
+    """Attend to other devices' tokens. Other axes may also split heads or tokens."""
     if plan.train.context_attention == "ulysses":
         return Implementation(Hooks(own_context=contiguous, attend=ulysses_attention))
     if plan.share.zigzag:
@@ -224,7 +211,7 @@ def implement(plan: Plan) -> Implementation:
 
 
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
-    """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
+    """Hops of keys, values and their gradients along a ring, or Ulysses' all-to-alls."""
     shares = attention_shares(plan.share)
     sent = plan.all_layers * sum(_exchanged(plan, share) for share in shares)
     sent += plan.recomputed_prefix_layers * sum(
@@ -235,14 +222,14 @@ def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
 
 
 def _exchanged(plan: Plan, share: Share) -> int:
-    """Elements that are sent for one attention of a layer in a step."""
+    """Elements sent in a step for one attention part of a layer."""
     devices, keeps_output = plan.size(*plan.placement.tokens), plan.train.remat != "full"
     if plan.ulysses:
         return (2 if keeps_output else 3) * plan.tokens * share.attended_features
     if share.skipping:
-        # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
+        # Keys and values that the window reaches, and their gradients back; recomputation repeats the keys and values.
         return (2 if keeps_output else 3) * 2 * share.earlier_tokens * plan.train.microbatches * share.key_features
-    # Recomputation repeats the hops in the ring's loop. The compiler merges others with those of the backward pass.
+    # Recomputation repeats the hops in the ring's loop. The compiler merges the other hops with the backward pass's.
     again = devices - 2 if share.loops_ring and not keeps_output else 0
     return (2 * (devices - 1) + devices + again) * 2 * plan.tokens * share.key_features
 

@@ -38,10 +38,10 @@ from strategies.step import Implementation
 from strategies.strategy import Strategy
 
 MOST_BUCKETS = 1000
-"""Upper bound on the number of all-reduces with `bucket_bytes`. A step of `data` with 100 of them takes XLA's CPU
-backend 12 s to compile, and with 400 20 s, on one core."""
+"""Upper bound on the number of all-reduces with `bucket_bytes`. XLA's CPU backend takes 12 s to compile a step of
+`data` with 100 of them, and 20 s with 400, on one core."""
 BACKWARD = ("head", "blocks", "lead", "embedding")
-"""The parts of the model, in the order in which the backward pass computes their gradients."""
+"""Parts of the model in backward order."""
 
 
 def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]]:
@@ -66,27 +66,24 @@ def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]
 
 
 def all_reduce_buckets(grads: Weights, bucket_bytes: int, dtype: str) -> Weights:
-    """Sum gradients over devices, in `dtype`, with one all-reduce for each bucket, one after another.
-
-    The sums are float32.
-    """
+    """Sum gradients over devices in `dtype`, with one all-reduce per bucket, in order. The results are float32."""
     arrays, structure = jax.tree.flatten([cast(grads[part], dtype) for part in BACKWARD if part in grads])
     sums = jax.tree.unflatten(structure, cast(sum_in_buckets(arrays, bucket_bytes), "float32"))
     return dict(zip([part for part in BACKWARD if part in grads], sums, strict=True))
 
 
 def all_reduce_layer(grads: list[Array], bucket_bytes: int, dtype: str) -> list[Array]:
-    """Sum the gradients of one layer over devices in buckets, in `dtype`. The results are float32."""
+    """`all_reduce_buckets` of one layer's gradients."""
     return cast(sum_in_buckets(cast(grads, dtype), bucket_bytes), "float32")
 
 
 def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
-    """Sum arrays of one dtype over devices with one all-reduce for each bucket, one after another."""
+    """Sum arrays of one dtype over devices with one all-reduce per bucket, in order."""
     filled = buckets([array.size for array in arrays], bucket_bytes // arrays[0].dtype.itemsize)
     sums: list[Array] = []
     for bucket in filled:
         packed = jnp.concatenate([arrays[i].reshape(-1)[part] for i, part in bucket])
-        # Each all-reduce depends on the one before. The compiler would merge independent ones, even across barriers.
+        # Each all-reduce depends on the previous one. The compiler would merge independent ones, even across barriers.
         if sums:
             packed = after(lax.pcast(sums[-1][0], "data", to="varying"), packed)
         sums.append(lax.psum(packed, "data"))
@@ -99,12 +96,8 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
 
 
 def require(plan: Plan) -> None:
-    """Refuse sums of its own beside another axis, too many buckets, and router biases whose gradients would be rounded.
-
-    Raises:
-        Infeasible: weights or batch are split along another axis, too, over which these sums do not go; or the loads of
-            experts would be sums of quantised numbers, or of numbers in bfloat16: all gradients in a bucket have one
-            dtype.
+    """Refuse other axes with buckets or compression, too many buckets, and router biases whose loads would
+    be rounded.
     """
     _require_alone(plan)
     require_few_buckets(plan)
@@ -112,29 +105,26 @@ def require(plan: Plan) -> None:
     if plan.config.router_bias_rate is None:
         return
     if train.compression != "none":
-        raise Infeasible(f"{rate} does not go with compression={train.compression}; leave one of them out")
+        raise Infeasible(f"{rate} does not go with compression={train.compression}; omit one of them")
     if train.bucket_bytes and train.reduce_dtype != "float32":
         problem = f"{rate} does not go with bucket_bytes={train.bucket_bytes} and reduce_dtype={train.reduce_dtype}"
         raise Infeasible(f"{problem}, which would round the loads of experts; omit one of the three")
 
 
 def _require_alone(plan: Plan) -> None:
-    """Refuse buckets and compression along other axes than `data`: devices would have gradients of other weights."""
+    """Refuse buckets and compression with axes other than `data`, where devices have gradients of different weights."""
     train, others = plan.train, [axis.name for axis in plan.active if axis.name != "data"]
     own = {"bucket_bytes": (train.bucket_bytes, None), "compression": (train.compression, "none")}
     for name, (value, default) in own.items():
         if others and value != default:
-            problem = f"{name}={value} sums over the axis data alone, and mesh {plan.mesh} has {' and '.join(others)}"
-            raise Infeasible(f"{problem}; leave it out")
+            problem = f"{name}={value} sums only over the axis data, and mesh {plan.mesh} has {' and '.join(others)}"
+            raise Infeasible(f"{problem}; omit it")
 
 
 def require_few_buckets(plan: Plan) -> None:
     """Refuse `bucket_bytes` so small that the program would have more than `MOST_BUCKETS` all-reduces.
 
-    With `reduce="layer"` the buckets of one layer are in the program once, in a loop.
-
-    Raises:
-        Infeasible: names the number of buckets, and the smallest `bucket_bytes` for this model.
+    With `reduce="layer"` one layer's buckets are in the program once, in a loop.
     """
     config, train = plan.config, plan.train
     if not train.bucket_bytes:
@@ -157,7 +147,7 @@ def require_few_buckets(plan: Plan) -> None:
 
 
 def implement(plan: Plan) -> Implementation:
-    """Sum gradients compressed or in buckets, if the options say so; otherwise as every strategy does."""
+    """Sum gradients compressed or in buckets if the options say so; otherwise like every strategy."""
     train = plan.train
     if train.compression != "none":
         optimizer = partial(compressed, train=train, devices=plan.size("data"))
@@ -173,10 +163,9 @@ def implement(plan: Plan) -> Implementation:
 
 
 def compressed_sums(plan: Plan) -> Iterator[Traffic]:
-    """Codes and scales with compression="int8", and otherwise the all-reduces of every strategy.
+    """Codes and scales with compression="int8"; otherwise the all-reduces of every strategy.
 
-    "onebit" has the all-reduces of its warm-up steps, because of a conditional in a compiled program the larger branch
-    counts.
+    "onebit" has the all-reduces of its warm-up steps, because the larger branch of a conditional counts.
     """
     if plan.train.compression != "int8":
         yield from replica_sums(plan)

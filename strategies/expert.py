@@ -1,6 +1,6 @@
 """Expert parallel: each device holds some of the experts of every layer, and a shard of the batch.
 
-The axis splits the experts of a model (model/experts.py), and like `data` the batch; all other weights are replicated
+The axis splits the experts of a model (model/experts.py) and, like `data`, the batch; all other weights are replicated
 over it. With `dispatch="all_to_all"` tokens go to the devices that have their experts, and come back (Lepikhin et al.
 2020, "GShard", section 3):
 
@@ -29,23 +29,23 @@ With `halves="on"` (model/halves.py) each exchange becomes two, of half the sequ
 
 G are the groups of tokens, and C is the capacity of an expert for a group, so a device with T tokens has buffers of R =
 E C T / g rows for groups of g tokens: R = k T x `capacity_factor`, rounded up, for k experts a token. Without a
-capacity factor a plain exchange sends R = n T min(k, E/n) rows: as many to each device as its tokens may choose there.
-A ragged dispatch sends R = k T rows, and a ragged combine as many on average over devices; 1/n of them stay where
-routing is balanced. With an axis `fsdp` on TPUs there are buffers without a capacity factor, too: R = E T. A row has D
-features of a token, and its router's weight; unless it is of a buffer also the number of its expert. A token that is
-gathered has k weights, and the numbers of k experts. For L layers on n devices a device sends these elements in a step,
-in the compute dtype:
+capacity factor a plain exchange sends R = n T min(k, E/n) rows: to each device the most that its tokens may choose
+there. A ragged dispatch sends R = k T rows, and a ragged combine the same number on average over devices; under
+balanced routing 1/n of them stay. With an axis `fsdp` on TPUs buffers are used without a capacity factor, too: R = E T.
+A row has a token's D features and its router weight; a row outside buffers also has the index of its expert. A gathered
+token has k weights and k indices. For L layers on n devices a device sends these elements in a step, in the compute
+dtype:
 
     all_to_all of buffers  (4 D + 2) L R (n-1)/n; with `remat="full"` (5 D + 3) L R (n-1)/n
     all_to_all of rows  (4 D + 4) L R (n-1)/n; with `remat="full"` (5 D + 6) L R (n-1)/n
     all_gather  (4 D + 4k) L T (n-1); with `remat="full"` (5 D + 6k) L T (n-1)
 
-because the dispatch is repeated, but not the combine, whose result the backward pass does not need. So `all_gather`
-sends less than all-to-alls of buffers if n is smaller than about k x `capacity_factor`, less than ragged ones if n is
-smaller than about k, and less than plain ones of rows if k and E/n are both larger than one.
+because recomputation repeats the dispatch but not the combine, whose result the backward pass does not need. So
+`all_gather` sends less than all-to-alls of buffers if n is smaller than about k x `capacity_factor`, less than ragged
+ones if n is smaller than about k, and less than plain ones of rows if k and E/n are both larger than one.
 
-All devices hold buffers of the same size, however the router spreads the tokens: what does not fit is dropped. Without
-a capacity factor there are rows for the most uneven routing. A model without experts is trained as by `data`.
+All devices have buffers of the same size, whatever the routing; choices beyond it are dropped. Without a capacity
+factor there are enough rows for the most uneven routing. For a model without experts this is `data`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -75,11 +75,7 @@ from strategies.strategy import Strategy
 
 
 def require(plan: Plan) -> None:
-    """Check that the axis divides the experts.
-
-    Raises:
-        Infeasible: it does not; the message names both numbers.
-    """
+    """Check that the axis divides the experts."""
     if plan.config.experts:
         require_divides("expert", plan.size("expert"), experts=plan.config.experts)
 
@@ -87,7 +83,7 @@ def require(plan: Plan) -> None:
 def dispatch(
     x_EGCD: Float[Array, "E G C D"], weights_EGC1: Float[Array, "E G C 1"]
 ) -> tuple[Float[Array, "e g C D"], Float[Array, "e g C 1"]]:
-    """`Hooks.dispatch`. Rows and weights go together: two exchanges at the same time could deadlock."""
+    """`Hooks.dispatch`. One exchange of rows with their weights, because two concurrent ones could deadlock."""
     joined_EGCX = jnp.concatenate([x_EGCD, weights_EGC1], axis=-1)
     joined_EGCX = checkpoint_name(lax.all_to_all(joined_EGCX, "expert", 0, 1, tiled=True), KEPT)
     return joined_EGCX[..., :-1], joined_EGCX[..., -1:]
@@ -99,17 +95,17 @@ def combine(y_EGCD: Float[Array, "e g C D"]) -> Float[Array, "E G C D"]:
 
 
 Way = Callable[[Array], Array]
-"""Sends rows [R,X] to other devices, and returns those that arrive."""
+"""Sends rows [R,X] to other devices, and returns the rows that arrive."""
 
 
 def _plain(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[Slots, Way, Way]:
-    """Rows of choices, sorted by device; and how to send whole sections of them there, and back."""
+    """Slots that sort choices by device; and functions that send whole sections of rows there, and back."""
     way = partial(all_to_all, axis="expert")
     return slots(device_Nk, devices, 1, section), way, way
 
 
 def _ragged(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[Slots, Way, Way]:
-    """The same, but only the routed rows are sent. Those of each device arrive at the start of its section."""
+    """Like `_plain`, but sends only the routed rows. A device's rows arrive at the start of its section."""
     found, mine_n2 = packed_slots(device_Nk, devices)
     mine_n2 = checkpoint_name(mine_n2, KEPT)
     theirs_n2 = checkpoint_name(all_to_all(mine_n2, "expert"), KEPT)
@@ -120,17 +116,15 @@ def _ragged(device_Nk: Int[Array, "N k"], devices: int, section: int) -> tuple[S
 
 
 def exchange_rows(ways: Callable[..., tuple[Slots, Way, Way]], routed: Routed) -> Exchanged:
-    """`Hooks.exchange` of rows. They arrive in sections, one for each device, of as many rows as it may send.
+    """`Hooks.exchange` of rows. They arrive in one section per device, with the most rows that it may send.
 
-    Args:
-        ways: `_ragged`, or `_plain` where the compiler has no ragged exchange.
-        routed: this device's tokens and choices.
+    `ways` is `_ragged`, or `_plain` if the compiler has no ragged exchange.
     """
     devices, (tokens, choices) = lax.axis_size("expert"), routed.experts_Nk.shape
     held = routed.experts // devices
     found, send, give_back = ways(routed.experts_Nk // held, devices, tokens * min(choices, held))
     found = kept_slots(found)
-    # Experts of a device are numbered down to 1: the zero of an empty row is no expert.
+    # A device's experts are numbered down to 1, so the zero of an empty row is not an expert.
     numbers_Nk = (held - routed.experts_Nk % held).astype(routed.x_ND.dtype)  # exact, see `resolve`
     choices_M2 = jnp.stack([routed.weights_Nk, numbers_Nk], -1).reshape(-1, 2)
     joined_RX = jnp.concatenate([to_rows(routed.x_ND, found, choices), to_rows(choices_M2, found, 1)], axis=1)
@@ -141,7 +135,7 @@ def exchange_rows(ways: Callable[..., tuple[Slots, Way, Way]], routed: Routed) -
 
 
 def exchange_tokens(routed: Routed) -> Exchanged:
-    """`Hooks.exchange` of all tokens. One gather: two at the same time could deadlock."""
+    """`Hooks.exchange` of all tokens, in one gather, because two concurrent ones could deadlock."""
     (_, embed), choices = routed.x_ND.shape, routed.experts_Nk.shape[1]
     held = routed.experts // lax.axis_size("expert")
     experts_Nk = routed.experts_Nk.astype(routed.x_ND.dtype)  # exact, see `resolve`
@@ -155,12 +149,7 @@ def exchange_tokens(routed: Routed) -> Exchanged:
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `reduce="auto"`, and `dispatch="auto"`: what sends fewer bytes, of equals "all_to_all".
-
-    Raises:
-        Infeasible: more experts than the compute dtype can number, `reduce="layer"` where it is impossible, or options
-            of experts in a model without any.
-    """
+    """Resolve `reduce="auto"`, and `dispatch="auto"` to what sends fewer bytes; if equal to "all_to_all"."""
     if not plan.config.experts:
         idle = ("dispatch",) if plan.tensors > 1 else ("dispatch", "halves")
         require_default(plan.train, idle, "in a model without experts")
@@ -190,18 +179,18 @@ def implement(plan: Plan) -> Implementation:
 
 
 def dispatches(plan: Plan) -> int:
-    """Exchanges of dispatch in a block, forward and backward; one more of each mixture if recomputation repeats it."""
+    """Dispatch exchanges per block, forward and backward; one more per mixture if recomputation repeats it."""
     return plan.block.mixtures() * (3 if plan.train.remat == "full" else 2)
 
 
 def combines(plan: Plan) -> int:
-    """Exchanges of combine in a block. Recomputation repeats those whose sums later layers of the block take."""
+    """Combine exchanges per block. Recomputation repeats those whose sums later layers of the block use."""
     mixtures = plan.block.mixtures()
     return 2 * mixtures + (mixtures - 1 if plan.train.remat == "full" else 0)
 
 
 def _rows(plan: Plan) -> tuple[int, int]:
-    """Elements of the rows of a layer that all-to-alls exchange in a step: for dispatch, and to combine."""
+    """Elements of a layer's rows in all-to-alls in a step: for dispatch, and for combine."""
     config, embed = plan.config, plan.config.embed
     rows, beside = buffer_rows(config, plan.tokens), 1
     if plan.blocks_rows:
@@ -210,7 +199,7 @@ def _rows(plan: Plan) -> tuple[int, int]:
 
 
 def _tokens(plan: Plan) -> tuple[int, int]:
-    """Elements of this device's tokens of a layer, with their choices as dispatch gathers them; and without."""
+    """Elements of this device's tokens in a layer: with choices, as dispatch gathers them; and without."""
     embed = plan.config.embed
     return plan.tokens * (embed + 2 * plan.config.experts_per_token), plan.tokens * embed
 

@@ -1,4 +1,4 @@
-"""Reads JSON files and tables, or says in one line why they cannot be read. Types are checked by schema.py."""
+"""Read JSON files and tables. A SchemaError says in one line why a file cannot be read. schema.py checks types."""
 
 import csv
 import io
@@ -18,15 +18,7 @@ LARGEST_BYTES = 2**30
 
 
 def read_json(path: Path, written_by: str = "") -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: the file.
-        written_by: which command writes such files, for the message.
-
-    Raises:
-        SchemaError: the file is missing, too large, cannot be read, or is no valid JSON.
-    """
+    """Read a JSON file. `written_by` tells the message which command writes such files."""
     content = read_bytes(path, written_by)
     try:
         return decode_json(content, str(path))
@@ -35,11 +27,7 @@ def read_json(path: Path, written_by: str = "") -> Any:
 
 
 def decode_json(text: bytes | str, where: str) -> Any:
-    """Decode JSON (RFC 8259) without duplicate keys, NaN, infinities and lone surrogates.
-
-    Raises:
-        SchemaError: the text is something else.
-    """
+    """Decode JSON (RFC 8259) without duplicate keys, NaN, infinities and lone surrogates."""
     data = (text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).removeprefix(BOM_UTF8)
     try:
         value = msgspec.json.decode(data)
@@ -50,16 +38,9 @@ def decode_json(text: bytes | str, where: str) -> Any:
 
 
 def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") -> list[dict[str, str]]:
-    """Read the rows of a CSV file (RFC 4180) with a header. Cells are texts without space around them.
+    """Read the rows of a UTF-8 CSV file (RFC 4180) with a header that has `columns`.
 
-    Args:
-        path: the file, in UTF-8. Empty lines are left out.
-        columns: that it must have.
-        written_by: which command writes such files, for the message.
-
-    Raises:
-        SchemaError: the file cannot be read, is no CSV, has no rows, lacks a column, or has one twice; or a row has
-            more or fewer cells than the header.
+    Cells are stripped strings; empty lines are skipped. `written_by` tells the message which command writes such files.
     """
     text = read_text(path, written_by).removeprefix("\ufeff")
     try:
@@ -84,11 +65,7 @@ def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") 
 
 
 def read_text(path: Path, written_by: str = "") -> str:
-    """Read a text in UTF-8, with the ends of its lines and its byte order mark.
-
-    Raises:
-        SchemaError: the file is missing, too large, cannot be read, or is not UTF-8.
-    """
+    """Read UTF-8 text, keeping its line ends and byte order mark."""
     try:
         return read_bytes(path, written_by).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -96,11 +73,7 @@ def read_text(path: Path, written_by: str = "") -> str:
 
 
 def read_bytes(path: Path, written_by: str = "") -> bytes:
-    """Read a regular file.
-
-    Raises:
-        SchemaError: it is missing, no file, too large, compressed, or cannot be read.
-    """
+    """Read a regular file."""
     way_out = f"; {written_by}" if written_by else ""
     try:
         if not path.exists():
@@ -131,7 +104,7 @@ def shown(path: Path) -> str:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that occurs twice, of which readers of JSON silently take one."""
+    """Refuse a key that occurs twice; JSON readers silently take one of them."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,13 +1,12 @@
 """Fully sharded data parallel: ZeRO stage 3 (Rajbhandari et al. 2020, section 5.3).
 
-Weights, gradients, optimizer state and the batch are sharded over the devices (core/shards.py). With
-`gather="layer"` a layer's full weights exist only while the layer runs, or with `prefetch` already during the previous
-layer:
+Weights, gradients, optimizer state and the batch are sharded over the devices (core/shards.py). With `gather="layer"` a
+layer's full weights exist only while the layer runs, or with `prefetch` already during the previous layer:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], in `reduce_dtype`
 
-Vectors (norm weights and biases) are used in float32, and therefore gathered in float32.
+Vectors (norm weights and biases) are used, and so gathered, in float32.
 
 For P parameters on n devices, E of them in the embedding and the head, a device sends (3 P - E) (n-1)/n elements per
 microbatch. Some weights are not gathered again for the backward pass: the embedding, and vectors, whose backward pass
@@ -51,11 +50,7 @@ from strategies.strategy import Strategy
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `prefetch="auto"`.
-
-    Raises:
-        Infeasible: `prefetch="on"`, and the model or other options do not allow it.
-    """
+    """Resolve `prefetch="auto"`."""
     return {"prefetch": plan.choose("prefetch", _prefetch_problem(plan), plan.backend.prefetches)}
 
 
@@ -74,18 +69,14 @@ def _prefetch_problem(plan: Plan) -> str:
 
 
 def require(plan: Plan) -> None:
-    """Refuse `regather=False` with pipeline stages.
-
-    Raises:
-        Infeasible: each stage would keep gathered weights for each microbatch in flight.
-    """
+    """Refuse `regather=False` with pipeline stages."""
     if plan.staged and plan.train.gather == "layer" and not plan.train.regather:
         problem = f"with regather=False pipeline={plan.stages} stages keep gathered weights"
         raise Infeasible(f"{problem} once for each microbatch in flight; use gather=step, which keeps them once")
 
 
 def implement(plan: Plan) -> Implementation:
-    """Gather the weights of a layer when it runs. With `gather="step"` the step gathers all of them (gradients.py)."""
+    """Gather a layer's weights when it runs. With `gather="step"` the step gathers all weights (gradients.py)."""
     if plan.train.gather == "step":
         return Implementation()
     hooks = Hooks(gather=gather_hook(plan))
@@ -108,7 +99,7 @@ def gather_hook(plan: Plan) -> Callable[[Array, WeightSpec, str], Array]:
 def _gather_scatter(plan: Plan, spec: WeightSpec, dtype: str) -> Callable[[Array], Array]:
     """A function that gathers a weight in `dtype`, and whose transpose sums the gradients in `reduce_dtype`.
 
-    If both dtypes are equal it is the plain gather, whose transpose by autodiff sums in the same dtype.
+    If both dtypes are equal it is the plain gather, because autodiff's transpose then sums in the right dtype.
     """
     split, reduce_dtype = plan.placed(spec.dims).stored_shard, spec.summed_dtype(plan.train.reduce_dtype)
 
@@ -124,9 +115,9 @@ def _gather_scatter(plan: Plan, spec: WeightSpec, dtype: str) -> Callable[[Array
 
 @jax.custom_vjp
 def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
-    """Return x and the head's norm weights unchanged, but make the gradient of x depend on that of the weights.
+    """Return x and the head's norm weights unchanged, but make x's gradient depend on the weights' gradients.
 
-    So the weight gradients are scattered before the backward pass of the blocks begins. Otherwise XLA's CPU backend may
+    So the weight gradients are scattered before the backward pass of the blocks. Otherwise XLA's CPU backend may
     scatter them concurrently with the loop over blocks, and virtual devices may deadlock
     (benchmarks/program/deadlock.py). JAX 0.12 does so if a device has one sequence of 4096 tokens or more.
     """
@@ -143,10 +134,7 @@ head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_b
 
 
 def gathers(plan: Plan) -> Iterator[Traffic]:
-    """Gathers of sharded weights, and reduce-scatters of their gradients.
-
-    The gradient of a tied table is scattered for each of its two uses.
-    """
+    """Gathers of sharded weights, and reduce-scatters of their gradients; of a tied table for each of its two uses."""
     axes, by_layer = plan.placement.shards, plan.train.gather == "layer"
     for weight in (weight for weight in plan.weights.values() if weight.stored_shard):
         whole = weight.elements * plan.shards
@@ -168,11 +156,11 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
 
 
 def layer_elements(plan: Plan, weight: Weight) -> tuple[int, int]:
-    """Elements of a weight of the layers that are gathered in a step, over all microbatches: forward, and backward.
+    """Elements of a layer weight that are gathered in a step, over all microbatches: forward, and backward.
 
-    A weight is gathered again if the backward pass needs it (`Backward`). With `remat="none"` the backward pass needs
-    no vectors. With prefetch the last layer's weights are kept until the backward pass. In a pipeline the forward pass
-    of leading dense layers runs twice (`Plan.recomputed_prefix_layers`).
+    A weight is gathered again if the backward pass needs it (`Backward`); with `remat="none"` it needs no vectors. With
+    prefetch the last layer's weights are kept for the backward pass. A pipeline runs leading dense layers forward twice
+    (`Plan.recomputed_prefix_layers`).
     """
     train = plan.train
     needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
@@ -184,12 +172,12 @@ def layer_elements(plan: Plan, weight: Weight) -> tuple[int, int]:
 
 
 def embedding_or_head_gathers(plan: Plan, weight: Weight) -> int:
-    """How often a weight of the embedding or of the head is gathered in a step.
+    """Number of gathers of an embedding or head weight in a step.
 
-    Without stages it is once: weights are constant in the loop over microbatches, so the compiler moves their gathers
-    before the loop and merges equal ones. A pipeline gathers in each tick what the tick needs: the embedding for a
-    microbatch that enters, the head for one that leaves, and a tied table once for both. With leading dense layers it
-    embeds again for the backward pass, and gathers each time (executor.py).
+    Without stages it is one: weights are constant in the loop over microbatches, so the compiler hoists and merges
+    equal gathers. A pipeline gathers in each tick what the tick needs: the embedding for a microbatch that enters, the
+    head for one that leaves, and a tied table once for both. With leading dense layers it embeds again for the backward
+    pass, and gathers each time (executor.py).
     """
     if not plan.staged:
         return 1

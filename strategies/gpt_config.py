@@ -1,4 +1,4 @@
-"""Configuration of the model as a frozen dataclass."""
+"""Model sizes as a frozen dataclass."""
 
 import math
 import re
@@ -15,64 +15,66 @@ from strategies.schema import Amount, Positive, require_types
 AttentionPattern = Literal["strided", "fixed"]
 Router = Literal["softmax", "renormalised", "sigmoid"]
 ROUTINGS = "learned", "balanced", "one"
-"""Values of `GPTConfig.routing` besides zipf=X."""
+"""Values of `GPTConfig.routing` in addition to zipf=X."""
 MOST_UNEVEN = 8.0
-"""The largest X of zipf=X. With it nearly all tokens choose the same experts already."""
+"""The largest X of zipf=X. With it nearly all tokens already choose the same experts."""
 Layers = Annotated[int, Meta(ge=1, le=100_000)]
 Size = Annotated[int, Meta(ge=1, le=2**40)]
-"""A size of a model or of a batch. Far above all that exists, so that sums over sizes end soon and fit into 63 bits."""
+"""A size of a model or batch. The bound is far above all existing sizes, so that sums over sizes are fast and fit into
+63 bits."""
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes of a decoder-only transformer; by default a GPT-2 (Radford et al. 2019, section 2.3).
 
-    It has `layers` layers, a residual stream of `embed` features, and sequences of `sequence` tokens. Unless given,
-    `mlp` is 4 x `embed`, `head_size` is `embed` / `heads`, and `key_heads` is `heads`. The vocabulary is padded to a
-    multiple of `vocab_multiple`, also on one device (`vocab_rows`). `tied` shares the token table. Attention is dense
-    unless it has a window or a stride (model/attention/reach.py). A layer is a block of its own (model/block.py).
+    It has `layers` layers, a residual stream of `embed` features, and sequences of `sequence` tokens. By default `mlp`
+    is 4 x `embed`, `head_size` is `embed` / `heads`, and `key_heads` is `heads`. The vocabulary is padded to a multiple
+    of `vocab_multiple`, also on one device (`vocab_rows`). `tied` shares the token table. Attention is dense unless it
+    has a window or a stride (model/attention/reach.py). A layer is one block (model/block.py).
 
     Attributes:
-        key_heads: heads of keys and of values, each for as many heads of queries (Ainslie et al. 2023, "GQA").
+        key_heads: number of KV heads, each shared by heads / key_heads query heads (Ainslie et al. 2023, "GQA").
         block: the kind of its blocks, one of `BLOCKS` (model/block.py). It decides on norm, positions, MLP and biases:
             "gpt2", "llama" (RMSNorm, rotary positions, SwiGLU, no biases), "qwen2" (llama with biases of queries, keys
-            and values), "qwen3" (llama with a norm of each head of queries and of keys), "olmoe" (llama with a norm of
-            all queries and one of all keys) or "gpt_oss" (llama with YaRN, sinks, all biases, and clamped experts).
-        norm_epsilon: what norms add to the mean of squares.
+            and values), "qwen3" (llama with a norm of each query head and key head), "olmoe" (llama with a norm of all
+            queries and one of all keys) or "gpt_oss" (llama with YaRN, sinks, all biases, and clamped experts).
+        norm_epsilon: added to the mean of squares in norms.
         rope_theta: the base of the angles of rotary positions (Su et al. 2021, "RoFormer", section 3.2.2).
-        rope_factor: by how much Llama 3.1's scaling, or YaRN, slows the slowest rotations; 1 is none (model/rotary.py).
-        attention_window: tokens that a token attends to, itself included; None for all before it.
-        attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
+        rope_factor: factor by which Llama 3.1's scaling, or YaRN, slows the slowest rotations; 1: no scaling
+            (model/rotary.py).
+        attention_window: tokens that a token attends to, itself included; None: all earlier tokens.
+        attention_stride: distance between far tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
         full_attention_every: every N-th layer uses full attention; N layers form one scanned block. None: none does.
-        experts: of each layer, in place of its MLP (model/experts.py); None for a dense model. The fields below are of
-            models with experts.
-        dense_layers: how many of the first layers have an MLP, of `mlp` hidden features, and no experts.
+        experts: experts per layer, in place of its MLP (model/experts.py); None: a dense model. The fields below need
+            experts.
+        dense_layers: number of leading layers that have an MLP, of `mlp` hidden features, instead of experts.
         experts_per_token: experts that the router chooses for a token.
-        expert_mlp: hidden features of an expert; by default those of the MLP.
-        shared_mlp: hidden features of an expert that takes all tokens, beside the others; None for none.
+        expert_mlp: hidden features of an expert; default: the MLP's.
+        shared_mlp: hidden features of an additional expert that takes all tokens; None: no such expert.
         router: how it scores experts (model/router.py).
-        routing: "learned": tokens go to the experts with the highest scores. Otherwise they go where their position in
-            the sequence says, for benchmarks of (im)balance: "balanced", "zipf=1.2" (any exponent) or "one" (all to the
-            same experts); `forced` in model/router.py.
+        routing: "learned": tokens go to the experts with the highest scores. Otherwise their position in the sequence
+            decides, for benchmarks of (im)balance: "balanced", "zipf=1.2" (any exponent) or "one" (all to the same
+            experts); see `forced` in model/router.py.
         routed_scale: factor of the weights of the chosen experts. This field and the next three need router="sigmoid".
-        router_bias_rate: by how much the bias of an expert's score, which counts for the choice alone, moves after each
-            step, up with fewer choices than the mean and down with more (core/optimizer.py). With 0 biases stay as
-            they are; None: there are none.
-        router_groups: of equally many experts. A token chooses among the experts of `groups_per_token` groups alone,
-            those with the largest sums of their two highest scores.
+        router_bias_rate: by how much an expert's bias moves after each step, up with fewer choices than the mean and
+            down with more (core/optimizer.py). Biases are added to scores only to choose experts. 0: fixed biases;
+            None: no biases.
+        router_groups: number of groups of equally many experts. A token chooses only among the experts of
+            `groups_per_token` groups, those with the largest sums of their two highest scores.
         groups_per_token: see `router_groups`.
         capacity_factor: expert capacity as a multiple of the balanced load, for each group of `expert_group` tokens.
             Tokens beyond it are dropped. None: no token is dropped.
-        expert_group: tokens of a group, consecutive ones of a sequence; by default a sequence.
+        expert_group: consecutive tokens of a sequence that form a group; default: the whole sequence.
         balance_loss: factor of the load-balancing loss of each layer.
         router_z_loss: factor of (log Z)^2 of each token in each layer, Z the denominator of the router's softmax.
 
     Raises:
-        Infeasible: a field is of another type or out of range, without `head_size` `heads` does not divide `embed`,
+        Infeasible: a field has the wrong type or is out of range, `heads` does not divide `embed` without `head_size`,
             `key_heads` does not divide `heads`, `full_attention_every` does not divide `layers`, the options of
-            attention exclude each other, or a field of experts has no meaning.
+            attention exclude each other, or a field has no effect.
     """
 
     layers: Layers
@@ -111,7 +113,6 @@ class GPTConfig:
     router_z_loss: Amount = 0.0
 
     def __post_init__(self) -> None:
-        """Check types, ranges and sizes."""
         require_types(self, Infeasible)
         if self.head_size is None:
             require_divides("heads", self.heads, "it", embed=self.embed)
@@ -121,7 +122,7 @@ class GPTConfig:
             require_divides("full_attention_every", every, "it", layers=self.layers)
             if dense := self.dense_layers:
                 problem = f"full_attention_every={every} does not go with dense_layers={dense}"
-                raise Infeasible(f"{problem}; leave one of them out")
+                raise Infeasible(f"{problem}; omit one of them")
         _require_pattern(self)
         _require_experts(self)
 
@@ -132,43 +133,43 @@ class GPTConfig:
 
     @property
     def head_features(self) -> int:
-        """Features of all attention heads together; `embed` unless `head_size` is given."""
+        """Features of all query heads; `embed` unless `head_size` is set."""
         return self.heads * self.head_dim
 
     @property
     def key_features(self) -> int:
-        """Features of all heads of keys together, and of those of values."""
+        """Features of all key heads, and of all value heads."""
         return (self.key_heads or self.heads) * self.head_dim
 
     def copied(self, devices: int) -> "GPTConfig":
-        """The model as devices hold it that split its heads, with a head of keys for each (core/key_copies.py)."""
+        """The model as held by `devices` devices that split its heads, with one KV head each (core/key_copies.py)."""
         keys = self.key_heads or self.heads
         more = devices > keys and devices % keys == 0 and self.heads % devices == 0
         return replace(self, key_heads=devices) if more else self
 
     @property
     def mlp_dim(self) -> int:
-        """Features of the hidden layer of the MLP."""
+        """Hidden features of the MLP."""
         return self.mlp or 4 * self.embed
 
     @property
     def blocks(self) -> int:
-        """Blocks of the stack: all layers but the leading dense ones, or so many times `full_attention_every`."""
+        """Blocks of the stack: the layers except leading dense ones, divided by `full_attention_every`."""
         return (self.layers - self.dense_layers) // self.layers_in_block
 
     @property
     def layers_in_block(self) -> int:
-        """Layers that take turns, which are one block."""
+        """Layers per block."""
         return self.full_attention_every or 1
 
     @property
     def all_blocks(self) -> int:
-        """Blocks of the stack, and leading dense layers."""
+        """Blocks of the stack plus leading dense layers."""
         return self.blocks + self.dense_layers
 
     @property
     def lead(self) -> "GPTConfig | None":
-        """A model of the leading dense layers alone; None if there are none."""
+        """A model of only the leading dense layers; None without any."""
         if not self.dense_layers:
             return None
         plain = {each.name: each.default for each in fields(self) if each.name in ("experts", *OF_EXPERTS)}
@@ -181,7 +182,7 @@ class GPTConfig:
 
     @property
     def capacity(self) -> int:
-        """The most tokens of a group that an expert takes: C = ceil(k T / E x factor), or all T."""
+        """Upper bound on a group's tokens per expert: C = ceil(k T / E x factor), or all T."""
         if self.experts is None or self.capacity_factor is None:
             return self.group_tokens
         balanced = self.experts_per_token * self.group_tokens / self.experts
@@ -190,7 +191,7 @@ class GPTConfig:
 
     @cached_property
     def dim_sizes(self) -> Mapping[str, int]:
-        """Sizes of all dims of the model's weights, by name. The vocabulary is without padding."""
+        """Sizes of all weight dims by name, without padding of the vocabulary."""
         return {
             "layers": self.blocks,
             "dense_layers": self.dense_layers,
@@ -213,7 +214,7 @@ class GPTConfig:
     def vocab_rows(self, shards: int = 1) -> int:
         """Size of the padded vocabulary: a multiple of `vocab_multiple` (128, as in Megatron-LM) and of `shards`.
 
-        There is no further padding if the shards divide it as padded on one device, so compared steps do equal work.
+        If the shards divide the one-device padding there is no more padding, so that compared steps do equal work.
 
         >>> [GPTConfig(layers=12, embed=768, heads=12).vocab_rows(shards) for shards in (1, 2, 8, 3, 5)]
         [50304, 50304, 50304, 50304, 50560]
@@ -224,31 +225,31 @@ class GPTConfig:
 
 
 def _require_pattern(config: GPTConfig) -> None:
-    """Refuse options of sparse attention that have no meaning together."""
+    """Refuse options of sparse attention that do not go together."""
     pattern, stride, summary = config.attention_pattern, config.attention_stride, config.attention_summary
     if stride is not None:
         require_divides("attention_stride", stride, "it", sequence=config.sequence)
     if pattern == "strided":
         if summary != 1:
-            raise Infeasible(f"attention_summary={summary} is for attention_pattern=fixed; leave it out")
+            raise Infeasible(f"attention_summary={summary} is for attention_pattern=fixed; omit it")
     elif stride is None:
-        raise Infeasible("attention_pattern=fixed has blocks of attention_stride tokens; give attention_stride")
+        raise Infeasible("attention_pattern=fixed has blocks of attention_stride tokens; set attention_stride")
     elif config.attention_window is not None:
         problem = f"attention_window={config.attention_window} does not go with attention_pattern=fixed"
-        raise Infeasible(f"{problem}, whose blocks have attention_stride={stride} tokens; leave one of them out")
+        raise Infeasible(f"{problem}, whose blocks have attention_stride={stride} tokens; omit one of them")
     elif summary > stride:
         problem = f"attention_summary={summary} is more than the attention_stride={stride} tokens of a block"
-        raise Infeasible(f"{problem}; take at most {stride}")
+        raise Infeasible(f"{problem}; use at most {stride}")
 
 
 def _require_experts(config: GPTConfig) -> None:
-    """Refuse more experts for a token than there are, groups that do not divide a sequence, and fields of experts
-    without experts.
+    """Refuse more experts per token than experts, groups that do not divide a sequence, and expert fields without
+    experts.
 
-    Only scores that are sigmoids have a scale, biases and groups, as in DeepSeek-V3.
+    Only sigmoid scores have a scale, biases and groups, as in DeepSeek-V3.
     """
     if config.experts is None:
-        _require_left_out(config, OF_EXPERTS, "a model with experts; give experts")
+        _require_left_out(config, OF_EXPERTS, "a model with experts; set experts")
         return
     if config.dense_layers >= config.layers:
         raise Infeasible(
@@ -257,14 +258,14 @@ def _require_experts(config: GPTConfig) -> None:
     require_at_most("experts_per_token", config.experts_per_token, experts=config.experts)
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
     if config.router != "sigmoid":
-        _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; leave it out")
+        _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; omit it")
     require_divides("router_groups", config.router_groups, "it", experts=config.experts)
     require_at_most("groups_per_token", config.groups_per_token, router_groups=config.router_groups)
     reach = config.experts // config.router_groups * config.groups_per_token
     if config.experts_per_token > reach:
         groups = f"the groups_per_token={config.groups_per_token} groups of a token have {reach} experts"
         raise Infeasible(
-            f"{groups}, fewer than experts_per_token={config.experts_per_token}; give more groups_per_token"
+            f"{groups}, fewer than experts_per_token={config.experts_per_token}; use more groups_per_token"
         )
     if config.routing not in ROUTINGS and not 0 < zipf_exponent(config.routing) <= MOST_UNEVEN:
         kinds = f"it can be {', '.join(ROUTINGS)} or zipf=X with X above 0 and up to {MOST_UNEVEN:g}, such as zipf=1.2"
@@ -272,7 +273,7 @@ def _require_experts(config: GPTConfig) -> None:
 
 
 def zipf_exponent(routing: str) -> float:
-    """The exponent X of "zipf=X"; 0 if that is not what it says.
+    """The exponent X of "zipf=X"; 0 for other routings.
 
     >>> zipf_exponent("zipf=1.2"), zipf_exponent("balanced")
     (1.2, 0.0)
@@ -282,16 +283,16 @@ def zipf_exponent(routing: str) -> float:
 
 
 def _require_left_out(config: GPTConfig, names: tuple[str, ...], needed: str) -> None:
-    """Refuse fields that are given without what they are for."""
+    """Refuse fields without effect."""
     defaults = {each.name: each.default for each in fields(GPTConfig) if each.name in names}
     if given := [name for name, default in defaults.items() if getattr(config, name) != default]:
         raise Infeasible(f"{given[0]}={getattr(config, given[0])!r} is for {needed}")
 
 
 OF_SIGMOIDS = "routed_scale", "router_bias_rate", "router_groups", "groups_per_token"
-"""Fields of `GPTConfig` that have a meaning with router="sigmoid" only."""
+"""Fields of `GPTConfig` that need router="sigmoid"."""
 OF_EXPERTS = (
     *("dense_layers", "experts_per_token", "expert_mlp", "shared_mlp", "router", "routing", *OF_SIGMOIDS),
     *("capacity_factor", "expert_group", "balance_loss", "router_z_loss"),
 )
-"""Fields of `GPTConfig` that have a meaning with `experts` only."""
+"""Fields of `GPTConfig` that need `experts`."""

@@ -1,4 +1,4 @@
-"""What does not fit together or is broken: the errors, and the words that name the legal sizes."""
+"""Errors for what does not fit together or is broken, and wording of the legal sizes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,11 +16,10 @@ class Infeasible(ValueError):
     narrowed: Callable[[], str] | None = None
 
     def __str__(self) -> str:
-        """The message."""
         return self._message
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
-        """As a plain error where it goes to another process."""
+        """Pickles as an error with a fixed message."""
         return Infeasible, (str(self),)
 
     @cached_property
@@ -29,26 +28,24 @@ class Infeasible(ValueError):
 
     @property
     def alone(self) -> str:
-        """The message about this problem, whatever the others. No plan is made for it."""
+        """The message about only this problem. It makes no plan."""
         return super().__str__()
 
 
 class BrokenStrategy(ValueError):
-    """A function of a user's strategy fails, or returns what it must not. The message names the function."""
+    """A function of a user's strategy fails or returns something invalid. The message names the function."""
 
 
 class WrongSize(Infeasible):
     """A size does not fit. The message lists the sizes that do.
 
     Attributes:
-        problem: what does not fit.
         subject: name of the size, such as that of a mesh axis.
-        sizes: those for which this problem is solved.
-        rest: what the message adds to the list.
+        sizes: those that solve this problem.
+        rest: text after the list.
     """
 
     def __init__(self, problem: str, subject: str, sizes: Sequence[int], rest: str = "") -> None:
-        """Keep the parts of the message."""
         super().__init__(problem)
         self.problem, self.subject, self.sizes, self.rest = problem, subject, sizes, rest
 
@@ -58,7 +55,7 @@ class WrongSize(Infeasible):
 
     @property
     def alone(self) -> str:
-        """The message with the sizes that solve this problem, whatever the others. No plan is made for it."""
+        """The message with the sizes that solve only this problem. It makes no plan."""
         return f"{self.problem}; {one_of(self.sizes, self.subject)}{self.rest}"
 
 
@@ -74,11 +71,11 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 SHOWN_DIVISORS = 24
-"""Most divisors that a message lists: the numbers up to 360 have no more."""
+"""Upper bound on the divisors that a message lists: no number up to 360 has more."""
 
 
 def legal(number: int, subject: str) -> str:
-    """State in words the divisors of a number, for error messages.
+    """The divisors of a number in words, for error messages.
 
     >>> legal(8, "tensor")
     'tensor can be 1, 2, 4 or 8'
@@ -87,7 +84,7 @@ def legal(number: int, subject: str) -> str:
 
 
 def one_of(sizes: Sequence[int], subject: str) -> str:
-    """State in words the sizes that are legal."""
+    """The legal sizes in words."""
     texts = [str(size) for size in sizes]
     if len(texts) > SHOWN_DIVISORS:
         return f"{subject} can be {', '.join(texts[: SHOWN_DIVISORS - 1])} ... or {texts[-1]}"
@@ -95,22 +92,14 @@ def one_of(sizes: Sequence[int], subject: str) -> str:
 
 
 def require_divides(name: str, size: int, subject: str = "", /, **numbers: int) -> None:
-    """Check that a size, as of a mesh axis, divides numbers of the model. The message calls it `subject`, or `name`.
-
-    Raises:
-        Infeasible: it does not; the message names both numbers and the legal sizes.
-    """
+    """Check that a size, such as a mesh axis, divides numbers of the model. Messages call it `subject`, or `name`."""
     for other, number in numbers.items():
         if number % size:
             raise WrongSize(f"{name}={size} does not divide {other}={number}", subject or name, divisors(number))
 
 
 def require_at_most(name: str, size: int, **numbers: int) -> None:
-    """Check that a size is not above numbers of the model.
-
-    Raises:
-        Infeasible: it is; the message names both numbers.
-    """
+    """Check that a size does not exceed numbers of the model."""
     for other, number in numbers.items():
         if size > number:
-            raise Infeasible(f"{name}={size} is more than {other}={number}; take at most {number}")
+            raise Infeasible(f"{name}={size} is more than {other}={number}; use at most {number}")

@@ -1,6 +1,6 @@
 """MeshSpec: a mesh as named axis sizes, spelled the same in test ids, records, plots and errors.
 
-This module needs no JAX. `device_mesh.py` makes a `jax.sharding.Mesh` of a spec.
+This module needs no JAX. `device_mesh.py` makes a `jax.sharding.Mesh` from a spec.
 """
 
 import math
@@ -23,22 +23,14 @@ def all_axes() -> tuple[str, ...]:
 
 
 def add_axes(names: Iterable[str]) -> None:
-    """Add mesh axes. Each stands before the next of the names that there is already; without one it is the innermost.
-
-    Args:
-        names: of all axes of a strategy, outermost first. Those that there are already change nothing.
-
-    Raises:
-        ValueError: a mesh or a column of a table cannot have an axis of this name, or existing ones are out of order.
-            Then none is added.
-    """
+    """Add a strategy's mesh axes, outermost first. Each goes before the next existing name, or innermost."""
     names = tuple(dict.fromkeys(names))
     new, known = [name for name in names if name not in _axes], [name for name in names if name in _axes]
     if known != sorted(known, key=_axes.index):
         raise ValueError(f"axes {', '.join(known)} are out of order; the order is {', '.join(_axes)}")
     for name in new:
         if not re.fullmatch("[a-z]+", name) or name == "several":
-            raise ValueError(f"{name!r} cannot be a mesh axis; take lower-case letters alone, and not 'several'")
+            raise ValueError(f"{name!r} cannot be a mesh axis; use lower-case letters only, and not 'several'")
     for name in new:
         later = [other for other in names[names.index(name) :] if other in _axes]
         _axes.insert(_axes.index(later[0]) if later else len(_axes), name)
@@ -55,13 +47,12 @@ class MeshSpec:
     """Named sizes such as `data=2,tensor=4`, in the order of `all_axes`; parse and print are inverse.
 
     Raises:
-        Infeasible: an unknown or repeated axis, a size that is no whole number of at least one, or axes out of order.
+        Infeasible: an axis is unknown, repeated or out of order, or a size is not a whole number of at least one.
     """
 
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        """Check types, names, sizes and order of the axes."""
         if not isinstance(self.axes, tuple | list):
             raise Infeasible(f"axes={reprlib.repr(self.axes)}; write a mesh as MeshSpec.parse('data=2,tensor=4')")
         require_types(self, Infeasible)
@@ -79,10 +70,10 @@ class MeshSpec:
 
     @classmethod
     def parse(cls, text: str) -> "MeshSpec":
-        """Parse the text of a mesh. `str` is the inverse.
+        """Parse a mesh from a string. `str` is the inverse.
 
         Raises:
-            Infeasible: it is no text of the form name=size,name=size, or names no valid mesh.
+            Infeasible: it does not have the form name=size,name=size, or is not a valid mesh.
 
         Examples:
             >>> str(MeshSpec.parse("data=2,pipeline=2,tensor=2"))
@@ -97,15 +88,14 @@ class MeshSpec:
 
     @classmethod
     def of(cls, mesh: "MeshSpec | str") -> "MeshSpec":
-        """Return a `MeshSpec` unchanged, or parse its text.
+        """Return a `MeshSpec` unchanged, or parse a string.
 
         Raises:
-            Infeasible: the text cannot be parsed, or the argument is of another type.
+            Infeasible: the string cannot be parsed, or the argument has another type.
         """
         return mesh if isinstance(mesh, MeshSpec) else cls.parse(mesh)
 
     def __str__(self) -> str:
-        """The text of the mesh, as `parse` reads it."""
         return ",".join(f"{name}={size}" for name, size in self.axes)
 
     @property
@@ -119,7 +109,7 @@ class MeshSpec:
         return math.prod(size for _, size in self.axes)
 
     def split_axes(self, axes: Sequence[str]) -> tuple[str, ...]:
-        """Those of the given axes whose size is above one.
+        """The given axes whose size is above one.
 
         Examples:
             >>> MeshSpec.parse("data=1,tensor=4").split_axes(("data", "fsdp", "tensor"))
@@ -129,7 +119,7 @@ class MeshSpec:
 
 
 def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:
-    """Every mesh of exactly this many devices over some of the axes, without axes of size one.
+    """Every mesh of exactly `devices` devices over some of the axes, without axes of size one.
 
     For one device it is the first axis with size one.
 

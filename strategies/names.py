@@ -1,4 +1,4 @@
-"""Mappings from names whose errors list the known names."""
+"""Mappings whose errors list the known names."""
 
 import difflib
 import reprlib
@@ -21,15 +21,12 @@ class UnknownName(KeyError, ValueError):
 class Named(dict[str, Value]):
     """A dict that raises `UnknownName` for a missing key, and suggests a similar name.
 
-    Args:
-        what: what a value is, for the message.
-        items: of the dict.
-        known_as: a name that others use -> the name in this dict.
+    `what` says in messages what a value is; `known_as` maps names that others use to keys.
 
     >>> Named("strategy", {"fsdp": 1, "data": 2}, {"zero3": "fsdp"})["zero3"]
     Traceback (most recent call last):
         ...
-    strategies.names.UnknownName: 'zero3' is no strategy; there are fsdp, data; did you mean fsdp?
+    strategies.names.UnknownName: 'zero3' is not a strategy; use one of fsdp, data; did you mean fsdp?
     """
 
     def __init__(self, what: str, items: Mapping[str, Value], known_as: Mapping[str, str] | None = None) -> None:
@@ -41,14 +38,15 @@ class Named(dict[str, Value]):
 
 
 def unknown(name: object, what: str, names: Iterable[str], known_as: Mapping[str, str] = NO_OTHERS) -> str:
-    """The error message for an unknown name: the known names, and the one that may be meant."""
+    """The error message for an unknown name: the known names, and a suggestion."""
     names, text = list(names), str(name).lower()
     meant = [known_as[text]] if text in known_as else similar(text, names)
-    return f"{name!r} is no {what}; there are {', '.join(names)}{did_you_mean(meant)}"
+    article = "an" if what[0] in "aeiou" else "a"
+    return f"{name!r} is not {article} {what}; use one of {', '.join(names)}{did_you_mean(meant)}"
 
 
 def similar(name: str, names: Iterable[str]) -> list[str]:
-    """The name that is most like another one, if any is."""
+    """The most similar name, if any is."""
     return difflib.get_close_matches(name.lower(), list(names), n=1)
 
 
@@ -58,11 +56,11 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 MOST_DIFFERENCES = 5
-"""Differences that a message lists, at most."""
+"""Upper bound on the differences that a message lists."""
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, str] | None = None) -> str:
-    """The fields that differ, with both values, and the options that set them. Those without an option come last.
+    """The fields that differ, with both values, and the options that set them. Fields without an option come last.
 
     >>> differences({"layers": 2, "dtype": "float32"}, {"layers": 3, "dtype": "float32"}, {"layers": "--layers"})
     'layers=2, not 3 (--layers)'
@@ -87,7 +85,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The message of an error, also of a class that cannot say it.
+    """The message of an error, even if its `__str__` fails.
 
     >>> text_of(ValueError("heads=3")), text_of(type("Silent", (Exception,), {"__str__": lambda self: self})())
     ('heads=3', '(without a message: its __str__ raised TypeError)')

@@ -1,11 +1,11 @@
 """Pipeline parallel: each device is a stage that holds some of the layers (Huang et al. 2019, "GPipe").
 
 Microbatches pass through the stages in the order of a schedule (pipelining/schedules.py). At each tick a stage runs the
-forward or the backward pass of one microbatch, or is idle. Embedding and head are split over the vocabulary, a shard on
-each stage, so that no stage holds or computes more than another (Yeung et al. 2024, "Balancing Pipeline Parallelism
-with Vocabulary Parallelism"). All stages together embed a microbatch when the first stage needs it, and compute its
-loss when the last stage has finished it. Leading dense layers of a mixture run with the embedding: they are replicated
-on every stage, and run forward again for the backward pass.
+forward or the backward pass of one microbatch, or is idle. Embedding and head are split over the vocabulary, one shard
+per stage, so that no stage holds or computes more than another (Yeung et al. 2024, "Balancing Pipeline Parallelism with
+Vocabulary Parallelism"). All stages together embed a microbatch when the first stage needs it, and compute its loss
+when the last stage has finished it. Leading dense layers of a mixture run with the embedding: they are replicated on
+every stage, and run forward again for the backward pass.
 
     x[b,T,D] -permute(pipeline)-> the next stage, dx[b,T,D] -permute(pipeline)-> the previous stage: one exchange at
         the end of each tick in which any stage sends, or two if a stage receives both
@@ -17,9 +17,9 @@ on every stage, and run forward again for the backward pass.
     once a step, in `reduce_dtype`:
     dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
-For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; GPipe has
-2 (M + S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2 B T D (S-1)/S elements in
-all-reduces, in the compute dtype. Positions, leading dense layers and the last norm are replicated on every stage.
+For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; GPipe has 2 (M +
+S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2 B T D (S-1)/S elements in all-reduces,
+in the compute dtype. Positions, leading dense layers and the last norm are replicated on every stage.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,11 +45,7 @@ from strategies.strategy import Strategy
 
 
 def require(plan: Plan) -> None:
-    """Check that layers and microbatches fit the stages.
-
-    Raises:
-        Infeasible: there are fewer layers than parts, or the microbatches do not fit the schedule.
-    """
+    """Check that layers and microbatches fit the stages."""
     _ = plan.order
 
 
@@ -63,7 +59,7 @@ def implement(plan: Plan) -> Implementation:
 
 
 def has_partial_gradient(plan: Plan, spec: WeightSpec) -> bool:
-    """Whether stages have parts of the gradient of a replicated weight: of the last norm, by their vocabulary."""
+    """Whether stages have parts of a replicated weight's gradient: the last norm's, by vocabulary shard."""
     return spec.name.startswith("head.") and "vocab" not in spec.dims
 
 
@@ -97,7 +93,7 @@ def scheduled(plan: Plan) -> Differentiate:
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
         executor = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop)
         loss, dblocks, dends = executor()
-        # Devices that split the features of a layer compute extras alike, and each backpropagates its share of them.
+        # Devices that split a layer's features compute identical extras, and each backpropagates its share of them.
         loss |= {name: plan.tensors * model(ends).hooks.replicated_loss(loss[name]) for name in plan.block.extras()}
         return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
 
@@ -105,7 +101,7 @@ def scheduled(plan: Plan) -> Differentiate:
 
 
 def _cast_ahead(blocks: Weights, plan: Plan) -> Weights:
-    """The weights of layers in the dtypes in which they are used, if `Plan.casts_ahead`."""
+    """The layers' weights, cast to the dtype of their use if `Plan.casts_ahead`."""
     if not plan.casts_ahead:
         return blocks
 
@@ -116,7 +112,7 @@ def _cast_ahead(blocks: Weights, plan: Plan) -> Weights:
 
 
 def forward(chunks: int, microbatches: int) -> Losses:
-    """Losses by a forward pass through the stages, each with this many chunks, one microbatch after another."""
+    """Losses by a forward pass through the stages, with `chunks` chunks each, microbatch by microbatch."""
 
     def losses(build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens) -> Array:
         def run(blocks: Weights, x_bTD: Array) -> Array:
@@ -140,7 +136,7 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
 def all_reduces(plan: Plan) -> Iterator[Traffic]:
     """The all-reduces of embedding and head."""
     along = plan.axes_of("layers")
-    # The last stage's result, its gradient, and that of the first stage's input.
+    # The last stage's result and its gradient, and the gradient of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
     extras = len(plan.block.extras())
     yield from traffic(plan, "extras", "all_reduce", along, extras, array="number", when="after backward")

@@ -48,8 +48,8 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
             "gpt2-medium": dataclasses.replace(_GPT2, layers=24, embed=1024, heads=16),
             "gpt2-large": dataclasses.replace(_GPT2, layers=36, embed=1280, heads=20),
             "gpt2-xl": dataclasses.replace(_GPT2, layers=48, embed=1600, heads=25),
-            # Brown et al. 2020, table 2.1. 13b is printed there with 5140 wide, which 40 heads do not divide; and 1.3b
-            # with 24 heads of 128, which is more than its width.
+            # Brown et al. 2020, table 2.1. It prints a width of 5140 for 13b, which 40 heads do not divide, and 24
+            # heads of 128 for 1.3b, which exceed its width.
             "gpt3-125m": _GPT3,
             "gpt3-350m": dataclasses.replace(_GPT3, layers=24, embed=1024, heads=16),
             "gpt3-760m": dataclasses.replace(_GPT3, layers=24, embed=1536, heads=16),
@@ -62,8 +62,8 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
             "llama2-7b": _LLAMA2,
             "llama2-13b": dataclasses.replace(_LLAMA2, layers=40, embed=5120, heads=40, mlp=13_824),
             "llama2-70b": dataclasses.replace(_LLAMA2, layers=80, embed=8192, heads=64, key_heads=8, mlp=28_672),
-            # Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3; 405b as released with Llama 3.1. The
-            # sequences are those of pre-training, before the stages with longer ones.
+            # Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3; 405b as released with Llama 3.1. Sequences
+            # as in pre-training, before the stages with longer ones.
             "llama3-8b": _LLAMA3,
             "llama3-70b": dataclasses.replace(_LLAMA3, layers=80, embed=8192, heads=64, mlp=28_672),
             "llama3-405b": dataclasses.replace(
@@ -100,8 +100,8 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
                 router="softmax",
             ),
             # Huo et al. 2025, "dots.llm1 Technical Report", with the rate of DeepSeek-V3's biases. The base of rotary
-            # positions, the epsilon of norms and the scale of weights are those of a published conversion of
-            # dots.llm1.inst (lablup/mlxcel, src/models/dots1_tests.rs).
+            # positions, the epsilon of norms and the scale of weights are from a published conversion of dots.llm1.inst
+            # (lablup/mlxcel, src/models/dots1_tests.rs).
             "dots1": dataclasses.replace(
                 _QWEN3,
                 layers=62,

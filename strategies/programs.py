@@ -1,4 +1,4 @@
-"""Refuses to run a module by `python -m` that is not a program: it would do nothing, and exit with 0."""
+"""Refuse `python -m` of a module that is not a program, because it would do nothing and exit with 0."""
 
 import re
 import sys
@@ -7,25 +7,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MAIN = '\nif __name__ == "__main__":'
-"""What a module contains that is a program."""
+"""Text that a module contains if it is a program."""
 
 
 def require_program(*packages: str, commands: Callable[[str], list[str]] = lambda module: []) -> None:
-    """End the process if `python -m` is about to run a module of these packages that is not a program.
+    """End the process if `python -m` is about to run a module of this or the named packages that is not a program.
 
-    `python -m` keeps "-m" in `sys.argv[0]` while it imports the package of the module (CPython, Lib/runpy.py), so a
-    package calls this while it is imported.
-
-    Args:
-        packages: names of packages beside this one.
-        commands: module -> the commands that it runs.
-
-    Raises:
-        SystemExit: with 2, after a line that names the commands.
+    `python -m` keeps "-m" in `sys.argv[0]` while it imports the module's package (CPython, Lib/runpy.py), so packages
+    call this on import. `commands` maps the module to the commands that it runs, for the message.
     """
     if sys.argv[:1] != ["-m"]:
         return
-    module = re.sub("^-[A-Za-z]*?m", "", sys.orig_argv[-len(sys.argv) :][0])  # `-m` and its module may be one word
+    module = re.sub("^-[A-Za-z]*?m", "", sys.orig_argv[-len(sys.argv) :][0])  # `-m` and its module may be one argument
     path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     if module.partition(".")[0] not in packages or not path.is_file() or MAIN in path.read_text():
         return

@@ -1,4 +1,4 @@
-"""The registry of strategies: the built-in ones, and user-defined ones that `register` adds."""
+"""The registry of strategies: built-in ones, and user-defined ones added by `register`."""
 
 import importlib
 import os
@@ -23,7 +23,7 @@ from strategies.three_d import THREE_D
 from strategies.zero import ZERO1, ZERO2
 
 MODULES = "MESHMARK_STRATEGIES"
-"""Environment variable with the names of modules, separated by commas, that register user-defined strategies."""
+"""Environment variable with a comma-separated list of modules that register user-defined strategies."""
 KNOWN_AS = {
     "zero3": "fsdp",
     "ddp": "data",
@@ -34,7 +34,7 @@ KNOWN_AS = {
     "pp": "pipeline",
     "3d": "three_d",
 }
-"""Names that other frameworks use -> the names of the strategies."""
+"""Names in other frameworks -> names of strategies."""
 
 
 class NotImportable(ValueError):
@@ -51,15 +51,15 @@ def register(strategy: Strategy) -> Strategy:
     """Add a user-defined strategy to `STRATEGIES`, and its new mesh axes to the existing ones (`mesh.add_axes`).
 
     Call it in a module that the environment variable `MESHMARK_STRATEGIES` names. Every process imports these modules
-    together with the registry, before it looks up a strategy.
+    with the registry, before it looks up a strategy.
 
     Raises:
-        ValueError: it is no strategy, the name is taken, its axes are out of order, or an axis has a name that a mesh
-            or a column of a table cannot have.
+        ValueError: it is not a strategy, the name is taken, its axes are out of order, or an axis has a name that a
+            mesh or a column of a table cannot have.
     """
     require_instance(strategy, Strategy, "what is registered", ValueError)
     if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:
-        raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
+        raise ValueError(f"a strategy {strategy.name!r} exists; choose another name")
     add_axes(strategy.axis_names)
     _registered[strategy.name] = strategy
     return strategy
@@ -68,8 +68,8 @@ def register(strategy: Strategy) -> Strategy:
 def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) -> list[MeshSpec]:
     """A strategy's meshes of that many devices, without those on which it equals a simpler strategy.
 
-    Strategies whose step the compiler partitions are not compared with others in this way. For a model without the
-    weights that an axis splits, as experts, meshes with this axis are left out: it does what the data axis does.
+    Compiler-partitioned strategies are not compared with others. For a model without the weights that an axis splits,
+    such as experts, meshes with this axis are omitted, because it does what the data axis does.
 
     >>> [str(mesh) for mesh in distinct_meshes("hsdp", 8)]
     ['data=2,fsdp=4', 'data=4,fsdp=2']
@@ -89,11 +89,7 @@ def distinct_meshes(name: str, devices: int, config: GPTConfig | None = None) ->
 
 
 def import_others() -> None:
-    """Import the modules that `MESHMARK_STRATEGIES` names. They register user-defined strategies.
-
-    Raises:
-        NotImportable: a module is missing, or raises anything but KeyboardInterrupt, such as SystemExit.
-    """
+    """Import the modules that `MESHMARK_STRATEGIES` names; they register user-defined strategies."""
     for name in filter(None, os.environ.get(MODULES, "").split(",")):
         try:
             importlib.import_module(name)
@@ -101,7 +97,7 @@ def import_others() -> None:
             raise
         except BaseException as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
-            way_out = "name modules that are on PYTHONPATH" if missing else f"mend it, or leave it out of {MODULES}"
+            way_out = "name modules that are on PYTHONPATH" if missing else f"fix it, or remove it from {MODULES}"
             problem = f"{MODULES} names {name!r}, which cannot be imported ({in_a_line(error)})"
             raise NotImportable(f"{problem}; {way_out}") from error
 

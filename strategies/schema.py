@@ -1,6 +1,6 @@
-"""Strict types for all that is read: JSON, tables (files.py) and configurations. They need neither JAX nor pandas.
+"""Strict types for all input: JSON, tables (files.py) and configurations. They need neither JAX nor pandas.
 
-msgspec converts nothing silently: no text where a number is meant, no number where true or false is meant, no NaN.
+msgspec converts nothing silently: a string is not a number, a number is not a Boolean, and NaN is refused.
 """
 
 import re
@@ -16,21 +16,21 @@ import msgspec
 from msgspec import Meta
 
 MOST = 2.0**63
-"""No amount that is read needs more than 63 bits. It also refuses infinities."""
+"""Upper bound on amounts: 63 bits suffice. It also refuses infinities."""
 Number = Annotated[float, Meta(ge=-MOST, lt=MOST)]
 Amount = Annotated[float, Meta(ge=0, lt=MOST)]
 Positive = Annotated[float, Meta(gt=0, lt=MOST)]
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Scalar = bool | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | Number | str | None
-"""What a cell of a row can be whose column has no narrower type."""
+"""Possible values of a table cell whose column has no narrower type."""
 
 T = TypeVar("T")
 
 WORDS = {
     "float": "a number",
     "int": "a whole number",
-    "str": "a text",
+    "str": "a string",
     "bool": "true or false",
     "null": "null",
     "object": "an object",
@@ -42,20 +42,16 @@ BOUNDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
 
 
 class SchemaError(ValueError):
-    """A value or a file is not of its schema. The message is one line: the place, the value, and what it can be."""
+    """A value or file does not match its schema. The message is one line: the place, the value, what it can be."""
 
 
 def checked(value: Any, kind: type[T] | Any, where: str, *, texts: bool = False) -> T:
     """Return a value as its type, which may be a `msgspec.Struct` or any annotation.
 
     Args:
-        value: of JSON types.
-        kind: the type; lists of fields become structs, and lists become tuples where it says so.
+        kind: the type; objects become structs, and lists become tuples where it says so.
         where: the file, or what the value is, for the message.
-        texts: whether numbers and truths may be texts, as the cells of a table are.
-
-    Raises:
-        SchemaError: it is of another type or out of range.
+        texts: whether numbers and Booleans may be strings, as in a table's cells.
 
     >>> checked({"devices": 8}, dict[str, Count], "run.json")
     {'devices': 8}
@@ -75,11 +71,7 @@ def checked(value: Any, kind: type[T] | Any, where: str, *, texts: bool = False)
 
 
 def checked_fields(facts: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
-    """Check the values of some keys; a mapping may have others.
-
-    Raises:
-        SchemaError: a key is missing, or its value is of another type.
-    """
+    """Check the values of some keys; others are allowed."""
     if missing := [name for name in kinds if name not in facts]:
         raise SchemaError(f"{where} lacks {', '.join(missing)}")
     for name, kind in kinds.items():
@@ -87,25 +79,18 @@ def checked_fields(facts: Mapping[str, Any], kinds: Mapping[str, Any], where: st
 
 
 def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
-    """Check each field of a dataclass against its annotation, when it is made.
+    """Check each field of a dataclass, which may be frozen, against its annotation. A mismatch raises `error`.
 
-    Fields get their annotated types: a whole number becomes a float, and a list a tuple, where these are annotated.
-    numpy's numbers, as of `numpy.logspace`, become Python's.
-
-    Args:
-        config: the dataclass, which may be frozen.
-        error: what is raised.
-
-    Raises:
-        ValueError: a field is of another type or out of range; as `error`.
+    Fields get their annotated types: an integer becomes a float, and a list a tuple, where these are annotated. NumPy
+    numbers become Python's.
     """
     kinds = _struct(type(config))
-    # By attribute: where msgspec has made the dataclass, defaults are attributes of its class.
+    # By attribute, because where msgspec has made the dataclass, defaults are attributes of its class.
     values = {name: getattr(config, name) for name in kinds.__struct_fields__}
     try:
         try:
             converted = msgspec.convert(values, kinds)
-        except msgspec.ValidationError:  # only then, because a search makes thousands
+        except msgspec.ValidationError:  # only after a failure, because a search makes thousands
             values = _plain(values)
             converted = msgspec.convert(values, kinds)
     except msgspec.ValidationError as problem:
@@ -119,13 +104,13 @@ def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
 
 @cache
 def _struct(kind: type) -> type[msgspec.Struct]:
-    """The fields of a dataclass as a struct, by which all are checked in one call. A search checks thousands."""
+    """The fields of a dataclass as a struct, which checks all in one call, because a search checks thousands."""
     hints = get_type_hints(kind, include_extras=True)
     return msgspec.defstruct(kind.__name__, [(field.name, hints[field.name]) for field in fields(kind)])
 
 
 def _plain(value: Any) -> Any:
-    """The value with Python's numbers in place of numpy's."""
+    """The value with NumPy numbers converted to Python's."""
     if type(value) in (tuple, list):
         return type(value)(map(_plain, value))
     if type(value) is dict:
@@ -147,7 +132,7 @@ def _place(where: str, path: str) -> str:
 
 
 def _message(said: str, path: str, value: Any, kind: Any, where: str) -> str:
-    """One line from msgspec's message, the place and the value there."""
+    """A one-line message: the place, the value there, and what it can be."""
     place = _place(where, path)
     if found := re.fullmatch(r"Object missing required field `(.*)`", said):
         return f"{place} lacks {found[1]}"
@@ -191,19 +176,19 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 
 
 def _ends(kind: Any) -> tuple[float, float] | None:
-    """Both ends of a range of fractions; None if it has no two ends."""
+    """Both ends of a range of fractions; None unless it has two."""
     metas = [meta for option in (kind, *get_args(kind)) for meta in getattr(option, "__metadata__", ())]
     ranges = [(meta.ge, meta.le) for meta in metas if isinstance(meta.ge, float) and isinstance(meta.le, float)]
     return ranges[0] if ranges else None
 
 
 def _steps(path: str) -> list[str | int]:
-    """The steps of a path in msgspec's messages: names, and numbers of items."""
+    """The steps of a path in msgspec's messages: names and indices."""
     return [int(number) if number else name for name, number in re.findall(r"\.([^.\[]+)|\[([0-9]+)\]", path)]
 
 
 def _at(value: Any, path: str) -> Any:
-    """The value at a path in msgspec's messages; the value around it where the path does not say which."""
+    """The value at a path in msgspec's messages; the enclosing value where the path is ambiguous."""
     with suppress(LookupError, TypeError):
         for step in _steps(path):
             value = value[step]
@@ -211,7 +196,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _inner(kind: Any, path: str) -> Any:
-    """The annotation of a field or item at a path; None if the path leads elsewhere."""
+    """The annotation at a path; None if the path leads elsewhere."""
     for step in _steps(path):
         options = [kind, *get_args(kind)] if get_origin(kind) in (Annotated, Union, UnionType) else [kind]
         inside = None

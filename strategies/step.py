@@ -47,9 +47,9 @@ class State(NamedTuple):
 
     params: Weights
     optimizer: Any
-    """AdamW's moments and count, as optax keeps them, and any other state of the optimizer."""
+    """AdamW's moments and count, in optax's structure, and any other optimizer state."""
     master: Any = None
-    """Float32 weights that AdamW updates, if `params` are of another dtype (core/shards.py)."""
+    """Float32 weights that AdamW updates, if `params` have another dtype (core/shards.py)."""
 
 
 class Load(NamedTuple):
@@ -58,7 +58,7 @@ class Load(NamedTuple):
     Attributes:
         choices_LE: tokens that chose each expert.
         probs_LE: router probability of each expert, summed over tokens.
-        dropped_L: choices that were dropped, beyond an expert's capacity.
+        dropped_L: choices dropped because they exceed an expert's capacity.
     """
 
     choices_LE: Float[Array, "L E"]
@@ -67,8 +67,8 @@ class Load(NamedTuple):
 
 
 LossTerms = dict[str, Float[Array, ""]]
-"""The mean cross entropy of the tokens, as "loss", and the auxiliary losses of layers by name (`Extras`). Gradients are
-those of the sum."""
+"""The mean cross entropy of the tokens, as "loss", and auxiliary losses of layers by name (`Extras`). Gradients are of
+the sum."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> tuple[Float[Array, " N"], Extras]:
@@ -78,10 +78,10 @@ def forward(model: GPT, tokens_BS: Tokens) -> tuple[Float[Array, " N"], Extras]:
 
 
 Divisor = int | Array
-"""Divisor of the summed losses: the number of tokens in the global batch; in float16, that over the loss scale."""
+"""Divisor of the summed losses: the number of tokens in the global batch; in float16, divided by the loss scale."""
 Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, Divisor], tuple[LossTerms, Weights]]
 """(function from weights to a model, weights, this device's sequences, divisor) -> (this device's part of the loss, and
-its gradients). In float16 both are scaled."""
+of its gradients). In float16 both are scaled."""
 
 
 def autodiff(
@@ -107,7 +107,6 @@ class Optimizer(NamedTuple):
 
     Attributes:
         takes: shapes of the weights -> shapes and partition specs of the gradients that `update` takes.
-        init: weights -> the optimizer's initial state.
         specs: the state -> its partition specs.
         update: (gradients, state, weights) -> (what to add to the weights, state, global norm of the gradients). It
             runs inside `jax.shard_map`.
@@ -121,22 +120,22 @@ class Optimizer(NamedTuple):
 
 @dataclass(frozen=True)
 class Implementation:
-    """The functions by which the axes of a strategy change a step. The defaults are those of one device.
+    """The functions by which the axes of a strategy change a step. The defaults are for one device.
 
-    An axis sets those that it changes, and no other axis of the mesh may set the same. They run inside `jax.shard_map`,
-    unless the compiler partitions the step.
+    An axis sets the fields that it changes, and no other axis of the mesh may set the same. The functions run inside
+    `jax.shard_map`, unless the compiler partitions the step.
 
     Attributes:
         hooks: functions that the model calls, for communication inside it.
         differentiate: this device's shard of the batch, or of a microbatch -> its part of loss and gradients.
         schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
-            does. Otherwise gradients are accumulated, one microbatch after another.
-        losses: this device's shard of the batch, or of a microbatch, as `differentiate` takes -> the loss of each of
-            its tokens, by a forward pass.
+            does. Otherwise gradients are accumulated, microbatch by microbatch.
+        losses: this device's shard of the batch or of a microbatch, as for `differentiate` -> the loss of each of its
+            tokens, by a forward pass.
         reduce: each device's part of loss and gradients -> their sums; None is `gradients.sum_remaining`.
-        sum_layer: gradients of one layer -> their sums over replicas, in the backward loop (layer_reduction.py).
+        sum_layer: one layer's gradients -> their sums over replicas, in the backward loop (layer_reduction.py).
         optimizer: AdamW with clipping -> the optimizer that replaces it.
-        inexact: why the step does not compute what one device computes, by design; empty if it does.
+        inexact: why the step, by design, does not compute what one device computes; empty if it does.
         compiler_partitioned: whether the compiler partitions the step, so that functions see global arrays.
     """
 
@@ -168,19 +167,19 @@ class Step:
     """One training step on one mesh: `state, metrics = step(state, batch)`.
 
     Attributes:
-        init: key -> `State`, created sharded: no device ever holds the whole of an array that is sharded.
+        init: key -> `State`, created sharded: no device ever holds a sharded array as a whole.
         update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state. Auxiliary
-            losses are metrics of their own (`LossTerms`). In float16 there is "loss_scale", and a step whose
-            "grad_norm" is inf or NaN was skipped.
+            losses are separate metrics (`LossTerms`). In float16 there is "loss_scale", and a step whose "grad_norm" is
+            inf or NaN was skipped.
         gradients: the first half of `update`, jitted: (state, batch) -> (loss, gradients before clipping).
-        apply: the second half, jitted: (state, gradients) -> (state, all metrics but "loss"). Neither half donates
-            anything.
-        evaluation: the jitted function behind `evaluate`. It donates nothing.
+        apply: the second half, jitted: (state, gradients) -> (state, all metrics but "loss"). Neither half donates its
+            arguments.
+        evaluation: the jitted function behind `evaluate`. It does not donate its arguments.
         load: (weights, batch) -> `Load`, by a forward pass, jitted; None for a model without experts.
         state, batch, grads: shapes, dtypes and shardings of the state, of a batch, and of the gradients that `apply`
             takes.
         layer_slots: the layer in each slot of the stacked blocks, -1 for none; None if they are in order.
-        inexact: why the step does not compute what one device computes, by design; empty if it does.
+        inexact: why the step, by design, does not compute what one device computes; empty if it does.
         xla_options: XLA options with which a call compiles `update` (backends/xla_options.py).
         train, mesh, config: what the step was built from.
     """
@@ -202,10 +201,10 @@ class Step:
     xla_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
-        """Train on one batch. The given state is donated: use the returned one. Tokens on the host are placed first.
+        """Train on one batch. The state is donated: use the returned one. Tokens on the host are placed first.
 
-        Token ids of a batch that is on the mesh already are checked once for each array, without waiting for devices
-        (`CheckedBatches`), so an error may be that of an earlier batch. `update` and `evaluation` check no ids.
+        Token ids of a batch that is already on the mesh are checked once per array, without waiting for devices
+        (`CheckedBatches`), so an error may concern an earlier batch. `update` and `evaluation` check no ids.
 
         The call returns before the step has run. On virtual CPU devices at most `MOST_AHEAD` steps may be unfinished
         (backends/pace.py). The step is compiled with `xla_options`, which JAX does not allow inside another jitted
@@ -223,7 +222,7 @@ class Step:
         return state, metrics
 
     def evaluate(self, params: Weights, batch: Tokens) -> Float[Array, ""]:
-        """The mean loss of a batch by a forward pass, in the microbatches of the step. Tokens on the host are placed.
+        """The mean loss of a batch by a forward pass, in the step's microbatches. Tokens on the host are placed first.
 
         Raises:
             ValueError: weights or batch are not of this step, or the weights were donated to an earlier step.
@@ -231,7 +230,7 @@ class Step:
         return self.evaluation(params, self._placed(batch))
 
     def _placed(self, batch: Any) -> Tokens:
-        """A batch on the mesh, whose ids are checked. One that is sharded as `place` shards it is not moved."""
+        """A batch on the mesh, with checked ids. One that is sharded as `place` shards it is not moved."""
         if isinstance(batch, Tracer):
             return batch
         if not isinstance(batch, jax.Array) or not batch.sharding.is_equivalent_to(self.batch.sharding, batch.ndim):
@@ -249,7 +248,7 @@ class Step:
 
     @functools.cached_property
     def _tuned_update(self) -> Jitted[[State, Tokens], tuple[State, Metrics]]:
-        """`update`, compiled with `xla_options`. JAX allows these in no function that another jitted one calls."""
+        """`update`, compiled with `xla_options`. JAX does not allow these inside another jitted function."""
         if not self.xla_options:
             return self.update
         state = jax.tree.map(lambda each: each.sharding, self.state)
@@ -258,10 +257,10 @@ class Step:
         return jax.jit(update, out_shardings=shardings, donate_argnums=0, compiler_options=options)
 
     def place(self, tokens_BS: Any) -> Tokens:
-        """Put host tokens [batch_size, sequence + 1], a numpy array or anything that is indexed like one, on the mesh.
+        """Put host tokens [batch_size, sequence + 1], a NumPy array or anything that is indexed like one, on the mesh.
 
-        Each device gets its own sequences. Only the sequences of this process's devices are read, so a memory-mapped
-        array reads no more than these.
+        Each device gets its own sequences. Only the sequences of this process's devices are read, also from a
+        memory-mapped array.
 
         Raises:
             ValueError: the shape differs, they are not integers, or an id is outside the vocabulary.
@@ -276,11 +275,11 @@ class Step:
         return self._checked_batches.add(batch)
 
     def xla_options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The XLA options given, as the compiler of its devices reads them, and `xla_options` for the others."""
+        """The given XLA options in the form that the devices' compiler reads, and `xla_options` for the others."""
         return {**self.xla_options, **as_read(self.mesh.devices.flat[0].platform, given)}
 
     def lower(self) -> jax.stages.Lowered:
-        """Lower the step from shapes alone, without allocating anything. `.compile()` of the result compiles it."""
+        """Lower the step from shapes, without allocating anything. `.compile()` of the result compiles it."""
         return self._tuned_update.lower(self.state, self.batch)
 
     @property

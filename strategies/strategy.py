@@ -34,12 +34,7 @@ from strategies.step import Implementation, Step
 
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
-    """What all axes of a plan do in the step together. Each field of it, and each hook, is of one axis.
-
-    Raises:
-        TypeError: what an axis returns is no `Implementation`.
-        Infeasible: two axes set the same field.
-    """
+    """All axes' functions of a step. Each field, and each hook, belongs to one axis."""
     split = plan.over((*plan.placement.batch, *plan.placement.tokens))
 
     def batch_sum(x: Array) -> Array:
@@ -58,11 +53,7 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
 
 
 def _claimed(own: Hooks | Implementation, owners: dict[str, str], axis: str) -> dict[str, Any]:
-    """The fields that an axis sets, which become its own.
-
-    Raises:
-        Infeasible: one of them belongs to another axis.
-    """
+    """The fields that an axis sets; it becomes their owner."""
     values = {each.name: (getattr(own, each.name), each.default) for each in fields(own) if each.name != "hooks"}
     claimed = {name: value for name, (value, default) in values.items() if value is not default}
     for name in claimed:
@@ -79,14 +70,14 @@ class Strategy:
     Attributes:
         name: the value of `--strategy`.
         axes: outermost first; empty for one device.
-        implement: (plan, mesh) -> `Implementation`, by default the composition of the axes.
-        most_devices: number of devices of the largest mesh that it runs on.
+        implement: (plan, mesh) -> `Implementation`; default: the composition of the axes.
+        most_devices: upper bound on the number of devices.
         microbatches: default number of microbatches without pipeline stages.
-        usual_axes: names of the axes of the meshes that are measured by default; None for all.
+        usual_axes: names of the axes of meshes that are measured by default; None: all axes.
         twins: for a strategy that the compiler partitions: combinations of mesh axes -> the hand-written strategy with
             the same sharding.
-        make_step: (config, mesh, train, devices) -> the step, for a strategy that is not composed of axes; None if it
-            is. There are no formulas for such a strategy.
+        make_step: (config, mesh, train, devices) -> the step, for a strategy that is not composed of axes; such a
+            strategy has no formulas.
 
     Raises:
         ValueError: a field has a wrong type, an option is unknown, or axes exclude each other.
@@ -102,9 +93,8 @@ class Strategy:
     make_step: Callable[..., Step] | None = None
 
     def __post_init__(self) -> None:
-        """Check types, axes and options."""
         require_types(self)
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,49}", self.name):  # it stands in commands and in file names
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,49}", self.name):  # used in commands and file names
             problem = f"a strategy cannot be called {reprlib.repr(self.name)}"
             raise ValueError(f"{problem}; take up to 50 letters, digits, dots, hyphens and underscores, a letter first")
         if unknown := [name for name in self.options if name not in DEFAULTS]:
@@ -113,18 +103,19 @@ class Strategy:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the mesh axes that it can use, outermost first; "data" for one device, whose mesh is data=1."""
+        """Names of the mesh axes that it supports, outermost first; "data" for one device, whose mesh is data=1."""
         return tuple(axis.name for axis in self.axes) or ("data",)
 
     @functools.cached_property
     def options(self) -> tuple[str, ...]:
-        """Fields of `TrainConfig` that only some strategies have, and this one has."""
+        """Fields of `TrainConfig` that it has and not every strategy has."""
         return tuple(dict.fromkeys(option for axis in self.axes for option in axis.options))
 
     def applicable(self, train: TrainConfig) -> TrainConfig:
-        """The options of a step of another strategy for the same work by this one: without those it does not have.
+        """The options of another strategy's step for the same work by this strategy: without options that it does not
+        have.
 
-        `build` refuses an option that would change nothing. So the reference of a step is
+        `build` refuses an option without effect. So the reference of a step is
         `STRATEGIES["single"].applicable(train)`.
         """
         return applicable(self.axes, train)
@@ -136,7 +127,7 @@ class Strategy:
 
     @property
     def has_formulas(self) -> bool:
-        """Whether formulas know its communication and memory: not if the compiler or `make_step` decides them."""
+        """Whether formulas predict its communication and memory: not if the compiler or `make_step` decides them."""
         return not self.twins and self.make_step is None
 
     def build(
@@ -146,14 +137,14 @@ class Strategy:
 
         Args:
             config: the model.
-            mesh: a `MeshSpec`, or its text.
+            mesh: a `MeshSpec`, or a string.
             train: the options of the step.
-            devices: as many as the mesh has; by default the first of `jax.devices()`.
+            devices: one for each device of the mesh; default: the first of `jax.devices()`.
 
         Raises:
             Infeasible: model, mesh and batch do not fit together; the message names the numbers and what would fit.
             TypeError: `config` is a string.
-            ValueError: `make_step` ends the program, or returns no step.
+            ValueError: `make_step` ends the program, or does not return a `Step`.
         """
         if isinstance(config, str):
             raise TypeError(f"config must be a GPTConfig, got str {config!r}; use PRESETS[{config!r}]")
@@ -201,7 +192,7 @@ class Strategy:
         """The strategy's meshes of exactly this many devices.
 
         Raises:
-            Infeasible: `devices` is no count.
+            Infeasible: `devices` is not a positive whole number.
         """
         devices = require_count(devices, "devices")
         meshes = factorisations(self.axis_names, devices) if devices <= self.most_devices else ()
@@ -213,11 +204,11 @@ class Strategy:
         return {axis.name for axis in self.axes if axis.dims and dims.isdisjoint(axis.dims)}
 
     def batch_shards(self, mesh: MeshSpec) -> int:
-        """Number of shards of the batch on a mesh."""
+        """Number of batch shards on a mesh."""
         return size_of(self.placement.batch, mesh.sizes)
 
     def default_microbatches(self, mesh: MeshSpec | str, batch_size: int) -> int:
-        """Default number of microbatches: 2 per pipeline stage, or else `microbatches`; fewer for a small batch."""
+        """Default number of microbatches: 2 per pipeline stage, else `microbatches`; fewer for a small batch."""
         mesh = MeshSpec.of(mesh)
         stages = mesh.sizes.get("pipeline", 1)
         sequences = require_count(batch_size, "batch_size") // self.batch_shards(mesh)
@@ -234,5 +225,5 @@ class Strategy:
 
 
 def _local_device(step: Step) -> Any:
-    """One of the step's devices, of this process if it has any."""
+    """One of the step's devices, preferably of this process."""
     return [*step.mesh.local_devices, *step.mesh.devices.flat][0]

@@ -56,11 +56,7 @@ DIMS = "heads", "head_features", "key_features", "mlp", "expert_mlp", "shared_ml
 
 
 def require(plan: Plan) -> None:
-    """Check that the tensor axis divides the heads, the hidden features and, with sequence parallelism, the tokens.
-
-    Raises:
-        Infeasible: it does not divide one of them; the message names the numbers and the legal sizes.
-    """
+    """Check that the tensor axis divides the heads, the hidden features and, with sequence parallelism, the tokens."""
     size, contexts = plan.tensors, plan.size(*plan.placement.tokens)
     dims = {dim for weight in weight_specs(plan.config).values() for dim in weight.dims if dim.endswith("mlp")}
     hidden = {dim: plan.config.dim_sizes[dim] for dim in sorted(dims)}
@@ -77,11 +73,7 @@ def require(plan: Plan) -> None:
 
 
 def resolve_halves(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `halves="auto"`: "on" where it is possible, on devices that overlap the collectives of both halves.
-
-    Raises:
-        Infeasible: `halves="on"`, and a context axis or the number of sequences does not allow it.
-    """
+    """Resolve `halves="auto"`: "on" where it is possible, on devices that overlap the collectives of both halves."""
     default = plan.backend.halves_blocks if plan.blocks_rows else plan.backend.halves
     return {"halves": plan.choose("halves", _halves_problem(plan), default)}
 
@@ -99,16 +91,19 @@ def _halves_problem(plan: Plan) -> str:
 
 
 def implement(plan: Plan) -> Implementation:
-    """Sum the partial results of a layer's branches over the devices that split its features."""
+    """Sum partial results of a layer's branches over the devices that split its features."""
     mean = partial(lax.pmean, axis_name="tensor")
 
     def part(x: Array) -> Array:
         part = x / lax.axis_size("tensor")
-        return part if plan.sequence_parallel else mark_varying(part, "tensor")  # with it weights are marked already
+        return (
+            part if plan.sequence_parallel else mark_varying(part, "tensor")
+        )  # sequence parallelism has already marked the weights
 
     shared = {"replicated_loss": mean, "mean": mean, "per_device_share": part}
     if not plan.sequence_parallel:
-        # All tokens are here. Marked once, before several matmuls: their gradients are added, and then summed once.
+        # All tokens are here. They are marked once, before several matmuls, so that their gradients are added and then
+        # summed once.
         all_tokens = partial(mark_varying, axes="tensor")
         return Implementation(Hooks(**shared, sum=partial(lax.psum, axis_name="tensor"), all_tokens=all_tokens))
 
@@ -122,19 +117,18 @@ def implement(plan: Plan) -> Implementation:
 
 
 def has_partial_gradient(plan: Plan, spec: WeightSpec) -> bool:
-    """Whether a weight is replicated over `tensor`, but each device has only a part of its gradient.
+    """Whether a weight is replicated over `tensor` but each device has only a part of its gradient.
 
-    With sequence parallelism devices have different tokens; without it they have different heads, in a norm of each
-    head.
+    With sequence parallelism devices have different tokens; without it they have different heads in a head norm.
     """
     return not {*DIMS} & {*spec.dims} and (plan.sequence_parallel or "head_size" in spec.dims)
 
 
 def layers(plan: Plan) -> Iterator[Traffic]:
-    """Sums after attention, MLP and head, forward and backward. Empty slots of a stage count as layers."""
+    """Sums after attention, MLP and head, forward and backward. A stage's empty slots count as layers."""
     dtype, tensors = plan.train.dtype, plan.axes_of("head_features")
     branches = len(plan.block.branches())
-    # With remat="full" sums are repeated, except the last one of a layer, whose result is the next layer's input.
+    # With remat="full" all sums are repeated except a layer's last, whose result is the next layer's input.
     again = branches - 1 if plan.train.remat == "full" else 0
     sums = ((2 * branches + again) * plan.all_layers + branches * plan.recomputed_prefix_layers) * plan.residual
     extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
@@ -158,9 +152,9 @@ def layers(plan: Plan) -> Iterator[Traffic]:
 
 
 def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
-    """All-reduces of the gradients of the router and of the experts' biases, in each layer and microbatch.
+    """All-reduces of the gradients of the router and the experts' biases, per layer and microbatch.
 
-    There is one for each half of a microbatch, except for biases that are changed by loads, which are sums of both.
+    Each half of a microbatch has its own, except biases that are changed by loads, which are summed over both halves.
     """
     term = partial(traffic, plan, "router's gradients", "all_reduce", tuple(tensors), array="gradients")
     for weight in plan.weights.values():

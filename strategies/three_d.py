@@ -1,4 +1,4 @@
-"""3D parallel: any product of data (or fsdp, or hsdp), pipeline, context, expert and tensor, composed of those.
+"""3D parallel: any product of data (or fsdp, or hsdp), pipeline, context, expert and tensor.
 
 Data, pipeline and tensor together are "PTD-P" (Narayanan et al. 2021, section 3). Llama 3 was trained with fsdp and
 context as well (Llama Team 2024, section 3.3.2). Each axis splits what the others leave whole:
@@ -27,15 +27,15 @@ Each axis communicates as its own strategy does, for its shard of batch, layers,
     dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight
 
 For P parameters on d x f x p x c x t devices, the formulas in those files hold with P / pt for P, B / df for B, T / c
-for T and L / p for L, and in the attention of context.py with A / t for A. Over the n = dc replicas a device sends
-2 P / fpt (n-1)/n elements a step.
+for T and L / p for L, and in the attention of context.py with A / t for A. Over the n = dc replicas a device sends 2 P
+/ fpt (n-1)/n elements a step.
 
 Without pipeline stages there is no schedule: gradients are accumulated over microbatches, as in fsdp.py and tensor.py.
 
-With `gather="layer"` fsdp gathers weights for every microbatch, and a pipeline has many of them. With `gather="step"`
-it gathers all weights before the first microbatch, and scatters the accumulated gradients after the last. With pipeline
-stages `context_attention` has no "ring": XLA's permutes wait for all devices of the mesh, but stages run
-their layers at different times.
+With `gather="layer"` fsdp gathers weights for every microbatch, and a pipeline has many microbatches. With
+`gather="step"` it gathers all weights before the first microbatch, and scatters the accumulated gradients after the
+last. With pipeline stages `context_attention` has no "ring": XLA's permutes wait for all devices of the mesh, but
+stages run their layers at different times.
 """
 
 from strategies import context, data, expert, fsdp, pipeline, tensor

@@ -1,4 +1,4 @@
-"""Token ids as steps take them."""
+"""Conversion and checks of token ids."""
 
 import reprlib
 from typing import Any
@@ -9,29 +9,21 @@ import numpy as np
 
 
 def as_array(tokens: Any) -> np.ndarray:
-    """Convert a list of lists of token ids.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Convert nested lists of token ids to an array."""
     try:
         array = np.asarray(tokens)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of different lengths
         array = np.empty(0, object)
     if array.dtype.kind not in "iu":
-        raise ValueError(f"the tokens are {reprlib.repr(tokens)}; give an array of integers, or lists of equal lengths")
+        raise ValueError(f"the tokens are {reprlib.repr(tokens)}; pass an array of integers, or lists of equal lengths")
     return array
 
 
 def as_tokens(part: Any, vocab: int) -> np.ndarray:
-    """Convert token ids, of any shape, to int32.
-
-    Raises:
-        ValueError: they are not integers, or an id is outside the vocabulary.
-    """
+    """Convert token ids, of any shape, to int32."""
     ids = np.asarray(part)
     if ids.dtype.kind not in "iu":
-        raise ValueError(f"tokens of dtype {ids.dtype}; give integers")
+        raise ValueError(f"tokens of dtype {ids.dtype}; pass integers")
     low, high = (ids.min(), ids.max()) if ids.size else (0, 0)
     if low < 0 or high >= vocab:
         raise ValueError(f"token ids from {low} to {high}; with vocab={vocab} they can be 0 to {vocab - 1}")
@@ -39,30 +31,25 @@ def as_tokens(part: Any, vocab: int) -> np.ndarray:
 
 
 class CheckedBatches:
-    """Checks batches that are on a mesh already for ids outside the vocabulary, each array once.
+    """Checks batches on a mesh for ids outside the vocabulary, each array once.
 
-    An array never changes, so it is read once. Only the first batch is waited for. The values of a later one may still
-    be computed: it is then read at a later call, so that training never waits for its batches.
+    An array never changes, so it is read once. Only the first batch is waited for. A later one's values may still be
+    computed; it is then read at a later call, so that training never waits for its batches.
     """
 
     def __init__(self, vocab: int) -> None:
-        """Check ids from 0 to `vocab` - 1."""
         self._vocab = vocab
         self._checked: WeakValueDictionary[int, jax.Array] = WeakValueDictionary()
         self._waiting: list[jax.Array] = []
         self._waits = True
 
     def add(self, batch: jax.Array) -> jax.Array:
-        """Return a batch of which all ids are known to be in the vocabulary."""
+        """Return a batch whose ids are all known to be in the vocabulary."""
         self._checked[id(batch)] = batch
         return batch
 
     def require(self, batch: jax.Array) -> None:
-        """Check a batch, and earlier ones whose values were not there yet. Each process reads its own shards.
-
-        Raises:
-            ValueError: an id is outside the vocabulary.
-        """
+        """Check a batch, and earlier ones whose values were not available yet. Each process reads its own shards."""
         if self._checked.get(id(batch)) is not batch:
             self._waiting.append(batch)
         waiting, self._waiting = self._waiting, []

@@ -1,7 +1,7 @@
 """Data or expert parallel with a sharded optimizer: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, section 5).
 
-Each device holds all weights, a shard of the batch, and a shard of AdamW's moments (core/shards.py). It
-updates its shard of the weights, and then all devices gather the updated weights:
+Each device holds all weights, a shard of the batch, and a shard of AdamW's moments (core/shards.py). It updates its
+shard of the weights, and then all devices gather the updated weights:
 
     dW[D,F] -reduce_scatter(data)-> dW[D_data,F], each weight, in `reduce_dtype`: zero1 once a step, zero2 once a
         microbatch; after the backward pass, or with `reduce="layer"` each layer's in the backward loop
@@ -9,21 +9,20 @@ updates its shard of the weights, and then all devices gather the updated weight
     W[D_data,F] -all_gather(data)-> W[D,F], each weight once a step, after the update; in float32, or with
         `master="float32"` in the compute dtype
 
-For P parameters on n devices a device of zero1 sends 2 P (n-1)/n elements a step, as much as with data, and the loss
-and the gradients' norm. A device of zero2 with M microbatches sends (M + 1) P (n-1)/n elements. In return it
-accumulates only its shard of the gradients: full gradients exist for one microbatch at a time. With one microbatch
-zero1 and zero2 are the same.
-With `reduce="layer"` a device has full gradients of one layer at a time, of the embedding and of the head.
+For P parameters on n devices a device of zero1 sends 2 P (n-1)/n elements a step, like data, and the loss and the
+gradients' norm. A device of zero2 with M microbatches sends (M + 1) P (n-1)/n elements. In return it accumulates only
+its shard of the gradients: full gradients exist for one microbatch at a time. With one microbatch zero1 and zero2 are
+the same. With `reduce="layer"` a device has full gradients of only one layer at a time, and of embedding and head.
 
 The axis `expert` splits experts and exchanges tokens as in expert.py. Along it experts are split already, so their
-optimizer state is split over data alone, and that of all other weights over both axes (Rajbhandari et al. 2022,
+optimizer state is split only over data, and all other weights' over both axes (Rajbhandari et al. 2022,
 "DeepSpeed-MoE", section 4):
 
     dW[E_expert,D,F] -reduce_scatter(data)-> dW[E_expert,D_data,F]; W[E_expert,D_data,F] -all_gather(data)-> back
     dW[D,F] -reduce_scatter(data x expert)-> dW[D_(data,expert),F]; W[D_(data,expert),F] -all_gather-> back
 
-By default weights are float32, and so are their gradients. With `master="float32"` both are in the compute dtype, but
-for vectors, and each device has a float32 shard of the weights beside its moments (core/shards.py).
+By default weights and their gradients are float32. With `master="float32"` both are in the compute dtype, except
+vectors, and each device has a float32 shard of the weights with its moments (core/shards.py).
 """
 
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ from strategies.strategy import Strategy
 
 
 def updates(plan: Plan) -> Iterator[Traffic]:
-    """Reduce-scatters of gradients, once a step or for each microbatch, and gathers of updated weights."""
+    """Reduce-scatters of gradients, once a step or once a microbatch, and gathers of updated weights."""
     per_microbatch = plan.placement.reduce_scatter_per_microbatch
     at_once = plan.train.reduce != "layer" and per_microbatch
     when = "after each microbatch" if at_once else plan.when_summed
@@ -56,7 +55,7 @@ def updates(plan: Plan) -> Iterator[Traffic]:
             yield from traffic(plan, "weights", "all_gather", axes, part, dtype=held, array="weights", when="update")
 
 
-# core/train_step.py makes the step of a placement with `updates`: there is nothing to implement here.
+# core/train_step.py makes the step of a placement with `updates`: nothing to implement here.
 AXIS1 = Axis(
     "data",
     batch=True,

@@ -153,10 +153,10 @@ def test_its_baseline_is_held(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "axis", "message"),
     [
-        ("fsdp", "toy", "there is a strategy 'fsdp'; give yours another name"),
-        ("ddp", "toy", "there is a strategy 'ddp'; give yours another name"),
-        ("mine", "my_axis", "'my_axis' cannot be a mesh axis; take lower-case letters alone, and not 'several'"),
-        ("mine", "several", "'several' cannot be a mesh axis; take lower-case letters alone, and not 'several'"),
+        ("fsdp", "toy", "a strategy 'fsdp' exists; choose another name"),
+        ("ddp", "toy", "a strategy 'ddp' exists; choose another name"),
+        ("mine", "my_axis", "'my_axis' cannot be a mesh axis; use lower-case letters only, and not 'several'"),
+        ("mine", "several", "'several' cannot be a mesh axis; use lower-case letters only, and not 'several'"),
     ],
 )
 def test_what_cannot_be_named_so_is_refused(name: str, axis: str, message: str) -> None:
@@ -222,7 +222,7 @@ def test_a_build_does_not_end_the_program(error: BaseException | None, message: 
     [
         ({"name": "a,b"}, "cannot be called 'a,b'; take up to 50 letters"),
         ({"name": "$x$"}, r"cannot be called '\$x\$'; take up to 50 letters"),
-        ({"name": 3}, "name=3; it must be a text"),
+        ({"name": 3}, "name=3; it must be a string"),
         ({"axes": "data"}, "axes='data'; it must be a list"),
         ({"make_step": "build"}, "make_step='build'; it must be a function"),
         ({"implement": "fsdp"}, "implement='fsdp'; it must be a function"),

@@ -74,7 +74,7 @@ class Child:
 
     def kill(self) -> int:
         """Kill the process, if it still runs; its exit status, negative for a signal."""
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # macOS refuses to signal a group of zombies
             if self.own_group:
                 os.killpg(self.process.pid, signal.SIGKILL)
             else:

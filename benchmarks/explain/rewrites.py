@@ -3,6 +3,7 @@
 A compiler may send an all-gather as an all-reduce, add gradients up before it sends them, or send bfloat16 as float32.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -52,8 +53,14 @@ def rewrites(cost: Cost, compiled: Iterable[Collective]) -> list[Rewrite]:
 
 
 def decomposed_axes(found: Iterable[Rewrite]) -> list[Axes]:
-    """The axes over which all-gathers or reduce-scatters became all-reduces of full arrays."""
-    found = [*found]
-    more = {each.axes for each in found if each.kind == "all_reduce" and each.cost_bytes > 0}
-    fewer = (each for each in found if each.kind in ("all_gather", "reduce_scatter") and each.cost_bytes < 0)
-    return [*dict.fromkeys(each.axes for each in fewer if each.axes in more)]
+    """The axes over which all-gathers or reduce-scatters became all-reduces of full arrays.
+
+    Such an all-reduce sends twice the bytes. So all-reduces send more, by at least what the others send less.
+    """
+    more, fewer = Counter[Axes](), Counter[Axes]()
+    for each in found:
+        if each.kind == "all_reduce" and each.cost_bytes > 0:
+            more[each.axes] += int(each.cost_bytes)
+        elif each.kind in ("all_gather", "reduce_scatter") and each.cost_bytes < 0:
+            fewer[each.axes] -= int(each.cost_bytes)
+    return [axes for axes, missing in fewer.items() if more[axes] >= missing]

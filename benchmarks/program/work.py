@@ -99,7 +99,7 @@ class Part:
     taken: tuple[int, int] | None = None
 
     def mean_times(self, trips: int) -> float:
-        """Mean number of executions, in a loop of `trips` iterations; 0 if no loop is around it."""
+        """Mean number of executions in a loop of `trips` iterations; `trips=0` means that no loop is around it."""
         taken, iterations = self.taken or (0, 0)
         return taken / iterations if trips and iterations == trips else self.times
 

@@ -153,9 +153,14 @@ class Journal:
 
     def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
         """Append a line, with a digest if it is `signed`."""
-        self._tell(entry)
         line = json.dumps(entry, allow_nan=False).encode()
         line = (line if not signed else line[:-1] + DIGEST + digest(line[:-1]) + b'"}') + b"\n"
+        try:
+            self._append(line)
+        finally:
+            self._tell(entry)
+
+    def _append(self, line: bytes) -> None:
         if self.error:
             return
         try:

@@ -66,7 +66,7 @@ class Job(Generic[Task]):
 
     def __init__(self, work: Callable[[Task], Any], task: Task) -> None:
         self.task, self.begin = task, time.monotonic()
-        self.child = Child([sys.executable, "-P", "-m", PROGRAM], same_code())
+        self.child = Child([sys.executable, "-P", "-m", PROGRAM], same_code(), own_group=False)
         self.answers = self.child.connection
         self.child.send((work, task))
 

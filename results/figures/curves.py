@@ -97,5 +97,5 @@ def figure_of(metric: str, kind: Scaling) -> Figure:
         partial(one_batch, kind=kind),
         partial(scaling, metric=metric, kind=kind),
         partial(draw, metric=metric, kind=kind),
-        lambda points: f"Compared at {same}. {meshes(points)} {INTERVALS}",
+        lambda points: " ".join(filter(None, (f"Compared at {same}.", meshes(points), INTERVALS))),
     )

@@ -8,10 +8,9 @@ from functools import partial
 import pandas as pd
 from matplotlib.figure import Figure as Drawn
 
-from results.figures.curves import meshes
 from results.figures.frame import Figure, Style
 from results.figures.tables import leave_out
-from results.figures.windows import against, on_most_devices, sweeps
+from results.figures.windows import against, on_most_devices, sweeps, words
 from results.records.rows import WORKLOAD
 
 SAME = [name for name in WORKLOAD if name != "forced"]
@@ -40,5 +39,5 @@ FIGURE = Figure(
     partial(sweeps, varied="forced", same=SAME),
     imbalance_points,
     draw,
-    meshes,
+    words,
 )

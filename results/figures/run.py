@@ -96,7 +96,8 @@ def picture(figure: Figure, points: pd.DataFrame, style: Style) -> Drawn:
 
 def words_about(figure: Figure, points: pd.DataFrame, counted: pd.DataFrame) -> tuple[list[str], list[str], list[str]]:
     """Return the parts of the title, the caption, and the remarks that must not be missed."""
-    facts = counted.iloc[0]
+    facts = counted.iloc[0].copy()
+    facts[[name for name in ("attention", "forced") if counted[name].nunique(dropna=False) > 1]] = ""
     batches = joined([f"{batch:.0f}" for batch in sorted(counted["global_batch_sequences"].unique())], most=4)
     title = [figure.heading, facts["preset"], f"batch {batches}", facts["dtype"], devices(facts)]
     launches = counted["launches"].max() if "launches" in counted else 1

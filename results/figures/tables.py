@@ -107,11 +107,12 @@ def fastest(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
 
     Of rows that were only compiled it is the one that needs the least memory.
     """
-    lacking = "single at its batch" if metric.endswith(("speedup", "efficiency")) else metric.replace("_", " ")
+    batch = "the batch of one device" if metric.startswith("weak_") else "its batch"
+    lacking = f"single at {batch}" if metric.endswith(("speedup", "efficiency")) else metric.replace("_", " ")
     rows = leave_out(rows, rows[[metric, *POINT]].isna().any(axis="columns"), f"without {lacking}")
     order = rows[is_counted(rows)].sort_values(["throughput", "memory"], ascending=[False, True])
     kept = order.drop_duplicates([*POINT, *WORKLOAD]).index
-    return leave_out(rows, ~rows.index.isin(kept), "on a slower mesh")
+    return leave_out(rows, ~rows.index.isin(kept), "slower than another row of its strategy")
 
 
 def with_several(rows: pd.DataFrame, column: str, same: list[str], why: str) -> pd.DataFrame:

@@ -1,13 +1,12 @@
 """A sweep over attention windows: step time and memory against the window, each strategy on its most devices."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawn
 
 from results.figures.curves import meshes
-from results.figures.frame import Figure, Style, legend, opened
+from results.figures.frame import INTERVALS, Figure, Style, legend, opened
 from results.figures.marks import curves, strategy_handles, ticks_at, value_axis
 from results.figures.tables import ANOTHER_BATCH, ANOTHER_WORKLOAD, Batch, fastest, leave_out, widest_batch
 from results.records.metrics import is_counted
@@ -56,9 +55,9 @@ def against(points: pd.DataFrame, style: Style, x: str, labels: dict[str, str], 
         ends = {
             end: points[f"{column}_{end}"] if f"{column}_{end}" in points else float("nan") for end in ("low", "high")
         }
-        values = points.assign(value=points[column], **ends, ideal=1.0)
+        values = points.assign(value=points[column], **ends, ideal=float("nan"))
         curves(axes, values, x)
-        value_axis([axes], values.drop(columns="ideal").assign(ideal=float("nan")))
+        value_axis([axes], values)
         axes.set_ylabel(f"{label} ({unit})" if column == "memory" else label)
         ticks_at(axes.xaxis, points[x], write)
     legend(figure, strategy_handles(points["strategy"]))
@@ -67,9 +66,7 @@ def against(points: pd.DataFrame, style: Style, x: str, labels: dict[str, str], 
 
 def draw(points: pd.DataFrame, style: Style) -> Drawn:
     """Draw step time and memory per device against the attention window."""
-    figure = against(
-        points, style, "window", {"step_time": "time of a step (ms)", "memory": "memory per device"}, "{:.0f}"
-    )
+    figure = against(points, style, "window", PANELS, "{:.0f}")
     ticks, dense = sorted(points["window"].unique()), points["sequence_tokens"].iloc[0]
     for axes in figure.axes:
         axes.set_xticks(ticks, ["dense" if tick == dense else f"{tick:.0f}" for tick in ticks])
@@ -77,5 +74,10 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
     return figure
 
 
+def words(points: pd.DataFrame) -> str:
+    """Return the caption: the meshes, and what the intervals are."""
+    return f"{meshes(points)} {INTERVALS}".strip()
+
+
 HEADING = "Time and memory against the attention window"
-FIGURE = Figure("time_and_memory_vs_window", HEADING, partial(sweeps), window_points, draw, meshes)
+FIGURE = Figure("time_and_memory_vs_window", HEADING, sweeps, window_points, draw, words)

@@ -1,7 +1,7 @@
 """Facts about devices on which defaults and work-arounds depend: one record for each platform and kind of chip.
 
 A strategy asks the record for a fact, such as `prefetches`, and never for the name of a chip. The times behind the
-facts are in docs/experiments/2026-11-25-defaults-of-backends.md, and so are the versions, where they were recorded.
+facts are in docs/experiments/2026-11-25-defaults-of-backends.md, with the versions where they were recorded.
 """
 
 from collections.abc import Collection
@@ -12,9 +12,9 @@ import jax
 
 
 def reduce_scatters_wrongly() -> bool:
-    """Whether the transport's reduce-scatter is wrong: that of gloo, by which several CPU processes communicate.
+    """Whether the transport's reduce-scatter has a bug, as gloo's between CPU processes does.
 
-    The first device of a group sometimes finds numbers at the end of its part that are no sums (jax-ml/jax#40830; JAX
+    The first device of a group sometimes finds numbers at the end of its part that are not sums (jax-ml/jax#40830; JAX
     0.10.2 and 0.12).
     """
     return jax.distributed.is_initialized() and jax.default_backend() == "cpu"
@@ -22,31 +22,29 @@ def reduce_scatters_wrongly() -> bool:
 
 @dataclass(frozen=True)
 class Backend:
-    """What is true of some devices and of the compiler and the transport that they use.
-
-    By default nothing is known, and steps do nothing special.
+    """Facts about devices, their compiler and their transport. By default nothing is known, and steps do nothing
+    special.
 
     Attributes:
         platform: as `platform_of` names it; None for formulas without devices.
-        fused_attention: the fused attention kernel that the devices have, as `TrainConfig.attention` names it; empty if
-            they have none.
-        prefers_all_to_all: whether context attention is Ulysses by default where attention is a fused kernel.
-        sums_by_layer: whether summing gradients in the backward loop hides enough to be the default.
+        fused_attention: the devices' fused attention kernel, as `TrainConfig.attention` names it; empty without one.
+        prefers_all_to_all: whether context attention defaults to Ulysses if attention is a fused kernel.
+        sums_by_layer: whether summing gradients in the backward loop overlaps enough to be the default.
         prefetches: whether gathering weights one layer ahead is faster, and so the default.
         halves: whether layers that a tensor or an expert axis splits run on halves of the batch by default.
-        halves_blocks: the same where rows of experts are sorted into blocks (model/experts.py).
-        gathers_outermost_only: whether the transport joins gathered parts along the outermost dim only.
+        halves_blocks: the same if experts' rows are sorted into blocks (model/experts.py).
+        gathers_outermost_only: whether the transport joins gathered parts only along the outermost dim.
         gathers_in_loops: whether the compiler moves a gather of weights into a loop that reads parts of them.
-        sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
-        fuses_elementwise: whether the compiler fuses elementwise operations, so that what matmuls read and write has
-            the compute dtype and nothing else is in memory. It then initialises gradients of layers after the head's.
-        copies_into_stacks: whether a loop copies what it stacks, and fills the stack with zeros before; and copies what
-            it reads of a stack, before it casts that.
-        sends_ragged: whether the compiler has `jax.lax.ragged_all_to_all`.
-        reduce_scatters_wrongly: whether the transport's reduce-scatter is wrong, and steps have an all-to-all in its
-            place (core/collectives.py).
-        waits_at_conditionals: whether the host waits for the condition of each conditional. To skip a matmul takes
-            longer then than the matmul (docs/experiments/2026-11-26-first-gpu.md).
+        sums_in_place: whether the compiler stores an all-reduce's result in place of its operand.
+        fuses_elementwise: whether the compiler fuses elementwise operations, so that only operands and results of
+            matmuls are in memory, in the compute dtype. It then initialises gradients of layers after the head's.
+        copies_into_stacks: whether a loop zero-fills stacks and copies values into them, and copies what it reads from
+            a stack before casting it.
+        sends_ragged: whether the compiler supports `jax.lax.ragged_all_to_all`.
+        reduce_scatters_wrongly: whether the transport's reduce-scatter has a bug, so that steps use an all-to-all
+            (core/collectives.py).
+        waits_at_conditionals: whether the host waits for the condition of each conditional. Skipping a matmul then
+            takes longer than the matmul (docs/experiments/2026-11-26-first-gpu.md).
         grouped_kernel: whether grouped matmuls in bfloat16 and float16 are kernels (model/pallas/grouped_kernel.py).
         two_dim_torus: whether the chips form a torus of two dims (torus.py).
     """
@@ -71,10 +69,10 @@ class Backend:
 
 
 NO_DEVICES = Backend()
-"""For formulas without devices: nothing is known, and each kernel is taken to exist."""
+"""For formulas without devices: nothing is known, and each kernel is assumed to exist."""
 
 CPU = Backend("cpu")
-"""CPUs hide no communication, so nothing that is there to hide it is on."""
+"""CPUs do not overlap communication with compute, so every option for overlap is off."""
 
 GPU = Backend(
     "gpu",
@@ -89,15 +87,15 @@ GPU = Backend(
     sends_ragged=True,
     waits_at_conditionals=True,
 )
-"""GPUs of any vendor run several collectives beside compute, so all that hides communication is on, except
-halves of the batch where rows are sorted into blocks: there they add more memory traffic than they hide
-(docs/experiments/2026-11-26-expert-overlap.md). Fusions and copies were seen on NVIDIA's alone.
+"""GPUs of any vendor run collectives concurrently with compute, so all options for overlap are on, except halves of the
+batch where rows are sorted into blocks: there they add more memory traffic than they overlap
+(docs/experiments/2026-11-26-expert-overlap.md). Fusions and copies were only seen on NVIDIA GPUs.
 
-NCCL and RCCL join gathered parts along the outermost dim only; XLA transposes a gathered matrix of all layers in a
+NCCL and RCCL join gathered parts only along the outermost dim; XLA transposes a gathered matrix of all layers in a
 second copy (docs/experiments/2026-11-24-zero-overlap.md)."""
 
 NVIDIA_GPU = replace(GPU, platform="cuda", fused_attention="cudnn", grouped_kernel=True)
-"""NVIDIA's GPUs have cuDNN's attention. With it Ulysses is faster than a ring between hosts, for it sends less
+"""NVIDIA GPUs have cuDNN's attention. With it Ulysses is faster than a ring between hosts, because it sends less
 (docs/experiments/2026-11-24-context-overlap.md)."""
 
 TPU = Backend(
@@ -107,21 +105,20 @@ TPU = Backend(
     gathers_in_loops=True,
     sends_ragged=True,
 )
-"""A TPU of an unknown kind, v4 or tpu7x: it gathers ahead as v5p does; halves were not tried there, and are off.
+"""A TPU of an unknown kind, v4 or tpu7x: it gathers ahead like v5p; halves were not measured there, and are off.
 
 Gathers in loops were seen on v5e (docs/experiments/2026-11-26-grouped-matmul.md). Sums by layer are off on all TPUs,
-for on v5e they add more memory traffic than they hide (docs/experiments/2026-11-24-data-overlap.md).
-"""
+because on v5e they add more memory traffic than they overlap (docs/experiments/2026-11-24-data-overlap.md)."""
 
 V5P = replace(TPU, halves=True, halves_blocks=True)
-"""v5p hides gathers that start one layer ahead, and sums of one half of the batch behind matmuls of the other."""
+"""v5p overlaps gathers that start one layer ahead, and sums of one half of the batch with matmuls of the other."""
 
 V6E = replace(V5P, two_dim_torus=True)
-"""v6e hides as v5p does."""
+"""v6e overlaps like v5p."""
 
 V5E = replace(V6E, prefetches=False)
 """v5e overlaps nothing with another iteration, so it does not prefetch. Over all of its chips a reduce-scatter becomes
-an all-reduce, of which less is hidden with prefetch (docs/experiments/2026-11-24-fsdp-overlap.md)."""
+an all-reduce, of which less is overlapped with prefetch (docs/experiments/2026-11-24-fsdp-overlap.md)."""
 
 KINDS = {
     "TPU v5 lite": V5E,
@@ -131,19 +128,19 @@ KINDS = {
     "TPU v6 lite": V6E,
     "TPU v6e": V6E,
 }
-"""JAX's names of kinds of TPUs that have a record of their own."""
+"""JAX's names of TPU kinds that have their own record."""
 
 PLATFORMS = {backend.platform: backend for backend in (NO_DEVICES, CPU, GPU, NVIDIA_GPU, TPU)}
 
 
 def backend_of(device: Any) -> Backend:
-    """The record of a `jax.Device`, present or of a topology."""
+    """The record of a `jax.Device`, attached or of a topology."""
     found = backend_for(platform_of(device), device.device_kind)
     return replace(found, reduce_scatters_wrongly=True) if found is CPU and reduce_scatters_wrongly() else found
 
 
 def backend_for(platform: str | None, kind: str = "") -> Backend:
-    """The record of devices that need not be there. It does not depend on the running process.
+    """The record of devices that need not be attached. It does not depend on the running process.
 
     Args:
         platform: "cuda", "gpu" (of other vendors), "tpu", "cpu" or another; None for formulas without devices.
@@ -157,10 +154,10 @@ def backend_for(platform: str | None, kind: str = "") -> Backend:
 
 
 def platform_of(device: Any) -> str:
-    """The platform of a device: "cuda" for NVIDIA's GPUs, otherwise JAX's name."""
+    """The platform of a device: "cuda" for NVIDIA GPUs, otherwise JAX's name."""
     return "cuda" if "nvidia" in device.device_kind.lower() else device.platform
 
 
 def are_virtual(devices: Collection[Any]) -> bool:
-    """Whether these are several virtual CPU devices of XLA, which share the cores and may deadlock."""
+    """Whether these are several virtual CPU devices, which share the cores and may deadlock."""
     return len(devices) > 1 and next(iter(devices)).platform == "cpu"

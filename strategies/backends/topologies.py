@@ -1,4 +1,4 @@
-"""Topologies by their text, such as v5p:4x4x4: how many devices they have."""
+"""Number of devices of a topology, such as v5p:4x4x4."""
 
 import math
 import re
@@ -12,20 +12,17 @@ DEVICES_PER_CHIP = {
     **dict.fromkeys(("v100", "a100_40gb", "a100_80gb", "h100", "h100_96gb", "h100_pcie", "h200", "cpu"), 1),
     **dict.fromkeys(("b200", "gb200", "b300", "gb300", "mi300x", "mi355x"), 1),
 }
-"""Kinds of devices in the text of a topology -> how many devices a chip is; a GPU and a virtual device are one each."""
+"""Devices per chip by the kind in a topology's name; a GPU and a virtual device are one each."""
 
 EXAMPLE = "v5p:4x4x4"
-"""The text of a topology, for help and messages."""
+"""An example of a topology, for help and messages."""
 
 
 def devices_of(topology: str) -> int:
-    """Number of devices of a topology, from its text alone.
+    """Number of devices of a topology, from its name only.
 
     >>> devices_of("v5p:4x4x4"), devices_of("h100:2x8"), devices_of("tpu7x:4x4x4")
     (64, 16, 128)
-
-    Raises:
-        Infeasible: the text is not of the form KIND:NxN, or the kind is unknown.
     """
     require_instance(topology, str, "the topology")
     kind, _, shape = topology.lower().partition(":")

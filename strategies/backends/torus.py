@@ -1,6 +1,6 @@
-"""Order of devices in a mesh, so that chips of a torus are neighbours along its axes.
+"""Order of devices in a mesh that makes chips of a torus neighbours along its axes.
 
-On a torus of two dims, v5e and v6e, an innermost axis of tensor or fsdp takes rings of neighbours.
+On v5e and v6e, which have a two-dimensional torus, an innermost axis of tensor or fsdp uses rings of neighbours.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,25 +14,21 @@ from jax.sharding import AxisType
 from strategies.backends.backend import KINDS
 
 TWO_DIMS = tuple(kind for kind, backend in KINDS.items() if backend.two_dim_torus)
-"""JAX's names of v5e and v6e, the chips with a torus of two dims."""
+"""JAX's names of v5e and v6e, the chips with a two-dimensional torus."""
 
 RINGED = "fsdp", "tensor"
 """Axes whose gathers and reduce-scatters are most of what a step sends."""
 
 RING = 16
-"""Chips along which a dim of v5e and v6e wraps around (Austin et al. 2025, "How to Scale Your Model", part 2)."""
+"""Number of chips at which a dim of v5e and v6e wraps around (Austin et al. 2025, "How to Scale Your Model", part 2).
+"""
 
 
 def arrange(devices: Sequence[Any], shape: tuple[int, ...], axes: Sequence[str]) -> np.ndarray:
-    """Arrange devices in the shape of a mesh.
+    """Arrange devices in the shape of a mesh, whose `axes` are outermost first.
 
-    On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim.
-    `jax.make_mesh` (JAX 0.10) maps an axis to a part of a dim on v5e alone, and refuses to elsewhere.
-
-    Args:
-        devices: as many as the mesh has.
-        shape: sizes of the axes.
-        axes: their names, outermost first.
+    On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim. `jax.make_mesh`
+    (JAX 0.10) maps an axis to a part of a dim only on v5e, and refuses elsewhere.
     """
     types = (AxisType.Auto,) * len(shape)
     try:
@@ -45,26 +41,19 @@ def arrange(devices: Sequence[Any], shape: tuple[int, ...], axes: Sequence[str])
 def in_rings(devices: np.ndarray, axes: Sequence[str]) -> np.ndarray:
     """Arrange an innermost axis of tensor or fsdp in blocks of two rows instead of parts of one row.
 
-    Chips in a part of a row form a line, whose ends have one link, so a collective along it uses one link of each chip.
-    A block of two rows has a ring of neighbours, there along one row and back along the other, which uses two:
+    Chips in a part of a row form a line, whose ends have one link, so a collective along it uses one link per chip. A
+    block of two rows has a ring of neighbours, there along one row and back along the other, which uses two:
 
         0 1 2 3
         7 6 5 4
 
-    Chips along the outer axes are then not neighbours, and groups along these share links. That pays off where the
-    collectives of the innermost axis are most of what a step sends: those of tensor and fsdp. For gpt3-6.7b with 512
-    sequences on v5e:16x16, formulas give less time for sending on 132 of 133 meshes of three_d with one of these
+    Chips along the outer axes are then not neighbours, and groups along these share links. That pays off if the
+    innermost axis's collectives are most of what a step sends, as with tensor and fsdp. For gpt3-6.7b with 512
+    sequences on v5e:16x16, formulas predict less time for sending on 132 of 133 meshes of three_d with one of these
     innermost, but more on 26 of 61 with pipeline or context innermost, so these keep their parts of a row.
 
-    Nothing is changed where the innermost axis above one has an odd size or two devices, where it spans a ring of 16 or
-    several rows already, if the chips are no full rectangle without gaps, and on other kinds than v5e and v6e.
-
-    Args:
-        devices: `jax.Device`s in the shape of a mesh, innermost axis last.
-        axes: names of the axes of the mesh, outermost first.
-
-    Returns:
-        The same devices in the same shape.
+    Devices stay as they are if the innermost axis above one has an odd size or two devices, or already spans a ring of
+    16 or several rows, if the chips are not a full rectangle without gaps, and on other kinds than v5e and v6e.
     """
     sizes = [(axis, size) for axis, size in zip(axes, devices.shape, strict=True) if size > 1]
     axis, size = sizes[-1] if sizes else ("", 1)
@@ -89,7 +78,7 @@ def positions(group: Iterable[Any]) -> list[list[int]]:
 
 
 def _rectangle(devices: np.ndarray) -> np.ndarray | None:
-    """The devices by their first two coordinates; None if they are no full rectangle without gaps in these."""
+    """The devices by their first two coordinates; None if these are not a full rectangle without gaps."""
     places: dict[tuple[int, ...], Any] = {tuple(device.coords): device for device in devices.flat}
     extents = positions(devices.flat)
     shape = [len(extent) for extent in extents[:2]]

@@ -1,7 +1,7 @@
-"""XLA options that steps are compiled with: a table of defaults by platform and plan, and the user's own.
+"""XLA options of compiled steps: a table of defaults by platform and plan, and the user's own options.
 
-The defaults go by what a step does and never by the name of its strategy, so two strategies with the same plan are
-compiled alike. They hold for attached and compile-only devices. Each record lists all options of its step.
+The defaults depend on what a step does and never on its strategy's name, so two strategies with the same plan get the
+same options. They apply to attached and compile-only devices. Each record lists all options of its step.
 """
 
 import functools
@@ -17,12 +17,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 UNKNOWN = "No such compile option"
-"""In XLA's error for an option that it does not have."""
+"""Part of XLA's error for an option that it does not have."""
 BOOLEANS = {"true": True, "false": False}
 
 
 def sums_over_all_devices(plan: Any) -> bool:
-    """Whether the devices only split the batch, along one axis: each sum of gradients is over all of them."""
+    """Whether the devices only split the batch, along one axis: each gradient sum is over all of them."""
     return len(plan.active) == 1 and plan.active[0].batch and not plan.active[0].dims and not plan.placement.updates
 
 
@@ -32,7 +32,7 @@ def gathers_weights(plan: Any) -> bool:
 
 
 def exchanges_rows(plan: Any) -> bool:
-    """Whether devices exchange rows of experts by all-to-alls. The compiler exchanges them so, too."""
+    """Whether devices exchange experts' rows by all-to-alls. A compiler that partitions the step does so, too."""
     split = plan.config.experts is not None and plan.size(*plan.axes_of("experts")) > 1
     return split and plan.train.dispatch != "all_gather"
 
@@ -59,13 +59,11 @@ def sums_beside_gathers(plan: Any) -> bool:
 
 @dataclass(frozen=True)
 class Default:
-    """XLA options that steps are compiled with, unless the user sets them.
+    """XLA options of compiled steps, unless the user sets them.
 
     Attributes:
-        platform: JAX platform of the devices.
-        options: by name.
-        reason: what they are for. Times are in docs/experiments/2026-11-25-defaults-of-backends.md.
-        when: plan of a step (core/plan.py) -> whether they are for it; None for all steps.
+        reason: their purpose. docs/experiments/2026-11-25-defaults-of-backends.md has times.
+        when: plan of a step (core/plan.py) -> whether they apply; None: they apply to all steps.
     """
 
     platform: str
@@ -74,7 +72,7 @@ class Default:
     when: Callable[[Any], bool] | None = None
 
     def applies(self, platform: str, plan: Any | None) -> bool:
-        """Whether a step on a platform is compiled with these options. Without a plan it is if all are."""
+        """Whether a step on a platform gets these options. Without a plan it gets only those for all steps."""
         return platform == self.platform and (self.when is None or (plan is not None and self.when(plan)))
 
 
@@ -157,11 +155,7 @@ DEFAULTS: tuple[Default, ...] = (
 def xla_options(device: Any, plan: Any | None) -> dict[str, Any]:
     """XLA options of a step: those of `DEFAULTS` that the environment variable XLA_FLAGS does not set.
 
-    Those that the installed XLA does not have are left out, with a warning.
-
-    Args:
-        device: one of the step's devices, present or of a topology.
-        plan: of the step; None for one that is made without a plan.
+    Options that the installed XLA does not have are omitted, with a warning. `plan` is None for a step without one.
     """
     matching = [each for each in DEFAULTS if each.applies(device.platform, plan)]
     flags = os.environ.get("XLA_FLAGS", "")
@@ -176,11 +170,7 @@ def xla_options(device: Any, plan: Any | None) -> dict[str, Any]:
 
 @functools.cache
 def has_option(device: Any, name: str, value: str) -> bool:
-    """Whether the compiler for a device has an XLA option. An empty program is compiled with it.
-
-    Raises:
-        JaxRuntimeError: the option exists, and refuses this value.
-    """
+    """Whether a device's compiler has an XLA option. Compiles an empty program with it."""
     anywhere = NamedSharding(Mesh(np.array([device]), "x"), P())
     empty = jax.jit(lambda x: x, out_shardings=anywhere)
     try:
@@ -195,9 +185,9 @@ def has_option(device: Any, name: str, value: str) -> bool:
 
 
 def as_read(platform: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as the compiler for a platform reads them.
+    """Options as a platform's compiler reads them.
 
-    Compilers for GPUs and CPUs read only `True` and `False` as Booleans, and libtpu reads texts.
+    Compilers for GPUs and CPUs read only `True` and `False` as Booleans; libtpu reads strings.
 
     >>> as_read("gpu", {"xla_a": "true", "xla_b": "8"}), as_read("tpu", {"xla_a": "true"})
     ({'xla_a': True, 'xla_b': '8'}, {'xla_a': 'true'})

@@ -1,6 +1,6 @@
 """Checks that a step computes what one device computes, weight by weight.
 
-Start at `check`. `FirstSteps` and `compare` are its two halves, for callers that train the steps themselves.
+Start at `check`. Callers that train the steps themselves use its two halves, `FirstSteps` and `compare`.
 """
 
 from strategies.checking.check import BATCHES, CHECKED_STEPS, check, check_step, compare, in_float32, is_rounded

@@ -1,4 +1,4 @@
-"""Checks a strategy against one device. The benchmarks do the same before they time a step."""
+"""Check a strategy against one device, as the benchmarks do before they time a step."""
 
 import math
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ from strategies.strategy import Strategy
 CHECKED_STEPS = 3
 """Number of steps that are compared."""
 CLIP_NORM = 0.1
-"""Less than the norm of the gradients of any new model, so that clipping is compared, too."""
+"""Below the gradient norm of any new model, so that clipping is compared, too."""
 BATCHES = 2
-"""One batch less than checked steps: the last step repeats the first batch, so its loss shows learning."""
+"""One batch fewer than checked steps: the last step repeats the first batch, so its loss shows learning."""
 
 
 def check(
@@ -40,21 +40,21 @@ def check(
     Gradients are clipped at a norm that they exceed, unless `clip_norm` is infinite.
 
     Args:
-        strategy: built in, or your own; not its name.
+        strategy: a `Strategy`, built in or your own; not its name.
         config: the model.
         mesh: such as "fsdp=8".
         train: options of the step.
-        devices: of the mesh; by default the first of `jax.devices()`.
+        devices: of the mesh; default: the first of `jax.devices()`.
 
     Raises:
         Mismatch: the step computes something else; names the weight, layer, both numbers and their ratio.
         Infeasible: the step cannot be built, or is inexact by design.
-        TypeError: an argument is of another type.
+        TypeError: an argument has the wrong type.
     """
     require_instance(strategy, Strategy, "strategy", TypeError)
     require_instance(config, GPTConfig, "config", TypeError)
     require_instance(train, TrainConfig, "train", TypeError)
-    # A warmup would begin with changes of the weights that are below their rounding.
+    # A warmup would start with weight changes that are below their rounding.
     clip_norm = min(train.clip_norm, CLIP_NORM) if math.isfinite(train.clip_norm) else train.clip_norm
     train = replace(train, warmup_steps=0, decay_steps=None, final_learning_rate=0.0, clip_norm=clip_norm)
     in_32_bits = ""
@@ -70,15 +70,7 @@ def check(
 
 
 def check_step(step: Step, batches: Sequence[Any] = ()) -> Agreement:
-    """Check a step in its own dtype, as `check`.
-
-    Args:
-        step: the step.
-        batches: of tokens [batch_size, sequence + 1] on the host; by default random ones.
-
-    Raises:
-        Mismatch, Infeasible: as `check`.
-    """
+    """Check a step in its own dtype, like `check`. `batches` are host tokens [batch_size, sequence + 1], or random."""
     if require_instance(step, Step, "the step", TypeError).inexact:
         raise Infeasible(f"the step is not exact by design, so it equals no other: {step.inexact}")
     single = SINGLE.build(step.config, "data=1", for_one_device(step.train, step.config), one_device(step))
@@ -88,11 +80,7 @@ def check_step(step: Step, batches: Sequence[Any] = ()) -> Agreement:
 
 
 def compare(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
-    """Compare the first steps of a step with one device's.
-
-    Raises:
-        Mismatch: they differ.
-    """
+    """Compare the first steps of a step with one device's."""
     steps = len(single.losses)
     rounding = Rounding.of(step.config, step.train, steps, step.mesh.size)
     drift_factor = rounding.gradient / Rounding.of(step.config, step.train, steps).gradient
@@ -102,9 +90,9 @@ def compare(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
 
 
 def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:
-    """Train the steps that are compared, from an initial state with noise."""
+    """Train the compared steps from an initial state with noise."""
     state, recorder = initial_state(step)(jax.random.key(0)), Recorder(step)
-    # On the host there is memory for a copy of the weights, which takes less time than compiling them again.
+    # The host has memory for a copy of the weights, which is faster than compiling them again.
     copies = [jnp.copy(weight) for weight in trained_weights(step, state).values()] if is_on_host(step.mesh) else []
     placed = [step.place(batch) for batch in batches]
     evaluation = float(step.evaluate(state.params, placed[0]))
@@ -128,13 +116,13 @@ def in_float32(train: TrainConfig) -> TrainConfig:
 
 
 def for_one_device(train: TrainConfig, config: GPTConfig) -> TrainConfig:
-    """The options of a step without those of strategies. Experts may be balanced over each microbatch."""
+    """A step's options without those of strategies. Experts may be balanced over each microbatch."""
     microbatches = train.microbatches if config.balance_loss else 1
     return SINGLE.applicable(replace(train, attention="auto", microbatches=microbatches))
 
 
 def one_device(step: Step) -> list[Any]:
-    """A device of the step that this process addresses."""
+    """A device of the step that belongs to this process."""
     return [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()][:1]
 
 

@@ -1,4 +1,4 @@
-"""Compares the first steps of a strategy with those of one device, weight by weight."""
+"""Compare the first steps of a strategy with one device's, weight by weight."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from strategies.checking.first_steps import FirstSteps
 from strategies.checking.projections import Projection
 
 ROUTERS = "experts.router_DE", "experts.logit_bias_E"
-"""Ends of the names of weights that make the logits of a router."""
+"""Suffixes of weights that compute a router's logits."""
 
 
 class Mismatch(ValueError):
@@ -25,10 +25,10 @@ class Agreement:
 
     Attributes:
         gradients: number of gradients: of each weight by layer, and by expert or by queries, keys and values.
-        below_rounding: how many of these are so small, relative to the whole gradient, that rounding may halve them, as
-            the gradient of the bias of keys, which is zero but for rounding.
-        flips: choices of experts that rounding turned, over all steps. They loosen the bounds.
-        float32: of a step that computes or sums in 16 bits: whether its float32 step is "equal", or why it was not
+        below_rounding: how many of these are so small, relative to the whole gradient, that rounding may halve them,
+            like that of the key bias, which is zero except for rounding.
+        flips: choices of experts that rounding changed, over all steps. They loosen the bounds.
+        float32: for a step that computes or sums in 16 bits: whether its float32 step is "equal", or why it was not
             compared.
     """
 
@@ -43,13 +43,11 @@ class Deviation:
     """A number that differs more than rounding explains.
 
     Attributes:
-        what: what it is of, such as "gradient of blocks.norm1.scale_D in layer 3".
-        kind: "norm" or "projection".
-        value, expected: the number, and one device's.
-        bound: how far rounding may drive them apart.
+        what: such as "gradient of blocks.norm1.scale_D in layer 3".
+        bound: the difference that rounding may cause.
         ratio: of the two norms; None if one device's is zero.
         scaled: whether the array is that multiple of one device's, as far as two numbers show it.
-        relative: the difference over the norm of one device's array. A wrong gradient of one weight changes those of
+        relative: the difference divided by the norm of one device's array. A wrong gradient of one weight also changes
             all others from the next step on, but less, so the largest is named.
     """
 
@@ -63,7 +61,6 @@ class Deviation:
     relative: float
 
     def __str__(self) -> str:
-        """What differs, both numbers, and their ratio."""
         numbers = f"{self.kind} {self.value:.4g} where one device has {self.expected:.4g}"
         numbers = f"{numbers}; rounding explains {self.bound:.1e}"
         return (
@@ -73,14 +70,12 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first steps of a strategy, and those of one device.
+    """The first steps of a strategy, and one device's.
 
     Attributes:
-        mine, single: the steps.
-        rounding: bounds.
         sizes: of mesh axes, and the number of microbatches, which may explain a ratio.
-        most_flips: the largest share of the choices of experts that rounding may turn.
-        drift_factor: bound on gradients relative to that of one device, which sums nothing in 16 bits over devices.
+        most_flips: the largest share of the choices of experts that rounding may change.
+        drift_factor: scales bounds on gradients relative to one device, which sums nothing in 16 bits over devices.
     """
 
     mine: FirstSteps
@@ -91,11 +86,7 @@ class Comparison:
     drift_factor: float = 1.0
 
     def require_equal(self) -> Agreement:
-        """Check that all numbers agree up to rounding.
-
-        Raises:
-            Mismatch: names the weight and the layer, both numbers, their ratio, and the mesh axis that explains it.
-        """
+        """Check that all numbers agree up to rounding."""
         for steps, whose in ((self.single, "one device"), (self.mine, "the step")):
             _require_finite(steps, whose)
         if self.mine.loss_scales != self.single.loss_scales:
@@ -106,7 +97,7 @@ class Comparison:
         self._require_evaluation()
         self._require_replicas()
         if not self._turned_at(0).any():
-            # Before choices: a wrong gradient may turn those of later steps, and its name says more.
+            # Gradients before choices: a wrong gradient may change later choices, and its name is more helpful.
             self._refuse(self._deviations("gradient", self.mine.of_first_step, self.single.of_first_step, 0.0))
         self._require_choices()
         gradients = self._deviations("gradient", self.mine.gradients, self.single.gradients)
@@ -124,58 +115,57 @@ class Comparison:
         )
 
     def _is_common_factor(self, deviations: Sequence[Deviation]) -> bool:
-        """Whether most gradients are off by the factor by which their global norm is off in the first step."""
+        """Whether most gradients are off by the same factor as the first step's global norm."""
         factor = self.mine.grad_norms[0] / self.single.grad_norms[0] if self.single.grad_norms[0] else 1.0
         near = [abs((one.ratio or 0.0) - factor) < 0.2 * abs(1 - factor) for one in deviations]
         return sum(near) > 0.9 * len(near)
 
     @cached_property
     def _floor(self) -> float:
-        """The norm of a gradient below which it is rounding."""
         return self.rounding.floor * math.sqrt(
             sum(np.square(of.norm_LU).sum() for of in self.single.gradients.values())
         )
 
     @cached_property
     def _turned_LE(self) -> np.ndarray:
-        """Choices of each expert by which the runs differ, over all steps."""
+        """Each expert's choices that differ between the runs, over all steps."""
         return np.sum([self._turned_at(step) for step in range(len(self.single.choices))], 0)
 
     def _turned_at(self, step: int) -> np.ndarray:
-        """The same for one step; empty for a model without experts."""
+        """The same for one step; empty without experts."""
         if not self.single.choices:
             return np.zeros(0)
         return np.abs(self.mine.choices[step] - self.single.choices[step])
 
     @property
     def _flips(self) -> int:
-        """Choices of experts that differ, over all steps and layers."""
+        """Number of choices of experts that differ, over all steps and layers."""
         return int(self._turned_LE.sum()) // 2
 
     @cached_property
     def _loosened(self) -> float:
-        """Relative difference that flips make in the gradient of any weight: that of this share of random terms."""
+        """Relative difference that changed choices cause in any gradient: this share of its terms is random."""
         total = sum(float(choices_LE[0].sum()) for choices_LE in self.single.choices)
         return 2 * math.sqrt(2 * self._flips / total) if self._flips else 0.0
 
     @cached_property
     def _router_drift(self) -> float:
-        """Relative difference that rounding makes in gradients of experts after the first update of a router.
+        """Relative difference that rounding causes in experts' gradients after the first update of a router.
 
         AdamW moves weights whose gradients are all rounding by whole steps. Logits are products of a router's weights
-        and normed features. They then differ by the norm of the difference, and so does a token's share of an expert.
+        and normalised features, so they differ by the norm of that difference, and so does a token's share of an
+        expert.
         """
         routers = (drift_LU for name, drift_LU in self.single.drifts_LU.items() if name.endswith(ROUTERS))
         return max((float(drift_LU.max()) for drift_LU in routers), default=0.0)
 
     def _require_choices(self) -> None:
-        """Check that the runs send the same numbers of tokens to each expert, up to rounding of the router's scores."""
+        """Check that the runs send the same numbers of tokens to each expert, up to rounding of router scores."""
         total = sum(float(choices_LE.sum()) for choices_LE in self.single.choices)
         if self._flips > 2 + self.most_flips * total:
             raise Mismatch(f"{self._flips} of {total:.0f} choices of experts differ from one device's")
 
     def _require(self, name: str, values: Sequence[float], expected: Sequence[float]) -> None:
-        """Check a metric of each step."""
         for step, (value, single) in enumerate(zip(values, expected, strict=True), start=1):
             bound = (step * self.rounding.of_step + self._loosened) * abs(single)
             if not abs(value - single) <= bound:
@@ -183,12 +173,11 @@ class Comparison:
                 raise Mismatch(f"{numbers}, {abs(value - single):.1e} apart; rounding explains {bound:.1e}")
 
     def _require_evaluation(self) -> None:
-        """Check the loss of an evaluation, if both were evaluated."""
         if self.mine.evaluation is not None and self.single.evaluation is not None:
             self._require("evaluated loss", [self.mine.evaluation], [self.single.evaluation])
 
     def _require_replicas(self) -> None:
-        """Check that devices which hold the same part of a weight hold equal gradients and weights."""
+        """Check that devices with the same part of a weight have equal gradients and weights."""
         for what, projections in (("gradient", self.mine.gradients), ("change", self.mine.changes)):
             for name, of in projections.items():
                 for axis, difference in of.differing.items():
@@ -199,18 +188,13 @@ class Comparison:
                         )
 
     def _refuse(self, deviations: Sequence[Deviation]) -> None:
-        """Raise the largest deviation.
-
-        Raises:
-            Mismatch: there is one.
-        """
         if deviations:
             worst = max(deviations, key=lambda deviation: deviation.relative)
             others = f" ({len(deviations) - 1} more differ)" if len(deviations) > 1 else ""
             raise Mismatch(f"{worst}{self._explained(worst)}{others}")
 
     def _explained(self, deviation: Deviation) -> str:
-        """What may have gone wrong, if an axis or the microbatches explain a ratio."""
+        """The probable cause, if an axis or the microbatches explain a ratio."""
         if not deviation.scaled or not deviation.ratio:
             return ""
         for factor, problem in (
@@ -224,12 +208,10 @@ class Comparison:
     def _deviations(
         self, what: str, mine: Mapping[str, Projection], single: Mapping[str, Projection], turned: float = 1.0
     ) -> list[Deviation]:
-        """All numbers of gradients or changes that differ more than rounding explains.
+        """All numbers that differ more than rounding explains.
 
-        Args:
-            what: "gradient" or "change".
-            mine, single: by weight.
-            turned: share of the turned choices of experts that the numbers depend on.
+        `what` is "gradient" or "change"; `turned` is the share of changed choices of experts that the numbers depend
+        on.
         """
         if mine.keys() != single.keys():
             names = ", ".join(sorted(mine.keys() ^ single.keys()))
@@ -242,14 +224,14 @@ class Comparison:
     def _of_weight(
         self, what: str, name: str, mine: Projection, single: Projection, turned: float
     ) -> Iterator[Deviation]:
-        """Numbers of one weight that differ more than rounding explains: in each layer and unit the worse one."""
+        """Numbers of one weight that differ more than rounding explains: the worse one for each layer and unit."""
         bound_LU = self._bound_LU(what, name, single, turned)
         layers, units = bound_LU.shape
         for at in np.ndindex(layers, units):
             bound, norms = float(bound_LU[at]), (float(mine.norm_LU[at]), float(single.norm_LU[at]))
             signed = float(mine.signed_LU[at]), float(single.signed_LU[at])
             off = {"norm": abs(norms[0] - norms[1]), "projection": abs(signed[0] - signed[1]) / TAIL}
-            if all(difference <= bound for difference in off.values()):  # false for NaN, too
+            if all(difference <= bound for difference in off.values()):  # also false for NaN
                 continue
             ratio = norms[0] / norms[1] if norms[1] else None
             scaled = ratio is not None and norms[1] > bound and abs(signed[0] - ratio * signed[1]) <= TAIL * bound
@@ -261,7 +243,7 @@ class Comparison:
             yield Deviation(f"{what} of {name}{place}", kind, *values, bound, ratio, scaled, relative)
 
     def _bound_LU(self, what: str, name: str, single: Projection, turned: float = 1.0) -> np.ndarray:
-        """How far rounding, and the choices of experts that it turns, may drive a norm apart."""
+        """The difference of a norm that rounding, and choices of experts changed by it, may cause."""
         loosened = self._loosened
         if "expert 0" in single.units and self._flips:
             least_LE = np.maximum(sum(self.single.choices), 1)
@@ -270,20 +252,15 @@ class Comparison:
             loosened = loosened + self._router_drift
         loosened_LU = turned * loosened * single.norm_LU
         if what == "change":
-            # Biases of the router have no drift: they move by equal steps.
+            # Router biases do not drift, because they move by equal steps.
             drift_LU = self.single.drifts_LU.get(name, 2.0**-20 * single.norm_LU)
             if name not in self.single.drifts_LU and self._flips:
-                return 2 * single.norm_LU  # a turned choice may turn the sign of a step of the router's bias
+                return 2 * single.norm_LU  # a changed choice may flip the sign of a router bias's step
             return self.drift_factor * drift_LU + 2 * loosened_LU
         return self.rounding.gradient * np.maximum(single.norm_LU, self._floor) + loosened_LU
 
 
 def _require_finite(steps: FirstSteps, whose: str) -> None:
-    """Check that there is something to compare.
-
-    Raises:
-        Mismatch: a loss or a gradient norm is NaN or infinite.
-    """
     for number, (loss, norm) in enumerate(zip(steps.losses, steps.grad_norms, strict=True), start=1):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             scale = max(steps.loss_scales)

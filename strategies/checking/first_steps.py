@@ -15,26 +15,26 @@ from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.step import Metrics, State, Step, Tokens
 
 FIRST, SECOND = "mu", "nu"
-"""Names of AdamW's moments in the state of the optimizer. A first moment is a mean of the gradients of all steps,
-of the last ones most."""
+"""Names of AdamW's moments in the optimizer state. A first moment is a weighted mean of all steps' gradients."""
 
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """What the first steps of a run computed.
+    """Results of a run's first steps.
 
     Attributes:
         losses: nats per token, one per step.
         grad_norms: global norm of the gradients before clipping, one per step.
         loss_scales: of each step in float16; otherwise 1.
-        gradients: weight -> projection of the optimizer's first moment after the last step: a mean over the steps of
-            the clipped gradients. Empty if the optimizer keeps none.
-        of_first_step: the same after the first step alone, of a mixture of experts.
+        gradients: weight -> projection of the optimizer's first moment after the last step, a mean of the clipped
+            gradients. Empty if the optimizer has none.
+        of_first_step: the same after only the first step, for a mixture of experts.
         changes: weight -> projection of its change by all steps, optimizer included.
-        drifts_LU: weight -> bound on the norm of the difference that rounding makes in its change; of one device only.
-        stale: weights that are not their master weights, rounded.
-        choices: tokens that choose each expert [L, E] in each step; empty for a model without experts.
-        evaluation: loss of the first batch before the first step, by `Step.evaluate`; None if it was not evaluated.
+        drifts_LU: weight -> bound on the norm of the difference that rounding causes in its change; for one device
+            only.
+        stale: weights that differ from their rounded master weights.
+        choices: tokens that choose each expert [L, E] in each step; empty without experts.
+        evaluation: loss of the first batch before the first step, by `Step.evaluate`; None if not evaluated.
     """
 
     losses: tuple[float, ...]
@@ -50,13 +50,10 @@ class FirstSteps:
 
 
 class Recorder:
-    """Reduces the first steps of a run to what is compared. Call `before` and `after` of each step, then `first_steps`.
+    """Reduces a run's first steps to what is compared. Call `before` and `after` each step, then `first_steps`.
 
-    With a learned router the gradients of the first step are kept apart: all runs choose the same experts there, up to
-    rounding, where a wrong gradient may turn choices in later steps.
-
-    Args:
-        step: the step.
+    With a learned router the first step's gradients are recorded separately: all runs choose the same experts there, up
+    to rounding, whereas a wrong gradient may change choices in later steps.
     """
 
     def __init__(self, step: Step) -> None:
@@ -71,7 +68,7 @@ class Recorder:
             self._choices.append(self.step.load(state.params, batch).choices_LE)
 
     def after(self, state: State, metrics: Metrics) -> None:
-        """Keep the metrics of a step, and what its gradients are if it is the first of a mixture."""
+        """Record a step's metrics, and its gradients if it is the first step with experts."""
         self._metrics.append(metrics)
         if self._choices and len(self._metrics) == 1:
             moments = _moments(self.step, state)
@@ -79,12 +76,7 @@ class Recorder:
             self._of_first_step = dict(zip(map(weight_of, moments), projections, strict=True))
 
     def first_steps(self, state: State, weights: Callable[[], Sequence[Array]]) -> FirstSteps:
-        """What the steps computed.
-
-        Args:
-            state: after the last of them.
-            weights: returns those before the first (`initial.initial_weights`), in the order of `trained_weights`.
-        """
+        """The results. `weights` returns the initial weights (initial.py) in the order of `trained_weights`."""
         metrics, choices = jax.device_get((self._metrics, self._choices))
         arrays = [*zip(leaves(self.step), jax.tree.leaves(state), strict=True)]
         moments = _moments(self.step, state)
@@ -105,23 +97,22 @@ class Recorder:
 
 
 def _moments(step: Step, state: State) -> list[tuple[Leaf, Array]]:
-    """AdamW's first moments; none if the optimizer keeps none."""
+    """AdamW's first moments; empty if the optimizer has none."""
     arrays = zip(leaves(step), jax.tree.leaves(state), strict=True)
     return [(leaf, array) for leaf, array in arrays if is_moment(leaf, FIRST)]
 
 
 def is_moment(leaf: Leaf, name: str) -> bool:
-    """Whether an array is a moment of this name, in whatever an optimizer is wrapped."""
+    """Whether an array is a moment of this name, however the optimizer is wrapped."""
     return leaf.name.rpartition("/")[0].split("/")[-1] == name
 
 
 def _projected(step: Step, arrays: Sequence[tuple[Leaf, Array]], minus: Sequence[Array | None]) -> list[Projection]:
-    """Projections of arrays."""
     return project(step.mesh, [leaf for leaf, _ in arrays], [array for _, array in arrays], minus) if arrays else []
 
 
 def _stale(step: Step, arrays: Sequence[tuple[Leaf, Array]]) -> tuple[str, ...]:
-    """Weights of the forward pass that are not their master weights in its dtype, by norm and projection."""
+    """Weights of the forward pass that differ from their rounded master weights, by norm and projection."""
     weights = [placed for placed in arrays if placed[0].is_weight]
     count = len(weights) // 2
     held, masters = weights[:count], weights[count:]
@@ -138,15 +129,15 @@ def _stale(step: Step, arrays: Sequence[tuple[Leaf, Array]]) -> tuple[str, ...]:
 
 
 def weight_of(placed: tuple[Leaf, Any]) -> str:
-    """The name of the weight that an array belongs to: "blocks.mlp.up_DF" of "mu/blocks.mlp.up_DF"."""
+    """The weight that an array belongs to: "blocks.mlp.up_DF" for "mu/blocks.mlp.up_DF"."""
     return placed[0].name.rpartition("/")[2]
 
 
 def _drifts(step: Step, arrays: Sequence[tuple[Leaf, Array]], steps: int) -> dict[str, np.ndarray]:
-    """How far AdamW may drive two runs apart whose gradients agree up to rounding; on one device.
+    """How far AdamW may drive apart two runs whose gradients agree up to rounding; for one device.
 
-    It divides each element of a gradient by its own size. So an element much smaller than the others of its array has
-    that much more relative error, up to a step of the other sign. And each new weight is rounded.
+    AdamW divides each element of a gradient by its own size. So an element much smaller than the others of its array
+    has a larger relative error, up to a step of the opposite sign. Each new weight is also rounded.
     """
     train, rounding = step.train, Rounding.of(step.config, step.train, steps)
     second = {weight_of(placed): placed for placed in arrays if is_moment(placed[0], SECOND)}

@@ -1,7 +1,7 @@
-"""Initial states on which wrong gradients show.
+"""Initial states that expose wrong gradients.
 
-A new model has norm scales of one and biases of zero. A strategy that loses the sum of a bias, or applies a scale
-twice, computes the same with these. So the check adds noise to every weight whose elements start out equal.
+A new model has norm scales of one and biases of zero. A strategy that omits the sum of a bias, or applies a scale
+twice, computes the same results with these. So the check adds noise to every weight whose elements start out equal.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def initial_state(step: Step) -> Any:
 
 
 def initial_weights(step: Step) -> Any:
-    """The jitted function key -> the weights of that state that the optimizer updates (`trained_weights`)."""
+    """The jitted function key -> that state's weights that the optimizer updates (`trained_weights`)."""
     arrays, state = trained_weights(step, step.state), _with_noise(step)
     return jax.jit(
         lambda key: [*trained_weights(step, state(key)).values()], out_shardings=_shardings([*arrays.values()])
@@ -34,7 +34,7 @@ def initial_weights(step: Step) -> Any:
 
 
 def trained_weights(step: Step, state: State) -> dict[str, Any]:
-    """The weights of a state by name, as the optimizer updates them: master weights if there are any."""
+    """A state's weights by name, as the optimizer updates them: master weights if there are any."""
     return {
         leaf.name: array for leaf, array in zip(leaves(step), jax.tree.leaves(state), strict=True) if leaf.is_weight
     }
@@ -51,7 +51,7 @@ def _with_noise(step: Step) -> Callable[[PRNGKeyArray], State]:
         return _add_noise(step, leaf, array, _size(spec, rate))
 
     def init(key: PRNGKeyArray) -> State:
-        # Not the jitted function: JAX allows compiler options only at the outermost jit.
+        # Not the jitted function, because JAX allows compiler options only at the outermost jit.
         state = getattr(step.init, "__wrapped__", step.init)(key)
         arrays = [changed(*each) for each in zip(leaves(step), jax.tree.leaves(state), strict=True)]
         return jax.tree.unflatten(jax.tree.structure(state), arrays)
@@ -60,7 +60,7 @@ def _with_noise(step: Step) -> Callable[[PRNGKeyArray], State]:
 
 
 def _size(spec: WeightSpec, router_bias_rate: float | None) -> float:
-    """Largest noise of a weight. A router's bias gets what one update moves it by, because it decides the routing."""
+    """Largest noise of a weight. A router bias gets the size of one update, because it decides the routing."""
     return NOISE if spec.trained or router_bias_rate is None else router_bias_rate
 
 

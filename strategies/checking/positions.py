@@ -1,10 +1,10 @@
 """Pseudo-random numbers by element of a weight, equal on any mesh: signs for projections, noise for initial weights.
 
 Each is a hash of the element's place in the model: the weight's name, the layer, and the index within the layer. So a
-device computes those of its shard alone, whatever the padding, the slots of pipeline stages and the copies of KV heads.
+device computes only its shard's, whatever the padding, pipeline slots and replicas of KV heads.
 
-All functions are of places: for each dim of an array the indices of a shard's elements along it, shaped to broadcast.
-They are arrays of JAX on devices, or of NumPy on the host, and so are the results.
+All functions take places: for each dim of an array the indices of a shard's elements along it, shaped to broadcast.
+Places and results are JAX arrays on devices, or NumPy arrays on the host.
 """
 
 import zlib
@@ -30,7 +30,7 @@ def places_on_device(leaf: Leaf, shape: tuple[int, ...]) -> Places:
 
 
 def places_on_host(index: Index) -> Places:
-    """The places of a shard with this index."""
+    """The places of the shard at an index."""
     return _broadcast([np.arange(part.start, part.stop) for part in index])
 
 
@@ -50,7 +50,7 @@ def noise(leaf: Leaf, places: Places) -> Any:
 
 
 def key_share(leaf: Leaf, places: Places) -> Any:
-    """By which to multiply squares and products, so that each KV head counts once: 1 / its replicas."""
+    """Factor of squares and products that makes each KV head count once: 1 / its replicas."""
     if leaf.key_copies == 1:
         return 1.0
     is_key = places[-2] >= leaf.stored.shape[-2] - KEYS[leaf.dims[-2]]
@@ -58,7 +58,7 @@ def key_share(leaf: Leaf, places: Places) -> Any:
 
 
 def hashed(leaf: Leaf, places: Places) -> Any:
-    """32 random bits for each element (the finaliser of MurmurHash3, Appleby 2011)."""
+    """32 random bits per element (the finaliser of MurmurHash3, Appleby 2011)."""
     x = _index(leaf, places) * np.uint32(0x9E3779B1) ^ _seed(leaf, places)
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
@@ -66,12 +66,11 @@ def hashed(leaf: Leaf, places: Places) -> Any:
 
 
 def _of(places: Places) -> ModuleType:
-    """`jax.numpy` or `numpy`."""
     return places[0].__array_namespace__()
 
 
 def _seed(leaf: Leaf, places: Places) -> Any:
-    """One seed for each layer of a weight. Empty slots have any; their values are zero."""
+    """One seed per layer of a weight; arbitrary for empty slots, whose values are zero."""
     name = np.uint32(zlib.crc32(leaf.name.rpartition("/")[2].encode()))
     if not leaf.is_stacked:
         return name
@@ -79,7 +78,7 @@ def _seed(leaf: Leaf, places: Places) -> Any:
 
 
 def _layer(leaf: Leaf, places: Places) -> Any:
-    """The layer of each element of a stacked weight; -1 in slots without one."""
+    """The layer of each element of a stacked weight; -1 in empty slots."""
     return places[0] if leaf.slots is None else _of(places).asarray(leaf.slots)[places[0]]
 
 
@@ -95,7 +94,7 @@ def _index(leaf: Leaf, places: Places) -> Any:
 
 
 def _without_replicas(leaf: Leaf, row: Any, feature: Any) -> tuple[Any, Any]:
-    """Row and feature of the model, of those where each KV head has replicas (core/key_copies.py)."""
+    """Row and feature in the model, from row and feature where KV heads have replicas (core/key_copies.py)."""
     held_rows, rows, kv_rows = leaf.stored.shape[-2], leaf.shape[-2], KEYS[leaf.dims[-2]]
     copy, within = feature // leaf.head_dim, feature % leaf.head_dim
     query_row = copy % leaf.key_copies * (held_rows - kv_rows) + row

@@ -1,13 +1,13 @@
-"""What is compared of arrays: for each weight, layer and unit a norm, and a projection on random signs.
+"""The numbers compared for each weight, layer and unit: a norm, and a projection on random signs.
 
     norm         sqrt(sum of squares)
     projection   sum of elements, each times its sign (positions.py)
 
 If two arrays differ by e, their projections differ by a random number whose root mean square is |e|, wherever e lies.
 So two numbers show almost any difference (Alon, Matias & Szegedy 1996, "The Space Complexity of Approximating the
-Frequency Moments"). Each device reduces its own shard, and sends nothing to other devices. The host adds the shards up
-in float64, and compares replicas. CPU devices have their shards in the memory of the host, which reduces them itself:
-compiling a program takes longer for all but large models.
+Frequency Moments"). Each device reduces its own shard and sends nothing. The host adds up the shards in float64, and
+compares replicas. CPU devices' shards are in host memory, so the host reduces them: compiling a program takes longer
+for all but large models.
 """
 
 import math
@@ -27,21 +27,19 @@ from strategies.checking.positions import Places, key_share, places_on_device, p
 from strategies.checkpoints.canonical import Index, Leaf, full
 
 ROLES = "queries", "keys", "values"
-"""Units of a projection of queries, keys and values. Keys alone have a bias whose gradient is zero."""
+"""Units of a projection of queries, keys and values. Only keys have a bias whose gradient is zero."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Norms and projections of an array by layer (L; 1 if it is not stacked) and unit (U).
+    """Norms and projections of an array by layer (L; 1 if not stacked) and unit (U).
 
     The units are experts, or queries, keys and values; other arrays have one.
 
     Attributes:
         units: names of the units; empty if there is one.
-        norm_LU: norms.
-        signed_LU: projections on random signs.
-        differing: mesh axis -> largest difference of norms or projections between replicas along it, relative to the
-            norm of their shard; only axes along which replicas differ.
+        differing: mesh axis -> largest difference of norms or projections between replicas along it, relative to their
+            shard's norm; only axes along which replicas differ.
     """
 
     units: tuple[str, ...]
@@ -53,14 +51,7 @@ class Projection:
 def project(
     mesh: Mesh, leaves: Sequence[Leaf], arrays: Sequence[Array], minus: Sequence[Array | None]
 ) -> list[Projection]:
-    """Norms and projections of `arrays - minus`, in the order of the leaves.
-
-    Args:
-        mesh: of the step.
-        leaves: where each array lies in the model.
-        arrays: sharded as the leaves say.
-        minus: what to subtract from each, sharded alike; None subtracts nothing.
-    """
+    """Norms and projections of `arrays - minus` (None: 0), which are sharded as the leaves say, in their order."""
     sums = (_sums_on_host if is_on_host(mesh) else _sums_on_devices)(mesh, leaves, arrays, minus)
     by_device, start = sums.astype(np.float64).reshape(*mesh.devices.shape, -1), 0
     projections = []
@@ -73,16 +64,16 @@ def project(
 
 
 def is_on_host(mesh: Mesh) -> bool:
-    """Whether arrays lie in the memory of the host."""
+    """Whether arrays are in host memory."""
     return mesh.devices.flat[0].platform == "cpu"
 
 
 def _sums_on_host(
     mesh: Mesh, leaves: Sequence[Leaf], arrays: Sequence[Array], minus: Sequence[Array | None]
 ) -> np.ndarray:
-    """The sums of each device [devices, sums of all leaves], by NumPy."""
+    """Each device's sums [devices, sums of all leaves], by NumPy."""
     of_device: dict[Any, list[np.ndarray]] = {device: [] for device in mesh.devices.flat}
-    factors = dict[Any, tuple[Any, Any]]()  # replicas have equal ones, and so have a weight and its moment
+    factors = dict[Any, tuple[Any, Any]]()  # shared by replicas, and by a weight and its moment
     for leaf, array, other in zip(leaves, arrays, minus, strict=True):
         others = {shard.device: shard.data for shard in other.addressable_shards} if other is not None else {}
         for shard in array.addressable_shards:
@@ -95,7 +86,7 @@ def _sums_on_host(
             of_device[shard.device].append(_sums(x, *factors[part]).reshape(-1))
     sums = np.zeros((len(of_device), sum(2 * math.prod(_shard_shape(leaf)[:-1]) for leaf in leaves)), np.float32)
     for row, parts in zip(sums, of_device.values(), strict=True):
-        if parts:  # another process has the shards of the others
+        if parts:  # other shards are in another process
             row[:] = np.concatenate(parts)
     return sums if all(of_device.values()) else np.asarray(process_allgather(sums)).sum(0)
 
@@ -114,7 +105,7 @@ def _sums_on_devices(
 
     specs = tuple(leaf.stored.sharding.spec for leaf in leaves)
     subtracted = tuple(None if x is None else spec for x, spec in zip(minus, specs, strict=True))
-    # Replicas may differ, which is looked for here, so no array counts as replicated.
+    # Replicas may differ, and this looks for it, so no array counts as replicated.
     program = jax.shard_map(
         sums, mesh=mesh, in_specs=(specs, subtracted), out_specs=P(mesh.axis_names), check_vma=False
     )
@@ -123,13 +114,13 @@ def _sums_on_devices(
 
 
 def _factors(leaf: Leaf, places: Places) -> tuple[Any, Any]:
-    """By which to multiply squares, and elements, before they are summed."""
+    """Factors of squares and of elements before they are summed."""
     share = key_share(leaf, places)
     return share, signs(leaf, places) * share
 
 
 def _sums(x: Any, share: Any, signs: Any) -> Any:
-    """Sums of squares, and of signed elements, over the last dim of a shard [2, all but the last dim]."""
+    """Sums of squares and of signed elements over the last dim of a shard [2, all but the last dim]."""
     return x.__array_namespace__().stack([(x * x * share).sum(-1), (x * signs).sum(-1)])
 
 
@@ -138,7 +129,7 @@ def _shard_shape(leaf: Leaf) -> tuple[int, ...]:
 
 
 def _combined(leaf: Leaf, mesh: Mesh, sums: np.ndarray) -> Projection:
-    """The projection of an array, from the sums of all devices [mesh, 2, all but the last dim of a shard]."""
+    """The projection of an array from all devices' sums [mesh, 2, all but the last dim of a shard]."""
     axes = mesh.axis_names
     sums = _by_unit(leaf, sums, len(axes) + 1)
     sharding = {axis for names in leaf.stored.sharding.spec for axis in _axes(names)}
@@ -155,12 +146,8 @@ def _combined(leaf: Leaf, mesh: Mesh, sums: np.ndarray) -> Projection:
 
 
 def _difference(sums: np.ndarray, before: int, axis: int) -> float:
-    """The largest relative difference of norms or projections between devices along a mesh axis.
-
-    Args:
-        sums: [mesh, 2, layers, units] of each device's shard.
-        before: number of mesh axes.
-        axis: which of them.
+    """Largest relative difference of `sums` [mesh, 2, layers, units] between devices along one of `before`
+    mesh axes.
     """
     squares, signed = np.moveaxis(sums, before, 0)
     norms = np.sqrt(squares)
@@ -184,18 +171,18 @@ def _rows(leaf: Leaf, index: Index) -> tuple[np.ndarray, np.ndarray]:
         layers = np.array(leaf.slots)[layers] if leaf.slots else layers
     for dim in _unit_dims(leaf):
         units = np.arange(leaf.stored.shape[dim])[index[dim]]
-        if not by_expert(leaf):  # all rows but the last are of queries
+        if not by_expert(leaf):  # all rows but the last are queries
             units = np.maximum(units - leaf.stored.shape[dim] + len(units_of(leaf)), 0)
     return layers, units
 
 
 def kept_dims(leaf: Leaf) -> tuple[int, ...]:
-    """The dims of an array along which its projection is not summed: of layers and of units."""
+    """The dims of an array that its projection keeps: layers and units."""
     return ((0,) if leaf.is_stacked else ()) + _unit_dims(leaf)
 
 
 def _unit_dims(leaf: Leaf) -> tuple[int, ...]:
-    """The dim along which the units of an array lie, if it has several."""
+    """The dim of an array's units, if it has several."""
     return (1 if by_expert(leaf) else len(leaf.dims) - 2,) if units_of(leaf) else ()
 
 

@@ -5,7 +5,7 @@
     folder/300/mu/..., folder/300/nu/...             AdamW's moments
     folder/300/errors/...                            quantisation errors of compressed gradients
 
-Start at `save` and `restore`, two functions over a step. Several processes need a file system that all of them see.
+Start at `save` and `restore`, two functions over a step. Several processes need a shared file system.
 """
 
 from strategies.checkpoints.canonical import leaves

@@ -1,9 +1,9 @@
-"""The arrays of a training state in a layout that no strategy knows: that of a checkpoint.
+"""The arrays of a training state in a layout independent of strategies: a checkpoint's.
 
-A strategy pads the vocabulary, puts layers into slots of pipeline stages, copies heads of keys, and shards every array.
-A checkpoint has one array for each weight of the model and each of its moments, without padding and copies, layers in
-order. `Leaf.pieces` maps a shard of the state to ranges of the array on disk, so a process reads and writes its own
-shards and nothing else.
+A strategy pads the vocabulary, puts layers into slots of pipeline stages, replicates KV heads, and shards every array.
+A checkpoint has one array for each weight of the model and each of its moments, without padding and replicas, layers in
+order. `Leaf.pieces` maps a shard of the state to ranges of the array on disk, so a process reads and writes only its
+own shards.
 """
 
 import math
@@ -21,19 +21,17 @@ from strategies.step import Step
 Index = tuple[slice, ...]
 """A range of an array, one slice with start and stop for each dim."""
 MOST_CHUNK_BYTES = 2**24
-"""The largest chunk of an array on disk. A process that reads a shard holds one chunk besides."""
+"""The largest chunk of an array on disk. A process that reads a shard also holds one chunk in memory."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array of the state, and where it lies in a checkpoint.
+    """An array of the state, and its place in a checkpoint.
 
     Attributes:
         name: in the checkpoint, such as "params/blocks.mlp.up_DF", "mu/blocks.mlp.up_DF", "count" or "errors/sums".
-        dims: names of its dims; of a weight and its moments only.
-        shape: in the checkpoint.
-        slots: which layer is in each slot of its first dim, -1 for none; None if layers are in order, or it has none.
-        head_dim: features of a head.
+        dims: names of the dims, for a weight and its moments only.
+        slots: the layer in each slot of its first dim, -1 for none; None without such a dim, or if layers are in order.
         stored: shape, dtype and sharding in the state.
     """
 
@@ -51,25 +49,22 @@ class Leaf:
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is a weight, as the forward pass uses it or as a master."""
+        """Whether it is a weight, as used by the forward pass or as a master."""
         return self.name.startswith("params/")
 
     @property
     def is_stacked(self) -> bool:
-        """Whether its first dim is one of layers."""
+        """Whether its first dim is layers."""
         return bool(self.dims) and self.dims[0] in STACKS
 
     @property
     def is_error_feedback(self) -> bool:
-        """Whether it belongs to the devices and not to the model, as the quantisation errors of compression do."""
+        """Whether it belongs to devices instead of the model, as the quantisation errors of compression do."""
         return not self.is_scalar and not self.dims
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Shape of its chunks on disk.
-
-        A chunk holds one layer and divides a shard. So two processes never write the same chunk.
-        """
+        """Shape of its chunks: one layer each and a divisor of a shard, so two processes never write the same chunk."""
         shard = self.stored.sharding.shard_shape(self.stored.shape)
         single = (*STACKS, *self.dims[-2:-1]) if self.key_copies > 1 else STACKS
         chunk = [1 if dim in single else size for size, dim in zip(shard, self.dims or [""], strict=True)]
@@ -80,17 +75,14 @@ class Leaf:
 
     @property
     def key_copies(self) -> int:
-        """How many times it has each head of keys (core/key_copies.py)."""
+        """How many replicas it has of each KV head (core/key_copies.py)."""
         return self.stored.shape[-1] // self.shape[-1] if self.dims[-1:] == ("key_features",) else 1
 
     def pieces(self, index: Index, *, every_copy: bool = True) -> Iterator[tuple[Index, Index]]:
-        """The parts of a shard that a checkpoint holds: their range in the checkpoint, and that within the shard.
+        """The parts of a shard that a checkpoint holds: (range in the checkpoint, range within the shard).
 
-        Padding of the vocabulary and empty slots for layers are in no piece.
-
-        Args:
-            index: the shard.
-            every_copy: of a head of keys; otherwise the first of them alone.
+        Padding of the vocabulary and empty layer slots are in no piece. Without `every_copy` only the first replica of
+        a KV head is.
         """
         for layers, own in self._layer_ranges(index):
             for there, here in self._rest(index, every_copy):
@@ -98,7 +90,7 @@ class Leaf:
                     yield (*layers, *there), (*own, *here)
 
     def _rest(self, index: Index, every_copy: bool) -> Iterator[tuple[Index, Index]]:
-        """Ranges of the dims after that of slots, in the checkpoint and in the shard."""
+        """Ranges of the dims after the slots, in the checkpoint and in the shard."""
         first = 1 if self.slots else 0
         there = [_clipped(part, size) for part, size in zip(index[first:], self.shape[first:], strict=True)]
         here = [slice(0, part.stop - part.start) for part in there]
@@ -109,7 +101,7 @@ class Leaf:
             yield (*there[:-2], rows, features), (*here[:-2], own_rows, own_features)
 
     def _heads(self, part: slice, every_copy: bool) -> Iterator[tuple[Index, Index]]:
-        """Ranges of the last two dims of each head of keys in a shard: of its queries, then of key and value."""
+        """Ranges of the last two dims of each KV head in a shard: its queries, then key and value."""
         copies, size, keys = self.key_copies, self.head_dim, 2 if self.dims[-2] == "qkv" else 1
         rows, own_queries = self.shape[-2], self.stored.shape[-2] - keys
         for copy in range(part.start // size, -(-part.stop // size)):
@@ -123,7 +115,7 @@ class Leaf:
                 yield (slice(rows - keys, rows), features), (slice(own_queries, own_queries + keys), own_features)
 
     def _layer_ranges(self, index: Index) -> Iterator[tuple[Index, Index]]:
-        """Ranges of layers of a shard, in the checkpoint and in the shard; one empty pair if there are no slots."""
+        """Ranges of a shard's layers, in the checkpoint and in the shard; one empty pair without slots."""
         if self.slots is None:
             yield (), ()
             return
@@ -137,15 +129,15 @@ def _clipped(part: slice, size: int) -> slice:
 
 
 def full(index: Index, shape: Sequence[int]) -> Index:
-    """The index of a shard with explicit starts and stops."""
+    """A shard's index with explicit starts and stops."""
     return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
 
 
 def leaves(step: Step) -> list[Leaf]:
-    """All arrays of the state of a step, in the order of `jax.tree.leaves`.
+    """All arrays of a step's state, in the order of `jax.tree.leaves`.
 
-    With master weights there are two of each name under params: the weight as the forward pass uses it, then its
-    master. A checkpoint has the latter, and both are read from it.
+    With master weights params has each name twice: the weight as the forward pass uses it, then its master. A
+    checkpoint has only the master, and both are read from it.
     """
     weights, sizes = weight_specs(step.config), step.config.dim_sizes
     found = []
@@ -162,11 +154,9 @@ def leaves(step: Step) -> list[Leaf]:
 
 
 def assembled(leaf: Leaf, fill: Callable[[np.ndarray, Iterator[tuple[Index, Index]]], None]) -> jax.Array:
-    """An array of the state, from values that are read elsewhere. Padding is zero. Equal shards are read once.
+    """An array of the state, from values read elsewhere. Padding is zero. Equal shards are read once.
 
-    Args:
-        leaf: the array.
-        fill: takes a shard of zeros, and its `Leaf.pieces`, whose values it writes into the shard.
+    `fill` takes a shard of zeros and its `Leaf.pieces`, and writes the values into the shard.
     """
     shards: dict[Any, np.ndarray] = {}
 
@@ -182,9 +172,9 @@ def assembled(leaf: Leaf, fill: Callable[[np.ndarray, Iterator[tuple[Index, Inde
 
 
 def host_shards(array: jax.Array) -> Iterator[tuple[Index, np.ndarray]]:
-    """The shards of an array for which this process is responsible, copied to the host: one per replica set."""
+    """This process's shards of an array, copied to the host: one per replica set."""
     own = [shard for shard in array.addressable_shards if shard.replica_id == 0]
     for shard in own:
         shard.data.copy_to_host_async()
     for shard in own:
-        yield full(shard.index, array.shape), np.array(shard.data, copy=True)  # on CPUs it would be a view otherwise
+        yield full(shard.index, array.shape), np.array(shard.data, copy=True)  # on CPUs this would otherwise be a view

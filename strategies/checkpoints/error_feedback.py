@@ -1,7 +1,7 @@
 """Error feedback in checkpoints: the quantisation errors of compressed gradients (core/compression.py).
 
-They belong to devices, not to the model. With as many devices as before each gets its own back. With another number
-each gets an equal part of the sum of all: error feedback adds up over devices, and the sum is what counts.
+They belong to devices, not to the model. On the same number of devices each device gets its own errors back. Otherwise
+each gets an equal part of their sum, because error feedback depends only on the sum over devices.
 """
 
 import warnings
@@ -17,13 +17,12 @@ from strategies.checkpoints.info import CheckpointInfo
 from strategies.step import Step
 
 SHARES = "errors/shares"
-"""The errors of each device, one device after another."""
+"""The devices' errors, concatenated."""
 
 
 def kept(info: CheckpointInfo, step: Step) -> bool:
-    """Whether a step takes over the errors of a checkpoint: if its compression and its padding are the same.
-
-    Warns if the checkpoint has errors that are dropped. They are of padded weights, one after another.
+    """Whether a step takes over a checkpoint's errors: if compression and padding are the same. Warns if it
+    drops them.
     """
     saved, now = (
         {"compression": train, "vocab_multiple": config.vocab_multiple}
@@ -38,11 +37,7 @@ def kept(info: CheckpointInfo, step: Step) -> bool:
 
 
 def read(folder: Path, leaf: Leaf, devices: int, info: CheckpointInfo) -> jax.Array:
-    """Read errors for another number of devices than wrote it.
-
-    Raises:
-        ValueError: a chunk is missing, damaged or not its own.
-    """
+    """Read errors that another number of devices wrote."""
     store = zarr_arrays.open_array(folder, leaf.name, info.chunk_checksums)
 
     def shard(index: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The metadata of a checkpoint (JSON), and which checkpoints a folder has. It needs neither JAX nor Orbax."""
+"""A checkpoint's metadata (JSON), and the checkpoints of a folder. This file needs neither JAX nor Orbax."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ from strategies.schema import Count, SchemaError, Whole, checked
 FORMAT = 3
 INFO = "checkpoint.json"
 CHECKSUM = "checksum"
-"""The field with the SHA-256 of all others, from format 2."""
+"""The field with the SHA-256 of all other fields, from format 2."""
 
 
 class CheckpointError(Exception):
@@ -31,16 +31,12 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The metadata of a checkpoint. All fields are required.
 
     Attributes:
-        config: the model.
-        position: batches that were trained on.
-        step: steps that the optimizer has made.
+        position: number of batches trained on.
+        step: number of optimizer steps.
         devices: of the mesh that wrote it.
-        compression: of gradients, when it was written.
         scalars: numbers of the optimizer's state, by name.
-        arrays: the shape of each array, by name.
         array_checksums: the SHA-256 of each array's `zarr.json`, by name; none in format 1.
         chunk_checksums: the SHA-256 of the names and checksums of each array's chunks, by name; from format 3.
-        metadata: facts of the caller.
     """
 
     config: GPTConfig
@@ -56,11 +52,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def as_text(info: CheckpointInfo) -> str:
-    """The metadata as JSON, with its checksum.
-
-    Raises:
-        ValueError: it would not be read as it is: the caller's facts are no JSON, or numbers are out of range.
-    """
+    """The metadata as JSON, with its checksum."""
     facts = {"format": FORMAT, **msgspec.structs.asdict(info), "config": dataclasses.asdict(info.config)}
     try:
         read = decode_json(json.dumps(facts, allow_nan=False), "metadata")
@@ -69,65 +61,52 @@ def as_text(info: CheckpointInfo) -> str:
     parsed(text := json.dumps(read | {CHECKSUM: checksum(read)}), INFO)
     if read["metadata"] != info.metadata:
         problem = f"metadata={reprlib.repr(info.metadata)} would be read as {reprlib.repr(read['metadata'])}"
-        raise ValueError(f"{problem}; give lists, and dicts whose keys are texts")
+        raise ValueError(f"{problem}; use lists, and dicts with string keys")
     return f"{text}\n"
 
 
 def parsed(text: str | bytes, where: str) -> CheckpointInfo:
-    """The metadata that `as_text` wrote, in this format or in an older one.
-
-    Raises:
-        CheckpointError: it is of a newer format.
-        SchemaError: a field is missing, unknown, of another type or out of range, or the checksum is another.
-    """
+    """The metadata that `as_text` wrote, in this or an older format."""
     facts = checked(decode_json(text, where), dict[str, Any], where)
     if (number := checked(facts.pop("format", None), Count, f"{where}: format")) > FORMAT:
         problem = f"{where} is of format {number}, and this meshmark reads formats up to {FORMAT}"
-        raise CheckpointError(f"{problem}; take a newer meshmark")
+        raise CheckpointError(f"{problem}; install a newer meshmark")
     if number == 1:
         facts = {**facts, "array_checksums": {}}
     elif facts.pop(CHECKSUM, None) != checksum({"format": number, **facts}):
-        raise SchemaError(f"{where} is not as it was written: its checksum is another")
+        raise SchemaError(f"{where} was changed after it was written: its checksum differs")
     facts = facts if number == FORMAT else {**facts, "chunk_checksums": {}}
     config = checked(facts.get("config"), dict[str, Any], f"{where}: config")
     if unknown := config.keys() - {each.name for each in dataclasses.fields(GPTConfig)}:
         raise SchemaError(f"{where}: config has an unknown field {min(unknown)!r}")
     info = checked(facts, CheckpointInfo, where)
     if info.scalars.get("count") != info.step:
-        raise SchemaError(f"{where}: step is {info.step}, and the count of AdamW {info.scalars.get('count')}")
+        raise SchemaError(f"{where}: step is {info.step}, and AdamW's count {info.scalars.get('count')}")
     if number == FORMAT and not info.arrays.keys() == info.array_checksums.keys() == info.chunk_checksums.keys():
         raise SchemaError(f"{where} lacks checksums of arrays")
     return info
 
 
 def checksum(facts: Mapping[str, Any]) -> str:
-    """The SHA-256 of JSON values, whatever the order of their keys."""
+    """The SHA-256 of JSON values, independent of key order."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def local(folder: str | Path) -> Path:
-    """The absolute path of a folder, without `..` and links, which TensorStore does not take.
-
-    Raises:
-        CheckpointError: it is a URL or no path.
-    """
+    """The absolute path of a folder, without `..` and links, which TensorStore does not support."""
     if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
         shown = reprlib.repr(folder) if isinstance(folder, str | None) else f"a {type(folder).__name__}"
         raise CheckpointError(f"the folder of checkpoints is {shown}; pass a path (str or Path)")
-    if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(folder)):  # two letters at least: C:/ is a drive
+    if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(folder)):  # two or more letters: C:/ is a drive
         raise CheckpointError(f"{folder} is a URL; checkpoints need a file system: mount it, and name the folder")
     try:
         return Path(folder).resolve()
-    except (OSError, RuntimeError) as error:  # links that lead to each other
+    except (OSError, RuntimeError) as error:  # a cycle of links
         raise CheckpointError(f"the folder of checkpoints {folder} cannot be read: {error}") from error
 
 
 def positions(folder: str | Path) -> list[int]:
-    """The positions of the checkpoints in a folder that are whole, in order; none if there is no folder.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
-    """
+    """The positions of a folder's complete checkpoints, in order; empty if the folder does not exist."""
     folder = local(folder)
     try:
         there = folder.iterdir() if folder.is_dir() else ()
@@ -138,7 +117,7 @@ def positions(folder: str | Path) -> list[int]:
 
 
 def _near(folder: Path) -> str:
-    """Which folder is meant by that of a training, or by one of its checkpoints; or why there are none."""
+    """The end of a message: the folder that was probably meant, or why there are no checkpoints."""
     if not folder.is_dir():
         return ", because it is a file" if folder.exists() else ", because it does not exist"
     torn = [path for path in (folder, *folder.iterdir()) if path.name.isdecimal()]
@@ -149,7 +128,7 @@ def _near(folder: Path) -> str:
 
 
 def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
-    """Read what a checkpoint says of itself; `at` is its position, by default the latest.
+    """Read a checkpoint's metadata; `at` is its position, default: the latest.
 
     Raises:
         CheckpointError: there is none, it is of a newer format or another position, or it cannot be read.
@@ -172,7 +151,7 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
 
 
 def damaged(path: Path, problem: str) -> CheckpointError:
-    """The error of a checkpoint that is not as it was written. It names the others in its folder."""
+    """The error for a checkpoint that was changed after it was written. It names the folder's other checkpoints."""
     others = [str(position) for position in positions(path.parent) if str(position) != path.name]
     way_out = f"; restore another with at={' or '.join(others)}" if others else ""
     return CheckpointError(f"the checkpoint {path} is damaged: {problem}{way_out}")

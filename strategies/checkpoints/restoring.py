@@ -1,4 +1,4 @@
-"""Restore: a checkpoint as the state of any step."""
+"""Restore a checkpoint as the state of any step."""
 
 import dataclasses
 import warnings
@@ -23,24 +23,24 @@ from strategies.step import State, Step
 def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
     """Restore a state that any strategy saved, sharded as this step shards it.
 
-    Each device reads its own shards. Quantisation errors of compressed gradients are dropped, with a warning, if
-    this step keeps no such errors. A loss scale is kept in float16 only. A float16 step begins with that of its
-    `TrainConfig` if the checkpoint has none.
+    Each device reads its own shards. Quantisation errors of compressed gradients are dropped, with a warning, if this
+    step keeps no such errors. A loss scale is restored only in float16; a float16 step starts with its `TrainConfig`'s
+    if the checkpoint has none.
 
     It waits for a save that is still running. If that fails, its `Saving` and the next save raise the failure. This
-    restores an older checkpoint, and warns if `at` does not name it.
+    function then restores an older checkpoint, and warns if `at` does not name it.
 
     Args:
-        step: the step that is to go on from it.
+        step: the step that continues the training.
         folder: as `save` takes it.
         at: position of the checkpoint; default: the latest.
 
     Returns:
-        The state, with every array in the shape, the dtype and the sharding that `step.state` has.
+        The state, every array with the shape, dtype and sharding of `step.state`.
 
     Raises:
-        CheckpointError: there is none, it is damaged, of another model, or of a newer format.
-        Infeasible: the step is something else.
+        CheckpointError: there is no checkpoint, or it is damaged, of another model, or of a newer format.
+        Infeasible: `step` is not a `Step`.
     """
     require_instance(step, Step, "the step")
     failure = failure_of_last(local(folder))
@@ -78,7 +78,7 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
 
 
 def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None:
-    """Refuse a checkpoint of another model. The padding of the vocabulary may differ: it is not saved."""
+    """Refuse a checkpoint of another model. The padding of the vocabulary may differ, because it is not saved."""
     unpadded = (dataclasses.replace(resolved(each), vocab_multiple=1) for each in (saved, config))
     before, now = (dataclasses.asdict(each) for each in unpadded)
     if differs := differences(before, now):
@@ -87,21 +87,17 @@ def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None
 
 
 def require_unchanged(path: Path, info: CheckpointInfo) -> None:
-    """Refuse arrays whose metadata are not as they were written. A checkpoint of format 1 has no checksums of them.
-
-    Raises:
-        CheckpointError: an array is missing, or its metadata differ.
-    """
+    """Refuse arrays whose metadata have changed since they were written. Format 1 has no checksums to detect this."""
     try:
         now = zarr_arrays.checksums(path, info.array_checksums)
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
     if changed := [name for name, before in info.array_checksums.items() if now[name] != before]:
-        raise damaged(path, f"{changed[0]}/zarr.json is not as it was written")
+        raise damaged(path, f"{changed[0]}/zarr.json was changed after it was written")
 
 
 def initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
-    """Arrays of the state before the first step, by their names as leaves. The compiler removes all others."""
+    """Arrays of the initial state, by leaf name. The compiler removes all others."""
     wanted = [leaf for leaf in leaves(step) if leaf.name in names]
     if not wanted:
         return {}
@@ -115,12 +111,7 @@ def initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
 
 
 def _placed(leaf: Leaf, number: float) -> jax.Array:
-    """A number on all devices.
-
-    Raises:
-        ValueError: the dtype of the state does not hold it.
-    """
     scalar = np.asarray(number, leaf.stored.dtype)
     if scalar != number:
-        raise ValueError(f"{leaf.name} is {number}, which is no {leaf.stored.dtype}")
+        raise ValueError(f"{leaf.name} is {number}, which {leaf.stored.dtype} cannot hold")
     return jax.make_array_from_callback((), leaf.stored.sharding, lambda _: scalar)

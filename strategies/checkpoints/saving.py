@@ -1,6 +1,6 @@
-"""Save: the state of any step as a checkpoint.
+"""Save the state of any step as a checkpoint.
 
-The first save loads Orbax (writing.py). Everything else of this package does without.
+Only a save loads Orbax (writing.py).
 """
 
 import shutil
@@ -22,7 +22,7 @@ from strategies.schema import Count, SchemaError, Whole, checked
 from strategies.step import State, Step
 
 UNFINISHED = ".orbax-checkpoint-tmp"
-"""How the name of a folder ends while Orbax writes into it."""
+"""Suffix of a folder's name while Orbax writes into it."""
 
 
 @dataclass(eq=False)
@@ -30,9 +30,9 @@ class Saving:
     """A save that may still be running.
 
     Attributes:
-        path: the folder that is there when it has finished.
+        path: the folder, which appears only once the checkpoint is complete.
         finish: waits for it.
-        written: what this process writes.
+        written: this process's write.
     """
 
     path: Path
@@ -40,10 +40,10 @@ class Saving:
     written: Future[None]
 
     def check(self) -> None:
-        """Say whether this process could write its part, without waiting for it.
+        """Raise if this process has failed to write its part; do not wait for it.
 
         Raises:
-            CheckpointError: it could not.
+            CheckpointError: it failed.
         """
         if self.written.done() and self.written.exception():
             self.wait()
@@ -52,10 +52,10 @@ class Saving:
         """Wait until the checkpoint is on disk.
 
         Raises:
-            CheckpointError: it could not be written. Older checkpoints are as they were.
+            CheckpointError: it could not be written. Older checkpoints are unchanged.
         """
         if self in _last:
-            _last.remove(self)  # so a failure is not reported once more by the next save
+            _last.remove(self)  # so the next save does not report the failure again
         try:
             self.finish()
         except (OSError, RuntimeError, ValueError) as error:
@@ -71,24 +71,17 @@ def _fail(error: CheckpointError) -> None:
 
 
 _last: list[Saving] = []
-"""The latest save. There is one at a time: the next one waits for it."""
+"""The latest save. Only one runs at a time: the next one waits for it."""
 
 
 def wait_for_last() -> None:
-    """Wait for a save that is still running.
-
-    Raises:
-        CheckpointError: it failed.
-    """
+    """Wait for a save that is still running."""
     while _last:
         _last.pop().wait()
 
 
 def failure_of_last(folder: Path) -> CheckpointError | None:
-    """Wait for a save that is still running. If it failed and was to be in this folder, return its failure.
-
-    The failure stays with its `Saving`, and with the next save: it is not that of whoever asks here.
-    """
+    """Wait for a running save, and return its failure if it was in this folder. The next save still raises it."""
     for saving in [*_last]:
         try:
             saving.wait()
@@ -109,20 +102,20 @@ def save(
 ) -> Saving:
     """Save a state as `folder/POSITION`, in a form that any strategy restores.
 
-    It returns when the state is on the host, and may then be donated; `wait()` of the result waits until it is on
-    disk. Until a checkpoint is whole, it has a temporary name. All processes call this, and write their own shards.
+    It returns when the state is on the host and may be donated; `wait()` of the result waits until it is on disk. An
+    incomplete checkpoint has a temporary name. All processes must call this, and each writes its own shards.
 
     Args:
         step: any step.
         state: of this step.
-        folder: of all checkpoints of a training run, on a file system that all processes see.
-        position: batches that were trained on; default: the steps that the optimizer has made.
+        folder: of all checkpoints of a training run, on a file system that all processes share.
+        position: number of batches trained on; default: the number of optimizer steps.
         metadata: facts to save with it, as JSON.
-        keep: how many checkpoints to keep, the latest ones; default: all.
+        keep: how many of the latest checkpoints to keep; default: all.
 
     Raises:
-        CheckpointError: it cannot be written, or there is one of this position already. Others stay.
-        Infeasible: step or state are something else, or the state is not of this step.
+        CheckpointError: it cannot be written, or this position exists already. Other checkpoints stay.
+        Infeasible: `step` is not a `Step`, or the state is not of this step.
     """
     from strategies.checkpoints import writing  # loads Orbax, which takes up to a second
 
@@ -138,7 +131,7 @@ def save(
         raise CheckpointError(f"no checkpoint can be written: {error}") from None
     wait_for_last()
     pairs = list(zip(leaves(step), jax.tree.leaves(state), strict=True))
-    # Of two arrays of one name the latter is saved, which is the master weight.
+    # If a name occurs twice the latter array is saved, the master weight.
     arrays = [*{leaf.name: (leaf, array) for leaf, array in pairs if not leaf.is_scalar}.values()]
     scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
     facts = _described(step, scalars, {leaf.name: leaf.shape for leaf, _ in arrays}, position, metadata)
@@ -166,7 +159,7 @@ def _described(
     position: int | None,
     metadata: Mapping[str, Any] | None,
 ) -> CheckpointInfo:
-    """What the checkpoint says of itself. The position is by default the steps that the optimizer has made."""
+    """The checkpoint's metadata. The default position is the number of optimizer steps."""
     count: Any = scalars["count"]
     return CheckpointInfo(
         config=step.config,
@@ -176,24 +169,23 @@ def _described(
         compression=step.train.compression,
         scalars=scalars,
         arrays=shapes,
-        array_checksums=shapes.fromkeys(shapes, ""),  # they are known when all is written
+        array_checksums=shapes.fromkeys(shapes, ""),  # known after writing
         chunk_checksums=shapes.fromkeys(shapes, ""),
         metadata={} if metadata is None else metadata,  # pyright: ignore[reportArgumentType] (`as_text` checks it)
     )
 
 
 def _finish(finish: Callable[[], None], folder: Path, keep: int | None) -> None:
-    """Wait for the save, then remove all checkpoints but the `keep` latest."""
+    """Wait for the save, then remove all checkpoints except the `keep` latest."""
     finish()
     if keep is not None and jax.process_index() == 0:
         for position in info.positions(folder)[:-keep]:
-            # First: without it, what is half removed is no checkpoint.
+            # Removed first: without it a half-removed folder is not a checkpoint.
             (folder / str(position) / info.INFO).unlink(missing_ok=True)
             shutil.rmtree(folder / str(position), ignore_errors=True)
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process has left."""
     for path in folder.glob(f"*{UNFINISHED}"):
         shutil.rmtree(path, ignore_errors=True)
 

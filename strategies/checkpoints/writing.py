@@ -1,10 +1,10 @@
-"""How Orbax writes a checkpoint: all processes write into a temporary folder, and the first one renames it.
+"""Writing a checkpoint with Orbax: all processes write into a temporary folder, and the first one renames it.
 
-Orbax makes a save asynchronous and atomic. The arrays are written by TensorStore, on which Orbax stands as well
-(zarr_arrays.py). Orbax's own handlers write an array as a strategy shards it: they cannot leave out the padding of the
-vocabulary, nor empty slots for layers.
+Orbax makes a save asynchronous and atomic. The arrays are written by TensorStore, which Orbax also uses
+(zarr_arrays.py). Orbax's own handlers write an array as a strategy shards it; they cannot omit the padding of the
+vocabulary or empty layer slots.
 
-Only a save imports this module: loading Orbax takes up to a second.
+Only a save imports this module, because loading Orbax takes up to a second.
 """
 
 import logging
@@ -30,12 +30,12 @@ TIMEOUT_SECONDS = 600
 
 
 class Handler(AsyncCheckpointHandler):
-    """Writes the shards of this process into the folder that Orbax gives it."""
+    """Writes this process's shards into the folder that Orbax creates."""
 
     info: CheckpointInfo
 
     async def async_save(self, directory: Any, *_: Any, **named: Any) -> list[Any]:
-        """Copy the shards to the host; then write them on a thread, whose future is returned."""
+        """Copy the shards to the host; then write them on a thread, and return its future."""
         folder, args = Path(directory), named["args"]
         self.info = args.info
         copies = [(leaf, list(host_shards(array))) for leaf, array in args.arrays]
@@ -49,7 +49,7 @@ class Handler(AsyncCheckpointHandler):
         return [args.written]
 
     def finalize(self, directory: Any) -> None:
-        """Write the metadata: Orbax calls this in one process, when all have written their shards."""
+        """Write the metadata. Orbax calls this in one process, when all have written their shards."""
         folder, names = Path(directory), self.info.arrays
         written = msgspec.structs.replace(
             self.info,
@@ -63,7 +63,7 @@ class Handler(AsyncCheckpointHandler):
         raise NotImplementedError
 
     def restore(self, *_: Any, **__: Any) -> None:
-        """Not used: `restoring.py` knows where the arrays are to lie."""
+        """Not used: `restoring.py` reads the arrays."""
         raise NotImplementedError
 
 
@@ -79,19 +79,15 @@ class Save(ocp.args.CheckpointArgs):
 
 @cache
 def checkpointer() -> ocp.AsyncCheckpointer:
-    """What runs the saves of this process, one at a time."""
+    """The Orbax checkpointer of this process, which runs one save at a time."""
     logging.getLogger("absl").addFilter(lambda record: record.module != "async_checkpointer")  # `Saving.wait` raises it
-    # The temporary folder must be there before `Handler` writes into it.
+    # The temporary folder must exist before `Handler` writes into it.
     options = ocp.options.AsyncOptions(timeout_secs=TIMEOUT_SECONDS, create_directories_asynchronously=False)
     return ocp.AsyncCheckpointer(Handler(), async_options=options)
 
 
 def finish() -> None:
-    """Wait until the save that runs is on disk.
-
-    Raises:
-        OSError, RuntimeError, ValueError: it failed. No error of it is left for the next save.
-    """
+    """Wait until the running save is on disk."""
     try:
         checkpointer().wait_until_finished()
     except (OSError, RuntimeError, ValueError):
@@ -100,9 +96,9 @@ def finish() -> None:
 
 
 def abandon() -> None:
-    """Wait for the threads of a save that failed, and drop their errors, which Orbax would raise in the next save.
+    """Wait for the threads of a failed save, and drop their errors, which Orbax would raise in the next save.
 
-    Orbax raises one error at a time. It writes its metadata on a thread of its own, at most once at each end of a save.
+    Orbax raises one error at a time. It writes its metadata on its own thread, at most once at each end of a save.
     """
     for _ in range(MOST_ERRORS):
         try:

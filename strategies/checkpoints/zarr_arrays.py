@@ -1,7 +1,7 @@
 """The arrays of a checkpoint on disk: Zarr, version 3, by TensorStore.
 
-All chunks of an array are written, zeros as well, so one that is missing is found by counting. A chunk ends with its
-checksum. A digest of all of them (`chunk_checksums`) says which chunk is where.
+All chunks of an array are written, including zeros, so counting finds a missing chunk. A chunk ends with its checksum.
+A digest of all of them (`chunk_checksums`) identifies which chunk belongs where.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from strategies.checkpoints.canonical import Index, Leaf, assembled
 
 METADATA = "zarr.json"
 CHECKSUM_BYTES = 4
-"""Of the CRC-32C at the end of a chunk."""
+"""Size of the CRC-32C at the end of a chunk."""
 
 
 def create(folder: Path, leaf: Leaf) -> ts.TensorStore:
@@ -36,11 +36,7 @@ def create(folder: Path, leaf: Leaf) -> ts.TensorStore:
 
 
 def write(folder: Path, leaf: Leaf, shards: Iterable[tuple[Index, np.ndarray]]) -> None:
-    """Write shards of a leaf, and wait until they are on disk.
-
-    Raises:
-        ValueError: the file system refuses.
-    """
+    """Write shards of a leaf, and wait until they are on disk."""
     store = create(folder, leaf)
     writes = [
         store[there].write(shard[here])
@@ -52,11 +48,7 @@ def write(folder: Path, leaf: Leaf, shards: Iterable[tuple[Index, np.ndarray]]) 
 
 
 def read(folder: Path, leaf: Leaf, digests: Mapping[str, str]) -> jax.Array:
-    """Read a leaf, sharded as it is stored in the state. Padding is zero. Equal shards are read once.
-
-    Raises:
-        ValueError: a chunk is missing, damaged or not its own, or the array has another shape.
-    """
+    """Read a leaf, sharded as in the state. Padding is zero. Equal shards are read once."""
     store = open_array(folder, leaf.name, digests)
     if store.shape != leaf.shape:
         raise ValueError(f"{leaf.name} has shape {store.shape}, not {leaf.shape}")
@@ -72,47 +64,25 @@ def read(folder: Path, leaf: Leaf, digests: Mapping[str, str]) -> jax.Array:
 
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of the metadata of arrays, which say how bytes are to be read: dtype, shape, chunks and their order.
-
-    Raises:
-        ValueError: an array is missing.
-    """
+    """SHA-256 of each array's metadata: dtype, shape, chunks and their order."""
     return {name: hashlib.sha256(_metadata(folder, name).read_bytes()).hexdigest() for name in names}
 
 
 def chunk_checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """For each array the SHA-256 of the names of its chunks and of their checksums, the last bytes of each file.
-
-    Raises:
-        OSError, ValueError: a chunk cannot be read, or something is a link.
-    """
+    """For each array the SHA-256 of its chunks' names and checksums, the last bytes of each file."""
     names = list(names)
     return dict(zip(names, on_threads(lambda name: _digest(folder / name, _chunks(folder, name)), names), strict=True))
 
 
 def require_writable(folder: Path) -> None:
-    """Write a small array into a folder, as a save does, and remove it.
-
-    Raises:
-        OSError, ValueError: the file system or TensorStore refuses.
-    """
+    """Write a small array into a folder, as a save does, and remove it."""
     with tempfile.TemporaryDirectory(prefix=".meshmark-", dir=folder) as name:
         metadata = {"shape": (1,), "data_type": "float32"}
         _open({**_spec(Path(name)), "metadata": metadata}, create=True).write(np.ones(1, np.float32)).result()
 
 
 def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.TensorStore:
-    """Open an array for reading.
-
-    Args:
-        folder: of the checkpoint.
-        name: of the array.
-        digests: what `chunk_checksums` was when it was written, by name; a checkpoint before format 3 has none.
-
-    Raises:
-        OSError: a chunk cannot be read.
-        ValueError: it is missing, does not have all of its chunks, or they are not those that were written.
-    """
+    """Open an array for reading. `digests` are its `chunk_checksums` when written; empty before format 3."""
     _metadata(folder, name)
     store = _open(_spec(folder / name), open=True)
     chunk: Any = store.chunk_layout.read_chunk.shape
@@ -126,11 +96,6 @@ def open_array(folder: Path, name: str, digests: Mapping[str, str]) -> ts.Tensor
 
 
 def _chunks(folder: Path, name: str) -> list[Path]:
-    """The files of the chunks of an array, in order.
-
-    Raises:
-        ValueError: one of them is a link, or a folder above them.
-    """
     there = sorted((folder / name).rglob("*"))
     for path in (folder / name).parent, folder / name, *there:
         if path.is_symlink():
@@ -139,7 +104,6 @@ def _chunks(folder: Path, name: str) -> list[Path]:
 
 
 def _digest(array: Path, chunks: Iterable[Path]) -> str:
-    """The SHA-256 of the names of chunks within the folder of their array, and of their checksums."""
     digest = hashlib.sha256()
     for path in chunks:
         with path.open("rb") as file:
@@ -149,20 +113,19 @@ def _digest(array: Path, chunks: Iterable[Path]) -> str:
 
 
 def _metadata(folder: Path, name: str) -> Path:
-    """The file with the metadata of an array."""
     if not (path := folder / name / METADATA).is_file():
         raise ValueError(f"{name} is missing")
     return path
 
 
 def on_threads(function: Any, arguments: Iterable[Any]) -> list[Any]:
-    """Apply a function to each of the arguments, on some threads: most of the time they wait for the disk."""
+    """Apply a function to each argument on threads, because it mostly waits for the disk."""
     with ThreadPoolExecutor(8) as threads:
         return list(threads.map(function, arguments))
 
 
 def _open(spec: dict[str, Any], **how: Any) -> ts.TensorStore:
-    """Open an array. TensorStore's errors name the file, and then repeat the whole specification, which is left out."""
+    """Open an array. Shortens TensorStore's errors, which repeat the whole specification after the file name."""
     try:
         return ts.open(spec, **how).result()
     except ValueError as error:

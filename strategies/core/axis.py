@@ -33,29 +33,30 @@ class Axis:
         name: of the mesh axis.
         batch: whether it splits the batch.
         tokens: whether it splits the tokens of each sequence.
-        dims: names of the dims of weights that it splits, and with them the work. Gradients of a weight are all-reduced
+        dims: names of the weight dims that it splits, and with them the work. Gradients of a weight are all-reduced
             over every batch or token axis that does not shard that weight.
-        shards: whether it splits every weight once more, along the first dim that it divides (ZeRO-3). Weights are
-            gathered before use. It splits the batch, too.
-        may_split_dim_twice: whether `shards` may split a dim that `dims` splits already, if the weight has no other
-            dim. Otherwise such a weight is not split by `shards`.
+        shards: whether it also splits every weight, along the first dim that it divides (ZeRO-3). Weights are gathered
+            before use. It splits the batch, too.
+        may_split_dim_twice: whether `shards` may split a dim that `dims` already splits, if the weight has no other
+            dim. Otherwise `shards` does not split such a weight.
         updates: whether it splits gradients, optimizer state and updates, while weights stay whole (ZeRO-1 and 2). It
             splits the batch, too.
         reduce_scatter_per_microbatch: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
-        options: fields of `TrainConfig` that change the step through this axis, besides those that change every step.
-        resolve: plan with options as they were given -> values of options in place of "auto". It raises Infeasible for
-            an option that is impossible here.
+        options: fields of `TrainConfig` that change the step through this axis, in addition to those that change every
+            step.
+        resolve: plan with options as given -> values of options in place of "auto". It raises Infeasible for an option
+            that is impossible here.
         require: plan with resolved options -> nothing. It raises Infeasible if what the axis splits does not divide.
-        partial_gradient: (plan, spec of a weight) -> whether devices along this axis replicate the weight, but each has
-            only a part of its gradient. The parts are summed once a step, in `reduce_dtype`.
+        partial_gradient: (plan, spec of a weight) -> whether devices along this axis replicate the weight but each
+            computes only a part of its gradient. The parts are summed once a step, in `reduce_dtype`.
         implement: plan -> what this axis does in the step. No two axes of a mesh may set the same function or hook.
         traffic: terms of what the axis sends (core/traffic.py), each a function of the plan.
         replica_sums: the term of what `Implementation.reduce` of this axis sends to replicas, in place of the
-            all-reduces of gradients; None if it leaves that as it is, or sends as much by all-reduces. With "reduce"
+            all-reduces of gradients; None if it has no `reduce`, or if that sends as much as all-reduces. With "reduce"
             among its options the axis sums gradients of single layers, too (`Implementation.sum_layer`).
 
     Raises:
-        ValueError: a field is of another type, or fields exclude each other.
+        ValueError: a field has the wrong type, or fields exclude each other.
     """
 
     name: str
@@ -75,18 +76,13 @@ class Axis:
     replica_sums: Callable[..., Iterator[Any]] | None = None
 
     def __post_init__(self) -> None:
-        """Check types, and that what the axis splits is consistent."""
         require_types(self)
         placement_of((self,))
 
 
 @functools.cache
 def placement_of(axes: Sequence[Axis]) -> Placement:
-    """What a list of axes splits, outermost axis first.
-
-    Raises:
-        ValueError: they exclude each other.
-    """
+    """The `Placement` of a list of axes, outermost first."""
 
     def names(matching: Callable[[Axis], bool]) -> tuple[str, ...]:
         return tuple(axis.name for axis in axes if matching(axis))

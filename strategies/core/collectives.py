@@ -1,7 +1,7 @@
 """Collectives along mesh axes, with their transposes: gather and reduce-scatter, and all-to-alls of rows.
 
-Where the transport's reduce-scatter is wrong (backends/backend.py), it is an all-to-all, and each device sums its
-parts. The byte count is unchanged.
+Where the transport's reduce-scatter has a bug (backends/backend.py), an all-to-all replaces it, and each device sums
+its parts. The byte count is unchanged.
 """
 
 from functools import partial
@@ -18,14 +18,14 @@ Axes = str | tuple[str, ...]
 
 
 def all_gather(part: Array, axes: Axes, dim: int) -> Array:
-    """The parts of all devices along `axes`, joined along a dim; varying over the axes."""
+    """Concatenate the parts of all devices along `axes`; the result varies over the axes."""
     if reduce_scatters_wrongly():
         return _gather(part, axes, dim)
     return lax.all_gather(part, axes, axis=dim, tiled=True)
 
 
 def reduce_scatter(x: Array, axes: Axes, dim: int) -> Array:
-    """This device's part, along a dim, of the sum of an array over the devices along `axes`."""
+    """This device's part, along a dim, of an array's sum over the devices along `axes`."""
     if reduce_scatters_wrongly():
         return _scatter(x, axes, dim)
     return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
@@ -36,12 +36,12 @@ def _gathered(part: Array, axes: Axes, dim: int) -> Array:
 
 
 def _scattered(x: Array, axes: Axes, dim: int) -> Array:
-    parts = lax.all_to_all(x, axes, dim, dim, tiled=True)  # of each device, one after another
+    parts = lax.all_to_all(x, axes, dim, dim, tiled=True)  # parts by device, concatenated
     count = lax.axis_size(axes)
     return parts.reshape(*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :]).sum(dim)
 
 
-# The forward passes call no custom derivative: policies of rematerialisation know a gather by its primitive.
+# The forward passes call no custom derivative, because rematerialisation policies recognise a gather by its primitive.
 _gather = jax.custom_vjp(_gathered, nondiff_argnums=(1, 2))
 _gather.defvjp(
     lambda part, axes, dim: (_gathered(part, axes, dim), None),
@@ -55,7 +55,7 @@ _scatter.defvjp(
 
 
 def all_to_all(rows_RX: Float[Array, "R X"], axis: str) -> Float[Array, "R X"]:
-    """Send the same number of rows to each of the devices along an axis. It is its own transpose."""
+    """Send the same number of rows to each device along an axis. It is its own transpose."""
     return lax.all_to_all(rows_RX, axis, 0, 0, tiled=True)
 
 
@@ -76,13 +76,12 @@ class Parts(NamedTuple):
 
 
 def parts_of(mine_n2: Int[Array, "n 2"], theirs_n2: Int[Array, "n 2"], section: int, axis: str) -> tuple[Parts, Parts]:
-    """The parts that devices along an axis send each other, and those by which they send them back.
+    """The parts that devices along an axis send each other, and the parts that they send back.
 
     Args:
-        mine_n2: rows for each device, and where they begin.
-        theirs_n2: what the other devices have for this one: `all_to_all` of `mine_n2`.
-        section: rows from where those of one device arrive to where those of the next arrive.
-        axis: along which the devices differ.
+        mine_n2: (rows for each device, where they begin).
+        theirs_n2: `all_to_all` of `mine_n2`: what the other devices have for this one.
+        section: distance in rows between where one device's rows arrive and where the next one's do.
     """
     (counts_n, starts_n), (arriving_n, theirs_n) = mine_n2.T, theirs_n2.T
     sections_n = section * jnp.arange(len(mine_n2))
@@ -91,9 +90,9 @@ def parts_of(mine_n2: Int[Array, "n 2"], theirs_n2: Int[Array, "n 2"], section: 
 
 
 def exchange_parts(rows_RX: Float[Array, "R X"], there: Parts, back: Parts, rows: int, axis: str) -> Array:
-    """Send parts of rows, whatever their sizes. Of the `rows` that are returned those that do not arrive are zero.
+    """Send parts of rows of any size. Of the `rows` returned, those that nothing arrives in are zero.
 
-    Its transpose sends the parts back. That of JAX would also exchange where they begin, which is known here.
+    The transpose sends the parts back. JAX's own transpose would also exchange the offsets, which are known here.
     """
     return cast(Array, _exchange_parts(rows_RX, there, back, (rows, len(rows_RX)), axis))
 

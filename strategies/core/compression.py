@@ -7,10 +7,10 @@ one chunk of the numbers (Tang et al. 2021, "1-bit Adam", algorithm 1, with a se
     their sum s[P/n] + f[P/n] quantised to codes q[P/n] -all_gather(data)-> q[n,P/n], the sums of all chunks
     e[P] and f[P/n] are kept for the next step: the errors of the first and of the second quantisation
 
-For P numbers on n devices, padded to a multiple of 256 n, a device sends 2 P (n-1)/n codes, and a scale of 4 bytes for
-each 256 codes. `int8` quantises gradients to one byte each, instead of 4 bytes in float32. `onebit` quantises momentum
-to one bit each. The compiled program of `onebit` also contains the uncompressed warm-up steps, which send the most.
-Bytes that are read from the program are therefore those of the warm-up.
+For P numbers on n devices, padded to a multiple of 256 n, a device sends 2 P (n-1)/n codes and a 4-byte scale for every
+256 codes. `int8` quantises gradients to one byte each, instead of 4 bytes in float32. `onebit` quantises momentum to
+one bit each. The compiled program of `onebit` also contains the uncompressed warm-up steps, which send the most. Bytes
+read from the program are therefore the warm-up's.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ from strategies.model.weights import Weights
 from strategies.step import Optimizer
 
 BLOCK = 256
-"""Block size: how many numbers share a scale."""
+"""Block size: this many numbers share a scale."""
 Codes = tuple[Array, Array]
 """Quantised numbers in blocks, and the scale of each block."""
 
 
 class Codec(NamedTuple):
-    """Quantisation (`encode`) and dequantisation (`decode`) of float32 numbers. The last dim is a block."""
+    """Quantisation (`encode`) and dequantisation (`decode`) of float32 numbers in blocks, the last dim."""
 
     encode: Callable[[Array], Codes]
     decode: Callable[[Codes], Array]
@@ -48,7 +48,7 @@ def _to_int8(x: Array) -> Codes:
 
 
 def _to_signs(x: Array) -> Codes:
-    """Signs, scaled by the mean magnitude, the scale of least error (Karimireddy et al. 2019, "Error Feedback")."""
+    """Signs, scaled by the mean magnitude, which minimises the error (Karimireddy et al. 2019, "Error Feedback")."""
     return jnp.packbits(x >= 0, axis=-1), jnp.abs(x).mean(-1, keepdims=True)
 
 
@@ -57,24 +57,19 @@ SIGNS = Codec(_to_signs, lambda codes: (2.0 * jnp.unpackbits(codes[0], axis=-1) 
 
 
 class Errors(NamedTuple):
-    """Quantisation errors that a device adds to its numbers in the next step (error feedback).
-
-    Attributes:
-        shares: errors of this device's own numbers, e[P] in the module's docstring.
-        sums: errors of the sums of this device's chunk, f[P/n].
-    """
+    """Quantisation errors that a device adds in the next step: e[P] and f[P/n] in the module's docstring."""
 
     shares: Any
     sums: Any
 
 
 def padded(size: int, devices: int) -> int:
-    """Round `size` up to a multiple of `BLOCK * devices`: each device has the same number of whole blocks."""
+    """Round `size` up to a multiple of `BLOCK * devices`, so each device has the same number of whole blocks."""
     return -(-size // (BLOCK * devices)) * BLOCK * devices
 
 
 def all_reduce(x_P: Float[Array, " P"], errors: Errors, codec: Codec) -> tuple[Float[Array, " P"], Errors]:
-    """Approximate sum over the mesh axis `data`, through quantised numbers, and the new quantisation errors."""
+    """Approximate sum of quantised numbers over the mesh axis `data`, and the new quantisation errors."""
     devices = lax.axis_size("data")
     corrected = jnp.pad(x_P, (0, padded(x_P.size, devices) - x_P.size)) + errors.shares
     chunks = corrected.reshape(devices, -1, BLOCK)
@@ -88,7 +83,7 @@ def all_reduce(x_P: Float[Array, " P"], errors: Errors, codec: Codec) -> tuple[F
 
 
 class Kept(NamedTuple):
-    """State of an optimizer with gradient compression: that of the wrapped optimizer, and the quantisation errors."""
+    """State of an optimizer with gradient compression: the wrapped optimizer's state, and the quantisation errors."""
 
     optimizer: Any
     errors: Errors
@@ -126,10 +121,10 @@ def _onebit_update(
 ) -> tuple[Weights, Kept, Array]:
     """1-bit Adam: AdamW in the warm-up steps, then frozen second moments and compressed momentum.
 
-    This is algorithm 1 of Tang et al. 2021. After the warm-up no device has the sum of the gradients, so its norm is
-    unknown. Gradients are clipped by the root mean square of the norms of the devices' own gradients, which is an upper
-    bound of it. A sign is never zero. The momentum is therefore set to zero where the second moment is zero: there the
-    weight has had no gradient so far.
+    This is algorithm 1 of Tang et al. 2021. After the warm-up no device has the summed gradients, so their norm is
+    unknown. Gradients are clipped by an upper bound of it, the root mean square of the devices' own gradient norms. A
+    sign is never zero, so the momentum is set to zero where the second moment is zero: that weight has had no gradient
+    so far.
     """
     shares = jax.tree.map(lambda share: share[0], shares)
     adam, *others = kept.optimizer
@@ -158,5 +153,5 @@ def _onebit_update(
         updates: Any = jax.tree.map(change, mu, adam.nu, weights)
         return updates, Kept((adam._replace(count=count, mu=mu), *others), errors), norm
 
-    with jax.named_scope("heaviest"):  # readers of the program count the step of the warm-up
+    with jax.named_scope("heaviest"):  # FLOP and byte counts of the program use the warm-up step
         return lax.cond(adam.count < train.compression_warmup, warm, onebit)

@@ -1,7 +1,7 @@
-"""How evenly the routers of a step spread tokens over experts, counted by a forward pass of its own (`Step.load`).
+"""How evenly the routers of a step spread tokens over experts, measured by a separate forward pass (`Step.load`).
 
-It runs the layers one after another on all devices, with the hooks of the step, and reads the sums of their mixtures.
-The weights of a layer that a pipeline has on one stage come to the others.
+It runs the layers one by one on all devices, with the step's hooks, and reads the sums of their mixtures of experts. A
+layer's weights that are on one pipeline stage are sent to the others.
 """
 
 import jax
@@ -43,13 +43,13 @@ def expert_load(model: GPT, tokens_BS: Tokens, plan: Plan, implementation: Imple
         return lax.scan(layer, model.embed(tokens_bS[:, :-1]), slot_L)[1]
 
     load_LX = total_of_microbatches(load, tokens_BS, plan.train.microbatches)
-    load_LX = load_LX.reshape(-1, 2 * experts + 1)  # those of a block's layers, one after another
+    load_LX = load_LX.reshape(-1, 2 * experts + 1)  # a block's layers in order
     load_LX = load_LX if whole else _summed(load_LX, plan)
     return Load(load_LX[:, :experts], load_LX[:, experts:-1], load_LX[:, -1])
 
 
 def _summed(load_LX: Float[Array, "L X"], plan: Plan) -> Float[Array, "L X"]:
-    """The sums over devices that split the tokens. All others have counted the same tokens."""
+    """Sums over devices that split the tokens. All other devices have counted the same tokens."""
     axes = tuple(axis for axis, _ in plan.mesh.axes)
     copies = plan.mesh.size // plan.size(*plan.placement.batch, *plan.placement.tokens)
     return lax.psum(mark_missing(load_LX, axes), axes) / copies

@@ -1,4 +1,4 @@
-"""Rows of experts on a device, for a microbatch: how many it has, receives, multiplies and indexes."""
+"""Experts' rows on a device, per microbatch: how many it has, receives, multiplies and indexes."""
 
 import math
 
@@ -8,19 +8,19 @@ from strategies.model.pallas import grouped_kernel
 
 
 def arrived(share: Share) -> tuple[int, int]:
-    """Tokens that arrive at a device for its experts, and choices of each. A row that was sent has one choice."""
+    """Tokens that arrive at a device for its experts, and choices per token. A row that was sent has one choice."""
     if share.sends_rows:
         return received_rows(share.config, share.tokens, share.experts), 1
     return share.gathered_tokens or share.tokens, share.config.experts_per_token
 
 
 def batch_parts(share: Share) -> int:
-    """Parts of a microbatch on which a layer runs by itself (halves.py)."""
+    """Parts of a microbatch on which a layer runs separately (halves.py)."""
     return 2 if share.train.halves == "on" else 1
 
 
 def blocks_here(share: Share) -> tuple[int, int]:
-    """`blocks_of` a device, for a microbatch. Each half of it has blocks of its own (halves.py)."""
+    """`blocks_of` for this device and a microbatch, whose halves have their own blocks (halves.py)."""
     blocks, size = _blocks_at_once(share)
     return batch_parts(share) * blocks, size
 
@@ -36,32 +36,32 @@ def _blocks_at_once(share: Share) -> tuple[int, int]:
 
 
 def fit_kernel(share: Share) -> bool:
-    """Whether the kernels of grouped matmuls fit the blocks and matrices of a device."""
+    """Whether grouped matmul kernels fit this device's blocks and matrices."""
     return grouped_kernel.fits(blocks_here(share)[1], share.config.embed, share.expert_mlp)
 
 
 def rows_of(share: Share) -> int:
-    """Rows of the experts' buffers or blocks on a device, for a microbatch."""
+    """Rows in this device's buffers or blocks."""
     return math.prod(blocks_here(share)) if share.grouped_matmuls else buffer_rows(share.config, share.tokens)
 
 
 def computed_blocks(share: Share) -> int:
-    """Blocks that a device multiplies, for a microbatch: with balanced routing, if it skips those that are empty."""
+    """Blocks that this device multiplies: all, or under balanced routing the non-empty ones if it skips empty ones."""
     if share.grouped_matmuls == "loop":
         return blocks_here(share)[0]
     return batch_parts(share) * filled_blocks(_choices_at_once(share), share.held_experts, *_blocks_at_once(share))
 
 
 def loops_over_blocks(share: Share) -> bool:
-    """Whether loops multiply the blocks of a device, one after the other."""
+    """Whether this device multiplies its blocks in a loop."""
     return share.grouped_matmuls in ("loop", "skipping_loop")
 
 
 def index_elements(share: Share) -> int:
-    """Indices on a device, for a microbatch: the choice in each row, the row of each choice, and experts of blocks.
+    """Indices on this device: the choice in each row, the row of each choice, and experts of blocks.
 
-    A device that sends rows has such slots of these, too, and for ragged exchanges how many go to and come from
-    each device, and where they begin.
+    A device that sends rows also has these for the rows sent, and for ragged exchanges the counts and offsets to and
+    from each device.
     """
     tokens, chosen = arrived(share)
     elements = rows_of(share) + tokens * chosen
@@ -75,9 +75,9 @@ def index_elements(share: Share) -> int:
 
 
 def received_elements(share: Share) -> int:
-    """Elements that a device receives in the dispatch of a microbatch: rows or tokens, and two numbers of each choice.
+    """Elements that this device receives in a microbatch's dispatch: rows or tokens, and two numbers per choice.
 
-    These are the router's weight, and the number of the expert, which rows of buffers do not have.
+    The two are the router's weight and the expert's index; rows of buffers have no index.
     """
     if share.experts == 1:
         return 0

@@ -1,4 +1,4 @@
-"""Sums of gradients over microbatches and devices, of squares for the global norm, and the weights to differentiate."""
+"""Gradient sums over microbatches and devices, the global norm, and preparation of the weights to differentiate."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -30,15 +30,12 @@ def sum_remaining(
 ) -> tuple[LossTerms, Weights]:
     """Sum over devices what no hook has summed: the loss, and gradients as the table of weights says.
 
-    Gradients of weights that were gathered for the whole step are scattered; parts of the gradients of replicated
-    weights (`Axis.partial_gradient`) and those of copies of KV heads are added; those that devices update in parts are
-    scattered; and all are summed over replicas. With `reduce="layer"` the backward loop has done that for the blocks,
-    but for the parts (layer_reduction.py).
+    Gradients of weights that were gathered for the whole step are scattered. Partial gradients of replicated weights
+    (`Axis.partial_gradient`) and gradients of replicated KV heads are added. Gradients of weights that are updated in
+    parts are scattered. All are then summed over replicas by `sum_replicas` (default: `all_reduce`). With
+    `reduce="layer"` the backward loop has done this for the blocks, except for partial gradients (layer_reduction.py).
 
-    Args:
-        loss, grads: this device's, after all microbatches.
-        plan: of the step.
-        sum_replicas: gradients -> their sums over replicas (`Placed.summed`); by default `all_reduce`.
+    The loss and gradients are this device's, after all microbatches.
     """
     split = *plan.placement.batch, *plan.placement.tokens
     loss = lax.psum(loss, split) if split else loss
@@ -56,13 +53,13 @@ def sum_remaining(
 
 
 def split_summed_in_loop(weights: Weights, plan: Plan) -> tuple[Weights, Weights]:
-    """Those whose gradients are summed after the backward pass, and those whose gradients are summed in its loop."""
+    """Weights whose gradients are summed after the backward pass, and weights whose are summed in its loop."""
     in_loop = {"blocks": weights["blocks"]} if plan.train.reduce == "layer" else {}
     return {name: part for name, part in weights.items() if name not in in_loop}, in_loop
 
 
 def scatter_updates(grads: Weights, plan: Plan) -> Weights:
-    """This device's parts of the sums of gradients, where devices update parts of weights (ZeRO stages 1 and 2)."""
+    """This device's parts of the gradient sums, if devices update parts of weights (ZeRO stages 1 and 2)."""
     return _scattered(grads, plan, lambda placed: placed.update_shard) if plan.placement.updates else grads
 
 
@@ -74,7 +71,7 @@ def _scattered(grads: Weights, plan: Plan, part_of: Callable[[Placed], ShardedDi
 
 
 def _sum_parts(grads: Weights, axis: Axis, plan: Plan) -> Weights:
-    """Sum the gradients of replicated weights of which each device along an axis has a part."""
+    """Sum partial gradients of replicated weights along an axis."""
 
     def total(grad: Array, spec: WeightSpec) -> Array:
         if not axis.partial_gradient(plan, spec):
@@ -92,7 +89,7 @@ def all_reduce(grads: Weights, plan: Plan) -> Weights:
 
 
 def all_reduce_listed(grads: Sequence[Array], specs: Sequence[WeightSpec], plan: Plan) -> list[Array]:
-    """`all_reduce` of a list of gradients. Those with the same replicas are summed in one call."""
+    """`all_reduce` of a list of gradients, with one call per set of replicas."""
     axes = [plan.placed(spec.dims).summed for spec in specs]
     sums = [
         grad.astype(spec.summed_dtype(plan.train.reduce_dtype)) if over else grad
@@ -106,7 +103,7 @@ def all_reduce_listed(grads: Sequence[Array], specs: Sequence[WeightSpec], plan:
 
 
 def prepare_weights(weights: Weights, plan: Plan) -> Weights:
-    """Weights as the step stores them -> those with respect to which gradients are taken.
+    """Stored weights -> the weights to differentiate.
 
     They are marked as varying over the axes over which gradients are summed later (`mark_varying`). With
     `gather="step"` they are gathered here.
@@ -136,22 +133,21 @@ def cast(arrays: Arrays, dtype: str) -> Arrays:
 
 
 def microbatched(tokens_BS: Tokens, microbatches: int) -> Tokens:
-    """[B,S] -> [M,b,S]: a microbatch takes every M-th sequence.
-
-    So if the compiler splits the batch, each device has a shard of each microbatch.
+    """[B,S] -> [M,b,S]: every M-th sequence, so each device has a shard of every microbatch if the compiler
+    splits B.
     """
     return tokens_BS.reshape(-1, microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
 
 
 def total_of_microbatches(function: Callable[[Tokens], Array], tokens_BS: Tokens, microbatches: int) -> Array:
-    """The sum of a function of each microbatch of the batch, one after another."""
+    """Sum of a function over the microbatches of a batch, run in sequence."""
     if microbatches == 1:
         return function(tokens_BS)
     return lax.map(function, microbatched(tokens_BS, microbatches)).sum(0)
 
 
 def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads:
-    """Accumulate loss and gradients in float32 over microbatches of the batch, one after another."""
+    """Accumulate loss and gradients in float32 over microbatches, run in sequence."""
     if microbatches == 1:
         return loss_and_grads
 
@@ -160,7 +156,7 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
             return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
 
         tokens_MbS = microbatched(tokens_BS, microbatches)
-        shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])  # and over which axes they vary
+        shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])  # and the axes over which they vary
         zeros = jax.tree.map(lambda like: jnp.zeros_like(like, jnp.float32), shapes)
         return lax.scan(add, zeros, tokens_MbS)[0]
 
@@ -170,9 +166,9 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
 def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
     """Norm of all gradients of the model.
 
-    Squares are summed on each device, then over the axes that split each weight, then over weights. Those of leading
-    dense layers come first, and all others wait for them: these could run beside the backward loop over those layers,
-    and virtual devices deadlock (benchmarks/program/deadlock.py).
+    Squares are summed on each device, then over the axes that split each weight, then over weights. The sums for the
+    leading dense layers come first, and all others wait for them: otherwise these could run during the backward loop
+    over those layers, and virtual devices would deadlock (benchmarks/program/deadlock.py).
     """
     squares: defaultdict[tuple[str, ...], list[Array]] = defaultdict(list)
     for part in sorted(grads, key=lambda part: (part != "lead", part)):

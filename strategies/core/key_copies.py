@@ -1,8 +1,8 @@
-"""Copies of heads of keys, where a tensor axis has more devices than a model has heads of keys (and of values).
+"""Replicated KV heads, for a tensor axis with more devices than the model has KV heads.
 
-With J heads of keys on n devices each head is held by n/J neighbouring devices, each with some of the heads of queries
-that attend to it. So devices hold the weights of a model with n heads of keys (`GPTConfig.copied`). Those of a group
-start equal, and stay equal: each takes the sum of the gradients of all. The norm of all gradients counts a head once.
+With J KV heads on n devices each KV head is held by n/J neighbouring devices, each with some of the query heads that
+attend to it. So devices hold the weights of a model with n KV heads (`GPTConfig.copied`). Replicas start equal and stay
+equal, because each takes the sum of all their gradients. The global norm counts a head once.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from strategies.model.order import after
 from strategies.model.weights import Weights, WeightSpec
 
 KEYS = {"qkv": 2, "qk": 1}
-"""How many rows of a dim of weights, the last ones, are of keys and values. The others are of queries."""
+"""How many rows of a weight's dim, counted from the end, belong to keys and values. The others belong to queries."""
 
 
 def with_copies(weights: Weights, plan: Plan) -> Weights:
-    """The weights of the model -> as devices hold them, on all devices together."""
+    """The model's weights -> the weights with replicated KV heads, as all devices together hold them."""
 
     def copy(weight: Array, keys: int) -> Array:
         return copied(weight, plan.config.head_dim, plan.key_copies, keys)
@@ -33,7 +33,7 @@ def with_copies(weights: Weights, plan: Plan) -> Weights:
 
 
 def counted_once(grads: Weights, plan: Plan) -> Weights:
-    """Gradients whose sum of squares over all devices counts each head of keys once."""
+    """Gradients whose sum of squares over all devices counts each KV head once."""
 
     def scale(dw: Array, keys: int) -> Array:
         rows = jnp.arange(dw.shape[-2])[:, None]
@@ -43,7 +43,7 @@ def counted_once(grads: Weights, plan: Plan) -> Weights:
 
 
 def sum_copies(grads: Weights, plan: Plan) -> Weights:
-    """Add the gradients of the copies of each head, in groups of devices along `tensor`."""
+    """Sum gradients over the replicas of each KV head, in groups of devices along `tensor`."""
     leaves, structure = jax.tree.flatten(grads)
     specs = spec_tree(plan.config)
     summed = sum_listed_copies(leaves, jax.tree.leaves({part: specs[part] for part in grads}), plan)
@@ -51,17 +51,17 @@ def sum_copies(grads: Weights, plan: Plan) -> Weights:
 
 
 def sum_listed_copies(grads: Sequence[Array], specs: Sequence[WeightSpec], plan: Plan) -> list[Array]:
-    """Add the gradients of the copies of each head in a list of gradients of weights.
+    """Sum a list of weights' gradients over the replicas of each KV head.
 
-    Those that vary over the same mesh axes are sent together. On the stages of a pipeline gradients of leading dense
-    layers, of which all stages hold the same, are not sent with those of the blocks.
+    Gradients that vary over the same mesh axes are sent together. So on pipeline stages gradients of leading dense
+    layers, which are equal on all stages, are not sent with those of the blocks.
     """
     if plan.key_copies == 1:
         return [*grads]
     rows = {i: grads[i][..., -KEYS[spec.dims[-2]] :, :] for i, spec in enumerate(specs) if _has_heads(spec)}
     varying = {i: jax.typeof(own).manual_axis_type.varying for i, own in rows.items()}
     summed, total = [*grads], None
-    for axes in sorted({*varying.values()}, key=len):  # an array that waits for another varies over its axes, too
+    for axes in sorted({*varying.values()}, key=len):  # an array that waits for another also varies over its axes
         chosen = [i for i in rows if varying[i] == axes]
         sent = jnp.concatenate([rows[i].reshape(-1) for i in chosen]).astype(plan.train.reduce_dtype)
         total = _sum_of_copies(sent if total is None else after(total, sent), plan)
@@ -72,14 +72,14 @@ def sum_listed_copies(grads: Sequence[Array], specs: Sequence[WeightSpec], plan:
 
 
 def _sum_of_copies(sent: Array, plan: Plan) -> Array:
-    """Add an array over groups of devices along `tensor`, in float32: a sum in groups has no type in shard_map."""
+    """Sum an array over groups of devices along `tensor`, in float32. A sum in groups has no type in shard_map."""
     size, copies = lax.axis_size("tensor"), plan.key_copies
     groups = [[*range(first, first + copies)] for first in range(0, size, copies)]
     return lax.all_gather(sent, "tensor", axis_index_groups=groups).astype("float32").sum(0)
 
 
 def sum_whole_copies(grads: Weights, plan: Plan) -> Weights:
-    """Add the gradients of the copies of each head in whole arrays, which the compiler partitions."""
+    """Sum gradients over the replicas of each KV head in whole arrays, which the compiler partitions."""
 
     def add(dw: Array, keys: int) -> Array:
         own = dw[..., -keys:, :]
@@ -91,11 +91,11 @@ def sum_whole_copies(grads: Weights, plan: Plan) -> Weights:
 
 
 def copied_elements(plan: Plan) -> int:
-    """Elements of copied heads on a device, in all weights; 0 without copies."""
+    """Elements of replicated KV heads on a device, in all weights; 0 without replicas."""
     if plan.key_copies == 1:
         return 0
     rows, weights = plan.held_config.dim_sizes, [weight for weight in plan.weights.values() if _has_heads(weight.spec)]
-    early = plan.placement.reduce_scatter_per_microbatch  # gradients are then scattered before
+    early = plan.placement.reduce_scatter_per_microbatch  # gradients are then scattered before this sum
     held = ((each.updated_elements if early else each.elements, each.spec.dims[-2]) for each in weights)
     return sum(elements // rows[dim] * KEYS[dim] for elements, dim in held)
 
@@ -105,7 +105,6 @@ def _has_heads(spec: WeightSpec) -> bool:
 
 
 def _map_copied(function: Callable[[Array, int], Array | None], weights: Weights, plan: Plan) -> Weights:
-    """Apply a function of an array and its number of rows that are copied to weights that have copies."""
     if plan.key_copies == 1:
         return weights
 

@@ -1,10 +1,10 @@
-"""Sum the gradients of each layer over devices inside the backward loop over layers (`TrainConfig.reduce="layer"`).
+"""Reduce each layer's gradients over devices inside the backward loop over layers (`TrainConfig.reduce="layer"`).
 
-The sum of a layer's gradients depends on no other layer, so a compiler may overlap it with the backward pass of the
-layers before it (Li et al. 2020, "PyTorch Distributed", section 3.2.3). Autodiff leaves gradients on the device that
-computed them. So each stored weight of the blocks is paired with a target, the array whose gradient is the sum: the
-weight itself, or with a sharded update (ZeRO stages 1 and 2) this device's shard of it. A layer runs with the weight,
-and its gradients, summed, become those of the targets.
+The sum of a layer's gradients is independent of other layers, so a compiler can overlap it with the backward pass of
+the layers before it (Li et al. 2020, "PyTorch Distributed", section 3.2.3). Autodiff leaves gradients on the device
+that computed them. So each stored weight of the blocks is paired with a target, the array whose gradient is the sum:
+the weight itself, or with a sharded update (ZeRO stages 1 and 2) this device's shard of it. A layer runs with the
+weight, and its summed gradients become the targets' gradients.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,7 @@ from strategies.step import Differentiate, Divisor, Implementation, LossTerms, T
 
 
 def resolve_reduce(plan: Plan) -> Mapping[str, Any]:
-    """Resolve `reduce="auto"`: "layer" on devices that hide such sums, if that sends no more; otherwise "step".
-
-    Raises:
-        Infeasible: `reduce="layer"`, and the mesh or other options do not allow it.
-    """
+    """Resolve `reduce="auto"`: "layer" if devices overlap such sums and it sends no more bytes, else "step"."""
     return {"reduce": plan.choose("reduce", _reduce_problem(plan), plan.backend.sums_by_layer, "layer", "step")}
 
 
@@ -65,18 +61,14 @@ class Paired:
 
 @dataclass(frozen=True)
 class LayerReduction:
-    """Sums of the gradients of each layer in the backward loop.
-
-    Attributes:
-        plan, implementation: those of the step.
-    """
+    """Sums of each layer's gradients in the backward loop."""
 
     plan: Plan
     implementation: Implementation
 
     @property
     def hooks(self) -> Hooks:
-        """The hooks of the strategy, with one that runs each layer with its weights and sums their gradients."""
+        """The strategy's hooks, with `layer` replaced: it runs a layer with its weights and sums their gradients."""
         return replace(
             self.implementation.hooks, layer=self.run_layer, overlap_grad_reduction=self.plan.overlap_grad_reduction
         )
@@ -91,7 +83,7 @@ class LayerReduction:
             run_with = map_weights(
                 lambda weight, spec: mark_shares(lax.stop_gradient(weight), plan.placed(spec.dims)), plan.config, blocks
             )["blocks"]
-            # Sums of gradients are float32, whatever `master` makes of the weights.
+            # Sums of gradients are float32, whatever dtype `master` gives the weights.
             targets = cast(own_parts(blocks, plan), "float32") if plan.placement.updates else blocks
 
             def paired(weights: Weights) -> GPT:
@@ -103,7 +95,7 @@ class LayerReduction:
         return of_targets
 
     def run_layer(self, layer: nnx.State) -> nnx.State:
-        """Paired weights of a layer -> the weights. Weights that are not paired, as in evaluation, stay as they are."""
+        """Paired weights of a layer -> the weights. Unpaired weights, as in evaluation, stay as they are."""
         params, structure = jax.tree.flatten(layer, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
         pairs = [param.get_value() for param in params]
         if not isinstance(pairs[0], Paired):
@@ -119,7 +111,7 @@ class LayerReduction:
         return jax.tree.unflatten(structure, [param.replace(w) for param, w in zip(params, weights, strict=True)])
 
     def summed(self, grads: list[Array], specs: list[WeightSpec]) -> list[Array]:
-        """Gradients of one layer on each device, and the specs of its weights -> the gradients of the targets."""
+        """One layer's gradients on this device -> the gradients of the targets."""
         plan, grads = self.plan, sum_listed_copies(grads, specs, self.plan)
         if plan.placement.updates:
             grads = [
@@ -131,12 +123,12 @@ class LayerReduction:
         return all_reduce_listed(grads, specs, plan)
 
     def _after_blocks(self, grads: Weights) -> Weights:
-        """Make the gradients of the head depend on those of the blocks. Their values do not change if all are finite.
+        """Make the gradients of the head depend on the gradients of the blocks. Finite values do not change.
 
         Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock
-        (benchmarks/program/deadlock.py). The gradients of the embedding depend on the loop anyway.
+        (benchmarks/program/deadlock.py). The embedding's gradients depend on the loop anyway.
         """
-        # A norm of the blocks varies over the mesh axes over which the last norm does.
+        # A block's norm varies over the same mesh axes as the last norm.
         norms = map_weights(lambda g, spec: g if spec.dims == ("layers", "embed") else None, self.plan.config, grads)
         last = (jax.tree.leaves(norms["blocks"]) or jax.tree.leaves(grads["blocks"]))[-1]
         return {**grads, "head": after(last, grads["head"])}

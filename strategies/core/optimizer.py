@@ -1,21 +1,20 @@
-"""The optimizer: AdamW with clipping by the global norm (Loshchilov & Hutter 2019), of sharded gradients.
+"""AdamW on sharded gradients, with clipping by the global norm (Loshchilov & Hutter 2019).
 
 Its learning rate is constant, or a linear warmup followed by a cosine decay (Loshchilov & Hutter 2017, "SGDR").
 
-Biases of routers follow the loads of their experts instead: load balancing without a loss (Wang et al. 2024, algorithm
-1). The router chooses experts by score plus bias (model/router.py). A bias is a weight, so it is sharded, gathered and
-saved like one, and its gradient is summed over microbatches and devices like any other. But this gradient is the
-expert's load: its choices less the mean of all experts, over the tokens of the batch (`router.load_term`). After a step
-the bias moves by `GPTConfig.router_bias_rate` against the sign of its load. AdamW sees no biases: they have no moments
-and no weight decay, and are not in the norm.
+Router biases balance the load without a loss (Wang et al. 2024, algorithm 1). The router chooses experts by score plus
+bias (model/router.py). A bias is sharded, gathered and saved like any weight, and its gradient is summed over
+microbatches and devices. But this gradient is the expert's load: its choices minus the mean over experts, over the
+tokens of the batch (`router.load_term`). After a step the bias moves by `GPTConfig.router_bias_rate` against the sign
+of its load. AdamW does not see biases: they have no moments and no weight decay, and are not in the norm.
 
-In float16 the loss is scaled (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2). float16 has no normal
-numbers below 2^-14, and many gradients are smaller. The step differentiates the loss times a scale, and divides the
-gradients by it in float32, before their norm is taken. The scale adapts: a step whose gradients overflow is skipped and
-halves it, and `TrainConfig.loss_scale_growth_steps` steps in a row that do not overflow double it. Scales are powers of
-two, so scaling rounds nothing. An inf or NaN anywhere in the gradients makes their global norm inf or NaN. That norm is
-summed over devices anyway, so all devices skip the same steps, and loss scaling sends nothing.
-`optax.apply_if_finite` skips such updates as well, but decides by the updates that one device holds.
+In float16 the loss is scaled (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2), because many
+gradients are below 2^-14, float16's smallest normal number. The step differentiates the loss times a scale, and divides
+the gradients by it in float32, before their norm is computed. The scale adapts: a step whose gradients overflow is
+skipped and halves it; `TrainConfig.loss_scale_growth_steps` consecutive steps without overflow double it. Scales are
+powers of two, so scaling rounds nothing. An inf or NaN anywhere in the gradients makes their global norm inf or NaN.
+That norm is summed over devices anyway, so all devices skip the same steps, and loss scaling sends nothing.
+`optax.apply_if_finite` also skips such updates, but decides by each device's own updates.
 """
 
 from collections.abc import Callable
@@ -40,13 +39,10 @@ from strategies.step import Optimizer
 def adamw(
     train: TrainConfig, specs: Weights, once: Callable[[Weights], Weights] = lambda grads: grads, *, whole: bool = False
 ) -> Optimizer:
-    """AdamW with clipping by the global norm.
+    """AdamW with clipping by the global norm, for gradients and moments that are sharded by `specs`.
 
-    Args:
-        train: the hyperparameters.
-        specs: how gradients and moments are sharded.
-        once: gradients -> those whose norm counts each weight once, where devices hold copies.
-        whole: whether `update` sees whole arrays, which the compiler partitions.
+    `once` maps gradients to gradients whose norm counts each weight once, if devices hold copies. `whole` is whether
+    `update` sees whole arrays, which the compiler partitions.
     """
 
     def at(updates: Any) -> optax.GradientTransformation:
@@ -71,14 +67,9 @@ def adamw(
 
 
 def learning_rate_at(train: TrainConfig, updates: Any) -> Any:
-    """The learning rate of the next update, after so many updates.
+    """The learning rate of the next update: a Python float if it is constant, so that the compiled step has a constant.
 
-    Args:
-        train: `learning_rate`, `warmup_steps`, `decay_steps` and `final_learning_rate` are used.
-        updates: AdamW's count, which is the only count of updates in the state. It may be traced.
-
-    Returns:
-        A Python float if the learning rate is constant, so that the compiled step has a constant; otherwise an array.
+    `updates` is AdamW's count, the only count of updates in the state. It may be traced.
     """
     if train.warmup_steps == 0 and train.decay_steps is None:
         return train.learning_rate
@@ -86,7 +77,7 @@ def learning_rate_at(train: TrainConfig, updates: Any) -> Any:
 
 
 def schedule(train: TrainConfig) -> optax.Schedule:
-    """The learning rate as an optax schedule. In the warmup, update k of w has k / (w + 1) of the peak, from 1 on."""
+    """The learning rate as an optax schedule. Update k of w warmup updates has k / (w + 1) of the peak, from k = 1."""
     peak, warmup = train.learning_rate, train.warmup_steps
     after = optax.constant_schedule(peak)
     if train.decay_steps is not None:
@@ -97,7 +88,7 @@ def schedule(train: TrainConfig) -> optax.Schedule:
 
 
 def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[str, Any]]:
-    """A tree of all weights -> the tree of those that the optimizer trains, and the rest by name."""
+    """All weights -> the tree of weights that the optimizer trains, and the other weights by name."""
     if config.router_bias_rate is None:
         return weights, {}
     flat, specs = flatten_dict(weights, sep="."), weight_specs(config)
@@ -106,18 +97,12 @@ def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[s
 
 
 def moves_biases(optimizer: Optimizer, specs: Weights, config: GPTConfig, train: TrainConfig) -> Optimizer:
-    """Wrap an optimizer of the weights without biases, if the router has biases.
-
-    Args:
-        optimizer: of the weights that `without_biases` gives.
-        specs: how gradients are sharded, biases included.
-        config: the model.
-        train: the size of the batch.
-    """
+    """Wrap an optimizer of the weights without biases (`without_biases`), if the router has biases."""
     rate = config.router_bias_rate
     if rate is None:
         return optimizer
-    # Loads are multiples of 1 / (tokens x experts). Rounded to them, a load of zero is zero for any order of the sums.
+    # Loads are multiples of 1 / (tokens x experts). After rounding to them, a zero load is zero in any order of
+    # summation.
     units = train.batch_size * config.sequence * config.dim_sizes["experts"]
 
     def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
@@ -137,10 +122,8 @@ def moves_biases(optimizer: Optimizer, specs: Weights, config: GPTConfig, train:
 class Scaled(NamedTuple):
     """State of an optimizer with loss scaling.
 
-    Attributes:
-        optimizer: state of the wrapped optimizer.
-        loss_scale: factor of the loss in the next step, in float32.
-        good_steps: steps without overflow since the scale last changed.
+    `optimizer` is the wrapped state, `loss_scale` the float32 factor of the next step's loss, and `good_steps` counts
+    steps without overflow since the scale last changed.
     """
 
     optimizer: Any
@@ -151,7 +134,7 @@ class Scaled(NamedTuple):
 def loss_scaled(optimizer: Optimizer, train: TrainConfig) -> Optimizer:
     """Wrap an optimizer: a step whose gradients are not finite changes nothing but the loss scale.
 
-    Updates and state are selected element by element. A conditional would copy the state, where the step updates it in
+    Updates and state are selected element by element. A conditional would copy the state, which the step updates in
     place.
     """
 

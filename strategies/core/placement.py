@@ -1,7 +1,7 @@
 """Placement: which mesh axes split what, and from it the table of weights: how each is used, stored and updated.
 
-The axes of a strategy state a `Placement` (axis.py). From the table follow the step (train_step.py), the bytes that a
-step sends and holds (costs/), and the compiler's sharding rules (auto.py).
+A strategy's axes state a `Placement` (axis.py). The step (train_step.py), the bytes that it sends and holds (costs/),
+and the compiler's sharding rules (auto.py) follow from the table.
 
               used      stored    updated
     data      whole     whole     whole
@@ -9,14 +9,13 @@ step sends and holds (costs/), and the compiler's sharding rules (auto.py).
     fsdp      whole     split     split     stage 3, section 5.3
     tensor    split     split     split     the features, and with them the work
 
-All else follows. A weight is gathered before use if it is stored in more parts than it is used in, and after the update
-if it is updated in more parts than it is stored in. Its gradient is scattered if it is updated in more parts than it is
-used in, and summed over the axes that split tokens and not the weight.
+A weight is gathered before use if it is stored in more parts than it is used in, and after the update if it is updated
+in more parts than it is stored in. Its gradient is scattered if it is updated in more parts than it is used in, and
+summed over the axes that split tokens but not the weight.
 
-The ZeRO family splits a weight once more, along the first dim, other than `WHOLE`, that its devices divide. Gradient
-and moments are split along the same dim, so that a device's parts of them match. A weight without such a dim, such as
-the scale of a norm of heads, stays whole. An axis that splits a weight already, as `expert` splits experts, does not
-split it again.
+ZeRO also splits a weight along its first dim, other than `WHOLE`, that its devices divide. Gradient and moments are
+split along the same dim, so that a device's parts match. A weight without such a dim, such as the scale of a head norm,
+stays whole. An axis that already splits a weight, as `expert` splits experts, does not split it again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,11 +35,11 @@ from strategies.schema import require_types
 
 Axes = tuple[str, ...]
 DIMS = tuple(GPTConfig(layers=1, embed=1, heads=1).dim_sizes)
-"""The names of all dims of weights."""
+"""Names of all weight dims."""
 
 
 def size_of(axes: Collection[str], sizes: Mapping[str, int]) -> int:
-    """Number of devices along some axes of a mesh with these axis sizes. An absent axis has size one."""
+    """Number of devices along some axes of a mesh. An absent axis has size one."""
     size = 1
     for axis in axes:
         size *= sizes.get(axis, 1)
@@ -54,18 +53,14 @@ class Placement:
     Attributes:
         batch: axes that split the batch.
         tokens: axes that split the tokens of each sequence.
-        dims: name of a dim of the weights -> the axes that split it, outermost first. They split the work, too.
-        shards: axes that together split every weight once more (ZeRO-3), along the first dim that they divide. Weights
-            are gathered before use. They are among the axes of `batch`.
-        updates: axes that split gradients, optimizer state and updates while weights stay whole (ZeRO-1 and 2). They
-            are among the axes of `batch`, too. An axis that splits a weight by `dims` does not split its update again.
+        dims: name of a weight dim -> the axes that split it, outermost first. They split the work, too.
+        shards: axes that together also split every weight (ZeRO-3), along the first dim that they divide. Weights are
+            gathered before use. These axes must be in `batch`.
+        updates: axes that split gradients, optimizer state and updates while weights stay whole (ZeRO-1 and 2). These
+            axes must be in `batch`. An axis that splits a weight by `dims` does not split its update again.
         reduce_scatter_per_microbatch: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
-        may_split_dim_twice: whether `shards` may split a dim that `dims` splits already, if the weight has no other
-            dim. Otherwise such a weight is not split by `shards`.
-
-    Raises:
-        ValueError: a field is of another type, such as a text where a tuple of axes is meant; no weight has a dim;
-            shards or updates are over axes that do not split the batch; or fields exclude each other.
+        may_split_dim_twice: whether `shards` may split a dim that `dims` already splits, if the weight has no other
+            dim. Otherwise `shards` does not split such a weight.
     """
 
     batch: Axes = ()
@@ -77,7 +72,6 @@ class Placement:
     may_split_dim_twice: bool = True
 
     def __post_init__(self) -> None:
-        """Check that the fields are valid and consistent."""
         require_types(self)
         single = {"batch": self.batch, "tokens": self.tokens, "shards": self.shards, "updates": self.updates}
         if unknown := [dim for dim in self.dims if dim not in DIMS]:
@@ -88,17 +82,17 @@ class Placement:
                 raise ValueError(f"{name} has the axis {unsplit[0]}, which does not split the batch; add it to batch")
         if self.shards and self.updates:
             sharded = " and ".join(self.shards)
-            raise ValueError(f"weights are sharded over {sharded}, and so are their updates; leave out updates")
+            raise ValueError(f"weights are sharded over {sharded}, and so are their updates; omit updates")
         if self.reduce_scatter_per_microbatch and not self.updates:
             raise ValueError(
-                "reduce_scatter_per_microbatch says when gradients are scattered over updates; give that, too"
+                "reduce_scatter_per_microbatch says when gradients are scattered over updates; set updates, too"
             )
 
     def _require_one_use(self) -> None:
         """Refuse an axis that would split the same thing twice."""
         for name, axes in {"batch and tokens": (*self.batch, *self.tokens), **self.dims}.items():
             if twice := [axis for axis in axes if axes.count(axis) > 1]:
-                raise ValueError(f"{name} have the axis {twice[0]} twice; leave one of them out")
+                raise ValueError(f"{name} have the axis {twice[0]} twice; omit one of them")
 
     @property
     def axes(self) -> frozenset[str]:
@@ -107,16 +101,16 @@ class Placement:
 
     @property
     def replicas(self) -> Axes:
-        """Axes along which tokens are split and weights are replicated, but for those weights whose dims they split."""
+        """Axes that split tokens and replicate weights, except weights whose dims they split."""
         return tuple(axis for axis in (*self.batch, *self.tokens) if axis not in (*self.shards, *self.updates))
 
     @property
     def further(self) -> Axes:
-        """Axes that split every weight, or its update, once more: those of `shards` or of `updates`."""
+        """Axes of `shards` or `updates`, which also split every weight or its update."""
         return self.shards or self.updates
 
     def not_splitting(self, dims: Sequence[str], axes: Axes) -> Axes:
-        """Those of some axes that do not split a weight with these dims by `dims`."""
+        """The given axes that do not split a weight with these dims by `dims`."""
         splitting = {axis for dim in dims for axis in self.dims.get(dim, ())}
         return tuple(axis for axis in axes if axis not in splitting)
 
@@ -140,7 +134,7 @@ class Placement:
 Split = tuple[Axes, ...]
 """The mesh axes that split each dim of an array, outermost first."""
 WHOLE = *STACKS, "qkv", "qk"
-"""Dims that are not split: layers are gathered one by one, and queries and keys are next to each other."""
+"""Dims that are never split: layers are gathered one by one, and queries and keys must stay together."""
 
 
 class ShardedDim(NamedTuple):
@@ -152,16 +146,17 @@ class ShardedDim(NamedTuple):
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the parts of a weight are.
+    """How a weight is split.
 
     Attributes:
-        used: how it is split while a layer computes with it. The work is split alike.
+        used: while a layer computes with it. The work is split in the same way.
         stored: between steps.
         updated: its gradient, moments and update.
-        summed: mesh axes over which its gradient remains to be summed: they split tokens, and not the weight.
-        stored_shard: the dim that is gathered before use, and scattered of the gradient; None if it is stored as used.
-        update_shard: the dim that is scattered of the gradient, and gathered after the update; None if it is updated as
-            it is stored.
+        summed: mesh axes over which its gradient remains to be summed: they split tokens but not the weight.
+        stored_shard: the dim along which it is gathered before use and its gradient is scattered; None if stored as
+            used.
+        update_shard: the dim along which its gradient is scattered and it is gathered after the update; None if updated
+            as stored.
     """
 
     used: Split
@@ -174,13 +169,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Weight(Placed):
-    """A row of the table: a weight of the model, and where its parts are.
-
-    Attributes:
-        spec: what the model says of it.
-        elements: that one device stores.
-        updated_elements: that one device updates.
-    """
+    """A row of the table: a weight, how it is split, and its elements that a device stores (`elements`) and updates."""
 
     spec: WeightSpec
     elements: int
@@ -198,14 +187,7 @@ class Weight(Placed):
 
 
 def placed(placement: Placement, config: GPTConfig, sizes: Mapping[str, int], dims: Sequence[str]) -> Placed:
-    """Where the parts of a weight are.
-
-    Args:
-        placement: what the axes split.
-        config: the model, as devices hold it.
-        sizes: of the mesh axes.
-        dims: of the weight.
-    """
+    """How a weight with these dims is split. `config` is the model as devices hold it, `sizes` the mesh axes'."""
     used = tuple(placement.dims.get(dim, ()) for dim in dims)
     axes, summed = (placement.not_splitting(dims, each) for each in (placement.further, placement.replicas))
     dim = _dim_for(size_of(axes, sizes), used, config, sizes, dims, placement.may_split_dim_twice) if axes else None
@@ -221,7 +203,7 @@ def placed(placement: Placement, config: GPTConfig, sizes: Mapping[str, int], di
 def _dim_for(
     parts: int, used: Split, config: GPTConfig, sizes: Mapping[str, int], dims: Sequence[str], may_split_twice: bool
 ) -> int | None:
-    """The dim along which a weight is split into more parts; None if there is none."""
+    """The dim along which a weight is split into more parts; None without one."""
     already = [size_of(axes, sizes) for axes in used]
     whole = {**config.dim_sizes, "vocab": config.vocab_rows(already[dims.index("vocab")] if "vocab" in dims else 1)}
     fit = [i for i, name in enumerate(dims) if whole[name] // already[i] % parts == 0 and name not in WHOLE]
@@ -230,12 +212,7 @@ def _dim_for(
 
 
 def require_parts(placement: Placement, config: GPTConfig, sizes: Mapping[str, int]) -> None:
-    """Check that the devices along `Placement.further` divide the dims of which every weight has one.
-
-    Raises:
-        Infeasible: they do not divide the embed dim, the features of all heads (queries', keys'), or the mlp dim if a
-            weight has no other, such as a bias.
-    """
+    """Check that the devices along `Placement.further` divide the dims of which every weight has one."""
 
     axes = placement.further
     if not axes:
@@ -259,7 +236,7 @@ def require_parts(placement: Placement, config: GPTConfig, sizes: Mapping[str, i
 
 
 def partition(split: Split) -> P:
-    """The `PartitionSpec` of an array that is split so.
+    """The `PartitionSpec` of an array.
 
     >>> partition((("fsdp",), (), ()))
     P('fsdp',)
@@ -269,18 +246,14 @@ def partition(split: Split) -> P:
 
 
 def require_master(placement: Placement, train: TrainConfig) -> None:
-    """Refuse `master` where it changes nothing.
-
-    Raises:
-        Infeasible: weights are sharded already, every device updates all weights, or the compute dtype is float32.
-    """
+    """Refuse `master` where it has no effect."""
     if train.master == "none":
         return
     asked = f"master={train.master}"
     if placement.shards:
         problem = f"{asked} changes nothing where weights are sharded over {' x '.join(placement.shards)}"
-        raise Infeasible(f"{problem}: the shards are float32 already, and are gathered in dtype; leave it out")
+        raise Infeasible(f"{problem}: the shards are float32 already, and are gathered in dtype; omit it")
     if not placement.updates:
-        raise Infeasible(f"{asked} needs devices that update shards of weights; leave it out, or use zero1 or zero2")
+        raise Infeasible(f"{asked} needs devices that update shards of weights; omit it, or use zero1 or zero2")
     if train.dtype == "float32":
-        raise Infeasible(f"{asked} changes nothing with dtype=float32; leave it out, or use dtype=bfloat16 or float16")
+        raise Infeasible(f"{asked} changes nothing with dtype=float32; omit it, or use dtype=bfloat16 or float16")

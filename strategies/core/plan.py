@@ -1,7 +1,7 @@
-"""Plan: a model, a batch and a mesh under the axes of a strategy, with resolved options.
+"""Plan: a model, a batch and a mesh under a strategy's axes, with resolved options.
 
-It gives the options that are "auto" a value, and refuses what does not fit, for the step (train_step.py) and for the
-formulas (costs/) alike.
+It resolves options that are "auto" and refuses what does not fit. The step (train_step.py) and the formulas (costs/)
+both use it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,29 +29,21 @@ from strategies.model.passes import is_loop
 DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}
 """Default values of options."""
 MOST_WITHOUT_LOOP = 48
-"""Blocks of layers that run without a loop by default, at most."""
+"""Upper bound on the blocks that run without a loop by default."""
 
 
 def require_options(axes: Sequence[Axis], train: TrainConfig) -> None:
-    """Refuse options of axes that a strategy does not have. `require_master` says more of `master`.
-
-    Raises:
-        Infeasible: an option would change nothing.
-    """
+    """Refuse options of axes that a strategy does not have. `require_master` explains more about `master`."""
     names = ", ".join(axis.name for axis in axes)
     where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
     require_default(train, (name for name in _without_effect(axes) if name != "master"), where)
 
 
 def require_default(train: TrainConfig, names: Iterable[str], where: str) -> None:
-    """Refuse other values of options than the default, or "off", where they have no effect.
-
-    Raises:
-        Infeasible: an option would change nothing; the message says where.
-    """
+    """Refuse options where they have no effect, unless they have their default value or "off"."""
     for name in names:
         if (value := getattr(train, name)) not in (DEFAULTS[name], OFF.get(name, DEFAULTS[name])):
-            raise Infeasible(f"{name}={value} changes nothing {where}; leave it out")
+            raise Infeasible(f"{name}={value} changes nothing {where}; omit it")
 
 
 def applicable(axes: Sequence[Axis], train: TrainConfig) -> TrainConfig:
@@ -60,14 +52,14 @@ def applicable(axes: Sequence[Axis], train: TrainConfig) -> TrainConfig:
 
 
 def _without_effect(axes: Sequence[Axis]) -> Mapping[str, Any]:
-    """Options of axes that none of these axes has, and their defaults."""
+    """Defaults of the options that need an axis and that none of these axes has."""
     own = {option for axis in axes for option in axis.options}
     return {name: DEFAULTS[name] for name in OF_AXES if name not in own}
 
 
 @dataclass(frozen=True)
 class Plan(Sizes):
-    """The plan of a step. `of` makes one; its sizes are those of `Sizes`."""
+    """The plan of a step, made by `of`. See `Sizes`."""
 
     @classmethod
     def of(
@@ -80,16 +72,7 @@ class Plan(Sizes):
         *,
         checked: bool = True,
     ) -> "Plan":
-        """The plan with resolved options. Options without effect here are off.
-
-        Args:
-            axes, config, mesh, train, backend: the attributes, `train` with options as they were given.
-            checked: whether a plan that does not fit is refused.
-
-        Raises:
-            Infeasible: an axis splits nothing, does not divide what it splits, or an option is impossible here.
-            TypeError: `Axis.resolve` returns no mapping.
-        """
+        """Resolve options. Options without effect here are off. With `checked`, refuse a plan that does not fit."""
         try:
             return cls._of(axes, config, mesh, train, backend, checked=checked)
         except WrongSize as error:
@@ -125,9 +108,9 @@ class Plan(Sizes):
 
     @cached_property
     def lead(self) -> "Plan | None":
-        """The plan of the leading dense layers, whose weights are gathered and summed as they run.
+        """The plan of the leading dense layers, whose weights are gathered and whose gradients are summed as they run.
 
-        Stages of a pipeline do not split them: each runs all of them, as part of the embedding.
+        Pipeline stages do not split them: each stage runs all of them, as part of the embedding.
         """
         if not self.config.lead:
             return None
@@ -137,22 +120,22 @@ class Plan(Sizes):
 
     @property
     def stacks(self) -> tuple["Plan", ...]:
-        """Plans of the blocks, and of the leading dense layers if there are any."""
+        """Plans of the blocks, and of leading dense layers if any."""
         return (self, self.lead) if self.lead else (self,)
 
     @property
     def all_layers(self) -> int:
-        """Slots for layers on one device, and the leading dense layers."""
+        """Slots for layers on one device, plus the leading dense layers."""
         return self.layers + self.config.dense_layers
 
     @property
     def recomputed_prefix_layers(self) -> int:
-        """Leading dense layers whose forward pass runs twice: in a pipeline, once more for the backward pass."""
+        """Leading dense layers whose forward pass runs twice: a pipeline repeats it for the backward pass."""
         return self.config.dense_layers if self.staged else 0
 
     @cached_property
     def share(self) -> Share:
-        """What one device computes of a layer, for one microbatch."""
+        """What one device computes of a layer for one microbatch."""
         return self._share(self.grouped_matmuls)
 
     def _share(self, grouped_matmuls: GroupedMatmuls | None) -> Share:
@@ -172,9 +155,9 @@ class Plan(Sizes):
 
     @property
     def blocks_rows(self) -> bool:
-        """Whether rows of experts are sorted into blocks: where nothing is dropped, and loops gather no weights.
+        """Whether experts' rows are sorted into blocks: if nothing is dropped and loops gather no weights.
 
-        It holds before options are resolved, too; `grouped_matmuls` needs their values.
+        It also holds before options are resolved; `grouped_matmuls` needs them resolved.
         """
         drops, gathers = self.config.capacity_factor is not None, self.backend.gathers_in_loops and self.shards > 1
         return self.config.experts is not None and not drops and not gathers
@@ -183,8 +166,8 @@ class Plan(Sizes):
     def grouped_matmuls(self) -> GroupedMatmuls | None:
         """How blocks of rows are multiplied; None without blocks.
 
-        Kernels need to exist for the devices and the dtype, and to fit the blocks. A schedule that sorts matmuls does
-        not see those in kernels and conditionals.
+        Kernels must exist for the devices and the dtype, and fit the blocks. A compiler's scheduler that reorders
+        matmuls does not see matmuls in kernels and conditionals.
         """
         if not self.blocks_rows:
             return None
@@ -202,9 +185,9 @@ class Plan(Sizes):
 
     @property
     def needs_loop(self) -> bool:
-        """Whether the layers are a loop even if one iteration has all of them.
+        """Whether the layers are a loop even if one iteration runs all of them.
 
-        They need not be where a loop copies what it stacks, if layers send no more than their counts of choices
+        They need no loop where a loop copies what it stacks, if layers send nothing but their counts of choices
         (model/passes.py).
         """
         within = any(axis.dims for axis in self.active) or self.size(*self.placement.tokens) > 1 or self.shards > 1
@@ -212,55 +195,37 @@ class Plan(Sizes):
 
     @property
     def unrolls_all_layers(self) -> bool:
-        """Whether `unroll="auto"` is all layers: where they need no loop, and keep more than their inputs.
+        """Whether `unroll="auto"` means all layers: if they need no loop and keep more than their inputs.
 
-        The more layers, the longer a compiler takes. With experts no gain was measured, and the formulas have too much
-        memory (docs/experiments/2026-11-26-gpu-seconds.md).
+        Compile time grows with the layers. With experts no gain was measured, and the formulas overestimate memory
+        (docs/experiments/2026-11-26-gpu-seconds.md).
         """
         plain = self.config.experts is None and self.train.remat != "full"
         return plain and not self.needs_loop and self.layers <= MOST_WITHOUT_LOOP
 
     @property
     def casts_ahead(self) -> bool:
-        """Whether pipeline stages cast their weights once a step, instead of a copy of each for each microbatch.
+        """Whether pipeline stages cast their weights once a step instead of once a microbatch.
 
-        Not where weights are gathered layer by layer, whose gradients are summed before they are rounded.
+        They do not if weights are gathered layer by layer, because their gradients are summed before rounding.
         """
         narrow = self.train.dtype != "float32"
         return self.staged and narrow and self.backend.copies_into_stacks and self.shards == 1
 
     def kernel(self, *, partitioned: bool = False) -> str:
-        """The kind of attention kernel; `partitioned` if the compiler partitions the step.
-
-        Raises:
-            Infeasible: the kernel that is asked for does not run on these devices.
-        """
+        """The attention kernel; `partitioned` if the compiler partitions the step."""
         ring = 1 if self.ulysses else self.size(*self.placement.tokens)
         return kernel_for(self.backend, self.config, self.train, partitioned=partitioned, ring=ring)
 
     def choose(self, option: str, problem: str, default: bool, on: str = "on", off: str = "off") -> str:
-        """The value of an option that is `on`, `off` or "auto".
-
-        Args:
-            option: its name.
-            problem: why it cannot be `on`; empty if it can.
-            default: whether "auto" is `on` where there is no problem.
-            on, off: its values.
-
-        Raises:
-            Infeasible: it is asked to be `on`, and cannot.
-        """
+        """The value of an option. `problem` says why it cannot be `on`; `default` is whether "auto" means `on`."""
         asked = getattr(self.train, option)
         if problem and asked == on:
             raise Infeasible(f"{option}={on} {problem}")
         return on if asked == on or (asked == "auto" and default and not problem) else off
 
     def require_fit(self) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            Infeasible: an axis splits nothing, or does not divide what it splits; the message names the numbers.
-        """
+        """Refuse what does not fit."""
         placement = self.placement
         if strange := self.over(set(self.mesh.sizes) - placement.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")

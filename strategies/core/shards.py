@@ -1,7 +1,7 @@
-"""Parts of arrays on devices: gathered, scattered and cut inside `jax.shard_map`, as the table of weights says.
+"""Gather, scatter and slice arrays inside `jax.shard_map`, as the table of weights says.
 
-A part of None is that of a weight that stays whole. Where devices update parts of weights (ZeRO stages 1 and 2), each
-updates its own, then all gather them.
+A part of None means that the weight stays whole. In ZeRO stages 1 and 2 each device updates its parts of weights, then
+all devices gather them.
 
 With `TrainConfig.master="float32"` the state has master weights (Micikevicius et al. 2018, "Mixed Precision Training",
 section 3.1), split as in Rajbhandari et al. 2020, "ZeRO", section 5.1:
@@ -34,7 +34,7 @@ from strategies.model.weights import Weights, WeightSpec
 
 
 def gather(array: Array, part: ShardedDim | None, to: Literal["varying", "invarying"] = "varying") -> Array:
-    """W[D_axis,F] -> W[D,F]. `to` is the type of the result in `jax.shard_map`: varying over the axes, or not."""
+    """W[D_axis,F] -> W[D,F]. `to` is the result's type in `jax.shard_map`: varying over the axes, or not."""
     if part is None:
         return array
     if to == "varying":
@@ -43,9 +43,8 @@ def gather(array: Array, part: ShardedDim | None, to: Literal["varying", "invary
 
 
 def scatter(grad: Array, part: ShardedDim | None, spec: WeightSpec, dtype: ReduceDtype) -> Array:
-    """dW[D,F] of each device -> this device's part dW[D_axis,F] of their sum, in float32.
-
-    It is summed in `dtype`, or in the dtype that this weight has instead (`WeightSpec.summed_dtype`).
+    """dW[D,F] of each device -> this device's dW[D_axis,F] of their sum in `dtype` (or the weight's own), as
+    float32.
     """
     if part is None:
         return grad.astype("float32")
@@ -53,7 +52,7 @@ def scatter(grad: Array, part: ShardedDim | None, spec: WeightSpec, dtype: Reduc
 
 
 def own_part(array: Array, part: ShardedDim | None) -> Array:
-    """W[D,F] -> W[D_axis,F], the part of this device."""
+    """W[D,F] -> W[D_axis,F], this device's part."""
     if part is None:
         return array
     size = array.shape[part.dim] // lax.axis_size(part.axes)
@@ -61,17 +60,16 @@ def own_part(array: Array, part: ShardedDim | None) -> Array:
 
 
 def own_parts(weights: Weights, plan: Plan) -> Weights:
-    """This device's parts of the weights that it updates."""
+    """This device's parts of the weights, for the update."""
     return map_weights(lambda weight, spec: own_part(weight, plan.placed(spec.dims).update_shard), plan.config, weights)
 
 
 def gather_updated(parts: Weights, replaced: Weights, plan: Plan) -> Weights:
-    """Gather updated weights, in place of the old ones that they replace.
+    """Gather updated weights; they replace the old ones in memory.
 
-    Where the transport joins parts along the outermost dim only, XLA gathers a matrix of all layers into a temporary in
-    another layout, and transposes that. There the layers are gathered one after another: a layer is gathered while the
-    one before it is put in place, so that the links are always busy
-    (docs/experiments/2026-11-25-defaults-of-backends.md).
+    Where the transport joins parts only along the outermost dim, XLA gathers a matrix of all layers into a temporary in
+    another layout, and transposes it. There layers are gathered one by one: a layer is gathered while the previous one
+    is written, so the links stay busy (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     if not plan.backend.gathers_outermost_only:
         return map_weights(partial(_gathered, plan), plan.config, parts)
@@ -90,7 +88,7 @@ def gather_updated(parts: Weights, replaced: Weights, plan: Plan) -> Weights:
         new, whole = carry
         return layer(i + 1), put(new, i, whole)
 
-    last = len(jax.tree.leaves(blocks)[0]) - 1  # of this device: stages of a pipeline have fewer than the model
+    last = len(jax.tree.leaves(blocks)[0]) - 1  # on this device: pipeline stages have fewer layers than the model
     new, whole = lax.fori_loop(0, last, gather_next, (layer(0), {"blocks": replaced["blocks"]}))
     return map_weights(partial(_gathered, plan), plan.config, ends) | put(new, last, whole)
 
@@ -100,7 +98,7 @@ def _gathered(plan: Plan, part: Any, spec: WeightSpec) -> Array:
 
 
 def held(weights: Weights, config: GPTConfig, train: TrainConfig) -> tuple[Weights, Weights | None]:
-    """Float32 weights -> the same as `State.params` and as `State.master` hold them."""
+    """Float32 weights -> the same weights as `State.params` and `State.master` hold them."""
     if train.master == "none":
         return weights, None
     return map_weights(lambda weight, spec: weight.astype(held_dtype(spec, train)), config, weights), weights

@@ -20,14 +20,14 @@ class Share:
 
     Attributes:
         tokens: that attention and the MLP work on.
-        tensors: devices that split the heads and the hidden features of the MLP.
+        tensors: devices that split the heads and the MLP's hidden features.
         contexts: devices that split the tokens of a sequence.
         ulysses: attention takes all tokens of some heads, which come from other devices.
-        kernel: the kind of attention kernel, as `causal_attention` takes it.
+        kernel: the attention kernel, as `causal_attention` takes it.
         experts: devices that split the experts.
-        grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
+        grouped_matmuls: how blocks of experts' rows are multiplied; None if rows are in buffers (experts.py).
         sends_ragged: devices that split the experts send only the routed rows, not whole sections.
-        dense: attention takes all tokens before a token, whatever the window or the stride of the model.
+        dense: attention takes all earlier tokens, whatever the model's window or stride.
     """
 
     config: GPTConfig
@@ -44,7 +44,7 @@ class Share:
 
     @property
     def reach(self) -> Reach | None:
-        """The tokens to which a token attends; None for all before it."""
+        """The tokens to which a token attends; None for all earlier ones."""
         return None if self.dense else Reach.of(self.config)
 
     @property
@@ -54,7 +54,7 @@ class Share:
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the devices that split heads also split the residual stream over its tokens."""
+        """Whether the tensor-parallel devices also split the residual stream by token."""
         return self.train.sequence_parallel and self.tensors > 1
 
     @property
@@ -64,64 +64,64 @@ class Share:
 
     @property
     def reuses_residual_buffers(self) -> bool:
-        """Whether all that waits for the gradients of weights reuses memory of residuals (pipelining/slot_reuse.py).
+        """Whether everything that waits for gradients of weights reuses memory of residuals (pipelining/slot_reuse.py).
 
-        With `remat="none"` it does, unless sequence parallelism gathers it: then it is larger than these.
+        With `remat="none"` it does, unless sequence parallelism gathers it; it is then larger than the residuals.
         """
         return self.train.remat == "none" and not self.sequence_parallel
 
     @property
     def gathered_tokens(self) -> int:
-        """Tokens of all devices that split the experts, where all have them all (`dispatch="all_gather"`); else 0."""
+        """Tokens of all devices that split the experts with `dispatch="all_gather"`; else 0."""
         return self.tokens * self.experts if self.experts > 1 and self.train.dispatch == "all_gather" else 0
 
     @property
     def sends_rows(self) -> bool:
-        """Whether devices that split the experts send each other rows, which are sorted into blocks on arrival."""
+        """Whether devices that split the experts exchange rows, which are sorted into blocks on arrival."""
         return self.experts > 1 and self.train.dispatch == "all_to_all" and self.grouped_matmuls is not None
 
     @property
     def skipping(self) -> Reach | None:
-        """The reach of attention whose blocks are skipped; None if it is computed like dense attention."""
+        """The reach of attention that skips blocks; None if it is computed like dense attention."""
         reach = None if self.splash else self.reach
         return reach if reach and (self.ring > 1 or reach.skips(self.config.sequence)) else None
 
     @property
     def splash(self) -> bool:
-        """Whether attention is splash.py's. It has no scores in memory."""
+        """Whether attention uses splash.py, which has no scores in memory."""
         return self.kernel == "splash"
 
     @property
     def ring(self) -> int:
-        """Devices that attend to tokens of each other around a ring; 1 without a ring."""
+        """Devices in an attention ring; 1 without a ring."""
         return 1 if self.ulysses else self.contexts
 
     @property
     def zigzag(self) -> bool:
-        """Whether a device of the ring has an early and a late chunk of each sequence: some layers have no window."""
+        """Whether a ring device has an early and a late chunk of each sequence: if some layers have no window."""
         return self.ring > 1 and (self.config.full_attention_every is not None or Reach.of(self.config) is None)
 
     @property
     def loops_ring(self) -> bool:
-        """Whether a ring without a window has a loop as compiled: of n-2 hops, and a loop of one hop is inlined."""
+        """Whether a ring without a window compiles to a loop of n-2 hops; a loop of one hop is inlined."""
         return self.ring > 3
 
     @property
     def pieces(self) -> int:
-        """Into how many ranges of consecutive tokens the devices of a ring split a sequence."""
+        """Number of consecutive token ranges into which the ring's devices split a sequence."""
         return 2 * self.ring if self.zigzag else self.ring
 
     @property
     def chunk(self) -> int:
-        """Tokens of each of the two chunks of a sequence that a device of a ring has."""
+        """Tokens of each of a ring device's two chunks of a sequence."""
         return self.config.sequence // (2 * self.ring)
 
     @property
     def computed_keys(self) -> int:
-        """Keys that are computed for each query. Dense attention of XLA has scores for all.
+        """Keys computed per query. XLA's dense attention has scores for all.
 
-        Splash attention around a ring of n devices computes 2n - 1 pairs of chunks and two with a causal mask, for the
-        queries of two chunks.
+        Splash attention in a ring of n devices computes 2n - 1 chunk pairs, and two with a causal mask, for the queries
+        of two chunks.
         """
         tokens = self.config.sequence
         if self.splash and self.ring > 1:
@@ -132,7 +132,7 @@ class Share:
 
     @property
     def earlier_tokens(self) -> int:
-        """Tokens of other devices whose keys and values a ring with a window brings."""
+        """Tokens of other devices whose keys and values a ring with a window receives."""
         if self.ring == 1 or self.skipping is None:
             return 0
         pieces = self.tokens * self.pieces // self.config.sequence  # on this device
@@ -140,17 +140,17 @@ class Share:
 
     @property
     def head_features(self) -> int:
-        """Features of the heads on this device."""
+        """Features of this device's query heads."""
         return self.config.head_features // self.tensors
 
     @property
     def key_features(self) -> int:
-        """Features of the heads of keys on this device."""
+        """Features of this device's KV heads."""
         return self.config.key_features // self.tensors
 
     @property
     def attended_key_features(self) -> int:
-        """Features of the heads of keys that attention takes, with copies for Ulysses (`QKV.for_devices`)."""
+        """Features of the KV heads that attention takes, with replicas for Ulysses (`QKV.for_devices`)."""
         if not self.ulysses:
             return self.key_features
         head_dim = self.config.head_dim
@@ -158,7 +158,7 @@ class Share:
 
     @property
     def attended_features(self) -> int:
-        """Features of queries, keys, values and the output of attention together."""
+        """Features of queries, keys, values and attention's output together."""
         return 2 * (self.head_features + self.attended_key_features)
 
     @property
@@ -178,15 +178,15 @@ class Share:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number in the compute dtype."""
+        """Bytes per element in the compute dtype."""
         return jnp.dtype(self.train.dtype).itemsize
 
 
 def share_of(part: type[Part], share: Share) -> Share:
-    """What a device computes of one part of a layer: with the reach of its attention."""
+    """What a device computes of one part of a layer, with the reach of its attention."""
     return replace(share, dense=True) if part.dense else share
 
 
 def attention_shares(share: Share) -> tuple[Share, ...]:
-    """What a device computes of each part of a layer that is attention."""
+    """What a device computes of each attention part of a layer."""
     return tuple(share_of(part, share) for part in block_of(share.config).parts.values() if part.attends)

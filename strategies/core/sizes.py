@@ -1,6 +1,6 @@
-"""Sizes: what one device of a mesh holds and computes of a model and a batch, under the axes of a strategy.
+"""Sizes: what one device of a mesh holds and computes of a model and a batch, under a strategy's axes.
 
-This is arithmetic alone: no devices, no arrays. The step and the formulas in costs/ use these numbers.
+This is arithmetic only: no devices, no arrays. The step and the formulas in costs/ use these numbers.
 """
 
 import math
@@ -24,7 +24,7 @@ from strategies.pipelining.stages import Order, layer_slots, order_of
 from strategies.pipelining.timetable import Ticks
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-"""Bytes of an element, by dtype."""
+"""Bytes per element, by dtype."""
 
 
 def held_dtype(spec: WeightSpec, train: TrainConfig) -> Dtype:
@@ -34,14 +34,8 @@ def held_dtype(spec: WeightSpec, train: TrainConfig) -> Dtype:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model, a mesh and a batch under the axes of a strategy, with resolved options (plan.py makes it).
-
-    Attributes:
-        config: the model.
-        mesh: sizes of the mesh axes.
-        train: options of the step.
-        axes: all axes of the strategy; those that the mesh leaves out have size one.
-        backend: of the devices.
+    """A model, a mesh and a batch under a strategy's axes (of size one if the mesh omits them), with
+    resolved options.
     """
 
     config: GPTConfig
@@ -52,17 +46,17 @@ class Sizes:
 
     @cached_property
     def active(self) -> tuple[Axis, ...]:
-        """The axes along which there is more than one device, outermost first."""
+        """The axes with more than one device, outermost first."""
         return tuple(axis for axis in self.axes if self.mesh.sizes.get(axis.name, 1) > 1)
 
     @cached_property
     def held_config(self) -> GPTConfig:
-        """The model as devices hold it, with copies of heads of keys where the tensor axis needs them."""
+        """The model as devices hold it, with replicated KV heads if the tensor axis needs them."""
         return self.config.copied(self.tensors)
 
     @property
     def key_copies(self) -> int:
-        """Devices of a tensor axis that hold the same head of keys."""
+        """Devices of a tensor axis that hold the same KV head."""
         return self.held_config.key_features // self.config.key_features
 
     @cached_property
@@ -71,7 +65,7 @@ class Sizes:
         return placement_of(self.active)
 
     def placed(self, dims: Sequence[str]) -> Placed:
-        """Where the parts of a weight with these dims are. The weight of one layer has the dims without `layers`."""
+        """How a weight with these dims is split. One layer's weight has no dim `layers`."""
         return _placed(self.active, self.held_config, self.mesh, tuple(dims))
 
     @cached_property
@@ -81,7 +75,7 @@ class Sizes:
 
     @property
     def loss_terms(self) -> int:
-        """How many numbers the loss is: the mean of the tokens' losses, and what layers add."""
+        """Number of loss terms: the mean of the tokens' losses, and what layers add."""
         return 1 + len(self.block.extras())
 
     @cached_property
@@ -89,40 +83,40 @@ class Sizes:
         return self.mesh.sizes
 
     def size(self, *axes: str) -> int:
-        """Devices along some axes; one that the mesh leaves out has size one."""
+        """Devices along some axes; an axis that the mesh omits has size one."""
         return size_of(axes, self._sizes)
 
     def over(self, axes: Iterable[str]) -> Axes:
-        """Those of the axes along which there is more than one device, in the mesh's order."""
+        """The given axes that have more than one device, in mesh order."""
         return tuple(axis for axis, size in self.mesh.axes if size > 1 and axis in axes)
 
     def axes_of(self, dim: str) -> Axes:
-        """Mesh axes that split a dim of the weights, outermost first."""
+        """Mesh axes that split a weight dim, outermost first."""
         return self.placement.dims.get(dim, ())
 
     @cached_property
     def tensors(self) -> int:
-        """Devices that split the heads of a layer; 1 where none do."""
+        """Devices that split a layer's heads; 1 without a split."""
         return self.size(*self.axes_of("head_features"))
 
     @cached_property
     def stages(self) -> int:
-        """Devices that split the layers; 1 where none do."""
+        """Devices that split the layers; 1 without a split."""
         return self.size(*self.axes_of("layers"))
 
     @cached_property
     def shards(self) -> int:
-        """Devices along `Placement.shards`; 1 without it."""
+        """Devices along `Placement.shards`; 1 without them."""
         return self.size(*self.placement.shards)
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the devices that split the heads also split the residual stream over its tokens."""
+        """Whether the tensor-parallel devices also split the residual stream by token."""
         return self.train.sequence_parallel and self.tensors > 1
 
     @property
     def ulysses(self) -> bool:
-        """Whether the axes that split tokens split attention over its heads instead (`context_attention="ulysses"`)."""
+        """Whether the axes that split tokens split attention by head instead (`context_attention="ulysses"`)."""
         return self.size(*self.placement.tokens) > 1 and self.train.context_attention == "ulysses"
 
     @property
@@ -132,16 +126,16 @@ class Sizes:
 
     @property
     def padded_vocab(self) -> int:
-        """Size of the vocabulary with padding, on all devices together."""
+        """Size of the vocabulary with padding, over all devices."""
         return self.config.vocab_rows(self.size(*self.vocab_axes))
 
     @property
     def gathered(self) -> int:
-        """How many shards of each weight are gathered for a whole step: 1 unless `gather="step"`."""
+        """Shards of each weight that are gathered for a whole step: 1 unless `gather="step"`."""
         return self.shards if self.train.gather == "step" else 1
 
     def gathered_of(self, weight: Weight) -> int:
-        """`gathered`, of a weight that is sharded; otherwise 1."""
+        """`gathered` for a sharded weight; otherwise 1."""
         return self.gathered if weight.stored_shard else 1
 
     @property
@@ -151,19 +145,19 @@ class Sizes:
 
     @property
     def overlap_grad_reduction(self) -> bool:
-        """Whether gradients are summed one layer late (model/layers.py).
+        """Whether gradients are reduced one layer late (model/layers.py).
 
-        Not where weights are gathered in the loop: with `prefetch` that delays sums already, and without it hsdp gets
-        slower. Nor with two layers: compilers remove a loop over one layer, and then hold the gradients of both beside
-        each other. Nor on virtual devices if leading dense layers send anything: the last sums, which come after the
-        loop, would run concurrently with their backward loop, and could deadlock (benchmarks/program/deadlock.py).
+        Not if weights are gathered in the loop: `prefetch` already delays the sums, and without it hsdp gets slower.
+        Not with two layers: compilers remove a loop over one layer and then hold both layers' gradients. Not on virtual
+        devices if leading dense layers send anything: the last sums, after the loop, would run concurrently with those
+        layers' backward loop and could deadlock (benchmarks/program/deadlock.py).
         """
         lead_sends = self.config.lead is not None and (self.tensors > 1 or self.size(*self.placement.tokens) > 1)
         late = self.train.reduce == "layer" and self.config.blocks > 2 and self.shards == 1
         return late and not (self.virtual and lead_sends)
 
     def sums_in_loop(self, spec: WeightSpec) -> bool:
-        """Whether the backward loop over layers sums the gradient of a weight over devices."""
+        """Whether the backward loop over layers sums a weight's gradient over devices."""
         return self.train.reduce == "layer" and spec.is_stacked
 
     @property
@@ -173,7 +167,7 @@ class Sizes:
 
     @property
     def staged(self) -> bool:
-        """Whether there are several pipeline stages, which run a schedule. One stage is no pipeline."""
+        """Whether several pipeline stages run a schedule."""
         return self.stages > 1
 
     @cached_property
@@ -181,12 +175,12 @@ class Sizes:
         """The order of passes. Without pipeline stages each microbatch ends before the next begins."""
         train = self.train
         if not self.staged:
-            return order_of(1, 1, min(train.microbatches, 2), "1f1b", 1)  # two show what any number needs
+            return order_of(1, 1, min(train.microbatches, 2), "1f1b", 1)  # two stand for any number
         return order_of(self.config.blocks, self.stages, train.microbatches, train.schedule, train.chunks)
 
     @property
     def schedule(self) -> Schedule:
-        """The pipeline schedule; without pipeline stages, that of one stage."""
+        """The pipeline schedule; without pipeline stages, the schedule of one stage."""
         return self.order.schedule
 
     @property
@@ -196,77 +190,77 @@ class Sizes:
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """Which layer is in each slot of the stacked blocks, by stage; -1 for none (`stages.layer_slots`)."""
+        """The layer in each slot of the stacked blocks, by stage; -1 for none (`stages.layer_slots`)."""
         if not self.staged:
             return tuple(range(self.config.blocks))
         return layer_slots(self.config.blocks, self.schedule.stages, self.schedule.chunks)
 
     @property
     def layer_slots(self) -> int:
-        """Number of slots for layers on all stages together. Each part has as many as the largest part has layers."""
+        """Number of layer slots over all stages. Each part has the number of layers of the largest part."""
         return len(self.slots)
 
     @cached_property
     def layers(self) -> int:
-        """Slots for layers on one device, empty ones included, without the leading dense layers."""
+        """Layer slots on one device, including empty ones, without the leading dense layers."""
         return self.layer_slots // self.stages
 
     @property
     def tokens(self) -> int:
-        """Tokens that one device processes in a step."""
+        """Tokens per device and step."""
         return self.train.batch_size * self.config.sequence // self.size(*self.placement.batch, *self.placement.tokens)
 
     @property
     def residual(self) -> int:
-        """Elements of the residual stream x[B,T,D] of the tokens of one device, in a step."""
+        """Elements of the residual stream x[B,T,D] of one device's tokens, per step."""
         return self.tokens * self.config.embed
 
     @property
     def own_residual(self) -> int:
-        """Elements of the residual stream that one device holds between layers: with sequence parallelism, a shard."""
+        """Elements of the residual stream that one device holds between layers: a shard with sequence parallelism."""
         return self.residual // (self.tensors if self.sequence_parallel else 1)
 
     @property
     def logits_again(self) -> bool:
-        """Whether the head's backward pass recomputes the logits: it does if they are computed in chunks of tokens."""
+        """Whether the head's backward pass recomputes the logits: if they are computed in chunks of tokens."""
         return self.train.logits_bytes is not None
 
     @property
     def logits_tokens(self) -> int:
-        """Tokens whose logits exist on a device at the same time."""
+        """Tokens whose logits are in a device's memory at the same time."""
         tokens, local_vocab = self.tokens // self.train.microbatches, self.padded_vocab // self.size(*self.vocab_axes)
         return tokens_at_once(tokens, local_vocab, self.train.logits_bytes) if self.train.logits_bytes else tokens
 
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
-        """The table of weights by name, with padding of the vocabulary and empty slots for layers."""
+        """The table of weights by name, including padding of the vocabulary and empty layer slots."""
         return weights_of(self.active, self.config, self.block, self.mesh, self.layer_slots)
 
     def dtype(self, weight: Weight) -> Dtype:
-        """The dtype in which a weight is used, and gathered."""
+        """The dtype in which a weight is gathered and used."""
         return weight.spec.used_dtype(self.train.dtype)
 
     def summed_dtype(self, weight: Weight) -> ReduceDtype:
-        """The dtype in which the gradients of a weight are summed over devices."""
+        """The dtype in which a weight's gradients are summed over devices."""
         return weight.spec.summed_dtype(self.train.reduce_dtype)
 
     def held_bytes(self, weight: Weight) -> int:
-        """Bytes of a weight as the state holds it, on one device."""
+        """Bytes per device of a weight in the state."""
         return BYTES[held_dtype(weight.spec, self.train)] * weight.elements
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the parameters as the state holds them, on one device."""
+        """Bytes per device of all parameters in the state."""
         return sum(map(self.held_bytes, self.weights.values()))
 
     @property
     def elements(self) -> int:
-        """Parameters that one device holds."""
+        """Parameters per device."""
         return sum(weight.elements for weight in self.weights.values())
 
     @property
     def updated(self) -> float:
-        """Parameters that one device updates, if the axes of `Placement.updates` divide every weight."""
+        """Parameters updated per device, if the axes of `Placement.updates` divide every weight."""
         placement = self.placement
         return sum(
             weight.elements / self.size(*placement.not_splitting(weight.spec.dims, placement.updates))
@@ -276,7 +270,7 @@ class Sizes:
 
 @lru_cache(maxsize=4096)
 def _placed(axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, dims: tuple[str, ...]) -> Placed:
-    """`Sizes.placed` of all plans with these active axes and this model as devices hold it."""
+    """`Sizes.placed` for all plans with these active axes and this held model."""
     return placed(placement_of(axes), config, mesh.sizes, dims)
 
 
@@ -284,9 +278,9 @@ def _placed(axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, dims: tup
 def weights_of(
     axes: tuple[Axis, ...], config: GPTConfig, block: type[Block], mesh: MeshSpec, layer_slots: int
 ) -> Mapping[str, Weight]:
-    """`Sizes.weights` of all plans with these active axes: the batch and other options change no weight.
+    """`Sizes.weights` for all plans with these active axes; the batch and other options change no weight.
 
-    By the block too, as of `weight_specs`: its name may come to mean another one.
+    The block is an argument because its name may be rebound, as for `weight_specs`.
     """
     plan = Sizes(config, mesh, TrainConfig(1), axes)
     sizes = dict(plan.held_config.dim_sizes, vocab=plan.padded_vocab, layers=layer_slots)

@@ -1,10 +1,10 @@
-"""Traffic: what a step sends, term by term. An axis states its terms beside its code (`Axis.traffic`).
+"""Traffic: what a step sends, term by term. An axis states its terms next to its code (`Axis.traffic`).
 
 A term is a function of a `Plan` that yields what one device sends in a step, when, and why. It yields nothing if its
-axes split nothing. The sum of the terms is what the program sends, to the byte: tests/strategies/test_laws.py
-compares it with compiled programs. Here are the terms that every strategy has.
+axes split nothing. The terms add up to what the program sends, to the byte: tests/strategies/test_laws.py
+compares them with compiled programs. This file has the terms that every strategy has.
 
-Bytes are those of the program's dtypes. XLA's CPU backend sends bfloat16 as float32.
+Bytes use the program's dtypes. XLA's CPU backend sends bfloat16 as float32.
 """
 
 import reprlib
@@ -23,7 +23,7 @@ from strategies.infeasible import BrokenStrategy
 from strategies.names import Named, in_a_line
 
 Bytes = int | Fraction
-"""Bytes that a device sends on average, exactly: three devices may not divide them. Sums are rounded down."""
+"""Mean bytes that a device sends, exactly: three devices may not divide them. Sums are rounded down."""
 
 
 def _exactly(numerator: int, denominator: int) -> Bytes:
@@ -55,7 +55,7 @@ WHEN = (
 )
 """The parts of a step, in order."""
 Kind = Literal["activations", "weights", "gradients", "number"]
-"""Kinds of arrays. A number is the loss, or a part of the gradients' norm."""
+"""Kinds of arrays. A number is the loss or a part of the gradients' norm."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,11 @@ class Traffic:
     """What one device sends in a step by one kind of collective, over some axes, for one purpose.
 
     Attributes:
-        what: what is sent.
         kind: the kind of collective, a key of `SENT`.
         axes: mesh axes along which the devices of a group differ.
         operand_bytes: bytes of the operands of all these collectives in a step.
         sent_bytes: bytes that the device sends for them.
-        dtype: of what is sent.
-        innermost: whether parts of the last dim of a matrix are sent, whose elements are not next to each other.
+        innermost: whether parts of a matrix's last dim are sent, whose elements are not contiguous.
         array: kind of array: activations, weights, gradients, or a single number.
         when: the part of the step, one of `WHEN`.
     """
@@ -101,10 +99,11 @@ def traffic(
     when: str = "forward and backward",
     group: int | None = None,
 ) -> Iterator[Traffic]:
-    """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
+    """Yield the traffic of collectives over `axes` whose operands have `elements` elements in total; none on one
+    device.
 
-    `group` is the number of devices of a group, by default all along the axes. The other arguments are those of
-    `Traffic`. Where the transport's reduce-scatter is wrong, it is an all-to-all (collectives.py).
+    `group` is the number of devices of a group; default: all along the axes. The other arguments are as for `Traffic`.
+    Where the transport's reduce-scatter has a bug, it is an all-to-all (collectives.py).
     """
     over = plan.over(axes)
     if kind == "reduce_scatter" and plan.backend.reduce_scatters_wrongly:
@@ -122,10 +121,7 @@ def losses(plan: Plan) -> Iterator[Traffic]:
 
 
 def partial_gradients(plan: Plan) -> Iterator[Traffic]:
-    """Sums of gradients of replicated weights of which each device along an axis has a part (`Axis.partial_gradient`).
-
-    Of gradients that microbatches or layers have scattered it is this device's shard that is summed.
-    """
+    """Sums of partial gradients of replicated weights (`Axis.partial_gradient`), or of shards if already scattered."""
     for axis in plan.active:
         term = partial(traffic, plan, "replicated-weight gradients", "all_reduce", (axis.name,), array="gradients")
         weights = [weight for weight in plan.weights.values() if axis.partial_gradient(plan, weight.spec)]
@@ -140,7 +136,7 @@ def _held_elements(plan: Plan, weight: Weight) -> int:
 
 
 def balance(plan: Plan) -> Iterator[Traffic]:
-    """How many choices each expert has, over the axes that split tokens (model/experts.py), for each microbatch."""
+    """Number of choices of each expert, over the axes that split tokens, once a microbatch (model/experts.py)."""
     if plan.config.balance_loss:
         axes = *plan.placement.batch, *plan.placement.tokens
         numbers = plan.layers * plan.block.mixtures() * plan.config.dim_sizes["experts"]
@@ -148,10 +144,7 @@ def balance(plan: Plan) -> Iterator[Traffic]:
 
 
 def replica_sums(plan: Plan) -> Iterator[Traffic]:
-    """Each gradient once a step, over the axes along which the weight is replicated (gradients.py).
-
-    `Axis.replica_sums` replaces this term.
-    """
+    """Each gradient once a step over its weight's replicas (gradients.py), unless `Axis.replica_sums` replaces this."""
     when = plan.when_summed
     times = plan.train.microbatches if plan.train.reduce == "layer" else 1
     for weight in plan.weights.values():
@@ -161,7 +154,7 @@ def replica_sums(plan: Plan) -> Iterator[Traffic]:
 
 
 def elements_by_dtype(plan: Plan, counts: Iterable[tuple[Weight, int]]) -> Iterator[tuple[str, int]]:
-    """Numbers of elements of gradients of weights, by the dtype in which they are summed over devices."""
+    """Numbers of elements of weights' gradients, by the dtype in which they are summed over devices."""
     elements = Counter[str]()
     for weight, count in counts:
         elements[plan.summed_dtype(weight)] += count
@@ -169,14 +162,16 @@ def elements_by_dtype(plan: Plan, counts: Iterable[tuple[Weight, int]]) -> Itera
 
 
 def norm(plan: Plan) -> Iterator[Traffic]:
-    """A sum of squares for each set of axes that splits any gradients (gradients.py)."""
+    """A sum of squares for each set of axes that splits any gradient (gradients.py)."""
     for axes in sorted({plan.over(weight.updated_axes) for weight in plan.weights.values()}):
         yield from traffic(plan, "norm", "all_reduce", axes, 1, array="number", when="update")
 
 
 def terms_of(plan: Plan) -> tuple[Term, ...]:
-    """All terms of a step: those of its axes, those that every strategy has, and what axes have in place of these."""
-    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][:1] or [replica_sums]  # no two set `reduce`
+    """All terms of a step: those of its axes, and those of every strategy unless an axis replaces them."""
+    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][:1] or [
+        replica_sums
+    ]  # no two axes set `reduce`
     of_batch = dict.fromkeys(term for axis in plan.active if axis.batch for term in axis.traffic)
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term
@@ -184,11 +179,7 @@ def terms_of(plan: Plan) -> tuple[Term, ...]:
 
 
 def stated(plan: Plan) -> Iterator[Traffic]:
-    """What all terms of a step yield.
-
-    Raises:
-        BrokenStrategy: a term of a user's axis fails, or yields something else than `Traffic` over axes of the mesh.
-    """
+    """All traffic of a step."""
     for term in terms_of(plan):
         if getattr(term, "__module__", "").startswith("strategies."):
             yield from term(plan)
@@ -197,7 +188,7 @@ def stated(plan: Plan) -> Iterator[Traffic]:
 
 
 def _checked(plan: Plan, term: Term) -> list[Traffic]:
-    """What a term of a user's axis yields."""
+    """The traffic that a term yields. An error in a user's term becomes `BrokenStrategy`."""
     try:
         yielded = [*term(plan)]
         for each in yielded:
@@ -205,16 +196,11 @@ def _checked(plan: Plan, term: Term) -> list[Traffic]:
     except (Exception, SystemExit) as error:
         name = f"the term {getattr(term, '__qualname__', term)} of a user's strategy"
         way_out = "it must yield Traffic, as `yield from traffic(plan, ...)` does"
-        raise BrokenStrategy(f"{name} raises or yields what it must not ({in_a_line(error)}); {way_out}") from error
+        raise BrokenStrategy(f"{name} raises or yields something invalid ({in_a_line(error)}); {way_out}") from error
     return yielded
 
 
 def _require_traffic(plan: Plan, each: Any) -> None:
-    """Check what a user's term has yielded.
-
-    Raises:
-        ValueError: it is no `Traffic`, or its kind, axes, bytes or part of the step cannot be.
-    """
     require_instance(each, Traffic, "a value", ValueError)
     allowed = {
         "kind": each.kind in SENT,
@@ -228,5 +214,5 @@ def _require_traffic(plan: Plan, each: Any) -> None:
 
 
 def is_tied(plan: Plan, weight: Weight) -> bool:
-    """Whether a weight is the token table that the embedding and the head share."""
+    """Whether a weight is the token table that embedding and head share."""
     return plan.config.tied and weight.spec.name == "embedding.token_VD"

@@ -1,9 +1,9 @@
 """The training step that all strategies share: differentiate, clip by the global norm, AdamW.
 
-The step runs inside `jax.shard_map`, on each device's shard of the weights and of the batch. Here it communicates only
-what the placement implies: the sums of gradients over replicas, the global norm, and the gather of weights that are
-updated in shards. All other communication comes with the `Implementation`. If the compiler partitions the step
-(auto.py), the same code runs on whole arrays.
+The step runs inside `jax.shard_map`, on each device's shard of the weights and of the batch. This file communicates
+only what the placement implies: gradient sums over replicas, the global norm, and the gather of weights updated in
+shards. All other communication comes from the `Implementation`. If the compiler partitions the step (auto.py), the same
+code runs on whole arrays.
 """
 
 from collections.abc import Callable
@@ -46,16 +46,7 @@ from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, O
 
 
 def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
-    """Assemble the step of a strategy. Nothing is lowered or compiled yet.
-
-    Args:
-        plan: the model, the batch and what the axes split.
-        mesh: of devices, with all axes of the plan.
-        implementation: what the axes do.
-
-    Raises:
-        Infeasible: gradients cannot be summed by layer, or the attention kernel does not run on these devices.
-    """
+    """Assemble the step of a strategy on devices. Nothing is lowered or compiled yet."""
     if plan.train.reduce == "layer" and implementation.reduce and not implementation.sum_layer:
         raise Infeasible("reduce=layer needs `sum_layer` in addition to `reduce`; set it, or use reduce=step")
     return _Assembly(plan, mesh, implementation).step()
@@ -63,7 +54,7 @@ def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
 
 @dataclass(frozen=True)
 class _Assembly:
-    """The functions of a step, and how their arguments and results are sharded."""
+    """The functions of a step, and the shardings of their arguments and results."""
 
     plan: Plan
     mesh: Mesh
@@ -71,32 +62,26 @@ class _Assembly:
 
     @property
     def config(self) -> GPTConfig:
-        """The model."""
         return self.plan.config
 
     @property
     def train(self) -> TrainConfig:
-        """The resolved options."""
         return self.plan.train
 
     @property
     def placement(self) -> Placement:
-        """What the axes split."""
         return self.plan.placement
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss is scaled (optimizer.py)."""
         return self.train.dtype == "float16"
 
     @cached_property
     def specs(self) -> Weights:
-        """The `PartitionSpec` of every weight as the state holds it."""
         return self._partitioned(lambda weight: weight.stored)
 
     @cached_property
     def update_specs(self) -> Weights:
-        """The `PartitionSpec` of every weight as AdamW updates it."""
         return self._partitioned(lambda weight: weight.updated)
 
     def _partitioned(self, split_of: Callable[[Weight], Split]) -> Weights:
@@ -105,7 +90,6 @@ class _Assembly:
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        """AdamW with clipping, or the optimizer by which the strategy replaces it."""
         whole = self.implementation.compiler_partitioned
         once = partial(counted_once, plan=self.plan)
         trained = adamw(self.train, without_biases(self.update_specs, self.config)[0], once, whole=whole)
@@ -114,12 +98,12 @@ class _Assembly:
 
     @cached_property
     def layer_reduction(self) -> LayerReduction | None:
-        """How gradients are summed in the backward loop; None if all are summed after it."""
+        """Gradient sums in the backward loop; None if all are summed after it."""
         return LayerReduction(self.plan, self.implementation) if self.train.reduce == "layer" else None
 
     @property
     def layer_slots(self) -> tuple[int, ...] | None:
-        """The layer in each slot of the stacked blocks, -1 for none; None if they are in order."""
+        """The layer in each slot of the stacked blocks, -1 for none; None if in order."""
         return self.plan.slots if self.plan.staged else None
 
     @cached_property
@@ -129,7 +113,6 @@ class _Assembly:
         return graph, jax.eval_shape(partial(with_copies, plan=self.plan), nnx.to_pure_dict(params))
 
     def create(self, key: PRNGKeyArray | int) -> GPT:
-        """The model with new weights."""
         return GPT(
             self.config,
             self.train,
@@ -141,17 +124,16 @@ class _Assembly:
         )
 
     def init(self, key: PRNGKeyArray) -> State:
-        """Weights and optimizer state before the first step."""
         weights = nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param))
         return self.initial_state(with_copies(weights, self.plan))
 
     def initial_state(self, params: Weights) -> State:
-        """The state with these weights, in float32, before the first step."""
+        """The state before the first step, with these float32 weights."""
         held_params, master = held(params, self.config, self.train)
         return State(held_params, self.optimizer.init(params), master)
 
     def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
-        """This device's share of the loss and gradients of a microbatch, or of the batch."""
+        """This device's share of the loss and gradients of a microbatch or batch."""
         build, differentiate = partial(nnx.merge, self.abstract[0]), self.implementation.differentiate
         if self.layer_reduction:
             differentiate = self.layer_reduction.differentiate(differentiate)
@@ -163,7 +145,6 @@ class _Assembly:
         return loss, grads
 
     def gradients(self, state: State, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
-        """Loss and gradients, summed over microbatches and devices."""
         token_count = self.train.batch_size * self.config.sequence
         if not self.scales_loss:
             return self.summed(token_count, state.params, tokens_BS)
@@ -172,12 +153,12 @@ class _Assembly:
         return jax.tree.map(lambda scaled: scaled / scale, summed)
 
     def first_half(self, state: State, tokens_BS: Tokens) -> tuple[Array, Weights]:
-        """The first half of the step, with the mean of the tokens' losses alone."""
+        """The first half of the step; its loss is the mean of the tokens' losses only."""
         loss, grads = self.gradients(state, tokens_BS)
         return loss["loss"], grads
 
     def summed(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
-        """The sum of all losses over `divisor`, and its gradients, summed over microbatches and devices."""
+        """The sum of all losses divided by `divisor`, and its gradients, summed over microbatches and devices."""
         strategy, plan = self.implementation, self.plan
         microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
         differentiate = accumulated(partial(self.loss_and_grads, divisor), microbatches)
@@ -189,11 +170,10 @@ class _Assembly:
             return sum_remaining(loss, grads, plan)
 
     def prepared(self, params: Weights) -> Weights:
-        """The weights with respect to which gradients are taken."""
         return params if self.implementation.compiler_partitioned else prepare_weights(params, self.plan)
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
-        """The mean loss of a batch by a forward pass, one microbatch after another."""
+        """The mean loss of a batch, computed forward, microbatch by microbatch."""
         strategy, placement = self.implementation, self.placement
         axes = () if strategy.compiler_partitioned else (*placement.batch, *placement.tokens)
         microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
@@ -208,13 +188,11 @@ class _Assembly:
         return lax.psum(loss, axes) if axes else loss
 
     def load(self, params: Weights, tokens_BS: Tokens) -> Load:
-        """How evenly the routers spread the tokens of a batch over the experts."""
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
             model = nnx.merge(self.abstract[0], self.prepared(params))
             return expert_load(model, tokens_BS, self.plan, self.implementation)
 
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
-        """Update weights and optimizer state with summed gradients."""
         in_parts = bool(self.placement.updates)
         params = state.master or (own_parts(state.params, self.plan) if in_parts else state.params)
         changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
@@ -225,7 +203,6 @@ class _Assembly:
         return State(new_params, optimizer_state, master), {"grad_norm": norm, **scale}
 
     def update(self, state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
-        """The whole step: `gradients`, then `apply`."""
         loss, grads = self.gradients(state, tokens_BS)
         state, metrics = self.apply(state, grads)
         return state, {**loss, **metrics}
@@ -261,16 +238,11 @@ class _Assembly:
         )
 
     def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:
-        """The shape and dtype of an array, sharded over the mesh."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
 
 
 def require_gradients(found: Any, like: Weights, hook: str) -> tuple[LossTerms, Weights]:
-    """Return what a function of an `Implementation` returned, if it is the terms of the loss and the gradients.
-
-    Raises:
-        TypeError: it is something else; the message names the function.
-    """
+    """Return the loss terms and gradients of an `Implementation`'s function after checking them."""
     loss, grads = found if isinstance(found, tuple | list) and len(found) == 2 else (None, {})
     if isinstance(loss, dict) and "loss" in loss and jax.tree.structure(grads) == jax.tree.structure(like):
         return loss, grads

@@ -1,6 +1,6 @@
-"""An embedding and a loss whose vocabulary is split, along a tensor axis, over pipeline stages, or over both.
+"""Embedding and loss with a vocabulary split along a tensor axis, over pipeline stages, or both.
 
-Each device has some rows of the token table: it looks up the tokens that are in them, and computes their logits.
+Each device has some rows of the token table. It looks up the tokens in these rows and computes their logits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from strategies.core.traffic import Traffic, traffic
 
 
 def hooks_of(plan: Plan) -> Mapping[str, Callable[..., Any]]:
-    """The hooks of the model (`Hooks`), by name; none if no axis splits the vocabulary."""
+    """The hooks of the model (`Hooks`) by name; none if no axis splits the vocabulary."""
     axes = plan.vocab_axes
     if not axes:
         return {}
@@ -35,10 +35,7 @@ def hooks_of(plan: Plan) -> Mapping[str, Callable[..., Any]]:
 
 
 def traffic_of(plan: Plan) -> Iterator[Traffic]:
-    """Sums of an embedding and a loss that are split over the vocabulary, forward and backward.
-
-    Leading dense layers that run forward again (`Plan.recomputed_prefix_layers`) embed again.
-    """
+    """Sums of embedding and loss over the split vocabulary; recomputed leading dense layers embed again."""
     axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.recomputed_prefix_layers else 1
     if plan.sequence_parallel:
         tensors = plan.axes_of("head_features")
@@ -48,5 +45,5 @@ def traffic_of(plan: Plan) -> Iterator[Traffic]:
         yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
     else:
         yield from traffic(plan, "embedding", "all_reduce", axes, times * plan.residual, dtype=dtype)
-    # Three numbers a token: the largest logit, the sum of exponentials, and the target's logit.
+    # Three numbers per token: the largest logit, the sum of exponentials, and the target's logit.
     yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens, when="forward")

@@ -1,7 +1,7 @@
-"""What an error message offers in place of what does not fit: sizes that solve all problems at once, or all problems.
+"""Ways out in error messages: sizes that solve all problems at once, or all problems.
 
-A check knows its own problem alone, such as heads that the tensor axis does not divide. A plan with another size, or
-without an option, says whether everything fits.
+A check knows only its own problem, such as heads that the tensor axis does not divide. A plan with another size, or
+without an option, tells whether everything fits.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,20 +15,17 @@ from strategies.infeasible import Infeasible, WrongSize, divisors, one_of
 from strategies.mesh import MeshSpec
 
 MOST_PLANS = 1000
-"""Plans that are made for a message, at most."""
+"""Upper bound on the plans made for a message."""
 NAMES = {each.name for kind in (GPTConfig, TrainConfig) for each in fields(kind)}
 """Sizes of a model and options of a step, by name."""
 Make = Callable[[GPTConfig, MeshSpec, TrainConfig], Any]
-"""Makes a plan. It raises Infeasible if model, mesh and batch do not fit together."""
+"""Makes a plan; raises Infeasible if model, mesh and batch do not fit together."""
 
 
 def way_out(error: WrongSize, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, make: Make) -> str:
     """The end of an error message: sizes that solve its problem and all others, or a smaller mesh that fits.
 
-    Args:
-        error: a size of the mesh, of the batch or of the model does not fit.
-        config, mesh, train: what was asked for.
-        make: makes a plan of them, changed.
+    The model, mesh and options are those asked for; `make` makes a plan of changed ones.
     """
 
     name, asked = error.subject, error.sizes
@@ -48,17 +45,11 @@ def way_out(error: WrongSize, config: GPTConfig, mesh: MeshSpec, train: TrainCon
     if sizes := [size for size in islice(asked, MOST_PLANS) if solves(size)]:
         return one_of(sizes, name) + error.rest
     smaller = next(filter(fits, islice(_smaller(mesh), MOST_PLANS)), None)
-    return f"mesh {smaller} fits" if smaller else f"{one_of(asked, name)}, and something else must change, too"
+    return f"mesh {smaller} fits" if smaller else f"{one_of(asked, name)}, but something else must change, too"
 
 
 def other_problems(error: Infeasible, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, make: Make) -> str:
-    """The end of an error message about options: what else is refused, or which one to leave out; often empty.
-
-    Args:
-        error: an option is impossible here, or options exclude each other.
-        config, mesh, train: what was asked for.
-        make: makes a plan of them, changed, whose errors name all their problems.
-    """
+    """The end of an error message about options: what else is refused, or which one to omit; often empty."""
     others = list[Infeasible]()
     for option in fields(TrainConfig):
         if getattr(train, option.name) == option.default or option.name not in (*OF_AXES, "attention"):
@@ -73,12 +64,12 @@ def other_problems(error: Infeasible, config: GPTConfig, mesh: MeshSpec, train: 
 
 
 def _with(options: Any, sizes: dict[str, int]) -> Any:
-    """A model or options of a step with those of the sizes that it has."""
+    """A model or options with the given sizes, as far as it has them."""
     return replace(options, **{each.name: sizes[each.name] for each in fields(options) if each.name in sizes})
 
 
 def _smaller(mesh: MeshSpec) -> Iterator[MeshSpec]:
-    """Meshes whose axes divide those of a mesh, those with the most devices first. An axis of size one is left out."""
+    """Meshes whose axes divide the given mesh's, most devices first, without axes of size one."""
     names, sizes = zip(*mesh.axes, strict=True)
     chosen = (tuple(zip(names, parts, strict=True)) for parts in product(*map(divisors, sizes)))
     smaller = [MeshSpec(tuple(axis for axis in axes if axis[1] > 1) or axes[:1]) for axes in chosen]

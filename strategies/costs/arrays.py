@@ -1,6 +1,6 @@
 """The arrays that a step keeps or accumulates: their dims, the mesh axes that split them, and their bytes.
 
-Everything follows from the placement and the sizes of model and mesh. No devices are needed, and nothing is allocated.
+Everything follows from the placement and the sizes of model and mesh; nothing is allocated.
 """
 
 import math
@@ -18,12 +18,11 @@ class HeldArray:
 
     Attributes:
         what: weight, gradient, m or v (AdamW's first and second moment), master (weight), step count, or batch.
-        name: of the weight that it is or belongs to, such as "blocks.mlp.up_DF"; of the others "count" and "tokens".
+        name: of its weight, such as "blocks.mlp.up_DF"; otherwise "count" or "tokens".
         dims: names of the dims, in the stored order.
-        shape: their sizes, with the padding of the vocabulary and the empty slots for layers.
+        shape: with padding of the vocabulary and empty layer slots.
         axes: for each dim the mesh axes that split it, outermost first.
-        whole_bytes: bytes of the whole array.
-        held_bytes: bytes of the shard of one device.
+        held_bytes: bytes of one device's shard.
     """
 
     what: str
@@ -44,8 +43,8 @@ class HeldArray:
 def held_arrays(plan: Plan) -> Iterator[HeldArray]:
     """Every weight with its gradient, AdamW's two moments and its master, the step count, and the batch.
 
-    Gradients are those that a device accumulates over microbatches, before any reduce-scatter once a step. They are
-    float32 if they are sums over microbatches or devices; otherwise they have the dtype of the weight.
+    Gradients are as accumulated over microbatches, before any reduce-scatter once a step. They are float32 if they are
+    sums over microbatches or devices; otherwise they have the weight's dtype.
     """
     config, mesh, train = plan.held_config, plan.mesh, plan.train
     per_microbatch = plan.placement.reduce_scatter_per_microbatch
@@ -69,5 +68,5 @@ def held_arrays(plan: Plan) -> Iterator[HeldArray]:
             dtype = held_dtype(spec, train) if what in as_held else "float32"
             yield array(what, name, spec.dims, shape, axes, dtype)
     yield array("step count", "count", (), (), ())
-    tokens = (train.batch_size, config.sequence + 1)  # their numbers have as many bytes as float32
+    tokens = (train.batch_size, config.sequence + 1)  # int32 has the size of float32
     yield array("batch", "tokens", ("batch", "sequence"), tokens, (plan.placement.batch, ()))

@@ -7,13 +7,10 @@ from strategies.strategy import Strategy
 
 
 def strategy_for(name: str, mesh: MeshSpec) -> str:
-    """The strategy that a name means on a mesh with axes that the strategy of this name lacks.
+    """The strategy that a name stands for on a mesh, even if the mesh has axes that the named strategy lacks.
 
-    It is the simplest hand-written one whose placement is the same along the axes of the named one: `fsdp` and `tensor`
-    together are `three_d`.
-
-    Raises:
-        Infeasible: there is none; the message names the strategies that have all axes of the mesh.
+    It is the simplest hand-written strategy with the same placement along the named one's axes: `fsdp` with a tensor
+    axis is `three_d`.
 
     >>> [strategy_for(name, MeshSpec.parse("fsdp=4,tensor=2")) for name in ("fsdp", "tensor", "auto")]
     ['three_d', 'three_d', 'auto']
@@ -32,7 +29,7 @@ def strategy_for(name: str, mesh: MeshSpec) -> str:
 
 
 def lacks_axis(name: str, mesh: MeshSpec) -> Infeasible:
-    """The error of a strategy that lacks an axis of a mesh; its message names the strategies that have all of them."""
+    """The error for a strategy that lacks a mesh axis; it names the strategies that have all of them."""
     taking = [each.name for each in strategies.STRATEGIES.values() if {*mesh.sizes} <= {*each.axis_names}]
     others = f"which is one of {', '.join(taking)}" if taking else "and there is none yet"
     lacking = next(axis for axis in mesh.sizes if axis not in strategies.STRATEGIES[name].axis_names)
@@ -40,13 +37,10 @@ def lacks_axis(name: str, mesh: MeshSpec) -> Infeasible:
 
 
 def usual_mesh(strategy: Strategy, devices: int) -> MeshSpec:
-    """The mesh of so many devices with the most of a strategy's usual axes, and of these the one nearest to a cube.
+    """The mesh of `devices` devices with the most of the strategy's usual axes; of those, the one nearest to a cube.
 
     >>> [str(usual_mesh(strategies.STRATEGIES[name], 64)) for name in ("fsdp", "hsdp", "three_d", "auto")]
     ['fsdp=64', 'data=8,fsdp=8', 'data=4,pipeline=4,tensor=4', 'fsdp=8,tensor=8']
-
-    Raises:
-        Infeasible: the strategy has no mesh of so many devices.
     """
     meshes = [mesh for mesh in strategy.meshes(devices) if strategy.is_usual(mesh)]
     if not meshes:
@@ -55,7 +49,7 @@ def usual_mesh(strategy: Strategy, devices: int) -> MeshSpec:
 
 
 def example_mesh(strategy: Strategy) -> MeshSpec:
-    """A small mesh with the usual axes of a strategy: four devices along one axis, or two along each of several.
+    """A small mesh of a strategy's usual axes: four devices along a single axis, or two along each of several.
 
     >>> [str(example_mesh(strategies.STRATEGIES[name])) for name in ("single", "fsdp", "hsdp", "three_d", "auto")]
     ['data=1', 'fsdp=4', 'data=2,fsdp=2', 'data=2,pipeline=2,tensor=2', 'fsdp=2,tensor=2']

@@ -1,4 +1,4 @@
-"""Communication of a training step in its order: the terms of the traffic model, and when each of them is sent."""
+"""Communication of a training step in order: the terms of the traffic model, and when each is sent."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +16,9 @@ class Sent:
     """What one device sends in a step by one kind of collective, for one purpose.
 
     Attributes:
-        what: what is sent, as in `Traffic`.
-        array: kind of array: activations, weights, gradients or number.
-        kind: kind of collective.
         along: mesh axes along which the devices of a group differ.
-        when: part of the step, one of `WHEN`.
         split: axes that split the array before or after the collective, whichever are more.
-        links: (sender, receiver) pairs of a permutation, as positions along the axes; otherwise empty.
+        links: (sender, receiver) pairs of a permute, as positions along the axes; otherwise empty.
         sent_bytes: bytes that the device sends in all these collectives of a step.
     """
 
@@ -37,7 +33,7 @@ class Sent:
 
 
 def exchanges(cost: Cost) -> Iterator[Sent]:
-    """What a device sends, in the order of the step. Terms that differ only in the weight they send are summed."""
+    """What a device sends, in step order. Terms that differ only in their weight are summed."""
     plan, total = cost.plan, dict[tuple[str, str, str, Axes, str], Bytes]()
     for each in cost.traffic:
         what = "gradients' norm" if each.what == "norm" else each.what
@@ -51,7 +47,7 @@ def exchanges(cost: Cost) -> Iterator[Sent]:
 
 
 def split(array: str, placement: Placement, train: TrainConfig) -> Axes:
-    """The axes that split an array where it is split most, before or after a collective; outermost first."""
+    """The axes that split an array before or after a collective, whichever are more; outermost first."""
     if array == "activations":
         tensors = placement.dims.get("head_features", ()) if train.sequence_parallel else ()
         return (*placement.batch, *placement.tokens, *tensors)
@@ -59,7 +55,7 @@ def split(array: str, placement: Placement, train: TrainConfig) -> Axes:
 
 
 def links_of(along: Axes, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """(sender, receiver) pairs of a permutation: between pipeline stages as scheduled, otherwise around a ring."""
+    """(sender, receiver) pairs of a permute: between pipeline stages as scheduled, otherwise around a ring."""
     if plan.staged and along == plan.axes_of("layers"):
         edges = {edge for column in plan.ticks.edges for edges in column for edge in edges}
         return tuple(sorted(edges))
@@ -73,5 +69,5 @@ def features(placement: Placement) -> Axes:
 
 
 def united(*axes: Axes) -> Axes:
-    """All of the axes, each once."""
+    """The union of the axes."""
     return tuple(dict.fromkeys(chain(*axes)))

@@ -1,4 +1,4 @@
-"""What a mixture of experts costs on a device (model/experts.py, model/clamped_experts.py)."""
+"""Costs of a mixture of experts on a device (model/experts.py, model/clamped_experts.py)."""
 
 from strategies.core.expert_rows import (
     arrived,
@@ -22,7 +22,7 @@ class ExpertsCosts(PartCosts):
 
     @staticmethod
     def matmuls(part: type[Part], config: GPTConfig) -> tuple[Matmul, ...]:
-        """The router, gate and up of k experts and of the shared one, and last all their downs."""
+        """The router, the gates and ups of k experts and the shared one, and last all their downs."""
         weights, chosen = part.weights(config), config.experts_per_token
         into, out = (Matmul(matrix(*dims), chosen) for dims in (("embed", "expert_mlp"), ("expert_mlp", "embed")))
         shared = [Matmul(weights[name]) for name in weights if name.startswith("shared")]
@@ -30,12 +30,12 @@ class ExpertsCosts(PartCosts):
 
     @staticmethod
     def last_matmuls(config: GPTConfig) -> int:
-        """The downs of the experts, and of the shared one."""
+        """The downs of the experts and of the shared expert."""
         return 1 + bool(config.shared_mlp)
 
     @staticmethod
     def rows(share: Share, matmul: Matmul) -> tuple[int, int]:
-        """Blocks are side by side; or the experts of a device, each with the rows of its buffers."""
+        """The device's blocks, or its experts with the rows of their buffers."""
         if "expert_mlp" not in matmul.weight.dims:
             return share.tokens, 1
         if share.grouped_matmuls:
@@ -44,12 +44,12 @@ class ExpertsCosts(PartCosts):
 
     @staticmethod
     def activated_elements(share: Share) -> int:
-        """Hidden features of all rows, and of the shared expert."""
+        """Hidden features of all rows and of the shared expert."""
         return rows_of(share) * share.expert_mlp + share.tokens * share.shared_mlp
 
     @staticmethod
     def padding_flops(share: Share) -> tuple[int, int]:
-        """Those of the rows beyond k for each token; below zero if the capacity has fewer."""
+        """FLOPs of the rows beyond k per token; negative if the capacity has fewer."""
         computed = blocks_here(share)[1] * computed_blocks(share) if share.grouped_matmuls else rows_of(share)
         rows = computed - share.config.experts_per_token * share.tokens
         sizes = share.config.dim_sizes
@@ -58,7 +58,7 @@ class ExpertsCosts(PartCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep the router's logits, slots, and gate and up; of an expert axis what came from other devices.
+        """Router logits, slots, gate and up; with an expert axis also what arrived from other devices.
 
         With a load-balancing loss also the choices of each expert, which were summed over devices. With `remat="none"`
         all rows are kept, seven arrays around SiLU, six of the shared expert, and the loads of biased experts.
@@ -78,9 +78,9 @@ class ExpertsCosts(PartCosts):
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
-        """Gradients of the experts' outputs, rows of tokens unless an expert axis keeps them, and hidden features.
+        """Gradients of the experts' outputs, token rows unless an expert axis keeps them, and hidden features.
 
-        Loops over blocks also hold what would be part of a matmul; fitted to compiled programs.
+        Loops over blocks also hold operands of their matmuls; fitted to compiled programs.
         """
         rows, hidden, remat = rows_of(share), ExpertsCosts.activated_elements(share), share.train.remat
         quarters = {"none": 10, "dots": 6, "full": 1}[remat]
@@ -92,13 +92,11 @@ class ExpertsCosts(PartCosts):
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """Rows of tokens and their gradients, arrays around SiLU, and the router's.
-
-        Layers that are recomputed hold more of both, and what arrived from other devices.
-        """
+        """Token rows and their gradients, arrays around SiLU, the router's; if recomputed, also what arrived."""
         config = share.config
         rows, hidden = rows_of(share) * config.embed, ExpertsCosts.activated_elements(share)
-        received = arrived(share)[0] * config.embed if share.experts > 1 else 0
+        of_rows = share.sends_rows or share.gathered_tokens
+        received = (arrived(share)[0] * config.embed if of_rows else rows) if share.experts > 1 else 0
         routes = 3 * share.tokens * config.dim_sizes["experts"]
         if share.train.remat == "full":
             return 4 * rows + 5 * hidden + share.tokens * config.embed + routes + received
@@ -110,13 +108,13 @@ class ClampedExpertsCosts(ExpertsCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """As `ExpertsCosts`, but with `remat="none"` four arrays around the activation instead of seven."""
+        """Like `ExpertsCosts`, but with `remat="none"` four arrays around the activation instead of seven."""
         fewer = 3 if share.train.remat == "none" else 0
         return ExpertsCosts.kept_bytes(share) - fewer * share.itemsize * rows_of(share) * share.expert_mlp
 
 
 def router_kept_bytes(config: GPTConfig, tokens: int) -> int:
-    """Bytes that autodiff keeps of `router.choose` and the router's losses with `remat="none"`."""
+    """Bytes that autodiff keeps for `router.choose` and the router's losses with `remat="none"`."""
     kind, experts, chosen = KINDS[config.router], config.dim_sizes["experts"], config.experts_per_token
     elements = 2 * experts + 2 + chosen
     if kind.renormalised:

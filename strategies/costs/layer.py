@@ -1,8 +1,7 @@
-"""What the blocks of a model cost: sums over their parts, forward and backward.
+"""Costs of a model's blocks: sums over their parts, forward and backward.
 
-`config` is a model as a whole; a `Share` is what one device computes of one of its layers, for one microbatch. A part
-has the costs of the nearest class in `COSTS` that it is derived from. One without any there costs what its weights
-multiply, and keeps nothing.
+`config` is a whole model; a `Share` is what one device computes of one of its layers for one microbatch. A part has the
+costs of its nearest base class in `COSTS`. Without any, it costs the matmuls of its weights and keeps nothing.
 """
 
 from functools import cache
@@ -40,50 +39,49 @@ COSTS: dict[type[Part], type[PartCosts]] = {
     Experts: ExpertsCosts,
     ClampedExperts: ClampedExpertsCosts,
 }
-"""The costs of parts of the model, and of those derived from them."""
+"""Costs by part of the model; subclasses of the part inherit them."""
 
 
 def costs_of(part: type[Part]) -> type[PartCosts]:
-    """The costs of a part."""
+    """The costs of a part, or of its nearest base class that has any."""
     return next((COSTS[kind] for kind in part.__mro__ if kind in COSTS), PartCosts)
 
 
 @cache
 def matmuls_of(part: type[Part], config: GPTConfig) -> tuple[Matmul, ...]:
-    """The matmuls of a token with the weights of a part, in order."""
+    """One token's matmuls with a part's weights, in order."""
     return costs_of(part).matmuls(part, config)
 
 
 @cache
 def matmuls(block: type[Block], config: GPTConfig) -> tuple[Matmul, ...]:
-    """The matmuls of a token with the weights of a block, in order."""
+    """One token's matmuls with a block's weights, in order."""
     return tuple(matmul for part in block.branches() for matmul in matmuls_of(part, config))
 
 
 @cache
 def _flops(block: type[Block], config: GPTConfig) -> tuple[int, ...]:
-    """Forward FLOPs of a token with each matrix, in order."""
+    """Forward FLOPs per token of each matmul, in order."""
     return tuple(matmul.flops(config) for matmul in matmuls(block, config))
 
 
 def matmul_flops(config: GPTConfig) -> int:
-    """Forward FLOPs of the matmuls of a block with weights, for one token."""
+    """Forward FLOPs per token of a block's matmuls with weights."""
     return sum(_flops(block_of(config), config))
 
 
 def recomputed_flops(config: GPTConfig) -> int:
-    """The part of `matmul_flops` that the backward pass repeats with `remat="full"`: all but the last matmuls'.
-
-    Nothing in the backward pass of the layer takes the outputs of the last.
+    """The part of `matmul_flops` that `remat="full"` repeats: all but the last matmuls, whose outputs are
+    not needed.
     """
     block = block_of(config)
     return sum(_flops(block, config)[: -costs_of(block.branches()[-1]).last_matmuls(config)])
 
 
 def score_flops(config: GPTConfig) -> int:
-    """One of the two matmuls of scores of a block, for one token with all tokens that it attends to: 2 A T, or 2 A W.
+    """FLOPs per token of one of a block's two score matmuls, with all attended tokens: 2 A T, or 2 A W.
 
-    Each token counts as many keys as the last one, as if attention were not causal (`Reach.most_keys`).
+    Every token counts the last token's keys, as if attention were not causal (`Reach.most_keys`).
     """
     return _score_flops(block_of(config), config)
 
@@ -96,7 +94,7 @@ def _score_flops(block: type[Block], config: GPTConfig) -> int:
 
 
 def logit_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
-    """Forward FLOPs of the logits of one token; without padding by default."""
+    """Forward FLOPs of one token's logits; without padding by default."""
     return 2 * config.embed * (padded_vocab or config.vocab)
 
 
@@ -112,15 +110,14 @@ def flops_per_token(config: GPTConfig) -> int:
 
 
 def choice_flops_per_token(config: GPTConfig) -> int:
-    """The part of `flops_per_token` that is of the chosen experts: what a model saves that drops all choices."""
+    """The chosen experts' part of `flops_per_token`: what a model saves that drops all choices."""
     chosen = (each for each in matmuls(block_of(config), config) if "expert_mlp" in each.weight.dims)
     return 3 * config.blocks * sum(each.flops(config) for each in chosen)
 
 
 def padding_flops(share: Share) -> tuple[int, int]:
-    """Forward FLOPs for a microbatch beyond `matmul_flops`, and the part that recomputation repeats.
-
-    It repeats those of all branches but the last.
+    """Forward FLOPs per microbatch beyond `matmul_flops`, and the part in all branches but the last, for
+    recomputation.
     """
     branches = block_of(share.config).branches()
     forward, again = zip(*(costs_of(part).padding_flops(share) for part in branches), strict=True)
@@ -131,7 +128,7 @@ def kept_bytes(share: Share) -> int:
     """Bytes of the residuals of one layer for one microbatch.
 
     The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-    equations 1 to 6. Attention scores are never kept, and there is no dropout. Besides the residuals of its parts a
+    equations 1 to 6. Attention scores are never kept, and there is no dropout. In addition to its parts' residuals a
     block keeps its input and the residual stream after each branch but the last. After the last branch the stream is
     the input of the next layer, which keeps it. With `remat="none"` the stream after a branch that has a bias is kept
     in float32, because the bias is added to it in float32.
@@ -145,16 +142,13 @@ def kept_bytes(share: Share) -> int:
 
 
 def waiting_elements(share: Share) -> int:
-    """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
+    """Elements that zb-h1 holds in addition to residuals between the backward passes for inputs and weights."""
     parts = block_of(share.config).parts.values()
     return sum(costs_of(part).waiting_elements(share_of(part, share)) for part in parts)
 
 
 def working_elements(share: Share) -> int:
-    """Elements at the peak of the backward pass of a block: working arrays of its parts, and the stream's gradient.
-
-    The layers of a block of several run backward one after another.
-    """
+    """Elements at the peak of a block's backward pass, which runs layer by layer: working arrays and dx."""
     layers = [0] * share.config.layers_in_block
     for name, part in block_of(share.config).parts.items():
         layers[part_and_layer(name)[1]] += costs_of(part).working_elements(share_of(part, share))

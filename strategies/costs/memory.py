@@ -1,6 +1,6 @@
 """Bytes that one device holds: the arguments of a step exactly, and an estimate of its temporaries.
 
-What parts of the model keep and work with is in parts.py.
+parts.py has the residuals and working arrays of the model's parts.
 """
 
 from collections import Counter
@@ -17,11 +17,11 @@ from strategies.model.passes import layers_at_once
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
-    """Bytes of a step's arguments on one device: parameters, AdamW's two moments and its count, and tokens.
+    """Bytes of a step's arguments on one device: parameters, AdamW's two moments and count, and tokens.
 
-    With compression there are also the quantisation errors, for error feedback (core/compression.py). In float16
-    the optimizer also has the loss scale and the count of good steps (core/optimizer.py). Master weights count
-    as optimizer state, as in Rajbhandari et al. 2020, "ZeRO", section 3.1.
+    With compression there are also the quantisation errors, for error feedback (core/compression.py), and in float16
+    the loss scale and the count of good steps (core/optimizer.py). Master weights count as optimizer state, as in
+    Rajbhandari et al. 2020, "ZeRO", section 3.1.
     """
     sequences = plan.train.batch_size // plan.size(*plan.placement.batch)
     error_elements = 0
@@ -32,7 +32,7 @@ def arguments(plan: Plan) -> Mapping[str, int]:
     masters = 0 if plan.train.master == "none" else 1
 
     def copied(weight: Weight) -> int:
-        """Elements of its moments, if it is trained, and of its master."""
+        """Elements of its moments, if trained, and of its master."""
         return (masters + 2 * weight.spec.trained) * weight.updated_elements
 
     return {
@@ -46,15 +46,15 @@ def arguments(plan: Plan) -> Mapping[str, int]:
 def temporaries(plan: Plan) -> Mapping[str, int]:
     """Bytes of a step's temporaries on one device, at the peak: in the backward pass of a layer or the head, or later.
 
-    XLA's GPU backend plans them so within 15% (docs/experiments/2026-11-26-gpu-memory.md), TPUs and CPUs otherwise:
-    they must hold `weights`, `gradients`, `activations` and `stages`. Temporaries of compression are not modelled. Nor
-    is what `halves` changes: as compiled, from 13% less to 16% more (docs/experiments/2026-11-26-expert-overlap.md).
+    XLA's GPU backend is within 15% of this (docs/experiments/2026-11-26-gpu-memory.md). TPUs and CPUs differ more, but
+    must hold `weights`, `gradients`, `activations` and `stages`. Temporaries of compression are not modelled, nor the
+    effect of `halves`: as compiled, from 13% less to 16% more (docs/experiments/2026-11-26-expert-overlap.md).
 
-    weights: gathered weights, where they are kept for the backward pass; cast ones of stages, or without a loop
-    gradients: of all weights; with accumulation also those of one microbatch
-    activations: residuals of all layers, for all microbatches in flight
-    stages: buffers of a pipeline stage (`stage_bytes`)
-    working: working arrays of one layer, of the head, or of the reduction of gradients, whichever needs the most
+        weights: gathered weights that are kept for the backward pass; cast weights of stages, or without a loop
+        gradients: of all weights; with accumulation also of one microbatch
+        activations: residuals of all layers, for all microbatches in flight
+        stages: buffers of a pipeline stage (`stage_bytes`)
+        working: working arrays of one layer, of the head, or of the gradient reduction, whichever needs the most
     """
     train, shards = plan.train, plan.shards
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
@@ -68,17 +68,17 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     }
     early = microbatch_gradient_bytes(plan) if fuses_gradients(plan) else 0
     most = max(layer_work_bytes(plan), head_work_bytes(plan) - early, reduction_bytes(plan) - sum(held.values()))
-    if plan.lead and plan.staged:  # which run forward and backward beside what the stages keep
+    if plan.lead and plan.staged:  # they run forward and backward while the stages hold their residuals
         lead = plan.lead
         gradients = 4 * lead.layers * whole_layer(lead)
         most = max(most, layer_work_bytes(lead) + activation_bytes(lead) + gradients)
-    elif plan.lead:  # which run backward when nothing is left of the other layers
+    elif plan.lead:  # they run backward when nothing is left of the other layers
         most = max(most, layer_work_bytes(plan.lead) - activation_bytes(plan))
     return {**held, "working": most}
 
 
 def ahead_bytes(plan: Plan) -> int:
-    """Bytes of the weights of all layers that are cast before any layer runs, as XLA does without a loop."""
+    """Bytes of all layers' weights that XLA casts before any layer runs, as it does without a loop."""
     used = [(each, BYTES[plan.dtype(each)] * each.elements) for each in plan.weights.values() if each.spec.is_stacked]
     return sum(size for each, size in used if size != plan.held_bytes(each))
 
@@ -89,18 +89,18 @@ def activation_bytes(plan: Plan) -> int:
 
 
 def reduction_bytes(plan: Plan) -> int:
-    """Bytes of gradients and of their sums over devices, after the backward pass; 0 if they are summed in place.
+    """Bytes of gradients and their sums over devices, after the backward pass; 0 if summed in place.
 
-    Some compilers put the results of all-reduces beside their operands, others in their place. In buckets
-    (`bucket_bytes`) fewer sums are there at once, which is not counted. Sums over different axes come one after
-    another, and the later ones reuse the memory of the earlier: the largest counts. So do those of copies of KV heads.
+    Some compilers put results of all-reduces in new memory, others in place of their operands. Buckets (`bucket_bytes`)
+    need less at once, which is not counted. Sums over different axes, and sums of replicated KV heads, run one by one
+    and reuse memory: the largest counts.
     """
     copies = 0 if plan.train.reduce == "layer" else copy_sum_bytes(plan)
     return max(replica_sum_bytes(plan), plan.parameter_bytes + copies if copies else 0)
 
 
 def copy_sum_bytes(plan: Plan) -> int:
-    """Bytes of gathered gradients of copies of KV heads, and of their sum in float32 (core/key_copies.py)."""
+    """Bytes of gathered gradients of replicated KV heads, and of their float32 sum (core/key_copies.py)."""
     return (BYTES[plan.train.reduce_dtype] * plan.key_copies + 4) * copied_elements(plan)
 
 
@@ -115,7 +115,7 @@ def replica_sum_bytes(plan: Plan) -> int:
 
 
 def gradient_bytes(plan: Plan) -> int:
-    """Bytes of gradients of one microbatch; with accumulation also those of the float32 sums over microbatches."""
+    """Bytes of one microbatch's gradients; with accumulation also of the float32 sums over microbatches."""
     train, gradients = plan.train, microbatch_gradient_bytes(plan)
     if train.microbatches > 1 and not plan.staged:
         scattered = plan.placement.reduce_scatter_per_microbatch
@@ -127,13 +127,12 @@ def gradient_bytes(plan: Plan) -> int:
 
 
 def microbatch_gradient_bytes(plan: Plan) -> int:
-    """Bytes of gradients of one microbatch. They have the dtype of the parameters; sums over devices are float32.
+    """Bytes of one microbatch's gradients. They have the parameters' dtype; sums over devices are float32.
 
-    Weights that are gathered for a whole step are cast before they are gathered, and so are their gradients, but for
-    those that stages accumulate.
-    Where elementwise operations are fused, weights outside of layers have gradients in the compute dtype, which AdamW
-    casts as it reads them. That of the embedding comes last, and takes memory that the layers have left by then; it is
-    counted for the gaps between what a compiler places.
+    Weights gathered for a whole step are cast before the gather, and so are their gradients, except on stages, which
+    accumulate them. Where elementwise operations are fused, weights outside layers have gradients in the compute dtype,
+    which AdamW casts on reading. The embedding's gradient comes last and reuses memory of the layers; it is counted to
+    cover the gaps of the compiler's placement.
     """
 
     def held(weight: Weight) -> int:
@@ -142,22 +141,22 @@ def microbatch_gradient_bytes(plan: Plan) -> int:
         return BYTES[plan.dtype(weight)] * weight.elements if cast else plan.held_bytes(weight)
 
     gradients = sum(held(weight) * plan.gathered_of(weight) for weight in plan.weights.values())
-    if plan.train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
+    if plan.train.reduce == "layer":  # a sharded update has whole gradients of embedding and head only
         gradients -= sum(held(weight) for weight in plan.weights.values() if weight.spec.is_stacked)
         gradients += 4 * sum(weight.updated_elements for weight in plan.weights.values() if weight.spec.is_stacked)
     return gradients
 
 
 def fuses_gradients(plan: Plan) -> bool:
-    """Whether gradients are in memory only when they are computed. Stages accumulate them from the first microbatch."""
+    """Whether gradients are in memory only while computed. Stages accumulate them from the first microbatch."""
     return plan.backend.fuses_elementwise and not plan.staged
 
 
 def stage_bytes(plan: Plan) -> int:
-    """Bytes of the buffers of a pipeline stage, residuals excluded.
+    """Bytes of a pipeline stage's buffers, without residuals.
 
-    They are the inputs and gradients that have arrived, one slot for what is sent and one that no stage reads; and with
-    zb-h1 what the second halves of backward passes need besides.
+    They hold inputs and gradients that have arrived, one slot to send and one that no stage reads; with zb-h1 also what
+    the second halves of backward passes need.
     """
     train, depths = plan.train, plan.ticks.depths
     arrived = (depths.arrived + 2) * plan.own_residual // train.microbatches
@@ -166,13 +165,13 @@ def stage_bytes(plan: Plan) -> int:
 
 
 def layer_work_bytes(plan: Plan) -> int:
-    """Bytes to run the backward pass of one layer: its weights in full, and its working arrays.
+    """Bytes to run one layer's backward pass: its whole weights and its working arrays.
 
-    With prefetch there are also the weights of the layer before it, and gradients of the following layer, in float32
-    to be summed; where elementwise operations are fused, its own gradients besides. Sums that run one layer late
-    (`Plan.overlap_grad_reduction`) have those of the following layer alone, in the compute dtype. Copies of KV heads
-    are summed here if `reduce="layer"`. Each further layer of an iteration has its weights; its working arrays are not
-    counted. A tensor axis that gathers tokens along the outermost dim transposes them: three arrays more, as compiled
+    With prefetch also the previous layer's weights, and the following layer's gradients, in float32 for their sum;
+    where elementwise operations are fused, its own gradients too. Sums that run one layer late
+    (`Plan.overlap_grad_reduction`) only add the following layer's gradients, in the compute dtype. Replicated KV heads
+    are summed here if `reduce="layer"`. Every other layer of an iteration adds its weights; its working arrays are not
+    counted. A tensor axis that gathers tokens along the outermost dim transposes them: three more arrays, as compiled
     for GPUs.
     """
     share, backend = plan.share, plan.backend
@@ -189,12 +188,12 @@ def layer_work_bytes(plan: Plan) -> int:
 
 
 def working_itemsize(plan: Plan) -> int:
-    """Bytes of an element of working arrays: float32, unless elementwise operations are fused."""
+    """Bytes per element of working arrays: float32, unless elementwise operations are fused."""
     return plan.share.itemsize if plan.backend.fuses_elementwise else 4
 
 
 def further_layers(plan: Plan) -> int:
-    """Layers in one iteration of the backward loop besides the one that runs (`unroll`)."""
+    """Layers per iteration of the backward loop, without the one that runs (`unroll`)."""
     if plan.layer_slots > plan.config.blocks or not plan.loops_layers:
         return 0  # stages with empty slots do not unroll (layer_backward.py)
     beside = 2 if plan.train.prefetch == "on" else int(plan.overlap_grad_reduction)
@@ -202,7 +201,7 @@ def further_layers(plan: Plan) -> int:
 
 
 def reads_in_place(plan: Plan) -> bool:
-    """Whether a layer's weights are not copied out of the stack of layers, because the loop has a single iteration."""
+    """Whether a single-iteration loop avoids copying a layer's weights out of the stack."""
     if plan.staged:
         return plan.layers == 1
     gathers = plan.shards > 1 and plan.train.gather == "layer"
@@ -210,11 +209,11 @@ def reads_in_place(plan: Plan) -> bool:
 
 
 def head_work_bytes(plan: Plan) -> int:
-    """Bytes to run the backward pass of the head: its working arrays; a gathered table and its gradient.
+    """Bytes to run the head's backward pass: its working arrays, a gathered table and its gradient.
 
-    With prefetch there are also the weights of the last layer. Unless their gather has to wait, those of the
-    layer before it are gathered beside the head, too. Working arrays are logits, their exponentials and gradients, for
-    the tokens whose logits exist at once and the rows of the table on this device; and three arrays of tokens x D.
+    With prefetch also the last layer's weights, and the previous layer's if their gather does not have to wait for the
+    head. Working arrays are logits, their exponentials and gradients, for the tokens whose logits exist at once and
+    this device's rows of the table; and three arrays of tokens x D.
 
     Where elementwise operations are fused, they are logits, their gradients, and the table in the compute dtype. With
     `logits_bytes` the table and its gradient are in float32, each twice, and the table twice in the compute dtype.
@@ -231,10 +230,10 @@ def head_work_bytes(plan: Plan) -> int:
 
 
 def whole_layer(plan: Plan) -> int:
-    """Parameters of one layer that a device works with, gathered over the axes of `Placement.shards`."""
+    """Parameters of one layer as a device uses them, gathered over the axes of `Placement.shards`."""
     return block_elements(plan) * plan.shards // plan.layers
 
 
 def block_elements(plan: Plan) -> int:
-    """Parameters that one device holds of its layers."""
+    """Parameters of this device's layers."""
     return sum(weight.elements for weight in plan.weights.values() if weight.spec.is_stacked)

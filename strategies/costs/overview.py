@@ -35,7 +35,7 @@ class Held:
         rows: axes that split the sequences of the batch, or the layers of the model; for activations, both.
         columns: axes that split the tokens of each sequence, or the features of each layer; for activations, both.
         table: axes that split the rows of the vocabulary's tables; empty for the batch and for activations.
-        held_bytes: bytes of the shard of one device; None if the compiler decides and no formula predicts it.
+        held_bytes: bytes of one device's shard; None if the compiler decides and no formula predicts it.
     """
 
     what: str
@@ -50,15 +50,12 @@ class Overview:
     """What each device holds and sends in one training step of a strategy.
 
     Attributes:
-        strategy: name of the strategy.
-        mesh: axes and sizes, outermost first.
-        workload: text that names the model, the batch, the number of microbatches and the dtype.
-        held: the arrays that a device holds.
-        sent: what a device sends, in the order of the step; None if the compiler decides.
-        zigzag: whether a device holds two chunks of each sequence, one from the front and one from the back.
+        workload: names the model, the batch, the number of microbatches and the dtype.
+        sent: what a device sends, in step order; None if the compiler decides.
+        zigzag: whether a device holds an early and a late chunk of each sequence.
         schedule: the pipeline schedule; None without pipeline stages.
         twin: if the compiler partitions the step, the hand-written strategy that does the same; otherwise None.
-        arrays: each array of the step. If the compiler partitions the step, without the gradients, which it splits.
+        arrays: all arrays of the step; without gradients if the compiler partitions the step, because it splits them.
     """
 
     strategy: str
@@ -72,7 +69,7 @@ class Overview:
     arrays: tuple[HeldArray, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The overview as JSON values. The schedule is as `meshmark schedule --json` prints it."""
+        """The overview as JSON values. The schedule has the format of `meshmark schedule --json`."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return plain | {
             "held": [dataclasses.asdict(each) for each in self.held],
@@ -82,7 +79,7 @@ class Overview:
         }
 
     def __str__(self) -> str:
-        """Two tables as text: what a device holds, and what it sends."""
+        """Two tables: what a device holds, and what it sends."""
         held = [(each.what, _joined(each.rows + each.columns), _bytes(each.held_bytes)) for each in self.held]
         title = f"{self.strategy} on {MeshSpec(self.mesh)}: {self.workload}"
         lines = [title, "", *_table(("a device holds", "split over", "bytes"), held), ""]
@@ -95,10 +92,7 @@ class Overview:
         return "\n".join([*lines, *_table(("a device sends", "by", "along", "when", "bytes"), [*sent, total])])
 
     def array_table(self) -> str:
-        """A table as text: each array with its dims, the axes that split them, and its bytes, whole and on a device.
-
-        What is split alike has a line together: a weight, its gradient, and AdamW's moments m and v.
-        """
+        """A table of each array's dims, splitting axes, and whole and held bytes; equally split arrays share a line."""
         alike: dict[tuple[str, str, int, int], list[str]] = {}
         for each in self.arrays:
             alike.setdefault((each.name, each.split, each.whole_bytes, each.held_bytes), []).append(each.what)
@@ -117,20 +111,14 @@ def overview(
     """The overview of a strategy.
 
     Args:
-        name: name of the strategy.
         preset: name of the model; default: nano-moe on a mesh with an expert axis, otherwise gpt2.
         mesh: the mesh; default: `example_mesh`.
-        batch_size: sequences in the global batch.
-        options: other fields of `TrainConfig`; the default number of microbatches is that of the benchmarks.
-
-    Raises:
-        Infeasible: the strategy has a `make_step`, or model, mesh and batch do not fit together.
-        UnknownName: the strategy or the model does not exist.
+        options: other fields of `TrainConfig`; the default number of microbatches is the benchmarks'.
     """
     require_instance(name, str, "the strategy")
     strategy = strategies.STRATEGIES[name]
     if strategy.make_step:
-        raise Infeasible(f"nothing is known of what {name} holds and sends, because it has a `make_step`")
+        raise Infeasible(f"{name} has no formulas for what it holds and sends, because it has a `make_step`")
     mesh = MeshSpec.of(example_mesh(strategy) if mesh is None else mesh)
     preset = ("nano-moe" if "expert" in mesh.sizes else "gpt2") if preset is None else preset
     config = PRESETS[require_instance(preset, str, "the preset")]
@@ -161,26 +149,22 @@ def asked_overview(
     batch_size: int | None,
     **options: Any,
 ) -> Overview:
-    """The overview that a user asks for: of a mesh, of all devices of a topology, of both, or of an example.
+    """The overview for a command line: of a mesh, of a topology's devices, of both, or of an example.
 
     Args:
-        name: name of the strategy; if it lacks axes of the mesh, `strategy_for` says which one is meant.
+        name: name of the strategy; on a mesh with axes that it lacks, `strategy_for` resolves it.
         preset: name of the model; default: as for `overview`.
-        mesh: text of the mesh; default: the usual one of all devices of the topology, or `example_mesh`.
-        topology: its text, as `devices_of` reads it; None for any devices.
-        batch_size: sequences in the global batch; default: 16, or one for each device of the topology.
+        mesh: the mesh as a string; default: the usual mesh of the topology's devices, or `example_mesh`.
+        topology: as `devices_of` reads it; None for any devices.
+        batch_size: sequences in the global batch; default: 16, or one per device of the topology.
         options: as for `overview`.
-
-    Raises:
-        Infeasible: topology, mesh, model and batch do not fit together, or cannot be read.
-        UnknownName: the strategy or the model does not exist.
     """
     devices = None if topology is None else devices_of(topology)
     spec = None if mesh is None else MeshSpec.of(mesh)
     if devices is not None:
         spec = spec or usual_mesh(strategies.STRATEGIES[name], devices)
         if spec.size != devices:
-            raise Infeasible(f"mesh {spec} takes {spec.size} devices, and must take all {devices} of {topology}")
+            raise Infeasible(f"mesh {spec} uses {spec.size} devices; it must use all {devices} of {topology}")
     batch_size = (devices or 16) if batch_size is None else batch_size
     try:
         return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size, **options)
@@ -194,12 +178,7 @@ def asked_overview(
 def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:
     """The kinds of arrays that a device holds: batch, weights, accumulated gradients, optimizer state and activations.
 
-    Activations are what the forward pass keeps for the backward pass, an estimate (`memory.temporaries`).
-
-    Args:
-        plan: the model as the mesh splits it.
-        cost: the predicted cost; None if the compiler partitions the step.
-        arrays: each array of the step.
+    Activations are the estimated residuals (`memory.temporaries`). `cost` is None if the compiler partitions the step.
     """
     held_bytes: Mapping[str, int] = cost.arguments if cost else {}
     placement, shards, updates = plan.placement, plan.placement.shards, plan.placement.updates
@@ -228,7 +207,7 @@ def _bytes(count: int | None) -> str:
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], numbers: int = 1) -> list[str]:
-    """Lines of a table. The last `numbers` columns are aligned to the right."""
+    """Lines of a table. The last `numbers` columns are right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     texts = len(header) - numbers
     cells = (

@@ -1,7 +1,7 @@
-"""What each part of the model costs on a device, by class: matmuls, bytes kept for the backward pass, working arrays.
+"""Costs of each part of the model on a device, by class: matmuls, residuals, working arrays.
 
-layer.py says which part has which, and adds them up. The functions take a `Share`, what a device computes of a layer
-for one microbatch. Those of experts are in expert_parts.py.
+layer.py maps parts to costs and adds them up. The functions take a `Share`, what a device computes of a layer for one
+microbatch. expert_parts.py has the costs of experts.
 """
 
 import math
@@ -19,18 +19,13 @@ from strategies.model.weights import WeightSpec
 
 
 class Matmul(NamedTuple):
-    """A matmul of a token with a weight, whose first dim is contracted.
-
-    Attributes:
-        weight: of one matmul, without a dim over which several are stacked.
-        times: how many such matmuls a token has.
-    """
+    """`times` matmuls of one token with a weight each, given without stacking; they contract its first dim."""
 
     weight: WeightSpec
     times: int = 1
 
     def flops(self, config: GPTConfig) -> int:
-        """Forward FLOPs for one token."""
+        """Forward FLOPs per token."""
         return 2 * self.times * math.prod(config.dim_sizes[dim] for dim in self.weight.dims)
 
 
@@ -39,32 +34,28 @@ class PartCosts:
 
     @staticmethod
     def matmuls(part: type[Part], config: GPTConfig) -> tuple[Matmul, ...]:
-        """The matmuls of a token with weights, in order.
-
-        Devices that split the first dim of the last have partial sums; `Hooks.sum` completes them.
-        """
+        """One token's matmuls with weights, in order. `Hooks.sum` completes the last if devices split its first dim."""
         return tuple(Matmul(weight) for weight in part.weights(config).values() if weight.is_matrix)
 
     @staticmethod
     def last_matmuls(config: GPTConfig) -> int:
-        """How many of `matmuls`, at the end, have outputs that are only added up."""
+        """Number of matmuls, at the end of `matmuls`, whose outputs are only added up."""
         return 1
 
     @staticmethod
     def rows(share: Share, matmul: Matmul) -> tuple[int, int]:
-        """Rows of a matmul on a device, for a microbatch, and how many such matmuls are side by side."""
+        """Rows of a matmul on a device, for a microbatch, and the number of such matmuls side by side."""
         return share.tokens, 1
 
     @staticmethod
     def activated_elements(share: Share) -> int:
-        """Elements of the inputs of its activation function, of each input if there are two."""
+        """Elements of each input of its activation function."""
         return 0
 
     @staticmethod
     def padding_flops(share: Share) -> tuple[int, int]:
-        """Forward FLOPs for the tokens of a microbatch on a device beyond those of `matmuls`, and of recomputation.
-
-        Devices that split the hidden features count together.
+        """Forward FLOPs per microbatch beyond `matmuls` and their recomputation, over devices that split hidden
+        features.
         """
         return 0, 0
 
@@ -75,16 +66,16 @@ class PartCosts:
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
-        """Elements that zb-h1 holds besides residuals, between the two halves of the backward pass.
+        """Elements that zb-h1 holds in addition to residuals, between the two halves of the backward pass.
 
-        They are inputs and gradients of outputs of matmuls, except those that reuse memory of residuals which the
-        first half has consumed.
+        They are inputs and output gradients of matmuls, except those that reuse memory of residuals which the first
+        half has consumed.
         """
         return 0
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """Elements of its working arrays, at the peak of the backward pass of a layer."""
+        """Elements of its working arrays at the peak of a layer's backward pass."""
         return 0
 
 
@@ -93,10 +84,10 @@ class LayerNormCosts(PartCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep mean and deviation in float32; with `remat="none"` also x before and after scaling, and the scale.
+        """Mean and deviation in float32; with `remat="none"` also x before and after scaling, and the scale.
 
-        After scaling x is float32. But where a tensor axis without sequence parallelism takes x, it is kept as it is
-        taken: in the compute dtype.
+        After scaling x is float32; but a tensor axis without sequence parallelism takes and keeps it in the compute
+        dtype.
         """
         tokens, embed = share.residual_tokens, share.config.embed
         if share.train.remat == "full":
@@ -109,7 +100,7 @@ class LayerNormCosts(PartCosts):
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """X before scaling, and after it for all tokens that a matmul takes."""
+        """X before scaling, and after scaling for all tokens that the following matmul takes."""
         return (share.residual_tokens + share.tokens) * share.config.embed
 
 
@@ -118,7 +109,7 @@ class RMSNormCosts(LayerNormCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep the inverse in float32; with `remat="none"` also x after scaling and the scale, as LayerNorm does."""
+        """The inverse in float32; with `remat="none"` also x after scaling and the scale, like LayerNorm."""
         if share.train.remat == "full":
             return 0
         normed = share.config.embed if share.train.remat == "none" else 0
@@ -135,7 +126,7 @@ class MLPCosts(PartCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep the input of GELU; with `remat="none"` in float32, and three more arrays and those of its tanh."""
+        """The input of GELU; with `remat="none"` in float32, with three more arrays and tanh's."""
         hidden = share.tokens * share.mlp
         if share.train.remat == "none":
             return (4 + (3 + tanh_arrays()) * share.itemsize) * hidden
@@ -143,18 +134,18 @@ class MLPCosts(PartCosts):
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
-        """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept."""
+        """Gradients of both outputs, and inputs that are neither kept nor computed from what is kept."""
         return mlp_waiting_elements(share, results=1)
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """Three arrays around GELU, and its input when recomputed."""
+        """Three arrays around GELU, and its input if recomputed."""
         return (4 if share.train.remat == "full" else 3) * share.tokens * share.mlp
 
 
 @cache
 def tanh_arrays() -> int:
-    """Arrays that autodiff keeps of y = tanh x: with JAX 0.10, y and 1 - y; with JAX 0.12, 1 - y^2 alone."""
+    """Arrays that autodiff keeps for y = tanh x: y and 1 - y with JAX 0.10, 1 - y^2 with JAX 0.12."""
     shape = jax.ShapeDtypeStruct((1,), "float32")
     return len(jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lax.tanh, x)[1], shape)))
 
@@ -164,13 +155,13 @@ class GatedMLPCosts(MLPCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep the results of the first two matmuls; with `remat="none"` also their gated product."""
+        """Outputs of the first two matmuls; with `remat="none"` also their gated product."""
         arrays = {"none": 3, "dots": 2, "full": 0}[share.train.remat]
         return arrays * share.itemsize * share.tokens * share.mlp
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
-        """The gradients of all outputs, and inputs that neither are kept nor follow from what is kept."""
+        """Gradients of all outputs, and inputs that are neither kept nor computed from what is kept."""
         return mlp_waiting_elements(share, results=2)
 
     @staticmethod
@@ -180,10 +171,10 @@ class GatedMLPCosts(MLPCosts):
 
 
 def mlp_waiting_elements(share: Share, results: int) -> int:
-    """Of an MLP whose hidden features follow from this many results of matmuls.
+    """`waiting_elements` of an MLP whose hidden features are computed from `results` matmul outputs.
 
-    With `remat="dots"` these are kept, and the gradients of all of them wait beside them. With `remat="none"` gradients
-    overwrite them; but of several results the gradient of each is computed from all, so XLA copies their buffers.
+    With `remat="dots"` these are kept, and all their gradients wait in addition. With `remat="none"` gradients
+    overwrite them; but with several outputs each gradient is computed from all, so XLA copies their buffers.
     """
     whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
     whole = 0 if share.reuses_residual_buffers else whole
@@ -192,14 +183,14 @@ def mlp_waiting_elements(share: Share, results: int) -> int:
 
 
 class AttentionCosts(PartCosts):
-    """Projections and attention, whatever the kernel. FLOPs of scores are in scores.py."""
+    """Projections and attention with any kernel. scores.py has the FLOPs of scores."""
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep queries, keys, values and the output of attention, and the sums of exponentials in float32.
+        """Queries, keys, values, attention's output, and the sums of exponentials in float32.
 
-        Ulysses keeps the output once more, as it came from other devices. With a window a ring keeps the keys and
-        values that came from other devices.
+        Ulysses also keeps the output as it arrived from other devices. A ring with a window keeps the keys and values
+        that arrived.
         """
         if share.train.remat == "full":
             return 0
@@ -209,9 +200,8 @@ class AttentionCosts(PartCosts):
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
-        """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept.
-
-        Where queries, keys and values are kept, their gradients take their place.
+        """Gradients of both outputs, and inputs not kept or recomputable. Kept q, k, v are overwritten by their
+        gradients.
         """
         if share.reuses_residual_buffers:
             return 0
@@ -220,10 +210,10 @@ class AttentionCosts(PartCosts):
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """Queries, keys, values, output and scores; the queries twice, and the projected output, when recomputed.
+        """Queries, keys, values, output and scores; if recomputed, the queries twice and the projected output.
 
-        A fused kernel has no scores. Those of splash attention take and give arrays of their own: queries, keys,
-        values, output, and the gradients of all four; and the log-sum-exp of the scores, in all lanes.
+        A fused kernel has no scores. Splash attention's kernels use their own arrays: queries, keys, values, output,
+        and the gradients of all four; and the log-sum-exp of the scores, in all lanes.
         """
         features, scores = share.config.embed + share.attended_features, share.computed_keys
         if share.train.remat == "full":
@@ -240,7 +230,7 @@ class HeadNormCosts(AttentionCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Of norms: one for each head of queries and of keys."""
+        """One norm per query head and per key head."""
         return normed_kept_bytes(share, (share.head_features + share.key_features) // share.config.head_dim)
 
 
@@ -249,15 +239,15 @@ class WidthNormCosts(AttentionCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Of norms: one for queries and one for keys."""
+        """One norm for queries and one for keys."""
         return normed_kept_bytes(share, 2)
 
 
 def normed_kept_bytes(share: Share, norms: int) -> int:
-    """Keep what `AttentionCosts` keeps, and a number in float32 for each norm of a token.
+    """`AttentionCosts.kept_bytes`, and a float32 number per norm and token.
 
     With `remat="none"` also queries and keys before the norm, and a scale for each feature. Otherwise Ulysses keeps
-    them twice: before the norm, and as they came from other devices.
+    them twice: before the norm, and as they arrived from other devices.
     """
     kept, features = AttentionCosts.kept_bytes(share), share.head_features + share.key_features
     if share.train.remat == "full":

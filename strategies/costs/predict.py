@@ -4,7 +4,7 @@
     cost = predict("three_d", PRESETS["gpt3-175b"], MeshSpec.parse("data=16,pipeline=8,tensor=8"), train)
     cost.sent["all_reduce", ("data",)]  # bytes that one device sends in a step, by what they are
 
-The formulas are held against compiled programs in tests/strategies/test_laws.py.
+The formulas are compared with compiled programs in tests/strategies/test_laws.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,24 +31,15 @@ from strategies.strategy import Strategy
 def predict(
     strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, platform: str | Backend | None = None
 ) -> "Cost":
-    """Predict the cost of a step of a strategy.
+    """Predict the cost of a step of a strategy, named as in `STRATEGIES`.
 
-    Args:
-        strategy: its name in `STRATEGIES`.
-        config: the model.
-        mesh: a `MeshSpec`, or its text.
-        train: batch, dtypes and options.
-        platform: of the devices, as `backend_for` takes it, or their record. It decides what "auto" is for `attention`,
-            `reduce`, `prefetch`, `halves` and `context_attention`. By default these are as on CPUs. The running process
-            has no part in it.
-
-    Raises:
-        Infeasible: the strategy has no formulas (auto, or one with a `make_step`), or model, mesh and batch do not fit
-            together.
+    `platform` is the devices', as `backend_for` takes it, or their record. It decides what "auto" means for
+    `attention`, `reduce`, `prefetch`, `halves` and `context_attention`; default: as on CPUs, whatever the running
+    process has.
     """
     with_formulas = strategies_with_formulas()
     if require_instance(strategy, str, "the strategy") not in with_formulas:
-        raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(with_formulas)}")
+        raise Infeasible(f"{strategy} has no formulas; strategies with formulas are {', '.join(with_formulas)}")
     return predict_axes(with_formulas[strategy].axes, config, mesh, train, platform)
 
 
@@ -59,15 +50,7 @@ def predict_axes(
     train: TrainConfig,
     platform: str | Backend | None = None,
 ) -> "Cost":
-    """Predict the cost of a step with a list of axes, which no strategy here may have.
-
-    Args:
-        axes: outermost first.
-        config, mesh, train, platform: as for `predict`.
-
-    Raises:
-        Infeasible: model, mesh and batch do not fit together.
-    """
+    """Predict the cost of a step with a list of axes, outermost first, which need not be a registered strategy's."""
     spec = MeshSpec.of(mesh)
     require_instance(config, GPTConfig, "the model")
     require_instance(train, TrainConfig, "train")
@@ -84,24 +67,20 @@ def strategies_with_formulas() -> Mapping[str, Strategy]:
 
 
 def _require_known_split(plan: Plan) -> None:
-    """Refuse a split of dims for which there are no formulas, and of which the axis states none."""
+    """Refuse a split of dims that the formulas do not cover, unless its axis states traffic."""
     silent = [dim for axis in plan.active if not axis.traffic for dim in axis.dims]
     if unknown := [dim for dim in ("embed", "qkv", "sequence") if dim in silent]:
         problem = f"there are no formulas for axes that split {unknown[0]}"
-        raise Infeasible(f"{problem}; state what they send, or leave this dim whole")
+        raise Infeasible(f"{problem}; state what they send, or do not split this dim")
     contracted = (layer.matmuls_of(branch, plan.config)[-1].weight.dims[0] for branch in plan.block.branches())
     branches = dict.fromkeys(contracted)
     if len({plan.over(plan.axes_of(dim)) for dim in branches}) > 1:
-        raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; give both the same")
+        raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; use the same axes")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The predicted cost of a step. Bytes are those of one device.
-
-    Attributes:
-        plan: the model as the mesh splits it.
-    """
+    """The predicted cost of a step. Bytes are per device. `plan` is the model as the mesh splits it."""
 
     plan: Plan
 
@@ -112,7 +91,7 @@ class Cost:
 
     @property
     def sent(self) -> Mapping[tuple[str, Axes], Mapping[str, Bytes]]:
-        """Bytes that a device sends in a step, by kind of collective and mesh axes, and by what they are."""
+        """Bytes that a device sends in a step, by kind of collective and mesh axes, and by purpose."""
         total: dict[tuple[str, Axes], dict[str, Bytes]] = {}
         for each in self.traffic:
             parts = total.setdefault((each.kind, each.axes), {})
@@ -121,17 +100,17 @@ class Cost:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that a device sends in a step, by all collectives."""
+        """Bytes that a device sends in a step."""
         return int(sum(each.sent_bytes for each in self.traffic))
 
     @property
     def arguments(self) -> Mapping[str, int]:
-        """Bytes of the step's arguments on a device, by what they are: the state between steps, and the batch."""
+        """Bytes of the step's arguments on a device, by purpose: the state between steps, and the batch."""
         return memory.arguments(self.plan)
 
     @property
     def temporaries(self) -> Mapping[str, int]:
-        """Bytes of the step's temporaries on a device at the peak, by what they are."""
+        """Bytes of the step's temporaries on a device at the peak, by purpose."""
         return memory.temporaries(self.plan)
 
     @property
@@ -142,8 +121,8 @@ class Cost:
     def model_flops(self, *, causal: bool = False) -> int:
         """Model FLOPs of a step on all devices, without recomputation (Chowdhery et al. 2022, "PaLM", appendix B).
 
-        Each token counts as many keys as the last one has: all tokens, or those of its window and stride. With
-        `causal=True` it counts those that it has: of dense attention half (Dao 2023, section 4.1).
+        Each token counts the last token's keys: all tokens, or its window and stride. With `causal=True` it counts its
+        own keys: half for dense attention (Dao 2023, section 4.1).
         """
         config, batch_size = self.plan.config, self.plan.train.batch_size
         flops = batch_size * config.sequence * layer.flops_per_token(config)
@@ -155,23 +134,23 @@ class Cost:
 
     @property
     def flops(self) -> Mapping[str, int]:
-        """FLOPs of the matmuls of a step on all devices, by purpose.
+        """FLOPs of a step's matmuls on all devices, by purpose.
 
         model: what the model needs.
         attention again: the backward pass recomputes attention scores (Dao et al. 2022, section 3.1). Splash attention
-            does so twice, and once more their gradients (model/attention/splash.py).
+            recomputes them twice, and their gradients once (model/attention/splash.py).
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
-            matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
-            and logits that are computed in chunks are recomputed. In a pipeline leading dense layers run forward again.
-        capacity: of the rows of experts beyond k for each token (model/experts.py); below zero if the capacity has
-            fewer. Where empty blocks are skipped, only those count that balanced routing fills.
-        replicated: of matmuls with weights that the tensor axis does not split: all of its devices do them; and of
-            copies of heads of keys. All stages of a pipeline run the leading dense layers.
+            matmul and the scores, which still exist (Korthikanti et al. 2022, section 4), except in fused kernels.
+            Logits computed in chunks are recomputed. A pipeline runs leading dense layers forward twice.
+        capacity: experts' rows beyond k per token (model/experts.py); negative if the capacity has fewer. If empty
+            blocks are skipped, only the blocks that balanced routing fills count.
+        replicated: matmuls with weights that the tensor axis does not split, which all its devices run, and with
+            replicated KV heads. All pipeline stages run the leading dense layers.
         padding: of the vocabulary.
-        empty: empty slots of stages with fewer layers than the largest. They are not computed, but the FLOPs that are
-            counted in a compiled program include them.
-        masked: below zero; the scores that causality masks out and that are skipped. With a window or a stride, above
-            zero: the scores in blocks that are not skipped, beyond those that the model counts.
+        empty: empty slots of stages with fewer layers than the largest. They are not computed, but FLOP counts of a
+            compiled program include them.
+        masked: negative: scores that causality masks out and that are skipped. With a window or a stride, positive:
+            scores in blocks that are not skipped, beyond those that the model counts.
         """
         plan, config = self.plan, self.plan.config
         tokens = plan.train.batch_size * config.sequence
@@ -199,7 +178,7 @@ class Cost:
 
     @property
     def least_flops(self) -> int:
-        """FLOPs of a step on all devices, if no masked scores were computed but recomputed or replicated ones."""
+        """FLOPs of a step on all devices without computing masked scores, but with recomputation and replication."""
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
         masked = (self.model_flops() - self.model_flops(causal=True)) // 6
         needed = tokens * config.all_blocks * layer.score_flops(config) - masked
@@ -211,14 +190,14 @@ class Cost:
 
     @property
     def _capacity(self) -> tuple[int, int]:
-        """FLOPs of padding rows of experts in a forward pass of all layers, and those that are recomputed."""
+        """FLOPs of experts' padding rows in a forward pass of all layers, and the recomputed part."""
         plan, (forward, again) = self.plan, layer.padding_flops(self.plan.share)
         times = plan.config.blocks * plan.train.batch_size * plan.config.sequence // plan.share.tokens
         return times * forward, times * again if plan.train.remat == "full" else 0
 
     @property
     def _replicated(self) -> int:
-        """Forward FLOPs for one token of matmuls with replicated weights and copies, on all but one that hold them."""
+        """Forward FLOPs per token of matmuls with replicated weights and KV heads, on all holders but one."""
         plan, axes = self.plan, {*self.plan.axes_of("head_features")}
         split = {dim for dim in plan.config.dim_sizes if axes & {*plan.axes_of(dim)}}
         whole = [one for one in layer.matmuls(plan.block, plan.config) if not split & {*one.weight.dims}]
@@ -227,28 +206,28 @@ class Cost:
         return repeated + plan.config.all_blocks * copies
 
     def _in_layers(self, flops: Callable[[GPTConfig], int]) -> int:
-        """FLOPs of one token in all layers; `flops` counts those of a layer."""
+        """FLOPs per token in all layers; `flops` counts a layer."""
         return sum(each.config.blocks * flops(each.config) for each in self.plan.stacks)
 
     @property
     def _recomputed(self) -> int:
-        """FLOPs to recompute all layers for the backward pass, for one token."""
+        """FLOPs per token to recompute all layers for the backward pass."""
         if self.plan.train.remat != "full":
             return 0
         return self._in_layers(layer.recomputed_flops) + self._scores.recomputed
 
     @property
     def _staged_lead(self) -> tuple[int, ...]:
-        """`passes` of the leading dense layers, if they are before the stages of a pipeline; otherwise zeros."""
+        """`passes` of leading dense layers before pipeline stages; otherwise zeros."""
         return tuple(map(int, Cost(self.plan.lead).passes)) if self.plan.staged and self.plan.lead else (0, 0, 0)
 
     @property
     def passes(self) -> PassTimes:
-        """FLOPs of a token in all layers: forward, gradients of inputs, and gradients of weights.
+        """FLOPs per token in all layers: forward, gradients of inputs, and gradients of weights.
 
-        As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. Here the gradients of inputs also include the
-        recomputation of attention scores, and with `remat="full"` that of the layers. Those of a pipeline are without
-        leading dense layers, which all stages run at once.
+        As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. The gradients of inputs also include
+        recomputation of attention scores, and with `remat="full"` of the layers. In a pipeline, leading dense layers
+        are excluded, because all stages run them at once.
         """
         scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
         capacity, again = (flops / tokens for flops in self._capacity)
@@ -259,7 +238,7 @@ class Cost:
 
     @property
     def ring(self) -> int:
-        """Devices of the ring around which keys and values travel; 1 without a ring."""
+        """Devices of the attention ring; 1 without a ring."""
         return self.plan.share.ring
 
     @property
@@ -269,7 +248,7 @@ class Cost:
 
     @property
     def bubble(self) -> float:
-        """The fraction of time for which a stage is idle, if the time of each pass is proportional to its FLOPs.
+        """The fraction of time that a stage is idle, if the time of each pass is proportional to its FLOPs.
 
         With GPipe and 1F1B it is (S-1) / (M+S-1) for S stages and M microbatches (Huang et al. 2019, section 2.3),
         whatever the times of the passes. With ZB-H1 stages are idle for (S-1) (F+B-W) and work for M (F+B+W) (Qi et al.
@@ -279,8 +258,8 @@ class Cost:
 
     @property
     def lockstep_bubble(self) -> float:
-        """The fraction of time that is lost on top of `bubble` if each tick lasts as long as its longest pass.
+        """The fraction of time lost in addition to `bubble` if each tick lasts as long as its longest pass.
 
-        A pipeline in SPMD exchanges arrays between all stages at the end of a tick, so it runs in lockstep.
+        An SPMD pipeline runs in lockstep, because all stages exchange arrays at the end of a tick.
         """
         return self.plan.schedule.lockstep_bubble(self.passes)

@@ -1,7 +1,7 @@
-"""FLOPs of attention scores: of the matmuls of queries with keys and values, and of their gradients.
+"""FLOPs of attention scores: the matmuls of queries with keys and values, and their gradients.
 
-A block of queries and keys has two such matmuls forward, four for gradients backward, and those that compute scores
-again (Dao et al. 2022, section 3.1).
+A block of queries and keys has two such matmuls forward, four for gradients backward, and those that recompute scores
+(Dao et al. 2022, section 3.1).
 """
 
 from typing import NamedTuple
@@ -12,14 +12,13 @@ from strategies.model.attention.splash import BACKWARD_MATMULS
 
 
 class Scores(NamedTuple):
-    """FLOPs for a token in all layers.
+    """FLOPs per token in all layers.
 
     Attributes:
-        matmul: of one matmul, by the keys that are computed.
-        times: how many matmuls there are without `remat`: two forward, four for gradients, and those that compute
-            scores again.
-        forward, backward: of the matmuls of the pass. In blocks of one key, or one query, XLA compiles some as none.
-        recomputed: of the forward pass that the backward pass of a layer repeats with `remat="full"`.
+        matmul: of one matmul, by computed keys.
+        times: number of matmuls without `remat`: two forward, four for gradients, and those that recompute scores.
+        forward, backward: of the pass's matmuls. XLA compiles some matmuls of a single key or query to none.
+        recomputed: the part of the forward pass that a layer's backward pass repeats with `remat="full"`.
     """
 
     matmul: int
@@ -30,11 +29,11 @@ class Scores(NamedTuple):
 
 
 def scores_of(plan: Plan) -> Scores:
-    """What a step does, masked scores included.
+    """Scores that a step computes, including masked ones.
 
-    With `remat="full"` the scores themselves are not recomputed, for the backward pass has them, but in fused kernels;
-    and the compiler does not find those of keys that went through a ring's loop. Where that is inlined
-    (`Share.loops_ring`) it finds those of all pairs of chunks but one.
+    With `remat="full"` scores are recomputed only in fused kernels, because the backward pass has them otherwise; and
+    for keys that went through a ring's loop, which the compiler does not merge. If that loop is inlined
+    (`Share.loops_ring`), it merges all chunk pairs but one.
     """
     attentions = [_of_attention(share) for share in attention_shares(plan.share)]
     matmul, _, *passes = (plan.config.all_blocks * sum(each) for each in zip(*attentions, strict=True))
@@ -42,7 +41,7 @@ def scores_of(plan: Plan) -> Scores:
 
 
 def _of_attention(share: Share) -> Scores:
-    """Of one attention of one block."""
+    """Scores of one attention part of one block."""
     matmul = _matmul(share)
     backward = BACKWARD_MATMULS if share.splash else 5
     if share.kernel != "xla":
@@ -55,12 +54,12 @@ def _of_attention(share: Share) -> Scores:
 
 
 def _matmul(share: Share) -> int:
-    """FLOPs of one matmul of scores, for a token in one attention.
+    """FLOPs of one matmul of scores, per token in one attention part.
 
     On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (attention/ring.py); on one device three
     of four (attention/dense.py). An odd number of tokens is not split: all pairs are computed. Causality masks out a
-    part of two of the ring's pairs: of an even number of tokens cuDNN skips a quarter of these. With a window or a
-    stride a query computes `Reach.computed_keys`, and with splash attention the blocks that have any.
+    part of two of the ring's pairs; cuDNN skips a quarter of these if the number of tokens is even. With a window or a
+    stride a query computes `Reach.computed_keys`; splash attention computes every block with any of them.
     """
     config, ring = share.config, share.ring
     square = 2 * config.head_features * share.computed_keys
@@ -71,10 +70,10 @@ def _matmul(share: Share) -> int:
 
 
 def _contractions(share: Share, matmul: int) -> tuple[int, int, int]:
-    """FLOPs of a matmul that contracts features, of one that contracts keys, and of one that contracts queries.
+    """FLOPs of a matmul that contracts features, keys, or queries.
 
-    Contracting one key, or one query, multiplies elements: XLA compiles no matmul. Of one query and one key it compiles
-    none at all. The queries of a block are those of all heads that share its head of keys (attention/blocks.py).
+    XLA compiles a contraction of one key or one query to an elementwise multiplication, not a matmul, and with one
+    query and one key to nothing. A block's queries are those of all heads that share its KV head (attention/blocks.py).
     """
     tokens = share.config.sequence
     if share.skipping:

@@ -1,8 +1,8 @@
-"""Folders of Hugging Face (config.json and safetensors): read into the state of any step, written from a checkpoint.
+"""Hugging Face folders (config.json and safetensors): read into the state of any step, written from a checkpoint.
 
     families.py       families of models: their fields and tensors
     config_json.py    config.json <-> `GPTConfig`
-    tensors.py        which tensors of a folder are which weights, and how they lie there
+    tensors.py        which tensors of a folder hold which weights, and their layout
     safetensors.py    files of tensors, mapped into memory
     folder.py         `read` a folder, `write` one
 

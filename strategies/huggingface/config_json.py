@@ -1,7 +1,7 @@
-"""The `config.json` of a folder <-> `GPTConfig`.
+"""A folder's `config.json` <-> `GPTConfig`.
 
-A field of `config.json` is that of a `GPTConfig`, has the only value that the family has here, or changes nothing that
-is trained. All others are refused by name: a model that is trained is never silently another one.
+Every field of `config.json` must be a field of `GPTConfig`, have the only value that is supported for the family, or
+have no effect on training. All others are refused by name, so that no other model is trained silently.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from strategies.model.gpt import resolved
 from strategies.schema import checked
 
 OF_TRAINING = {"vocab_multiple", "capacity_factor", "expert_group", "balance_loss", "router_z_loss"}
-"""Fields of `GPTConfig` that a folder does not have: they are chosen for each training."""
+"""Fields of `GPTConfig` that a folder does not have, because they are chosen for each training."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Values of `layer_types`."""
 _ALIASES = {"num_local_experts": "num_experts"}
-"""Names of transformers 5 for fields of Qwen3Moe, and what released files call them."""
+"""Names in transformers 5 of Qwen3Moe's fields, and their names in released files."""
 
 
 class HuggingFaceError(ValueError):
@@ -29,11 +29,7 @@ class HuggingFaceError(ValueError):
 
 
 def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
-    """The family and the configuration of a `config.json`.
-
-    Raises:
-        HuggingFaceError: the family, a field or its value is not supported, or a field is missing.
-    """
+    """The family and the configuration of a `config.json`."""
     names = facts.get("architectures")
     family = next((family for name, family in FAMILIES.items() if names == [name]), None)
     if family is None:
@@ -63,7 +59,7 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
 
 
 def _require_supported(facts: Mapping[str, Any], family: Family, where: str) -> None:
-    """Refuse a file that lacks a field, or has another one, or another value than the only one."""
+    """Refuse a file that lacks a field, has an unknown one, or has another value than the only supported one."""
     if facts.get("quantization_config"):
         loaded = "from_pretrained(FOLDER, quantization_config=Mxfp4Config(dequantize=True))"
         way_out = f"save them dequantized, for MXFP4 with {loaded} and save_pretrained of transformers"
@@ -81,7 +77,7 @@ def _require_supported(facts: Mapping[str, Any], family: Family, where: str) -> 
 
 
 def _windows(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
-    """The fields of windows that `layer_types` decides on."""
+    """The fields of windows that follow from `layer_types`."""
     types = checked(facts.get("layer_types") or [], list[str], f"{where}: layer_types")
     window = SLIDING if "sliding_window" in family.fields and facts["sliding_window"] else FULL
     if not family.alternates:
@@ -90,7 +86,7 @@ def _windows(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, 
         return {}
     if SLIDING in types and window == FULL:
         shown = f"sliding_window: {json.dumps(facts['sliding_window'])}"
-        raise HuggingFaceError(f"{where} has {shown}, and layer_types with {SLIDING}; give the tokens of the window")
+        raise HuggingFaceError(f"{where} has {shown}, and layer_types with {SLIDING}; set sliding_window to a number")
     layers, every = facts["num_hidden_layers"], types.index(FULL) + 1 if FULL in types else None
     if len(types) != layers or types != _layer_types(len(types), window, every):
         supported = f"every Nth of {layers} layers can have {FULL}, and all others {window}"
@@ -103,7 +99,7 @@ def _layer_types(layers: int, window: str, every: int | None) -> list[str]:
 
 
 def _rope(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
-    """The fields of rotary positions, as transformers 4 or 5 writes them."""
+    """The fields of rotary positions, in the format of transformers 4 or 5."""
     found = facts.get("rope_parameters") or facts.get("rope_scaling") or {}
     given = checked(found, dict[str, Any], f"{where}: rope_scaling")
     rope = {name: value for name, value in given.items() if value is not None}
@@ -130,11 +126,7 @@ def _rope(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any
 
 
 def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
-    """The family of a model, and its `config.json`: the first family whose `config.json` has all of the model.
-
-    Raises:
-        HuggingFaceError: there is none; the message names what the nearest family lacks.
-    """
+    """The first family that can express the whole model, and its `config.json`."""
     own = dataclasses.asdict(config) | {"mlp": config.mlp_dim, "head_size": config.head_dim}
     own |= {"key_heads": config.key_heads or config.heads, "expert_mlp": config.dim_sizes["expert_mlp"]}
     own |= {"router": config.router == "renormalised"}
@@ -161,13 +153,13 @@ def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
 
 
 def differences(config: GPTConfig, other: GPTConfig, but: Iterable[str] = ()) -> list[str]:
-    """What of a model another one has otherwise, such as "layers=4". Fields of training alone do not count."""
+    """Fields, such as "layers=4", in which a model differs from another. Fields of training do not count."""
 
     def own(model: GPTConfig) -> dict[str, Any]:
         facts = dataclasses.asdict(resolved(model)) | {"attention_window": model.attention_window}
         if not model.experts:
             return facts
-        # A rate of zero stands for any: biases are of the model, and how they move is of training.
+        # A rate of zero stands for any rate: biases belong to the model, their rate to training.
         rate = None if model.router_bias_rate is None else 0.0
         mlp = facts["mlp"] if model.dense_layers else None
         return facts | {"mlp": mlp, "expert_mlp": model.dim_sizes["expert_mlp"], "router_bias_rate": rate}

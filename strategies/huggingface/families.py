@@ -1,4 +1,4 @@
-"""Families of models of Hugging Face transformers: fields of their `config.json`, and names of their tensors."""
+"""Families of Hugging Face transformers models: fields of their `config.json`, and names of their tensors."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ IGNORED = {
     *("n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
     *("summary_type", "summary_use_proj"),
 }
-"""Fields that are read elsewhere, or are of dropout, losses of routers, generation and other tasks than training."""
+"""Fields that are read elsewhere, or concern dropout, router losses, generation and other tasks than training."""
 LLAMA3: Mapping[str, Any] = {
     "rope_type": "llama3",
     "low_freq_factor": SLOW,
@@ -31,7 +31,7 @@ YARN: Mapping[str, Any] = {
     "original_max_position_embeddings": YARN_TOKENS,
     "truncate": False,
 }
-"""YaRN's scaling as gpt-oss has it."""
+"""YaRN's scaling as in gpt-oss."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Family:
     """A family of models.
 
     Attributes:
-        model_type: as `config.json` has it.
+        model_type: in `config.json`.
         block: `GPTConfig.block`.
-        fields: of `config.json`, and the fields of `GPTConfig` that they are.
-        tensors: the names of tensors by those of weights. {layer} and {expert} are numbers, {part} is q, k or v.
-            [0::2] and [1::2] are the even and the odd elements of a tensor's last dim.
+        fields: `config.json` fields -> `GPTConfig` fields.
+        tensors: weight names -> tensor names. {layer} and {expert} are numbers, {part} is q, k or v. [0::2] and [1::2]
+            are the even and the odd elements of a tensor's last dim.
         fixed: fields of `config.json` with the only value that is supported.
-        defaults: of fields that a file may lack, or have as null; it must have all others.
-        model: fields of `GPTConfig` that all models of the family have.
-        scaling: fields of `rope_scaling` besides the factor, with the only values that are supported.
-        alternates: whether layers with a window and without take turns, as `layer_types` says. Otherwise all layers
-            have it, or none.
-        linear: matrices are stored as torch's `Linear` has them, [out, in].
-        ignored: fields that change nothing, besides those of `IGNORED`.
+        defaults: of fields that a file may omit, or have as null; all others are required.
+        model: fields of `GPTConfig` that all models of the family share.
+        scaling: fields of `rope_scaling`, except the factor, with the only values that are supported.
+        alternates: whether layers with and without a window alternate, as `layer_types` says. Otherwise all layers or
+            none have a window.
+        linear: matrices are stored as in torch's `Linear`, [out, in].
+        ignored: fields without effect, in addition to `IGNORED`.
     """
 
     model_type: str
@@ -68,7 +68,7 @@ class Family:
 
     @property
     def is_rotary(self) -> bool:
-        """Whether positions are rotary. If not, they are learned, and their table has one row for each token."""
+        """Whether positions are rotary. Otherwise they are learned, with one row of a table for each token."""
         return self.linear
 
 
@@ -258,9 +258,9 @@ FAMILIES: Mapping[str, Family] = {
         },
         fixed={"hidden_act": "silu", "attention_bias": True, "swiglu_limit": LIMIT, "swiglu_alpha": GAIN},
         defaults={**_TIED, "rope_theta": 150_000.0, "rope_scaling": {**YARN, "factor": 32.0}},
-        ignored=frozenset({"experts_per_token", "initial_context_length"}),  # other programs read these
+        ignored=frozenset({"experts_per_token", "initial_context_length"}),  # for other programs
         scaling=YARN,
         alternates=True,
     ),
 }
-"""By the class in transformers, which `config.json` names in `architectures`."""
+"""By the class in transformers that `config.json` names in `architectures`."""

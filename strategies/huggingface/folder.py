@@ -31,23 +31,23 @@ from strategies.step import State, Step
 
 CONFIG, FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 NO_WEIGHT = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
-"""How names of tensors end that older versions of transformers wrote, and that follow from the configuration."""
+"""Suffixes of tensors that older versions of transformers wrote, and that the configuration determines."""
 OF_MODELS = "name a folder of a model of Hugging Face, with config.json and safetensors"
 MOST_FILE_BYTES = 5 * 10**9
-"""Of a file that is written, as in transformers, unless one tensor is larger."""
+"""Upper bound on a written file, as in transformers, unless a single tensor is larger."""
 MOST_TILE_BYTES = 2**26
-"""How much of a weight is copied from a checkpoint at a time."""
+"""How many bytes of a weight are copied from a checkpoint at a time."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model of a folder, with its weights mapped into memory: what a device needs is read when it is needed.
+    """A folder's model, with its weights mapped into memory: a device's part is read when it is needed.
 
     Attributes:
-        folder: where it is.
+        folder: its path.
         family: of its `config.json`.
-        config: the model. Its `sequence` is the longest one that it takes; a step may have a shorter one if its
-            positions are rotary.
+        config: the model. Its `sequence` is the longest that it supports; a step may have a shorter one if positions
+            are rotary.
         tensors: by name.
     """
 
@@ -57,7 +57,7 @@ class Pretrained:
     tensors: Mapping[str, np.ndarray]
 
     def require_same(self, config: GPTConfig) -> None:
-        """Refuse another model; it may have a shorter sequence, and its own losses and capacity of experts.
+        """Refuse another model. A shorter sequence and other losses and capacity of experts are allowed.
 
         Raises:
             HuggingFaceError: it differs; the message names both.
@@ -70,7 +70,7 @@ class Pretrained:
     def state(self, step: Step) -> State:
         """The state of a step before its first update, with the weights of the folder.
 
-        They become float32, and then what the step stores. Each device reads its own shards.
+        They become float32, and then the step's dtypes. Each device reads its own shards.
 
         Raises:
             HuggingFaceError: the step is of another model, or a weight is not finite.
@@ -96,15 +96,15 @@ def read(folder: str | Path) -> Pretrained:
     """Read the configuration and the headers of a folder; the weights stay on disk.
 
     Raises:
-        HuggingFaceError: its model is not supported, or it lacks a tensor, or has one of another shape or name.
-        SchemaError: a file is missing or is not what its name says.
+        HuggingFaceError: its model is not supported, or a tensor is missing, unknown, or of another shape.
+        SchemaError: a file is missing or invalid.
     """
     folder = _path(folder)
     family, config = config_of(_facts(folder / CONFIG), str(folder / CONFIG))
     expected = tensors.shapes(tensors.layouts(config, family))
     there = {name: tensor for name, tensor in _tensors(folder).items() if not NO_WEIGHT.search(name)}
     head, table = family.tensors["head.token_VD"], family.tensors["embedding.token_VD"]
-    if not family.is_rotary and table not in there:  # as GPT-2 was released
+    if not family.is_rotary and table not in there:  # as in released GPT-2
         there = {name if name == head else f"transformer.{name}": tensor for name, tensor in there.items()}
     if config.tied and head in there and table in there and _equal(there[head], there[table]):
         del there[head]
@@ -130,7 +130,6 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _tensors(folder: Path) -> dict[str, np.ndarray]:
-    """The tensors of all files of a folder."""
     if not (folder / INDEX).exists():
         return safetensors.opened(folder / FILE)
     files = checked(_facts(folder / INDEX).get("weight_map"), dict[str, str], f"{folder / INDEX}: weight_map")
@@ -155,14 +154,14 @@ def write(folder: str | Path, checkpoints: str | Path, *, at: int | None = None,
     """Write the weights of a checkpoint as a folder, which `transformers` loads.
 
     Args:
-        folder: to create. It is there when it is whole.
+        folder: to create. It appears only once it is complete.
         checkpoints: the folder of checkpoints.
         at: position of the checkpoint; default: the latest.
         dtype: of the tensors.
 
     Raises:
-        HuggingFaceError: there is something in the folder already, no family of transformers has the model, or the
-            dtype is another.
+        HuggingFaceError: the folder is not empty, no family of transformers has the model, or the dtype is not
+            supported.
         CheckpointError: the checkpoint cannot be read.
         OSError: the folder cannot be written.
     """
@@ -208,11 +207,7 @@ def _created(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Dtype) 
 def _tiles(
     checkpoint: Path, name: str, shape: tuple[int, ...], digests: Mapping[str, str]
 ) -> Iterator[tuple[Index, np.ndarray]]:
-    """The ranges of a weight in a checkpoint, in order, each of at most `MOST_TILE_BYTES`, and their values.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """The ranges of a weight in a checkpoint and their values, in order, at most `MOST_TILE_BYTES` each."""
     steps, below = [], 1
     for size in reversed(shape):
         steps.insert(0, max(1, min(size, MOST_TILE_BYTES // 4 // below)))

@@ -1,6 +1,6 @@
-"""Files of tensors in the format safetensors, mapped into memory: bytes are read or written where a view is used.
+"""Files of tensors in the safetensors format, mapped into memory: bytes are read or written when a view is used.
 
-A file is the length of its header (8 bytes, little endian), the header (JSON: dtype, shape and range of bytes of each
+A file is the length of its header (8 bytes, little endian), the header (JSON: dtype, shape and byte range of each
 tensor), and the bytes of all tensors without gaps. See https://huggingface.co/docs/safetensors.
 """
 
@@ -21,7 +21,7 @@ from strategies.schema import SchemaError, Whole, checked
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """By their names in a header."""
 MOST_HEADER_BYTES = 100_000_000
-"""The library safetensors reads no longer ones."""
+"""The limit of the safetensors library."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -33,14 +33,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def opened(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file by name.
-
-    Raises:
-        SchemaError: it cannot be read, is cut short, or has tensors of other dtypes than `DTYPES`.
-    """
+    """The tensors of a file by name."""
     try:
         bytes_N = np.memmap(path, np.uint8, "r")
-    except (OSError, ValueError) as error:  # a file without bytes cannot be mapped
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise SchemaError(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     length = int.from_bytes(bytes_N[:8].tobytes(), "little")
     if length > min(MOST_HEADER_BYTES, len(bytes_N) - 8):
@@ -62,11 +58,7 @@ def opened(path: Path) -> dict[str, np.ndarray]:
 
 
 def created(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, np.ndarray]:
-    """Create a file of tensors of one dtype; what is written into the tensors is written into the file.
-
-    Raises:
-        OSError: it cannot be created, or the disk is full.
-    """
+    """Create a file of tensors of one dtype. Writes to the tensors go to the file."""
     code = next(code for code, name in DTYPES.items() if name == dtype)
     entries, end = {}, 0
     for name, shape in shapes.items():
@@ -74,11 +66,11 @@ def created(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> di
         entries[name] = Entry(code, shape, (begin, end))
     facts = {name: msgspec.structs.asdict(entry) for name, entry in entries.items()}
     header = json.dumps({"__metadata__": {"format": "pt"}, **facts}).encode()
-    header += b" " * (-len(header) % 8)  # tensors are aligned
+    header += b" " * (-len(header) % 8)  # aligns tensors
     with path.open("xb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + end)
-        if hasattr(os, "posix_fallocate"):  # a full disk would kill the process when a page is written
+        if hasattr(os, "posix_fallocate"):  # otherwise a full disk kills the process when a page is written
             file.flush()
             os.posix_fallocate(file.fileno(), 0, 8 + len(header) + end)
     data_N = np.asarray(np.memmap(path, np.uint8, "r+"))[8 + len(header) :]

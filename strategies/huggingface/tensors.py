@@ -1,10 +1,10 @@
-"""Which tensors of a Hugging Face folder are the weights of a model, and how they lie there.
+"""Which tensors of a Hugging Face folder hold a model's weights, and their layout.
 
-Here a weight is one array for all layers and experts, and queries, keys and values are together, by heads of keys. A
-folder has a tensor for each layer, expert and projection, and most matrices are [out, in]. A `Block` is a range of a
-weight that is a view of a tensor: through it any range of the weight is read or written, without other elements.
+Here a weight is one array for all layers and experts, and queries, keys and values are together, by KV head. A folder
+has a tensor for each layer, expert and projection, and most matrices are [out, in]. A `Block` is a range of a weight
+that is a view of a tensor: through it any range of the weight is read or written, without other elements.
 
-Dims: J heads of keys, G queries of each, K head dim.
+Dims: J KV heads, G queries per KV head, K head dim.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ from strategies.model.gpt import weight_specs
 
 Tensors = Mapping[str, np.ndarray]
 AS_HERE = "vocab", "sequence", "experts"
-"""First dims of what no single matmul takes as [in, out]: it is stored as here."""
+"""First dims of weights that are not used as [in, out] by a single matmul: they are stored as here."""
 
 
 class Block(NamedTuple):
@@ -32,8 +32,6 @@ class Block(NamedTuple):
 
     Attributes:
         place: the range, one slice for each dim of the weight.
-        tensor: the name of the tensor.
-        shape: of the tensor.
         view: from the tensor to its part in the shape and the order of the range, without a copy.
     """
 
@@ -45,12 +43,12 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tensors of a folder have a weight.
+    """The tensors of a folder that hold a weight.
 
     Attributes:
         shape: of the weight, without padding.
-        is_stacked: whether its first dim is layers, of the blocks or of the leading dense ones.
-        layers: the blocks of each layer; those of a weight that is not stacked are in one list.
+        is_stacked: whether its first dim is layers, of the blocks or of the leading dense layers.
+        layers: the blocks of each layer; a single list if the weight is not stacked.
     """
 
     shape: tuple[int, ...]
@@ -58,11 +56,7 @@ class Layout:
     layers: list[list[Block]]
 
     def read(self, tensors: Tensors, index: Index, values: np.ndarray) -> None:
-        """Read a range of the weight into an array of its shape.
-
-        Raises:
-            HuggingFaceError: a number in it is not finite.
-        """
+        """Read a range of the weight into an array of its shape."""
         for tensor, ours, theirs in self._pairs(tensors, index, values):
             if not (finite := np.isfinite(theirs)).all():
                 problem = f"{tensor} has {theirs[~finite].flat[0]} among its weights"
@@ -77,7 +71,7 @@ class Layout:
     def _pairs(
         self, tensors: Tensors, index: Index, values: np.ndarray
     ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """Names of tensors, and views of equal elements, of the array and of the tensor."""
+        """Names of tensors, and views of equal elements of the array and of the tensor."""
         for block in chain.from_iterable(self.layers[index[0]] if self.is_stacked else self.layers):
             ranges = [_overlap(*pair) for pair in zip(index, block.place, strict=True)]
             if all(part.start < part.stop for part in ranges):
@@ -86,11 +80,7 @@ class Layout:
 
 
 def layouts(config: GPTConfig, family: Family) -> dict[str, Layout]:
-    """The layout of each weight of a model, by its name.
-
-    Raises:
-        HuggingFaceError: the family lacks a weight.
-    """
+    """The layout of each weight of a model, by name."""
     found, sizes = {}, config.dim_sizes
     for name, spec in weight_specs(config).items():
         group, *part = name.replace("lead.", "blocks.", 1).split(".", 2)
@@ -114,12 +104,12 @@ def layouts(config: GPTConfig, family: Family) -> dict[str, Layout]:
 
 
 def shapes(found: Mapping[str, Layout]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a model by name, in order, with their shapes."""
+    """A model's tensors by name, in order, with their shapes."""
     return {block.tensor: block.shape for layout in found.values() for layer in layout.layers for block in layer}
 
 
 def _blocks(config: GPTConfig, family: Family, dims: tuple[str, ...], name: str) -> Iterator[Block]:
-    """The blocks of a weight of one layer, by the name of its tensors as in `Family.tensors`, with its layer."""
+    """The blocks of one layer of a weight. `name` is as in `Family.tensors`, with the layer filled in."""
     sizes = [config.dim_sizes[dim] for dim in dims]
     whole = tuple(slice(0, size) for size in sizes)
     tensor, _, start = name.removesuffix("::2]").partition("[")
@@ -139,7 +129,7 @@ def _blocks(config: GPTConfig, family: Family, dims: tuple[str, ...], name: str)
 
 
 def _projections(config: GPTConfig, family: Family, sizes: list[int], name: str) -> Iterator[Block]:
-    """Of queries, keys and values: here [..., G + 2, J x K], there [J x G x K, ...] of queries, and [J x K, ...]."""
+    """Blocks of queries, keys and values: here [..., G + 2, J x K]; in a folder [J x G x K, ...] and [J x K, ...]."""
     *others, count, features = sizes
     whole = tuple(slice(0, size) for size in others)
     if not family.linear:
@@ -149,7 +139,7 @@ def _projections(config: GPTConfig, family: Family, sizes: list[int], name: str)
         return
     queries = config.dim_sizes["qk"] - 1
     for part, start, copies in (("q", 0, queries), ("k", queries, 1), ("v", queries + 1, 1))[: count - queries + 1]:
-        heads = features // config.head_dim if copies > 1 else 1  # of which the queries of each are a block
+        heads = features // config.head_dim if copies > 1 else 1  # and each one's queries are a block
         size = features // heads
         for head in range(heads):
             place = *whole, slice(start, start + copies), slice(head * size, (head + 1) * size)
@@ -166,12 +156,12 @@ def _shaped(sizes: list[int], tensor: np.ndarray) -> np.ndarray:
 
 
 def _head(shape: tuple[int, ...], head: int, tensor: np.ndarray) -> np.ndarray:
-    """Of a tensor of this shape the part of one head, with its first two dims last."""
+    """One head's part of a tensor of this shape, with the first two dims moved last."""
     return np.moveaxis(tensor.reshape(shape)[head], (0, 1), (-2, -1))
 
 
 def _deeper(view: Callable[[np.ndarray], np.ndarray], tensor: np.ndarray) -> np.ndarray:
-    """The view with one more dim, of one layer or of one expert."""
+    """The view with one more dim, for one layer or expert."""
     return view(tensor)[None]
 
 
@@ -180,5 +170,5 @@ def _overlap(one: slice, other: slice) -> slice:
 
 
 def _within(ranges: list[slice], index: Index) -> Index:
-    """Ranges of a whole as ranges of the part of it at an index."""
+    """Ranges of a whole as ranges of its part at an index."""
     return tuple(slice(part.start - at.start, part.stop - at.start) for part, at in zip(ranges, index, strict=True))

@@ -1,7 +1,7 @@
 """A block of the model: a list of parts, and the kinds of blocks that a model may have (`GPTConfig.block`).
 
-A model with other parts is another list: a subclass of `Block` with its own `parts`, in `BLOCKS` under a name. Layers
-of two kinds in turn are one block with the parts of both (`of_layers`).
+A model with other parts is a subclass of `Block` with its own `parts`, registered in `BLOCKS`. Alternating layers of
+two kinds form one block with the parts of both (`of_layers`).
 
 Dims: B batch, T tokens, D embed.
 """
@@ -35,17 +35,16 @@ from strategies.model.self_attention import (
 from strategies.model.weights import WeightSpec
 
 RESERVED = {"loss", "grad_norm", "loss_scale"}
-"""Names of what every step reports (`Step.update`), which extras must not have."""
+"""Metrics of every step (`Step.update`); extras must have other names."""
 
 
 class Block(nnx.Module):
-    """Pre-norm transformer block. Each of its branches takes the normalised residual stream, and adds to the stream.
+    """Pre-norm transformer block. Each branch takes the normalised residual stream and adds its output to the stream.
 
     Attributes:
-        parts: by name and in order: in turn a norm, and the branch that takes what it has normalised. The first norm is
-            also the kind of norm before the head.
+        parts: by name, in order: norm, branch, norm, branch, ... The norm before the head is of the first norm's kind.
         learned_positions: whether the embedding has a table of positions.
-        mixture: what is in place of its MLP in a model with experts.
+        mixture: replaces the MLP in a model with experts.
     """
 
     parts: ClassVar[Mapping[str, type[Part]]] = {
@@ -58,12 +57,11 @@ class Block(nnx.Module):
     mixture: ClassVar[type[Experts]] = Experts
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights, part after part."""
         for name, part in self.parts.items():
             setattr(self, name, part(config, rngs))
 
     def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> tuple[Array, dict[str, Sums]]:
-        """The residual stream with all branches added, and the sums of each branch, by its name."""
+        """The residual stream with all branches added, and each branch's sums, by its name."""
         sums, names = {}, [*self.parts]
         for norm, name in zip(names[::2], names[1::2], strict=True):
             normed_BTD = info.hooks.all_tokens(getattr(self, norm)(x_BTD))
@@ -71,11 +69,7 @@ class Block(nnx.Module):
         return x_BTD, sums
 
     def extras_of(self, sums: Mapping[str, Sums], hooks: Hooks) -> Extras:
-        """What its branches add to the loss, from the sums of each.
-
-        Raises:
-            ValueError: they add what they do not state, or do not add what they state.
-        """
+        """Terms that the branches add to the loss, from each branch's sums."""
         extras: Extras = {}
         for name, found in sums.items():
             extras = added(extras, getattr(self, name).extras_of(found, hooks))
@@ -86,7 +80,7 @@ class Block(nnx.Module):
 
     @classmethod
     def norm(cls) -> type[Part]:
-        """The kind of norm before the head."""
+        """The norm before the head."""
         return next(iter(cls.parts.values()))
 
     @classmethod
@@ -98,24 +92,24 @@ class Block(nnx.Module):
     @classmethod
     @cache
     def extras(cls) -> tuple[str, ...]:
-        """The names of what its parts add to the loss."""
+        """Names of the terms that its parts add to the loss."""
         return tuple(dict.fromkeys(name for part in cls.parts.values() for name in part.extras))
 
     @classmethod
     @cache
     def attentions(cls) -> int:
-        """How many of its parts are attention."""
+        """Number of its attention parts."""
         return sum(part.attends for part in cls.parts.values())
 
     @classmethod
     @cache
     def mixtures(cls) -> int:
-        """How many of its parts are mixtures of experts."""
+        """Number of its mixtures of experts."""
         return sum(issubclass(part, Experts) for part in cls.parts.values())
 
     @classmethod
     def weights(cls, config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """The weights of all parts, such as "mlp.up_DF". What the last part does not need backward others do."""
+        """Weights of all parts, such as "mlp.up_DF". Only the last part's may be unused by the backward pass."""
         last = [*cls.parts][-1]
         return {
             f"{name}.{weight}": replace(spec, backward="needed") if name != last and spec.backward == "unused" else spec
@@ -125,7 +119,7 @@ class Block(nnx.Module):
 
     @classmethod
     def reaches(cls, config: GPTConfig) -> tuple[Reach | None, ...]:
-        """The reach of each of its parts that are attention."""
+        """The reach of each of its attention parts."""
         return tuple(None if part.dense else Reach.of(config) for part in cls.parts.values() if part.attends)
 
 
@@ -169,17 +163,13 @@ BLOCKS: dict[str, type[Block]] = {
     "olmoe": OlmoeBlock,
     "gpt_oss": GptOssBlock,
 }
-"""The kinds of blocks, by the names that `GPTConfig.block` takes."""
+"""Kinds of blocks by `GPTConfig.block`."""
 
 
 def block_of(config: GPTConfig) -> type[Block]:
-    """The kind of block of a model. In a model with experts they are in place of its "mlp".
-
-    Raises:
-        Infeasible: there is none of this name.
-    """
+    """The block of a model. Experts, if any, replace its "mlp"."""
     if config.block not in BLOCKS:
-        raise Infeasible(f"there is no block {config.block!r}; blocks are {', '.join(BLOCKS)}")
+        raise Infeasible(f"block={config.block!r} does not exist; use one of {', '.join(BLOCKS)}")
     block = with_experts(BLOCKS[config.block]) if config.experts else BLOCKS[config.block]
     return of_layers(block, config.full_attention_every) if config.full_attention_every else block
 
@@ -193,14 +183,14 @@ def with_experts(block: type[Block]) -> type[Block]:
 
 @cache
 def of_layers(block: type[Block], count: int) -> type[Block]:
-    """So many layers of this block as one block. The last attends to all tokens; its parts are named "attention_2"."""
+    """Merge `count` layers into one block. The last has full attention and parts named "attention_2" and so on."""
     names = {layer_name(name, layer): (part, layer) for layer in range(count) for name, part in block.parts.items()}
     parts = {name: _dense(part) if layer == count - 1 else part for name, (part, layer) in names.items()}
     return type(f"{block.__name__}Of{count}Layers", (block,), {"parts": parts})
 
 
 def layer_name(part: str, layer: int) -> str:
-    """The name of a part in a block of several layers, counted from 0.
+    """Name of a part of a layer, counted from 0, in a block of several layers.
 
     >>> layer_name("attention", 0), layer_name("attention", 1)
     ('attention', 'attention_2')
@@ -220,5 +210,5 @@ def part_and_layer(name: str) -> tuple[str, int]:
 
 @cache
 def _dense(part: type[Part]) -> type[Part]:
-    """The same part, which attends to all tokens if it is attention."""
+    """The same part; if it is attention, without window or stride."""
     return type(f"Dense{part.__name__}", (part,), {"dense": True}) if part.attends else part

@@ -21,9 +21,9 @@ from strategies.model.remat import KEPT
 from strategies.model.weights import WeightSpec, vector
 
 LIMIT = 7.0
-"""Of hidden features: of a gate from above, of an up from both sides (swiglu_limit of the released models)."""
+"""Bound on hidden features: gates from above, ups from both sides (swiglu_limit of the released models)."""
 GAIN = 1.702
-"""Of the sigmoid of a gate (swiglu_alpha)."""
+"""Factor inside the sigmoid of a gate (swiglu_alpha)."""
 
 
 class ClampedExperts(Experts):
@@ -36,17 +36,17 @@ class ClampedExperts(Experts):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of `Experts`, and the biases. Gates and ups are kept with theirs."""
+        """Weights of `Experts` and the biases. Gates and ups are residuals that include their biases."""
         hidden = vector("experts", "expert_mlp", backward="recomputation")
         biases = {"logit_bias_E": vector("routes"), "gate_bias_EF": hidden, "up_bias_EF": hidden}
         return {**Experts.weights(config), **biases, "down_bias_ED": vector("experts", "embed")}
 
     def logits(self, x_ND: Array) -> Array:
-        """Scores of the experts for tokens."""
+        """Router logits."""
         return add_bias(super().logits(x_ND), self.logit_bias_E)
 
     def outputs(self, x_XRD: Array, weights_XR1: Array, rows: Rows, hooks: Hooks) -> Array:
-        """See `Experts.outputs`. The weight of an empty row is zero, so its biases do not count."""
+        """See `Experts.outputs`. An empty row has weight zero, so its biases have no effect."""
         named = partial(checkpoint_name, name=KEPT)
         gate_XRF = named(add_bias(rows.matmul(x_XRD, self.gate_EDF[...]), rows.spread(self.gate_bias_EF[...])))
         up_XRF = named(add_bias(rows.matmul(x_XRD, self.up_EDF[...]), rows.spread(self.up_bias_EF[...])))
@@ -56,7 +56,7 @@ class ClampedExperts(Experts):
 
 @jax.custom_vjp
 def clamped(gate: Array, up: Array) -> Array:
-    """(up + 1) x gate x sigmoid(1.702 gate), of clamped gates and ups. It keeps nothing else for the backward pass."""
+    """(up + 1) x gate x sigmoid(1.702 gate) of clamped gates and ups. Its only residuals are gate and up."""
     gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
     return (up + 1) * gate * jax.nn.sigmoid(GAIN * gate)
 

@@ -1,7 +1,7 @@
-"""The ends of the model: the embedding, and the head from the last norm to the loss of each token.
+"""Both ends of the model: the embedding, and the head from the last norm to the loss of each token.
 
-The head computes logits, cross entropy and z-loss a chunk of tokens at a time. Dims: B batch, T tokens, N = B x T,
-C chunks, n tokens of a chunk, D embed, V the rows of the vocabulary that are held here.
+With `logits_bytes` the head computes logits, cross entropy and z-loss one chunk of tokens at a time. Dims: B batch, T
+tokens, N = B x T, C chunks, n tokens of a chunk, D embed, V rows of the vocabulary on this device.
 """
 
 from collections.abc import Mapping
@@ -26,22 +26,18 @@ from strategies.model.weights import WeightSpec, create, matrix
 
 
 class Embedding(nnx.Module):
-    """Learned embeddings of tokens, and of positions unless they are rotary.
-
-    It has no matmul, and its backward pass needs no weight.
-    """
+    """Learned embeddings of tokens, and of positions unless they are rotary. Its backward pass needs no weight."""
 
     token_VD: nnx.Param
     position_TD: nnx.Param  # only with learned positions
 
     def __init__(self, config: GPTConfig, padded_vocab: int, rngs: nnx.Rngs):
-        """Initialise both tables."""
         for name, param in create(self.weights(config), config, rngs, padded_vocab).items():
             setattr(self, name, param)
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """A table of the vocabulary, and one of the positions if they are learned."""
+        """A table of the vocabulary, and a table of positions if they are learned."""
         positions = {"position_TD": matrix("sequence", "embed")} if block_of(config).learned_positions else {}
         return {"token_VD": matrix("vocab", "embed"), **positions}
 
@@ -51,7 +47,7 @@ class Embedding(nnx.Module):
         tokens_BT, rows = hooks.own_context(tokens_BT, 1), self.token_VD.shape[0]
         row_BT = tokens_BT - hooks.vocab_start(rows)
         held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
-        # Gradients of rows that are looked up more than once are summed in float32, and those of positions.
+        # Sum gradients in float32, for positions and for rows that are looked up several times.
         wide_VD, dtype = self.token_VD.astype(jnp.float32), self.token_VD.dtype
         found_BTD = jnp.where(held_BT1, wide_VD[jnp.clip(row_BT, 0, rows - 1)], 0).astype(dtype)
         x_BTD = hooks.embed_sum(found_BTD)
@@ -65,19 +61,18 @@ TABLE = matrix("vocab", "embed")
 
 
 class Head(nnx.Module):
-    """The last norm, and a table of its own where the head is not tied to the embedding."""
+    """The last norm, and its own table if the head is not tied to the embedding."""
 
     def __init__(self, config: GPTConfig, train: TrainConfig, padded_vocab: int, rngs: nnx.Rngs):
-        """Initialise the norm, and the table if there is one."""
         self.vocab, self.train_config = config.vocab, train
-        norm: Any = block_of(config).norm()  # a norm is called with the residual stream alone
+        norm: Any = block_of(config).norm()  # the last norm is called with the residual stream only
         self.norm = norm(config, rngs)
         if not config.tied:
             self.token_VD = create({"token_VD": TABLE}, config, rngs, padded_vocab)["token_VD"]
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of the norm, and the table."""
+        """Weights of the norm, and the table."""
         norm = {f"norm.{name}": spec for name, spec in block_of(config).norm().weights(config).items()}
         return norm if config.tied else {**norm, "token_VD": TABLE}
 
@@ -100,11 +95,8 @@ def losses(
 ) -> Float[Array, " N"]:
     """The loss of each token, in float32. Rows of the table from `vocab` on are padding.
 
-    With `logits_bytes` logits are computed for a chunk of tokens at a time, and recomputed in the backward pass. The
-    gradients of the table are accumulated over chunks in float32.
-
-    Raises:
-        Infeasible: `logits_bytes` are too few for one token.
+    With `logits_bytes` logits are computed for one chunk of tokens at a time and recomputed in the backward pass. The
+    table's gradients are accumulated over chunks in float32.
     """
     if train.logits_bytes is None:
         return _losses(x_ND, token_VD, targets_N, hooks, vocab, train.z_loss)
@@ -119,7 +111,8 @@ def losses(
         losses_N = _losses(x_ND, wide_VD.astype(token_VD.dtype), targets_N, hooks, vocab, train.z_loss)
         return losses_N.reshape(targets_pn.shape)
 
-    # A chunk has as many tokens of each part (p) of them: parts are on devices of their own.
+    # The compiler's parts (p) of the tokens are on different devices, so a chunk takes equally many tokens of each
+    # part.
     x_CpnD = x_ND.reshape(parts, -1, at_once, x_ND.shape[1]).swapaxes(0, 1)
     targets_Cpn = targets_N.reshape(parts, -1, at_once).swapaxes(0, 1)
     _, losses_Cpn = scan_kept(lambda carry, chunk: (carry, of_chunk(*chunk)), (), (x_CpnD, targets_Cpn))
@@ -127,7 +120,7 @@ def losses(
 
 
 def _losses(x_ND: Array, token_VD: Array, targets_N: Array, hooks: Hooks, vocab: int, z_loss: float) -> Array:
-    """Softmax over a split vocabulary: Shoeybi et al. 2019, "Megatron-LM", section 3."""
+    """Softmax over a sharded vocabulary (Shoeybi et al. 2019, "Megatron-LM", section 3)."""
     logits_NV = x_ND @ token_VD.T
     rows = token_VD.shape[0]
     row_V = hooks.vocab_start(rows) + jnp.arange(rows)
@@ -145,11 +138,10 @@ def tokens_at_once(tokens: int, rows: int, logits_bytes: int) -> int:
 
     >>> tokens_at_once(512, 50304, 2**20), tokens_at_once(512, 50304, 2**30)
     (4, 512)
-
-    Raises:
-        Infeasible: the logits of one token take more.
     """
     most = min(tokens, logits_bytes // (4 * rows))
     if not most:
-        raise Infeasible(f"logits_bytes={logits_bytes}; those of one token are {4 * rows} bytes on a device")
+        raise Infeasible(
+            f"logits_bytes={logits_bytes} is less than the {4 * rows} bytes of one token's logits on a device; use more"
+        )
     return max(part for part in range(1, most + 1) if tokens % part == 0)

@@ -1,21 +1,20 @@
 """A mixture of experts in place of an MLP: each token goes to k of E experts (Shazeer et al. 2017, section 2.1).
 
-Each expert is a gated MLP, SwiGLU (Shazeer 2020). Tokens are dispatched to rows, and their outputs are combined, with
-the router's weights, to one sum for each token (Lepikhin et al. 2020, "GShard", section 2.2). There are two kinds of
-rows:
+Each expert is a gated MLP, SwiGLU (Shazeer 2020). Tokens are dispatched to rows; the outputs are combined into one sum
+per token, weighted by the router (Lepikhin et al. 2020, "GShard", section 2.2). There are two kinds of rows:
 
     buffers, with a capacity factor: an expert has C rows for each group of tokens. Groups are consecutive tokens of a
-        sequence, whatever the mesh, so one device and many drop the same choices of tokens.
-    blocks, without one: each has rows of one expert, and an expert has as many as its tokens fill (Gale et al. 2022,
-        "MegaBlocks", section 5). Nothing is dropped (expert_rows.py). Where the compiler partitions the step, and where
-        it gathers weights in loops, there are buffers instead, with C the size of a group: then experts compute E / k
-        times the rows that they need.
+        sequence, whatever the mesh, so one device and many drop the same choices.
+    blocks, without a capacity factor: a block holds rows of one expert, and an expert has as many blocks as its tokens
+        fill (Gale et al. 2022, "MegaBlocks", section 5). Nothing is dropped (expert_rows.py). Where the compiler
+        partitions the step or gathers weights in loops, buffers are used instead, with C the size of a group. Experts
+        then compute E / k times the rows that they need.
 
-The router's weight multiplies the hidden features of an expert. That equals weighting its output, and the backward pass
-needs no output of any expert.
+The router's weight multiplies an expert's hidden features. That equals weighting its output, and the backward pass
+needs no expert's output.
 
 Dims: B batch, T tokens, N = B x T, D embed, E experts, F hidden features of an expert, G groups, C capacity, S blocks,
-R rows of all buffers or blocks, or of one. H are the hidden features of the shared expert.
+R rows of all buffers or blocks, or of one, H hidden features of the shared expert.
 """
 
 from collections.abc import Mapping
@@ -67,7 +66,7 @@ class Experts(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of the last matmuls have a smaller deviation, by sqrt(2 layers)."""
+        """The last matmuls' initial deviation is smaller by sqrt(2 layers)."""
         out = partial(matrix, deviation=0.02 * (2 * config.layers) ** -0.5)
         weights = {
             "router_DE": matrix("embed", "routes"),
@@ -82,18 +81,14 @@ class Experts(Part):
         return weights
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the experts' outputs for `normed` to the residual stream x.
+        """Add the experts' outputs to x.
 
-        Args:
-            x_BTD: for the tokens whose residual stream this device holds.
-            normed_BTD: for all tokens of its sequences.
-            info: of its hooks `exchange` exchanges tokens with devices that have other experts, or `dispatch` and
-                `combine` rows of buffers; `sum` completes the sums over devices that split hidden features, and
-                `batch_sum` those over the batch.
+        The hook `exchange` exchanges tokens with devices that hold other experts, or `dispatch` and `combine` rows of
+        buffers; `sum` completes sums over devices that split hidden features, `batch_sum` sums over the batch.
         """
         config, hooks = self.config, info.hooks
         experts, (_, tokens, embed) = config.dim_sizes["experts"], normed_BTD.shape
-        all_kept = config.capacity_factor is None  # then groups change nothing: one has all that is here of a sequence
+        all_kept = config.capacity_factor is None  # one group then has all tokens of a sequence on this device
         group, capacity = (tokens, tokens) if all_kept else (config.group_tokens, config.capacity)
         x_ND = normed_BTD.reshape(-1, embed)
 
@@ -113,12 +108,12 @@ class Experts(Part):
         return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), sums
 
     def extras_of(self, sums: Sums, hooks: Hooks) -> Extras:
-        """The load-balancing loss and the z-loss, as sums over the tokens of this device.
+        """The load-balancing loss and the z-loss, as sums over this device's tokens.
 
-        The loss is E sum_e f_e P_e, with f_e the share of all choices that are of expert e, and P_e its mean
-        probability (Fedus et al. 2021, "Switch Transformer", equations 4 to 6), over the whole batch or microbatch. Its
-        gradient flows through P_e alone. So with f_e summed over devices it is a sum over tokens. The z-loss is the
-        mean of (log Z)^2 (Zoph et al. 2022, "ST-MoE", equation 5).
+        The load-balancing loss is E sum_e f_e P_e, with f_e the share of all choices that choose expert e, and P_e its
+        mean probability (Fedus et al. 2021, "Switch Transformer", equations 4 to 6), over the whole batch or
+        microbatch. Its gradient flows through P_e alone, so with f_e summed over devices it is a sum over tokens. The
+        z-loss is the mean of (log Z)^2 (Zoph et al. 2022, "ST-MoE", equation 5).
         """
         config, count_E = self.config, sums["count_E"]
         load = 0 if self.router_bias_E is None else load_term(self.router_bias_E[...], count_E)
@@ -129,17 +124,17 @@ class Experts(Part):
         return {**losses, "router_z_loss": config.router_z_loss * sums["squares"]}
 
     def routes(self, x_ND: Array, info: LayerInfo) -> Routes:
-        """What the router decides for tokens."""
+        """The router's decisions for tokens."""
         forced_Tk = None if self.config.routing == "learned" else forced(self.config, info.positions_T)
         bias_E = None if self.router_bias_E is None else self.router_bias_E[...]
         return choose(self.logits(x_ND), self.config, forced_Tk, bias_E)
 
     def logits(self, x_ND: Array) -> Array:
-        """Scores of the experts for tokens."""
+        """Router logits."""
         return matmul(x_ND, self.router_DE[...])
 
     def _sums(self, routed: Routed, groups: int, capacity: int, hooks: Hooks) -> Float[Array, "N D"]:
-        """The sums of the outputs of this device's experts for tokens."""
+        """Each token's sum of outputs of this device's experts, computed in buffers."""
         found = slots(routed.experts_Nk, routed.experts, groups, capacity)
         buffers = routed.experts, groups, capacity, -1
         found, x_EGCD, weights_EGC1 = fill_rows(routed.x_ND, routed.weights_Nk, found, buffers)
@@ -147,7 +142,7 @@ class Experts(Part):
         return from_rows(hooks.combine(outputs_EGCD).reshape(-1, self.config.embed), found, routed.experts_Nk.shape[1])
 
     def _sums_of_blocks(self, routed: Routed, choices: int, hooks: Hooks) -> Float[Array, "N D"]:
-        """The same with blocks in place of buffers. With balanced routing this device's experts have `choices`."""
+        """`_sums` with blocks in place of buffers. Under balanced routing this device's experts have `choices`."""
         (tokens, chosen), experts = routed.experts_Nk.shape, routed.experts
         blocks = blocks_of(tokens * min(chosen, experts), choices, experts)
         found, expert_S = block_slots(routed.experts_Nk, experts, *blocks)
@@ -159,9 +154,9 @@ class Experts(Part):
         return from_rows(outputs_SRD.reshape(-1, self.config.embed), found, chosen)
 
     def _sums_by_part(self, routed: Routed, groups: int, capacity: int, hooks: Hooks) -> Float[Array, "N D"]:
-        """The same where the compiler splits the tokens: rows are found within the part (P) of each device.
+        """`_sums` where the compiler splits the tokens: rows are indexed within each device's part (P).
 
-        By the places of rows in the whole batch the compiler does not see that, and gathers all tokens.
+        With indices into the whole batch the compiler could not see that, and would gather all tokens.
         """
         config, chosen, (parts, _) = self.config, self.config.experts_per_token, hooks.compiler_shards
         buffers = routed.experts, groups // parts, capacity, -1
@@ -179,7 +174,7 @@ class Experts(Part):
         return sums(rows_EPRD, found).reshape(-1, config.embed)
 
     def outputs(self, x_XRD: Array, weights_XR1: Array, rows: Rows, hooks: Hooks) -> Array:
-        """The weighted outputs of this device's experts for rows; with partial sums over F, as `hooks.sum` takes."""
+        """Weighted outputs of this device's experts for rows, as partial sums over F that `hooks.sum` completes."""
         named = partial(checkpoint_name, name=KEPT)
         gate_XRF = named(rows.matmul(x_XRD, self.gate_EDF[...]))
         up_XRF = named(rows.matmul(x_XRD, self.up_EDF[...]))
@@ -192,11 +187,7 @@ class Experts(Part):
 
 
 def require_groups(config: GPTConfig, tokens: int, why: str) -> None:
-    """Check that the consecutive tokens that a device has of a sequence are whole groups, where tokens may be dropped.
-
-    Raises:
-        Infeasible: they are not.
-    """
+    """Check that a device's consecutive tokens of a sequence are whole groups, if tokens may be dropped."""
     if config.experts and config.capacity_factor is not None and tokens % config.group_tokens:
         problem = f"groups of {config.group_tokens} tokens do not divide the {tokens} {why}"
-        raise WrongSize(problem, "expert_group", divisors(tokens), ", or leave out capacity_factor")
+        raise WrongSize(problem, "expert_group", divisors(tokens), ", or omit capacity_factor")

@@ -1,4 +1,4 @@
-"""The GPT that all strategies train: GPT-2 (Radford et al. 2019) in Flax NNX. It names its dims and knows no devices.
+"""The GPT that all strategies train, in Flax NNX. GPT-2 (Radford et al. 2019) by default.
 
 Dims: B batch, T tokens, N = B x T, D embed, V vocab, L layers. The suffix of an array's name gives its dims in order.
 Where a strategy must act inside the model (gather a layer's weights, sum partial products) the model calls `Hooks`,
@@ -34,10 +34,7 @@ Split = tuple[Any, Any]
 
 
 class GPT(nnx.Module):
-    """Embedding, leading dense layers, stacked blocks run by `lax.scan`, and head.
-
-    Call `embed`, `run` and `losses`, in this order.
-    """
+    """Embedding, leading dense layers, stacked blocks and head. Call `embed`, `run` and `losses`, in this order."""
 
     def __init__(
         self,
@@ -53,13 +50,9 @@ class GPT(nnx.Module):
         """Initialise the weights.
 
         Args:
-            config: sizes of the model.
-            train: training options; dtype and remat are fixed when the model is made.
-            rngs: random keys.
+            train: its dtype and remat are fixed when the model is made.
             padded_vocab: rows of the embedding table, with padding; default: the size of the vocabulary.
             layer_slots: index of the layer in each slot of the stacked blocks; -1 is a slot of zeros.
-            hooks: functions by which a strategy acts inside the model.
-            attention: kind of attention kernel, as `causal_attention` takes it.
         """
         self.train_config, self.hooks = train, hooks
         self.layer_info = LayerInfo(hooks, attention, Reach.of(config), config.sequence)
@@ -88,15 +81,11 @@ class GPT(nnx.Module):
         return layers.differentiated(stacked, x_BTD, in_loop=False)[0]
 
     def run(self, x_BTD: Float[Array, "B T D"], *, in_loop: bool = False) -> Result:
-        """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes.
-
-        With `in_loop` there is one block, and the caller loops over them.
-        """
+        """Run this device's blocks in order, rematerialised by `TrainConfig.remat`; with `in_loop` a single block."""
         layers, stacked = self._layers(self.blocks)
         return (layers.differentiated if in_loop else layers)(stacked, x_BTD)
 
     def _layers(self, stack: Block) -> tuple[Layers, nnx.State]:
-        """The loop over a stack of layers, and its weights."""
         train, (graph, stacked) = self.train_config, nnx.split(stack)
         count = jax.tree.leaves(stacked)[0].shape[0]
 
@@ -121,7 +110,7 @@ class GPT(nnx.Module):
         ), stacked
 
     def block(self, stored: nnx.State) -> Block:
-        """The block with the stored weights of one layer, gathered."""
+        """The block with one layer's stored weights, gathered."""
         return self._ready((nnx.split(self.blocks)[0], self.hooks.layer(stored)))
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
@@ -139,13 +128,13 @@ class GPT(nnx.Module):
         return jax.checkpoint(run, policy=policy)(nnx.split(head), token_VD, x_BTD)
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Logits of the next token in float32, without padding, on one device: for sampling."""
+        """Next-token logits in float32, without padding, on one device: for sampling."""
         head = self._ready(nnx.split(self.head))
         token_VD = head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(self.embedding.token_VD)
         return (head.norm(x_BTD) @ token_VD.T)[..., : head.vocab].astype(jnp.float32)
 
     def _ready(self, split: Split) -> Any:
-        """The module with gathered weights, in the dtype in which they are used."""
+        """The module with gathered weights, in the dtype of their use."""
 
         def ready(weight: Any) -> Any:
             return weight.replace(self._gathered(weight))
@@ -158,7 +147,7 @@ class GPT(nnx.Module):
 
 
 def _stacked(kind: type[Block], config: GPTConfig, layer_keys: Array, slots: Sequence[int] | None = None) -> Block:
-    """Layers of one kind with their own random keys, stacked in the order of `slots`; -1 is a slot of zeros."""
+    """Layers of one kind, each with its own random key, stacked in the order of `slots`; -1 is a slot of zeros."""
     blocks, _ = nnx.split(nnx.eval_shape(lambda: kind(config, nnx.Rngs(0))))
     layer_L = jnp.arange(len(layer_keys)) if slots is None else jnp.asarray(slots)
 
@@ -170,13 +159,13 @@ def _stacked(kind: type[Block], config: GPTConfig, layer_keys: Array, slots: Seq
 
 
 def weight_specs(config: GPTConfig) -> Mapping[str, WeightSpec]:
-    """The weights of the model by name, such as "blocks.mlp.up_DF", in the order of the leaves of their tree."""
+    """Specs of the model's weights by name, such as "blocks.mlp.up_DF", in the order of the leaves of their tree."""
     return _weight_specs(config, block_of(config), block_of(config.lead) if config.lead else None)
 
 
 @cache
 def _weight_specs(config: GPTConfig, block: type[Block], lead: type[Block] | None) -> Mapping[str, WeightSpec]:
-    """By the blocks too: a name in `BLOCKS` may come to mean another one, as in a notebook."""
+    """The blocks are arguments because a name in `BLOCKS` may be rebound, as in a notebook."""
     stacks = {"blocks": (block, "layers"), **({"lead": (lead, "dense_layers")} if lead else {})}
     parts = {"embedding": Embedding.weights(config), "head": Head.weights(config)}
     for stack, (kind, dim) in stacks.items():
@@ -192,10 +181,7 @@ def spec_tree(config: GPTConfig) -> Weights:
 
 
 def map_weights(function: Callable[..., Any], config: GPTConfig, weights: Weights, *others: Weights) -> Weights:
-    """Apply a function to each array of a model's weights, or of some of them, and the array's `WeightSpec`.
-
-    With other weights it also takes the array of each of these.
-    """
+    """Apply a function to each array of some weights, its `WeightSpec`, and the matching array of each of `others`."""
 
     def there(specs: Weights, weights: Weights) -> Weights:
         return {name: there(specs[name], w) if isinstance(w, dict) else specs[name] for name, w in weights.items()}
@@ -204,7 +190,7 @@ def map_weights(function: Callable[..., Any], config: GPTConfig, weights: Weight
 
 
 def resolved(config: GPTConfig) -> GPTConfig:
-    """The same model with the sizes of its MLP and the numbers and sizes of its heads, and the attention it amounts to.
+    """The same model with explicit MLP size, head numbers and sizes, and the attention that it amounts to.
 
     Two configurations are the same model if this is equal, up to the padding of the vocabulary.
 
@@ -223,12 +209,12 @@ def resolved(config: GPTConfig) -> GPTConfig:
 
 
 def param_count(config: GPTConfig) -> int:
-    """Number of parameters of the model, without the padding of the vocabulary."""
+    """Number of parameters, without padding of the vocabulary."""
     sizes = config.dim_sizes
     return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())
 
 
 def active_param_count(config: GPTConfig) -> int:
-    """Number of parameters that a token uses: of the experts of a layer those of `experts_per_token`."""
+    """Number of parameters that one token uses: only `experts_per_token` experts per layer."""
     sizes = {**config.dim_sizes, "experts": config.experts_per_token}
     return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())

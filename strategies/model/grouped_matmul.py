@@ -1,11 +1,11 @@
-"""Rows of experts: from tokens and back, and their matmuls, of buffers side by side, or of blocks, a grouped matmul.
+"""Experts' rows: moving tokens to rows and back, and matmuls of rows in buffers (batched) or in blocks (grouped).
 
-In a grouped matmul each block has the matrix of its expert. It is a kernel on NVIDIA GPUs (pallas/grouped_kernel.py),
-and a loop over blocks elsewhere. It multiplies no more rows than the blocks have, on every backend. Empty blocks are
-skipped by kernels, and by loops where a conditional costs little (`Backend.waits_at_conditionals`).
+In a grouped matmul each block uses its expert's matrix. It is a kernel on NVIDIA GPUs (pallas/grouped_kernel.py), and a
+loop over blocks elsewhere. On every backend it multiplies no more rows than the blocks have. Kernels skip empty blocks;
+loops skip them where a conditional is cheap (`Backend.waits_at_conditionals`).
 
-`jax.lax.ragged_dot` multiplies all rows with the matrices of all experts where XLA has no kernel for it, and none was
-found for the gradient of the matrices (docs/experiments/2026-11-26-grouped-matmul.md).
+`jax.lax.ragged_dot` is not used: without an XLA kernel it multiplies all rows with all experts' matrices, and no kernel
+was found for the gradient of the matrices (docs/experiments/2026-11-26-grouped-matmul.md).
 
 Dims: S blocks, R rows of a block, E experts, G groups, C capacity, D and F features.
 """
@@ -24,15 +24,15 @@ from strategies.model.pallas.vma import call_without_vma
 from strategies.model.router import Slots
 
 GroupedMatmuls = Literal["loop", "skipping_loop", "kernel"]
-"""A loop over all blocks, a loop whose conditionals skip empty blocks, or a kernel that skips them."""
+"""A loop over all blocks, a loop that skips empty blocks by conditionals, or a kernel that skips them."""
 
 
 class Rows(NamedTuple):
     """How rows of experts are multiplied.
 
     Attributes:
-        matmul: (rows, the matrices of the experts [E,D,F]) -> each row times the matrix of its expert.
-        spread: biases of the experts [E,F] -> as they are added to rows.
+        matmul: (rows, experts' matrices [E,D,F]) -> each row times its expert's matrix.
+        spread: experts' biases [E,F] -> biases in a shape that broadcasts over rows.
     """
 
     matmul: Callable[[Array, Array], Array]
@@ -40,17 +40,17 @@ class Rows(NamedTuple):
 
     @classmethod
     def of_blocks(cls, expert_S: Int[Array, " S"], filled: int, how: GroupedMatmuls) -> "Rows":
-        """Rows of blocks, of these experts; `filled` and `how` as for `grouped_matmul`."""
+        """Rows in blocks of these experts; `filled` and `how` as for `grouped_matmul`."""
         return cls(lambda x, w: grouped_matmul(x, w, expert_S, filled, how), partial(_biases, expert_S=expert_S))
 
     @classmethod
     def of_buffers(cls) -> "Rows":
-        """Rows of the buffers of all experts."""
+        """Rows in buffers."""
         return cls(batched_matmul, lambda b_EF: b_EF[:, None, None])
 
 
 def batched_matmul(x_EGCD: Float[Array, "E G C D"], w_EDF: Float[Array, "E D F"]) -> Float[Array, "E G C F"]:
-    """The rows of the buffers of each expert times its matrix."""
+    """Each expert's rows times its matrix."""
     x_ERD = x_EGCD.reshape(x_EGCD.shape[0], -1, x_EGCD.shape[-1])
     return jnp.einsum("erd,edf->erf", x_ERD, w_EDF).reshape(*x_EGCD.shape[:-1], -1)
 
@@ -62,15 +62,13 @@ def grouped_matmul(
     filled: int,
     how: GroupedMatmuls,
 ) -> Float[Array, "S R F"]:
-    """Each block times the matrix of its expert. The gradient of the matrices is summed over blocks in float32.
+    """Each block times its expert's matrix. The gradient of the matrices is summed over blocks in float32.
 
     Args:
-        x_SRD: rows. Those of empty blocks are zero.
-        w_EDF: the matrices.
-        expert_S: the expert of each block, in increasing order. Blocks of expert E are empty.
-        filled: number of blocks that are not empty with balanced routing. Where empty blocks are skipped, readers of
-            the program count as many.
-        how: how it runs. A kernel is for NVIDIA GPUs, and must fit the shapes.
+        x_SRD: rows. Rows of empty blocks are zero.
+        expert_S: each block's expert, in increasing order. Blocks of expert E are empty.
+        filled: number of non-empty blocks under balanced routing, for FLOP counts of the compiled program.
+        how: the implementation. A kernel needs an NVIDIA GPU and shapes that it fits.
     """
     if how == "kernel":
         return cast(Array, _by_kernel(x_SRD, w_EDF, expert_S, filled))
@@ -130,12 +128,12 @@ _by_loop.defvjp(
 
 
 def _unless_empty(w_EDF: Array, expert_S: Array, filled: int | None) -> Callable[[Array, Callable[[], Array]], Array]:
-    """A function of the expert of a block, and of what computes a product of it: the product, or zeros."""
+    """A function (a block's expert, a callable) -> the callable's product, or zeros if the block is empty."""
 
     def product_of(expert: Array, product: Callable[[], Array]) -> Array:
         if filled is None:
             return product()
-        with jax.named_scope(f"taken_{len(expert_S) - filled}_{filled}"):  # readers of the program count these
+        with jax.named_scope(f"taken_{len(expert_S) - filled}_{filled}"):  # read by FLOP counts of the program
             return lax.cond(expert < len(w_EDF), product, lambda: jnp.zeros_like(product()))
 
     return product_of
@@ -143,7 +141,7 @@ def _unless_empty(w_EDF: Array, expert_S: Array, filled: int | None) -> Callable
 
 @jax.custom_vjp
 def _biases(b_EF: Float[Array, "E F"], expert_S: Int[Array, " S"]) -> Float[Array, "S 1 F"]:
-    """The bias of each block's expert. Its gradient is summed block after block, not in an order that varies."""
+    """The bias of each block's expert. Its gradient is summed block by block, in a fixed order."""
     return b_EF[expert_S][:, None]
 
 
@@ -166,15 +164,15 @@ def _take(rows: Array, index: Array) -> Array:
 
 
 def to_rows(x_MX: Array, found: Slots, choices: int) -> Array:
-    """Arrays of tokens, or with `choices` = 1 of their choices, to rows. Empty rows are zero.
+    """Arrays of tokens (or of their choices, if `choices` is 1) to rows. Empty rows are zero.
 
-    Its transpose is `from_rows`, and the other way around: neither adds up in an order that varies, as a scatter may.
+    It and `from_rows` are each other's transpose. Both sum in a fixed order, unlike a scatter.
     """
     return cast(Array, _to_rows(x_MX, found, choices))
 
 
 def from_rows(rows_RX: Array, found: Slots, choices: int) -> Array:
-    """The sums of rows over the `choices` of a token, or with one the row of each choice. What is dropped is zero."""
+    """Sums of rows over the `choices` of each token; with 1, each choice's row. Dropped choices are zero."""
     return cast(Array, _from_rows(rows_RX, found, choices))
 
 

@@ -1,4 +1,4 @@
-"""Hooks: the functions by which a strategy acts inside the model. The model calls them, and knows no devices.
+"""Hooks: functions through which a strategy acts inside the model. The model calls them and knows no devices.
 
 Dims: B batch, T tokens, D embed.
 """
@@ -16,49 +16,47 @@ from strategies.model.router import Routed
 from strategies.model.weights import WeightSpec, project
 
 Exchanged = tuple[Routed, Callable[[Array], Array]]
-"""What `Hooks.exchange` returns."""
+"""Result of `Hooks.exchange`."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a strategy does inside the model. The defaults are those of one device, without communication.
+    """What a strategy does inside the model. The defaults are for one device, without communication.
 
-    "Own tokens" are those whose residual stream this device holds. "All tokens" are those of this device's shard of
-    each sequence, as `own_context` selects it.
+    "Own tokens" are the tokens whose residual stream this device holds. "All tokens" are the tokens of this device's
+    shard of each sequence, as `own_context` selects it.
 
     Attributes:
-        layer: stored weights of one layer, as the loop over layers reads them -> as `gather` takes them.
+        layer: one layer's stored weights, as read by the loop over layers -> as `gather` takes them.
         replicated_loss: averages an auxiliary loss that every tensor-parallel device has computed identically.
-        overlap_grad_reduction: whether the gradients of layer l+1 are reduced while layer l runs backward: whether the
-            transpose of `layer` runs one layer late.
-        gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that
-            dtype.
-        sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
+        overlap_grad_reduction: whether layer l+1's gradients are reduced while layer l runs backward. The transpose of
+            `layer` then runs one layer late.
+        gather: (a stored weight, for blocks one layer's; its spec; dtype) -> the gathered weight, in that dtype.
+        sum: partial sums [B,T,D] -> sums over devices, for this device's own tokens.
         per_device_share: divides a term that every device adds to its partial sums before `sum`.
-        mean: means over the features of this device -> over those of all devices that split the features of a layer.
-        all_tokens: [B,T,D] of the own tokens -> of all tokens.
-        own_tokens: [T,D] of all tokens -> of the own tokens.
-        own_context: (an array of whole sequences, the index of its dim of tokens) -> this device's shard of each
-            sequence.
+        mean: means over this device's features -> means over the features of all devices that split a layer.
+        all_tokens: [B,T,D] of own tokens -> of all tokens.
+        own_tokens: [T,D] of all tokens -> of own tokens.
+        own_context: (an array of whole sequences, index of its token dim) -> this device's shard of each sequence.
         head: (the residual stream before the head, the stored weights of the head's norm) -> both, unchanged.
         project: (features [B,T,D] of all tokens, weights [D,...,A]) -> features of attention [B,T,...,A].
-        projected: features of attention [B,T,...,A], after their biases are added -> the same.
-        attend: (queries, keys and values of this device's shard of the sequences, kind of kernel, reach) -> the result
-            of `causal_attention` over whole sequences, for this shard.
-        dispatch: (rows [E,G,C,D] of this device's groups of tokens for all experts, their weights [E,G,C,1]) -> those
-            of all groups for this device's experts.
-        combine: rows [E,G,C,D] of all groups, from this device's experts -> of its own groups, from all experts.
-        exchange: this device's tokens and their choices (router.py) -> tokens of all devices that split the experts,
-            with their choices of this device's experts; and what gives sums [M,D] of the outputs for them back: they
-            become the sums [N,D] of all experts for its own tokens.
+        projected: the same, after biases are added.
+        attend: (`QKV` of this device's shard of the sequences, kernel, reach) -> this shard of `causal_attention` over
+            whole sequences.
+        dispatch: (rows [E,G,C,D] of this device's groups of tokens for all experts, their weights [E,G,C,1]) -> rows
+            and weights of all groups for this device's experts.
+        combine: rows [E,G,C,D] of all groups from this device's experts -> rows of its own groups from all experts.
+        exchange: this device's tokens and choices (router.py) -> tokens of all devices that split the experts, with
+            their choices of this device's experts; and the function back: sums of outputs [M,D] for these tokens ->
+            sums [N,D] over all experts for its own tokens.
         grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
-        needs_loop: whether the layers are a loop even if one iteration has all of them (passes.py).
+        needs_loop: whether layers stay a loop even if one iteration runs all of them (passes.py).
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
-        vocab_start: number of rows of the vocabulary on this device -> index of the first.
-        vocab_sum: a sum over this device's rows of the vocabulary -> the sum over all rows.
-        vocab_max: a maximum over this device's rows of the vocabulary -> the maximum over all rows.
-        compiler_shards: shards of the tokens and of the vocabulary, where the compiler partitions the step.
+        vocab_start: number of vocabulary rows on this device -> index of the first.
+        vocab_sum: a sum over this device's vocabulary rows -> the sum over all rows.
+        vocab_max: a maximum over this device's vocabulary rows -> the maximum over all rows.
+        compiler_shards: numbers of shards of the tokens and the vocabulary, if the compiler partitions the step.
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights
@@ -93,13 +91,11 @@ ONE_DEVICE = Hooks()
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """What all layers of a model have in common.
+    """What all layers of a model share.
 
     Attributes:
-        hooks: functions by which a strategy acts inside the layer.
         kernel: the kind of attention kernel, as `causal_attention` takes it.
-        reach: the tokens before it to which a token attends, unless the part is dense; None for all.
-        sequence: tokens of a whole sequence.
+        reach: which earlier tokens a token attends to, unless the part is dense; None: all.
     """
 
     hooks: Hooks
@@ -109,9 +105,9 @@ class LayerInfo:
 
     @property
     def positions_T(self) -> Int[Array, " T"]:
-        """The position in its sequence of each token that attention and the MLP work on, from 0, in their order.
+        """Position, from 0, of each token that attention and MLP work on, in their order.
 
-        Devices of a context axis have those of their shard: consecutive ones, or those of an early and a late chunk.
-        They are computed where they are read, so a layer that does not read them computes none.
+        On a context axis these are the positions of the device's shard: consecutive ones, or an early and a late chunk.
+        They are computed on use, so a layer that does not use them computes none.
         """
         return self.hooks.own_context(jnp.arange(self.sequence), 0)

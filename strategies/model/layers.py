@@ -1,18 +1,18 @@
 """The loop over the layers of a device, forward and backward.
 
 XLA does not move collectives across loop iterations. A gather issued in the iteration that needs it is exposed, and so
-is the last reduction. There are two ways around that:
+is the last reduction. Two options avoid that:
 
     gathers_ahead (`TrainConfig.prefetch`): an iteration runs one layer and gathers the weights of the next one, as
         PyTorch's FSDP does (Zhao et al. 2023, "PyTorch FSDP", section 3.3.2). The whole weights of two layers exist at
-        a time. Those of the last layer are kept from the forward to the backward loop, and are not gathered again.
+        a time. The last layer's are kept from the forward to the backward loop, and are not gathered again.
         It also sums late.
-    sums_late (`TrainConfig.reduce="layer"`): the backward loop, beside the backward pass of layer l, sums the gradients
+    sums_late (`TrainConfig.reduce="layer"`): during the backward pass of layer l the backward loop sums the gradients
         of layer l+1 over devices, by the transpose of `gather`. So the gradients of two layers exist at a time, those
         of the following layer in the compute dtype.
 
-With either both loops are written here: autodiff would keep the gathered weights of all layers, because the loop
-carries them, and would sum the gradients of a layer in its own iteration. Otherwise autodiff differentiates the loop.
+With either option both loops are written here: autodiff would keep all layers' gathered weights, because the loop
+carries them, and would reduce a layer's gradients in its own iteration. Without them autodiff differentiates the loop.
 """
 
 from collections.abc import Callable
@@ -33,18 +33,18 @@ Tree = Any
 
 
 def is_ordered(train: TrainConfig, layers: int) -> bool:
-    """Whether the gathers outside of the two loops wait for the result that comes before them.
+    """Whether the gathers outside the two loops wait for the result before them.
 
-    Without an order they run beside the embedding and the head. But a compiler would move them out of a loop over
-    microbatches. And of few layers, whose loops it unrolls, it would merge the gathers of both loops. Either way it
-    would keep two layers' weights.
+    Unordered, they overlap with the embedding and the head. But a compiler would move them out of a loop over
+    microbatches, and with few layers, whose loops it unrolls, it would merge the gathers of both loops. Either way two
+    layers' weights would stay in memory.
     """
     return train.microbatches > 1 or layers <= train.layers_in_loop + 2
 
 
 @jax.custom_vjp
 def unstacked(stack: Array) -> tuple[Array, ...]:
-    """The arrays of a stack. Their gradients are stacked; autodiff would add up as many padded arrays as there are."""
+    """The arrays of a stack. Their gradients are stacked; autodiff would add up padded arrays, one per layer."""
     return tuple(stack)
 
 
@@ -56,14 +56,11 @@ class Layers:
     """Runs all layers in order: (weights of all layers, stacked [L,...]; input of the first) -> result of the last.
 
     Attributes:
-        gather: stored weights of one layer -> its weights as it uses them. Its transpose sums gradients over devices.
-        run: one layer with such weights.
-        policy: of `jax.checkpoint`, what a layer keeps for the backward pass.
-        unroll: layers in one iteration of a loop.
+        gather: one layer's stored weights -> its gathered weights. Its transpose sums gradients over devices.
         gathers_ahead: needs two layers.
         sums_late: needs three layers.
-        ordered: with `gathers_ahead`, as `is_ordered` says.
-        loops: whether the layers are a loop, as `is_loop` says.
+        ordered: with `gathers_ahead`, as `is_ordered` returns it.
+        loops: whether the layers are a loop, as `is_loop` returns it.
     """
 
     gather: Callable[[Tree], Tree]
@@ -76,7 +73,7 @@ class Layers:
     loops: bool = True
 
     def __call__(self, stored: Tree, x_BTD: Array) -> Result:
-        """The residual stream after the last layer, and the extras of all layers."""
+        """The residual stream after the last layer, and the sum of all layers' extras."""
         if not (self.gathers_ahead or self.sums_late):
             return self.differentiated(stored, x_BTD, in_loop=False)
         function = jax.custom_vjp(lambda stored, x_BTD: self._forward(stored, x_BTD)[0])
@@ -84,7 +81,7 @@ class Layers:
         return function(stored, x_BTD)
 
     def differentiated(self, stored: Tree, x_BTD: Array, *, in_loop: bool = True) -> Result:
-        """`__call__` by a loop that autodiff differentiates. With `lax.scan` it may run inside another loop."""
+        """`__call__` as a `lax.scan` that autodiff differentiates. It may run inside another loop."""
 
         def layer(x_BTD: Array, stored: Tree) -> Result:
             return self.run(self.gather(stored), x_BTD)
@@ -106,7 +103,7 @@ class Layers:
         return jax.checkpoint(self.run, policy=self.policy)
 
     def _forward(self, stored: Tree, x_BTD: Array) -> tuple[Result, Any]:
-        """The result, and what the backward loop takes."""
+        """The result, and the residuals that the backward loop takes."""
 
         def ahead(carried: tuple[Array, Tree], layer: Array) -> tuple[tuple[Array, Tree], Any]:
             x_BTD, weights = carried
@@ -129,12 +126,10 @@ class Layers:
         return (y_BTD, extras), (stored, kept, (last, kept_last))
 
     def _backward(self, known: Any, dresult: Result) -> tuple[Tree, Array]:
-        """Gradients of the stored weights, and of the input."""
         (stored, kept, last), (dy_BTD, dextras) = known, dresult
         final, ahead = _count(stored) - 1, self.gathers_ahead
 
         def summed(grads: Tree, dweights: Tree, layer: Any) -> Tree:
-            """Sum the gradients of one layer over devices, and store them."""
             transpose = jax.vjp(self.gather, read_slot(stored, layer))[1]
             return write_slot(grads, transpose(dweights)[0], layer)
 
@@ -146,8 +141,8 @@ class Layers:
             dweights, dx_BTD = backward(self._run, (weights, read_slot(kept, layer)), dx_BTD, dextras)
             return (dx_BTD, preceding, dweights, grads), None
 
-        # Outside of a loop a compiler could recompute a layer long before its gradient arrives: merged with the forward
-        # pass of the last layer, beside the head, or beside the loop that the first layer comes after.
+        # Outside a loop a compiler could recompute a layer long before its gradient arrives: merged with the last
+        # layer's forward pass, during the head, or during the loop that runs before the first layer's backward pass.
         weights, kept_last = last if ahead else (None, read_slot(kept, final))
         kept_last = after(dy_BTD, kept_last)
         preceding = self._gather_after(dy_BTD, read_slot(stored, final - 1)) if ahead else None
@@ -170,5 +165,4 @@ def _count(stored: Tree) -> int:
 
 
 def _summed(extras: Any) -> Any:
-    """Extras of layers [L] -> of all together."""
     return jax.tree.map(lambda each: each.sum(0), extras)

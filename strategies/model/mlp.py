@@ -23,7 +23,7 @@ class MLP(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of the second matmul have a smaller deviation, by sqrt(2 layers)."""
+        """The second matmul's initial deviation is smaller by sqrt(2 layers)."""
         return {
             "up_DF": matrix("embed", "mlp"),
             "up_bias_F": vector("mlp"),
@@ -32,13 +32,7 @@ class MLP(Part):
         }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the MLP of `normed` to the residual stream x.
-
-        Args:
-            x_BTD: for the tokens whose residual stream this device holds.
-            normed_BTD: for all tokens of its sequences.
-            info: of its hooks `sum` completes the second matmul over devices that split the hidden features.
-        """
+        """Add the MLP to x. `Hooks.sum` completes the second matmul over devices that split the hidden features."""
         hidden_BTF = jax.nn.gelu(add_bias(matmul(normed_BTD, self.up_DF[...]), self.up_bias_F), approximate=True)
         return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D), {}
 
@@ -52,19 +46,19 @@ class GatedMLP(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of the last matmul have a smaller deviation, by sqrt(2 layers)."""
+        """The last matmul's initial deviation is smaller by sqrt(2 layers)."""
         into = matrix("embed", "mlp")
         return {"gate_DF": into, "up_DF": into, "down_FD": MLP.weights(config)["down_FD"]}
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the MLP of `normed` to the residual stream x; see `MLP`."""
+        """Add the MLP to x, like `MLP`."""
         gate_BTF, up_BTF = matmul(normed_BTD, self.gate_DF[...]), matmul(normed_BTD, self.up_DF[...])
         return add_branch(x_BTD, info.hooks.sum(matmul(gated(gate_BTF, up_BTF), self.down_FD[...]))), {}
 
 
 @jax.custom_vjp
 def gated(gate_BTF: Array, up_BTF: Array) -> Array:
-    """silu(gate) x up. Differentiated by hand: autodiff keeps three more arrays with `remat="none"`."""
+    """silu(gate) x up. Differentiated by hand, because autodiff keeps three more arrays with `remat="none"`."""
     return jax.nn.silu(gate_BTF) * up_BTF
 
 

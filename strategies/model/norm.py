@@ -24,11 +24,11 @@ class LayerNorm(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Scale one and bias zero."""
+        """Scales of one and biases of zero."""
         return {"scale_D": vector("embed", value=1.0), "bias_D": vector("embed")}
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Normalise over D. The result has the dtype of the input."""
+        """Normalise over D. The result has the dtype of x."""
         return (_normalise(x_BTD.astype(jnp.float32), self.config.norm_epsilon) * self.scale_D + self.bias_D).astype(
             x_BTD.dtype
         )
@@ -36,7 +36,7 @@ class LayerNorm(Part):
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _normalise(x_BTD: Array, epsilon: float) -> Array:
-    """Mean zero and variance one over D. Differentiated by hand: autodiff reads and writes [B,T,D] twice as often."""
+    """Mean zero and variance one over D, differentiated by hand: autodiff reads and writes [B,T,D] twice as often."""
     return _normalise_forward(x_BTD, epsilon)[0]
 
 
@@ -47,7 +47,7 @@ def _normalise_forward(x_BTD: Array, epsilon: float) -> tuple[Array, tuple[Array
 
 
 def _normalise_backward(epsilon: float, kept: tuple[Array, ...], dy_BTD: Array) -> tuple[Array]:
-    """Subtract from dy what would change mean or variance (Ba et al. 2016, appendix)."""
+    """Project out of dy the directions that change mean or variance (Ba et al. 2016, appendix)."""
     x_BTD, mean_BT1, inverse_BT1 = kept
     y_BTD = (x_BTD - mean_BT1) * inverse_BT1
     common_BT1 = dy_BTD.mean(-1, keepdims=True)
@@ -68,16 +68,16 @@ class RMSNorm(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Scale one."""
+        """Scales of one."""
         return {"scale_D": vector("embed", value=1.0)}
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Divide by the root mean square over D. The result has the dtype of the input."""
+        """Normalise over D. The result has the dtype of x."""
         return rms_scaled(x_BTD, self.scale_D[...], self.config.norm_epsilon)
 
 
 def here(mean: Array) -> Array:
-    """The mean over the features of this device, which has all."""
+    """The default mean: this device has all features."""
     return mean
 
 
@@ -86,19 +86,16 @@ def rms_scaled(
 ) -> Float[Array, "*batch D"]:
     """Divide x by its root mean square over the last dim, in float32, and multiply it by a scale.
 
-    Args:
-        x: features.
-        scale: of the last dims of x. In `shard_map` it varies over the mesh axes over which x varies.
-        epsilon: is added to the mean of squares.
-        mean: averages a mean of this device over all devices that split the features.
+    `mean` averages this device's mean over all devices that split the features. In `shard_map` the scale varies over
+    the mesh axes over which x varies.
     """
-    # `remat="none"` keeps an array with further dims. It keeps no gathered weight, which would be gathered again.
+    # `remat="none"` keeps an array with extra dims. It keeps no gathered weight, which would be gathered again.
     return _rms_scaled(x, jnp.expand_dims(scale, range(x.ndim - scale.ndim)), epsilon, mean)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _rms_scaled(x: Array, scale: Array, epsilon: float, mean: Callable[[Array], Array]) -> Array:
-    """Differentiated by hand, as `_normalise`: the backward pass reads x as it is, and neither quotient."""
+    """Differentiated by hand, like `_normalise`: the only full-size residual is x."""
     return _rms_forward(x, scale, epsilon, mean)[0]
 
 
@@ -113,7 +110,7 @@ def _rms_forward(
 def _rms_backward(
     epsilon: float, mean: Callable[[Array], Array], kept: tuple[Array, Array, Array], dscaled: Array
 ) -> tuple[Array, Array]:
-    """Subtract from the gradient what would change the root mean square."""
+    """Project out of the gradient the direction that changes the root mean square."""
     x, scale, inverse = kept
     y = x.astype(jnp.float32) * inverse
     dscaled = dscaled.astype(jnp.promote_types(x.dtype, scale.dtype))

@@ -1,4 +1,4 @@
-"""An order between computations that do not depend on each other, which compilers keep."""
+"""Ordering of independent computations, which compilers preserve."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from jaxtyping import Array
 
 
 def after(earlier: Array, later: Any) -> Any:
-    """Make the floating-point arrays of a tree depend on another array. Their values do not change if it is finite.
+    """Make a tree's floating-point arrays depend on `earlier`. Their values do not change if it is finite.
 
-    `lax.optimization_barrier` does not suffice: XLA's CPU backend of JAX 0.10 removes it before it merges equal
+    `lax.optimization_barrier` is not enough: XLA's CPU backend of JAX 0.10 removes it before it merges equal
     computations. XLA cannot remove a product with 0, which may be NaN.
     """
     zero = 0 * earlier.reshape(-1)[0]

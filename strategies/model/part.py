@@ -1,4 +1,4 @@
-"""A part of a block of the model: its weights, and its function. What it costs is in costs/parts.py."""
+"""A part of a block of the model: its weights and its function. costs/parts.py has its costs."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -17,11 +17,15 @@ from strategies.model.weights import WeightSpec, create
 class Part(nnx.Module):
     """A part of a transformer block. By default it has no weights.
 
+    A branch is called with the residual stream x[B,T,D] of this device's own tokens, the normalised features of all
+    tokens of its sequences, and the `LayerInfo`. It returns x plus its output, and its sums.
+
     Attributes:
-        attends: whether it calls the attention of the hooks, once.
-        dense: whether it attends to all tokens before a token, whatever the window or the stride of the model.
-        extras: the names of what it adds to the loss (`passes.Extras`).
-        means: how many numbers of a token it averages over devices by `Hooks.mean`, forward, and as many backward.
+        attends: whether it calls `Hooks.attend`, once.
+        dense: whether it attends to all earlier tokens, whatever the model's window or stride.
+        extras: names of the terms that it adds to the loss (`passes.Extras`).
+        means: how many numbers per token it averages over devices by `Hooks.mean`, in the forward and again in the
+            backward pass.
     """
 
     attends: ClassVar[bool] = False
@@ -30,26 +34,22 @@ class Part(nnx.Module):
     means: ClassVar[int] = 0
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights."""
         self.config = config
         for name, param in create(self.weights(config), config, rngs).items():
             setattr(self, name, param)
 
     def extras_of(self, sums: Sums, hooks: Hooks) -> Extras:
-        """What it adds to the loss (`extras`), from the sums that it returned for the tokens of this device."""
+        """Terms that it adds to the loss (`extras`), from the sums that it returned for this device's tokens."""
         return sums
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Its weights by name, in the order in which they are drawn. Each becomes an attribute."""
+        """Its weights by name, in the order of initialisation. Each becomes an attribute."""
         return {}
 
 
 def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
-    """Add a branch and its bias, if it has one, to the residual stream.
-
-    The branch is kept for the backward pass. It was summed over devices: to compute it again would communicate again.
-    """
+    """Add a branch, kept as a residual because recomputing it would communicate again, and its bias, if any."""
     y_BTD = x_BTD + checkpoint_name(branch_BTD, KEPT)
     return y_BTD if bias_D is None else add_bias(y_BTD, bias_D)
 

@@ -1,12 +1,12 @@
-"""What loops over layers are made of: loops that stay loops, passes through one layer, and buffers with slots.
+"""Building blocks of loops over layers: loops that stay loops, passes through one layer, and buffers with slots.
 
-XLA replaces a loop of one iteration by its body. Then it merges what the forward and the backward pass have in common,
-such as gathers, hops around a ring and recomputed matmuls, and keeps the results in between. The step would hold more
-and send less than its strategy says, and the order of its collectives could deadlock on virtual CPU devices. So loops
-are loops in the compiled program, too, however few layers or chunks there are. Layers without collectives need no loop
-(`Plan.needs_loop`): XLA's GPU backend would copy what they keep into stacks.
+XLA replaces a loop of one iteration by its body. It then merges operations that the forward and backward pass share,
+such as gathers, ring hops and recomputed matmuls, and keeps their results. The step would hold more and send less than
+its strategy says, and the order of its collectives could deadlock on virtual CPU devices. So loops stay loops in the
+compiled program, however few layers or chunks there are. Layers without collectives need no loop (`Plan.needs_loop`):
+XLA's GPU backend would copy their residuals into stacks.
 
-A loop that runs a layer forward now and backward later holds its residuals in between, in a slot for each layer.
+A loop that runs a layer forward now and backward later holds its residuals in between, in one slot per layer.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from jaxtyping import Array
 Leaves = list[Array]
 """Weights of one layer or of stacked layers, as `jax.tree.leaves` lists them."""
 Sums = dict[str, Array]
-"""What a branch returns beside the residual stream, by name: sums over the tokens that it takes."""
+"""Sums over a branch's tokens that it returns with the residual stream, by name."""
 Extras = dict[str, Array]
-"""What layers add to the sum of the tokens' losses, such as a router's loss, by name. Each is a float32 [], a sum over
-the tokens that a branch takes: all of this device's sequences. GPT-2 has none."""
+"""Terms that layers add to the sum of the tokens' losses, such as a router's loss, by name. Each is a float32 [], a sum
+over a branch's tokens: all of this device's sequences. GPT-2 has none."""
 Result = tuple[Array, Extras]
-"""The residual stream y[B,T,D] after a layer or after all, and their extras."""
+"""The residual stream y[B,T,D] after one layer or all, and their extras."""
 Run = Callable[[Any, Array], Result]
 """(weights, x) -> result. The weights are a tree of arrays, as `Leaves`."""
 
@@ -36,7 +36,7 @@ Run = Callable[[Any, Array], Result]
 def forward(run: Run, weights: Any, x_BTD: Array) -> tuple[Result, Any]:
     """Run one layer. Returns its result and its residuals, without the weights.
 
-    JAX has no public way to take apart what `jax.vjp` returns: this function and `backward` use two of its fields.
+    JAX has no public way to take apart the result of `jax.vjp`: this function and `backward` use two of its fields.
     """
     pull: Any
     result, pull = jax.vjp(run, weights, x_BTD)
@@ -46,7 +46,7 @@ def forward(run: Run, weights: Any, x_BTD: Array) -> tuple[Result, Any]:
 def backward(run: Run, known: tuple[Any, Any], dy_BTD: Array, dextras: Extras | None = None) -> tuple[Any, Array]:
     """(weights and residuals), gradients of the result -> gradients of the weights and of the input.
 
-    By default the gradient of each of the extras is one: the loss has them as they are.
+    By default the gradient of each extra is one, because extras are added to the loss unscaled.
     """
     weights, (x_BTD, residuals) = known
     pull: Any
@@ -83,11 +83,11 @@ def read_slot(buffers: Any, *at: Any) -> Any:
 Step = Callable[[Any, Any], tuple[Any, Any]]
 """(carry, x) -> (carry, y), as `lax.scan` takes it."""
 KEEPS_LOOP = "skip-simplify-while-loops_trip-count-one"
-"""The attribute of a loop that stops XLA's WhileLoopSimplifier from replacing it by its only iteration."""
+"""Loop attribute that stops XLA's WhileLoopSimplifier from replacing a loop by its only iteration."""
 
 
 def is_loop(layers: int, unroll: int, *, needed: bool) -> bool:
-    """Whether the layers are a loop in the program: unless none is needed, and one iteration has all of several layers.
+    """Whether the layers are a loop in the program: if one is needed, or unless a single iteration runs several layers.
 
     >>> is_loop(4, 4, needed=False), is_loop(4, 2, needed=False), is_loop(1, 1, needed=False)
     (False, True, True)
@@ -124,7 +124,7 @@ def scan_layers(step: Step, carry: Any, xs: Any, *, unroll: int, reverse: bool =
 
 
 def scan_kept(step: Step, carry: Any, xs: Any) -> tuple[Any, Any]:
-    """`lax.scan` that stays a loop when it is compiled, even one of a single iteration."""
+    """`lax.scan` that stays a loop when it is compiled, even with a single iteration."""
     if jax.tree.leaves(xs)[0].shape[0] != 1:
         return lax.scan(step, carry, xs)
 

@@ -2,7 +2,7 @@
 
 Feature i of a head is rotated with feature i + K/2, as in the released weights of Llama, Qwen and Mistral.
 
-Dims: B batch, T tokens, C queries of a head of keys, key and value, J heads of keys, K head dim, E = J x K.
+Dims: B batch, T tokens, C queries of a KV head, key and value, J KV heads, K head dim, E = J x K.
 """
 
 import math
@@ -17,46 +17,43 @@ from strategies.infeasible import Infeasible
 from strategies.model.hooks import LayerInfo
 
 ORIGINAL_TOKENS = 8192
-"""Tokens of a sequence before Llama 3.1's scaling."""
+"""Sequence length before Llama 3.1's scaling."""
 SLOW, FAST = 1, 4
-"""Rotations within these tokens up to which a pair of features is slowed by the whole factor, and from which by none
-(Llama 3.1 and 3.2 as released: low_freq_factor and high_freq_factor)."""
+"""Rotations within these tokens: at most SLOW, a feature pair is slowed by the whole factor; from FAST on, not at all
+(low_freq_factor and high_freq_factor of released Llama 3.1 and 3.2)."""
 
 
 YARN_TOKENS = 4096
-"""Tokens of a sequence before the scaling of gpt-oss."""
+"""Sequence length before the scaling of gpt-oss."""
 YARN_SLOW, YARN_FAST = 1, 32
-"""Rotations within these tokens at the ends of the ramp from pairs that are slowed by the whole factor to those that
-are not (gpt-oss as released: beta_slow and beta_fast)."""
+"""Rotations within these tokens at the ends of the ramp, from pairs slowed by the whole factor to pairs not slowed
+(beta_slow and beta_fast of released gpt-oss)."""
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """The angles of rotary positions, by the numbers of `GPTConfig`: `head_dim`, `rope_theta` and `rope_factor`."""
+    """The angles of rotary positions, from `GPTConfig`'s `head_dim`, `rope_theta` and `rope_factor`."""
 
     head_dim: int
     theta: float
     factor: float
 
     def __post_init__(self) -> None:
-        """Refuse heads whose features are no pairs.
-
-        Raises:
-            Infeasible: their number is odd.
-        """
         if self.head_dim % 2:
-            raise Infeasible(f"head_size={self.head_dim} is odd, and rotary positions turn pairs of features")
+            raise Infeasible(
+                f"head_size={self.head_dim} is odd; it must be even, because rotary positions rotate pairs of features"
+            )
 
     @property
     def scale(self) -> float:
-        """What rotated queries and keys are multiplied by."""
+        """Factor that multiplies rotated queries and keys."""
         return 1.0
 
     @property
     def angle_K(self) -> Float[Array, " K/2"]:
-        """The angle of each pair of features from one token to the next.
+        """The angle of each feature pair from one token to the next.
 
-        It is computed where it is read: a constant would be kept for the backward pass.
+        It is computed on use: a constant would be kept for the backward pass.
 
         >>> Rotary(head_dim=4, theta=100.0, factor=1.0).angle_K.tolist()
         [1.0, 0.10000000149011612]
@@ -76,32 +73,29 @@ class Yarn(Rotary):
 
     @property
     def angle_K(self) -> Float[Array, " K/2"]:
-        """As of `Rotary`; but the ramp is over the index of a pair, not over its rotations."""
+        """Like `Rotary.angle_K`, but the ramp is over a pair's index, not over its rotations."""
         pair_K = jnp.arange(self.head_dim // 2, dtype=jnp.float32)
         first, last = self._pair(YARN_FAST), self._pair(YARN_SLOW)
         kept_K = 1 - jnp.clip((pair_K - first) / (last - first), 0, 1)
         return self.theta ** -(2 * pair_K / self.head_dim) * (kept_K + (1 - kept_K) / self.factor)
 
     def _pair(self, rotations: float) -> float:
-        """The index of the pair of features that rotates so often within `YARN_TOKENS`; between the first and last."""
+        """Index of the feature pair that makes this many rotations within `YARN_TOKENS`, clipped to existing pairs."""
         length = math.log(YARN_TOKENS / (2 * math.pi * rotations)) / math.log(self.theta)
         return min(max(self.head_dim * length / 2, 0), self.head_dim - 1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def rotated(qk_BTCE: Float[Array, "B T C E"], rotary: Rotary, info: LayerInfo) -> Float[Array, "B T C E"]:
-    """Rotate queries and keys by the positions of their tokens, in float32.
-
-    The backward pass rotates the gradient back, and keeps nothing for that.
-    """
+    """Rotate queries and keys by their tokens' positions, in float32. The backward pass needs no residuals."""
     return _rotated(qk_BTCE, rotary, info, 1)
 
 
 def _rotated(qk_BTCE: Array, rotary: Rotary, info: LayerInfo, direction: int) -> Array:
-    """Each feature times its cosine, and the other one of its pair times the sine, whose sign is that of a rotation.
+    """Each feature times its cosine, plus its pair's other feature times the signed sine.
 
-    To swap the halves of a head by `flip` is a map of indices. With slices and a concatenation XLA's GPU backend writes
-    the halves in float32.
+    `flip` swaps the halves of a head by indexing only. With slices and a concatenation XLA's GPU backend writes the
+    halves in float32.
     """
     angle_T111K = info.positions_T.reshape(-1, 1, 1, 1, 1) * rotary.angle_K
     cos_T111K, sin_T111K = jnp.cos(angle_T111K), direction * jnp.sin(angle_T111K)

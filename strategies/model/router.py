@@ -1,7 +1,7 @@
-"""Routers: which experts a token goes to, with which weights, and in which rows of the experts.
+"""Routers: each token's experts, their weights, and the experts' rows that the token takes.
 
-Dims: N tokens, E experts, k experts per token, G groups of tokens, M = k N / G choices of a group, C capacity,
-S blocks, R rows of all buffers or blocks, or of one block, n devices.
+Dims: N tokens, E experts, k experts per token, G groups of tokens, M = k N / G choices of a group, C capacity, S
+blocks, R rows of all buffers or blocks, or of one block, n devices.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,11 @@ from jaxtyping import Array, Float, Int
 from strategies.gpt_config import GPTConfig, Router, zipf_exponent
 
 TINY = 1e-20
-"""Keeps sums of sigmoids that are all zero in float32 from being divided by, as in DeepSeek-V3."""
+"""Avoids division by zero if all sigmoids underflow in float32, as in DeepSeek-V3."""
 
 
 class Kind(NamedTuple):
-    """How a router scores experts, and makes weights of the scores of those that it chooses.
-
-    Attributes:
-        sigmoid: scores are sigmoids of the logits, instead of their softmax over all experts.
-        renormalised: the weights of a token's experts are divided by their sum.
-    """
+    """How a router scores experts, by sigmoids or a softmax over all, and whether it divides weights by their sum."""
 
     sigmoid: bool = False
     renormalised: bool = False
@@ -37,18 +32,18 @@ KINDS: Mapping[Router, Kind] = {
     "renormalised": Kind(renormalised=True),
     "sigmoid": Kind(sigmoid=True, renormalised=True),
 }
-"""By `GPTConfig.router`: that of OLMoE (Muennighoff et al. 2024); that of Mixtral (Jiang et al. 2024) and Qwen3, which
-is also a softmax over the logits of the chosen experts; and that of DeepSeek-V3 (2024), section 2.1.2."""
+"""By `GPTConfig.router`. softmax: OLMoE (Muennighoff et al. 2024). renormalised: Mixtral (Jiang et al. 2024) and Qwen3;
+it equals a softmax over the chosen experts' logits. sigmoid: DeepSeek-V3 (2024), section 2.1.2."""
 
 
 class Routes(NamedTuple):
-    """What a router decides.
+    """A router's decisions.
 
     Attributes:
-        weights_Nk: of the experts of each token, float32.
-        experts_Nk: their indices, by falling score (plus bias) unless the routing is forced.
-        probs_NE: scores of all experts, with sum one for each token.
-        log_z_N: logarithm of the denominator of the softmax over experts.
+        weights_Nk: weights of each token's experts, float32.
+        experts_Nk: their indices, by decreasing score (plus bias) unless routing is forced.
+        probs_NE: scores of all experts, normalised to sum one per token.
+        log_z_N: log-sum-exp of the logits.
     """
 
     weights_Nk: Float[Array, "N k"]
@@ -63,7 +58,7 @@ def choose(
     forced_Tk: Int[Array, "T k"] | None = None,
     bias_E: Float[Array, " E"] | None = None,
 ) -> Routes:
-    """Choose experts for each token by score plus bias, or take those that are forced on each position, in float32."""
+    """Choose each token's experts by score plus bias, or take those forced on its position, in float32."""
     kind, logits_NE = KINDS[config.router], logits_NE.astype(jnp.float32)
     log_z_N = jax.nn.logsumexp(logits_NE, axis=-1)
     scores_NE = jax.nn.sigmoid(logits_NE) if kind.sigmoid else jnp.exp(logits_NE - log_z_N[:, None])
@@ -73,7 +68,7 @@ def choose(
         if forced_Tk is None:
             experts_Nk = _chosen(lax.stop_gradient(scores_NE if bias_E is None else scores_NE + bias_E), config)
         else:
-            # Like learned choices they depend on the scores: otherwise XLA moves what they cost out of the loop.
+            # Forced choices depend on the scores, as learned ones do; otherwise XLA hoists their cost out of the loop.
             forced_Tk = forced_Tk + (0 * scores_NE[0, 0]).astype(jnp.int32)
             experts_Nk = jnp.tile(forced_Tk, (len(scores_NE) // len(forced_Tk), 1))
         weights_Nk = jnp.take_along_axis(scores_NE, experts_Nk, axis=1)
@@ -84,10 +79,7 @@ def choose(
 
 
 def _chosen(scores_NE: Float[Array, "N E"], config: GPTConfig) -> Int[Array, "N k"]:
-    """The experts with the highest scores, among those of a token's best groups.
-
-    A group's score is the sum of its two highest.
-    """
+    """The best experts among a token's best groups. A group's score is the sum of its two highest expert scores."""
     groups = config.router_groups
     if groups > 1:
         scores_NGe = scores_NE.reshape(len(scores_NE), groups, -1)
@@ -99,21 +91,21 @@ def _chosen(scores_NE: Float[Array, "N E"], config: GPTConfig) -> Int[Array, "N 
 
 
 RESOLUTION = 2**20
-"""Shares of experts in a forced routing are multiples of 1 / RESOLUTION: integers, so that all programs agree."""
+"""Shares of experts in forced routing are multiples of 1 / RESOLUTION: integers, so that all programs agree."""
 GOLDEN = 2_654_435_769
-"""2^32 over the golden ratio. The multiples of it, modulo 2^32, are spread evenly (Knuth, "The Art of Computer
-Programming", section 6.4)."""
+"""2^32 over the golden ratio. Its multiples modulo 2^32 are spread evenly (Knuth, "The Art of Computer Programming",
+section 6.4)."""
 
 
 def forced(config: GPTConfig, positions_T: Int[Array, " T"]) -> Int[Array, "T k"]:
-    """The experts of positions of a sequence, where routing is not learned. Those of a position are distinct.
+    """The distinct experts of each position of a sequence, if routing is not learned.
 
-    They depend on the position alone. So all layers and sequences, and all strategies and meshes, route alike, and the
-    router learns from its scores of these experts. Which expert has which rank is drawn, with the same seed always.
+    They depend only on the position. So all layers, sequences, strategies and meshes route equally, and the router
+    learns from its scores of these experts. The order of the experts (their ranks) is drawn with a fixed seed.
 
-    "one" is the k experts of the lowest ranks. "balanced" takes the experts in turn. In "zipf=X" an expert has the
-    share of choices of `zipf_shares`; each position takes k points at distance one on the line of these shares
-    (systematic sampling, Madow 1949), and consecutive positions start at points that are spread evenly.
+    "one" takes the k experts of the lowest ranks. "balanced" takes experts round robin. In "zipf=X" an expert has its
+    share in `zipf_shares`; each position takes k points at distance one on the line of these shares (systematic
+    sampling, Madow 1949), and the starts of consecutive positions are spread evenly.
     """
     experts, chosen_k = config.dim_sizes["experts"], jnp.arange(config.experts_per_token)
     position_T1 = positions_T[:, None]
@@ -131,7 +123,7 @@ def forced(config: GPTConfig, positions_T: Int[Array, " T"]) -> Int[Array, "T k"
 
 @cache
 def zipf_shares(experts: int, chosen: int, exponent: float) -> tuple[float, ...]:
-    """The share of tokens that choose each expert, by rank from 1: as rank^-exponent, but at most 1. Their sum is k.
+    """The share of tokens that choose each expert, by rank from 1: proportional to rank^-exponent, at most 1, sum k.
 
     >>> [round(share, 2) for share in zipf_shares(4, 2, 1.0)]
     [0.96, 0.48, 0.32, 0.24]
@@ -146,30 +138,29 @@ def zipf_shares(experts: int, chosen: int, exponent: float) -> tuple[float, ...]
 
 
 def choices_of(experts_Nk: Int[Array, "N k"], experts: int) -> Float[Array, " E"]:
-    """How many choices each expert has."""
+    """Number of choices of each expert."""
     return (experts_Nk[..., None] == jnp.arange(experts)).sum((0, 1)).astype(jnp.float32)
 
 
 def dropped_choices(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> Float[Array, ""]:
-    """How many choices are beyond the capacity of their expert for their group. Training does not read it."""
+    """Number of choices beyond their expert's capacity in their group. A metric only."""
     expert_GM = experts_Nk.reshape(groups, -1)
     count_GE = (expert_GM[..., None] == jnp.arange(experts)).sum(1)
     return jnp.maximum(count_GE - capacity, 0).sum().astype(jnp.float32)
 
 
 def load_term(bias_E: Array, count_E: Array) -> Float[Array, ""]:
-    """Zero, with the choices of each expert less their mean as the gradient of the biases (core/optimizer.py)."""
+    """Zero, whose gradient by the biases is each expert's choices minus their mean (core/optimizer.py)."""
     return (lax.stop_gradient(count_E - count_E.sum() / len(count_E)) * (bias_E - lax.stop_gradient(bias_E))).sum()
 
 
 class Routed(NamedTuple):
-    """Tokens and their choices, of which a device gives those of some experts a row. It may be rows that were sent.
+    """Tokens and their choices, of which this device assigns rows to some experts'. Tokens may come from other devices.
 
     Attributes:
-        x_ND: the tokens.
-        weights_Nk: of their choices.
-        experts_Nk: the expert of each choice, among those that have rows; `experts` for any other one.
-        experts: how many experts have rows.
+        weights_Nk: weights of their choices.
+        experts_Nk: the expert of each choice if it has rows here, otherwise `experts`.
+        experts: number of experts that have rows here.
     """
 
     x_ND: Float[Array, "N D"]
@@ -179,11 +170,11 @@ class Routed(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Which choice of which token is in which row. A choice is an index into [N,k], flat.
+    """The row of each choice and the choice in each row. A choice is a flat index into [N,k].
 
     Attributes:
         choice_R: the choice in each row; N k for an empty row.
-        row_Nk: the row of each choice; R for a choice that is dropped, or of an expert without rows.
+        row_Nk: the row of each choice; R if the choice is dropped or its expert has no rows here.
     """
 
     choice_R: Int[Array, " R"]
@@ -194,11 +185,9 @@ class Sorted(NamedTuple):
     """The choices of each group of tokens, sorted by expert.
 
     Attributes:
-        expert_GM: the expert of each choice.
         order_GM: the choices, by expert and then by token.
-        counts_GE: how many choices each expert has.
-        starts_GE: where they begin in `order_GM`.
-        rank_GM: the place of a choice among those of its expert, from 0.
+        starts_GE: index of an expert's first choice in `order_GM`.
+        rank_GM: index of a choice among its expert's choices.
     """
 
     expert_GM: Int[Array, "G M"]
@@ -209,18 +198,18 @@ class Sorted(NamedTuple):
 
 
 def sort(experts_Nk: Int[Array, "N k"], experts: int, groups: int) -> Sorted:
-    """Sort choices by expert."""
+    """Sort each group's choices by expert."""
     expert_GM = experts_Nk.reshape(groups, -1)
     order_GM = jnp.argsort(expert_GM, axis=1, stable=True)
     counts_GE = (expert_GM[..., None] == jnp.arange(experts)).sum(1)
     starts_GE = jnp.cumsum(counts_GE, axis=1) - counts_GE
-    # The place of a choice in the order is the inverse permutation.
+    # The inverse permutation has the index of a choice in the order.
     rank_GM = jnp.argsort(order_GM, axis=1) - jnp.take_along_axis(starts_GE, expert_GM, axis=1)
     return Sorted(expert_GM, order_GM, counts_GE, starts_GE, rank_GM)
 
 
 def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: int) -> Slots:
-    """Give the choices of each group rows of their experts' buffers [E,G,C], by token, and drop those beyond C."""
+    """Assign each group's choices to rows of their experts' buffers [E,G,C], by token; drop choices beyond C."""
     choices, k = experts_Nk.size, experts_Nk.shape[1]
     expert_GM, order_GM, counts_GE, starts_GE, rank_GM = sort(experts_Nk, experts, groups)
     group_G1, per_group = jnp.arange(groups)[:, None], choices // groups
@@ -235,17 +224,17 @@ def slots(experts_Nk: Int[Array, "N k"], experts: int, groups: int, capacity: in
 
 
 def packed_slots(device_Nk: Int[Array, "N k"], devices: int) -> tuple[Slots, Int[Array, "n 2"]]:
-    """Give choices rows by device and then by token, none empty; and for each device their number and the first."""
+    """Assign choices to rows by device and then by token, without empty rows; and [row count, first row] by device."""
     device_GM, order_GM, counts_Gn, starts_Gn, rank_GM = sort(device_Nk, devices, 1)
     row_GM = jnp.take_along_axis(starts_Gn, device_GM, axis=1) + rank_GM
     return Slots(order_GM[0], row_GM.reshape(device_Nk.shape)), jnp.stack([counts_Gn[0], starts_Gn[0]], 1)
 
 
 def block_slots(experts_Nk: Int[Array, "N k"], experts: int, blocks: int, size: int) -> tuple[Slots, Int[Array, " S"]]:
-    """Give every choice of `experts` a row in blocks of `size` rows, each of one expert; and the blocks' experts.
+    """Assign every choice of `experts` to a row in blocks of `size` rows of one expert; and the blocks' experts.
 
-    `blocks` must suffice for any counts (`expert_rows.py`). Those that are left over have empty rows, and `experts` in
-    place of an expert.
+    `blocks` must suffice for any routing (expert_rows.py). Unused blocks have empty rows, and `experts` as their
+    expert.
     """
     choices = experts_Nk.size
     expert_GM, order_GM, counts_GE, starts_GE, rank_GM = sort(experts_Nk, experts, 1)

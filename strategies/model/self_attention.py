@@ -1,6 +1,6 @@
 """The attention branch of a block: projections around causal self-attention.
 
-Dims: B batch, T tokens, D embed, C = 3 (query, key, value), A = heads x head dim, J heads, K head dim.
+Dims: B batch, T tokens, D embed, C = 3 (query, key, value), A = heads x head dim, J KV heads, K head dim.
 """
 
 from collections.abc import Mapping
@@ -32,27 +32,21 @@ class Attention(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of the output projection have a smaller deviation, by sqrt(2 layers).
+        """The output projection's initial deviation is smaller by sqrt(2 layers).
 
-        Queries, keys and values are together, as in `QKV`: for each head of keys its queries, the key and the value.
-        With fewer heads of keys than of queries the last dim, C, has fewer features than A, and the dim before more.
+        Queries, keys and values are one weight, laid out as in `QKV`: for each KV head its queries, key and value. With
+        fewer KV heads than query heads the last dim has fewer features than A, and the dim before it has more entries.
         """
         return {
             "qkv_DCA": matrix("embed", "qkv", "key_features"),
-            # The backward pass takes queries, keys and values with their biases.
+            # The backward pass needs queries, keys and values with their biases.
             "qkv_bias_CA": vector("qkv", "key_features", backward="recomputation"),
             "out_AD": matrix("head_features", "embed", deviation=0.02 * (2 * config.layers) ** -0.5),
             "out_bias_D": vector("embed"),
         }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the attention of `normed` to the residual stream x.
-
-        Args:
-            x_BTD: for the tokens whose residual stream this device holds.
-            normed_BTD: for all tokens of its sequences.
-            info: the kernel; of its hooks `sum` completes the output projection over devices that split the heads.
-        """
+        """Add attention to x. `Hooks.sum` completes the output projection over devices that split the heads."""
         hooks = info.hooks
         qkv_BTCA = self.prepared(hooks.project(normed_BTD, self.qkv_DCA[...]), info)
         qkv = QKV(hooks.projected(qkv_BTCA), self.config.head_dim, self.sinks)
@@ -62,11 +56,11 @@ class Attention(Part):
 
     @property
     def sinks(self) -> Array | None:
-        """The sink of each head (`QKV.sink_H`); None without."""
+        """The sink of each head (`QKV.sink_H`); None without sinks."""
         return None
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
-        """From the projection to the queries, keys and values that attention takes, and that are kept."""
+        """Turn the projection into attention's queries, keys and values, which are residuals."""
         return checkpoint_name(add_bias(qkv_BTCA, self.qkv_bias_CA), KEPT)
 
 
@@ -74,13 +68,12 @@ class RotaryAttention(Attention):
     """Self-attention of Llama: rotary positions, no biases (Touvron et al. 2023, section 2.2)."""
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights."""
         super().__init__(config, rngs)
         self.rotary = Rotary(config.head_dim, config.rope_theta, config.rope_factor)
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of `Attention` without the biases."""
+        """Weights of `Attention` without biases."""
         return {name: spec for name, spec in Attention.weights(config).items() if spec.is_matrix}
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
@@ -90,11 +83,11 @@ class RotaryAttention(Attention):
 
 
 class BiasedRotaryAttention(RotaryAttention):
-    """Self-attention of Qwen2: that of Llama, with biases of queries, keys and values."""
+    """Self-attention of Qwen2: Llama's, with biases of queries, keys and values."""
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of `Attention` without the last bias."""
+        """Weights of `Attention` without the output bias."""
         return {name: spec for name, spec in Attention.weights(config).items() if name != "out_bias_D"}
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
@@ -108,13 +101,12 @@ class SinkAttention(BiasedRotaryAttention):
     sink_H: nnx.Param
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights."""
         super().__init__(config, rngs)
         self.rotary = Yarn(config.head_dim, config.rope_theta, config.rope_factor)
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of `Attention`, and the sinks."""
+        """Weights of `Attention`, and the sinks."""
         return {**Attention.weights(config), "sink_H": vector("heads")}
 
     @property
@@ -127,7 +119,7 @@ class NormAttention(RotaryAttention):
     """Self-attention of Llama with a norm of queries and of keys before they are rotated (QK-norm)."""
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
-        """Normalise and rotate queries and keys. What they are before that is kept, too: the norm's backward pass."""
+        """Normalise and rotate queries and keys. Their unnormalised values are residuals of the norm."""
         qkv_BTCA = checkpoint_name(qkv_BTCA, KEPT)
         qk_BTCA = self.normed(qkv_BTCA[:, :, :-1], info)
         return jnp.concatenate([rotated(qk_BTCA, self.rotary, info), qkv_BTCA[:, :, -1:]], 2)
@@ -138,22 +130,22 @@ class NormAttention(RotaryAttention):
 
 
 class HeadNormAttention(NormAttention):
-    """Self-attention of Qwen3: an RMSNorm of each head. Heads of queries share a scale, and heads of keys another."""
+    """Self-attention of Qwen3: an RMSNorm of each head. Query heads share one scale, and key heads another."""
 
     q_norm_K: nnx.Param
     k_norm_K: nnx.Param
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of `RotaryAttention`, and two scales."""
+        """Weights of `RotaryAttention`, and two scales."""
         scale = vector("head_size", value=1.0)
         return {**RotaryAttention.weights(config), "q_norm_K": scale, "k_norm_K": scale}
 
     def normed(self, qk_BTCA: Array, info: LayerInfo) -> Array:
         """Normalise each head.
 
-        Each has a scale of its own, so that the backward pass sums gradients of scales over tokens first. If XLA's GPU
-        backend sums over tokens and heads at once, it transposes all that it computes beside the sum.
+        The scales are broadcast to heads, so the backward pass sums their gradients over tokens first. If XLA's GPU
+        backend sums over tokens and heads at once, it also transposes everything computed with that sum.
         """
         qk_BTCJK = qk_BTCA.reshape(*qk_BTCA.shape[:3], -1, self.config.head_dim)
         q_norm_JK, k_norm_JK = (
@@ -164,7 +156,7 @@ class HeadNormAttention(NormAttention):
 
 
 class WidthNormAttention(NormAttention):
-    """Self-attention of OLMoE: an RMSNorm over all heads of queries, and one over all heads of keys.
+    """Self-attention of OLMoE: an RMSNorm over all query heads, and one over all key heads.
 
     Devices that split the heads average the means of squares (`Hooks.mean`), one for queries and one for keys.
     """
@@ -174,7 +166,7 @@ class WidthNormAttention(NormAttention):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of `RotaryAttention`, and a scale for each feature of queries and keys."""
+        """Weights of `RotaryAttention`, and a scale for each feature of queries and keys."""
         return {**RotaryAttention.weights(config), "qk_norm_CA": vector("qk", "key_features", value=1.0)}
 
     def normed(self, qk_BTCA: Array, info: LayerInfo) -> Array:

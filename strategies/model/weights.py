@@ -1,7 +1,7 @@
-"""Weights as the parts of the model declare them: a `WeightSpec` says all that anything else needs to know of one.
+"""Weight specs: what the parts of the model declare about each weight.
 
-Sharding, checkpoints, formulas, sums of gradients and the optimizer read these specs. The names of the dims are those
-of `GPTConfig.dim_sizes`.
+Sharding, checkpoints, formulas, gradient sums and the optimizer read these specs. Dim names are those of
+`GPTConfig.dim_sizes`.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from strategies.config import Dtype, ReduceDtype
 from strategies.gpt_config import GPTConfig
 
 Weights = dict[str, Any]
-"""A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}.
-With leading dense layers there is also "lead"."""
+"""A nested dict of arrays, as NNX has it: {"embedding": {...}, "blocks": {...}, "head": {...}}; with leading dense
+layers also "lead"."""
 STACKS = "layers", "dense_layers"
-"""Dims over which weights of layers are stacked."""
+"""Dims over which layers' weights are stacked."""
 Backward = Literal["needed", "recomputation", "unused"]
-"""Whether the backward pass needs a weight: always; only to recompute activations that remat="dots" keeps; never."""
+"""When the backward pass needs a weight: always; only to recompute activations that remat="dots" keeps; never."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,14 @@ class WeightSpec:
     """One weight of the model.
 
     Attributes:
-        dims: names of its dims, in the stored order. In the table of a model (`gpt.weight_specs`) a weight of the
-            blocks is stacked over layers, its first dim, and one of the leading dense layers over dense_layers.
-        used_in: the dtype in which it is used: matrices and tables in the compute dtype, vectors (biases and scales of
-            norms) in float32. The gradient of a vector is a sum over all tokens, accumulated in the dtype of its use.
-        deviation: its initial values are drawn from a normal distribution around 0 with this deviation.
-        value: of all its elements, initially, if `deviation` is 0.
-        backward: whether the backward pass needs it.
-        trained: whether the optimizer updates it. Otherwise it is a bias of the router (core/optimizer.py).
-        name: in its part, such as "up_DF"; in the table of a model the whole path, "blocks.mlp.up_DF".
+        dims: names of its dims, in the stored order. In a model's table (`gpt.weight_specs`) a weight of the blocks is
+            stacked over layers, its first dim, and a weight of the leading dense layers over dense_layers.
+        used_in: the dtype of its use: matrices and tables in the compute dtype, vectors (biases and scales of norms) in
+            float32. A vector's gradient is a sum over all tokens, accumulated in the dtype of its use.
+        deviation: standard deviation of its initial values, which are normally distributed around 0.
+        value: initial value of all its elements if `deviation` is 0.
+        trained: whether the optimizer updates it. Otherwise it is a router bias (core/optimizer.py).
+        name: within its part, such as "up_DF"; in a model's table the whole path, "blocks.mlp.up_DF".
     """
 
     dims: tuple[str, ...]
@@ -62,15 +61,15 @@ class WeightSpec:
 
     @property
     def is_layered(self) -> bool:
-        """Whether it is stacked over layers: of the blocks, or the leading dense ones."""
+        """Whether it is stacked over layers: of the blocks, or the leading dense layers."""
         return self.dims[0] in STACKS
 
     def used_dtype(self, dtype: Dtype) -> Dtype:
-        """The dtype in which it is used, and gathered, with this compute dtype."""
+        """The dtype in which it is gathered and used, given the compute dtype."""
         return dtype if self.is_matrix else "float32"
 
     def summed_dtype(self, reduce_dtype: ReduceDtype) -> ReduceDtype:
-        """The dtype in which its gradients are summed over devices: a router's loads are counts, and not rounded."""
+        """The dtype in which its gradients are summed over devices. Router loads are counts and must not be rounded."""
         return reduce_dtype if self.trained else "float32"
 
 
@@ -80,20 +79,15 @@ def matrix(*dims: str, deviation: float = 0.02) -> WeightSpec:
 
 
 def vector(*dims: str, value: float = 0.0, backward: Backward = "needed", trained: bool = True) -> WeightSpec:
-    """A bias or the scale of a norm, of equal values."""
+    """A bias or a norm's scale, initialised to one value."""
     return WeightSpec(dims, "float32", value=value, backward=backward, trained=trained)
 
 
 def create(specs: Mapping[str, WeightSpec], config: GPTConfig, rngs: nnx.Rngs, padded_vocab: int = 0) -> Weights:
     """Initialise the weights of a part of the model, as `nnx.Param`s that carry their specs.
 
-    Rows of the vocabulary are drawn alike whatever the padding, which is zero.
-
-    Args:
-        specs: by name.
-        config: the model.
-        rngs: random keys.
-        padded_vocab: rows of the vocabulary with padding; default: the size of the vocabulary.
+    Initial vocabulary rows do not depend on the padding, which is zero. `padded_vocab` is the number of rows with
+    padding; default: the size of the vocabulary.
     """
     sizes = {**config.dim_sizes, "vocab": padded_vocab or config.vocab}
 
@@ -102,7 +96,7 @@ def create(specs: Mapping[str, WeightSpec], config: GPTConfig, rngs: nnx.Rngs, p
         if spec.deviation:
             array = spec.deviation * jax.random.normal(rngs.params(), shape)
         else:
-            array = lax.full(shape, spec.value, jnp.float32)  # without a dtype it would be weakly typed
+            array = lax.full(shape, spec.value, jnp.float32)  # a Python scalar without a dtype would be weakly typed
         if spec.dims[0] == "vocab":
             array = jnp.where(jnp.arange(shape[0])[:, None] < config.vocab, array, 0)
         return nnx.Param(array, spec=replace(spec, name=name))
@@ -111,10 +105,10 @@ def create(specs: Mapping[str, WeightSpec], config: GPTConfig, rngs: nnx.Rngs, p
 
 
 def matmul(x_BTD: Array, w_DF: Array) -> Array:
-    """Matmul over the last dim. It is two-dimensional: XLA's CPU backend runs that about twice as fast."""
+    """Matmul over the last dim, as a two-dimensional matmul, which XLA's CPU backend runs about twice as fast."""
     return (x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_DF).reshape(*x_BTD.shape[:-1], -1)
 
 
 def project(x_BTD: Float[Array, "B T D"], w_DA: Float[Array, "D *more A"]) -> Float[Array, "B T *more A"]:
-    """Project features with one matmul, without biases. A weight may have more dims between D and A."""
+    """Project features with one matmul, without biases. The weight may have extra dims between D and A."""
     return matmul(x_BTD, w_DA.reshape(len(w_DA), -1)).reshape(*x_BTD.shape[:-1], *w_DA.shape[1:])

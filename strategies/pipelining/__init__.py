@@ -1,6 +1,5 @@
 """Pipeline parallelism: schedules of forward and backward passes, and their executor.
 
-`schedules` orders the operations of each stage, `timetable` says which slots each tick reads and writes, `executor`
-runs the ticks inside a training step, and `split_backward` splits the backward pass into that for inputs and that for
-weights, as ZB-H1 needs it.
+`schedules` orders each stage's operations, `timetable` assigns buffer slots to each tick, `executor` runs the ticks
+inside a training step, and `split_backward` splits the backward pass into input and weight gradients for ZB-H1.
 """

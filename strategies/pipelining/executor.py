@@ -2,8 +2,8 @@
 
 In each tick a stage runs forward, backward, or idles, as the timetable says. Then all stages together embed the
 microbatch that the first stage needs next, compute the loss of one that has left the last stage, and backpropagate into
-the embedding with one that has returned to the first. At the end of a tick the stages send to their neighbours.
-The backward pass is written by hand, layer by layer (layer_backward.py): JAX differentiates no loop over ticks.
+the embedding with one that has returned to the first. At the end of a tick the stages send to their neighbours. The
+backward pass is written by hand, layer by layer (layer_backward.py), because JAX cannot differentiate this loop.
 """
 
 import dataclasses
@@ -48,9 +48,9 @@ class Carry(NamedTuple):
     """The loop carry of a stage.
 
     Attributes:
-        arrived: inputs and gradients of outputs that have arrived, by slot [slots,b,T,D].
+        arrived: inputs and output gradients that have arrived, by slot [slots,b,T,D].
         made: result of the latest turn, to be sent: an output, or the gradient of an input [b,T,D].
-        slots: what waits for the backward passes of the microbatches in flight, by slot and layer.
+        slots: what the backward passes of microbatches in flight need, by slot and layer.
         loss, extras, dblocks, dends: sums so far.
     """
 
@@ -71,12 +71,11 @@ class Executor:
     """A schedule, the model, and the data that it runs on.
 
     Attributes:
-        parts: the model's functions.
         blocks: weights of this stage's layers, chunk after chunk.
         ends: weights of embedding and head.
         tokens_MbS: this device's sequences, by microbatch.
         used_L: which of this stage's slots hold a layer; None for all.
-        unroll: layers in one iteration of the loop over them.
+        unroll: layers per loop iteration.
     """
 
     schedule: Schedule
@@ -96,7 +95,7 @@ class Executor:
         self.passes = Passes(self.parts.run, self.blocks, layers_per_chunk, self.used_L, self.unroll)
         loss = jax.eval_shape(lambda y_bTD: self._loss_of(self.ends, self._broadcast_from(0, y_bTD), 0), entered_bTD)
         carry = Carry(
-            # One more slot, for arrivals that no stage reads.
+            # One extra slot, for arrivals that no stage reads.
             arrived=write_slot(zeros_buffer(entered_bTD, self.ticks.depths.arrived + 1), entered_bTD, 0),
             made=jnp.zeros_like(entered_bTD),
             slots=self.passes.slots(entered_bTD, self.ticks.depths.kept, splits_backward=self.schedule.splits_backward),
@@ -128,10 +127,10 @@ class Executor:
 
     @property
     def _ends(self) -> list[tuple[Ends, Callable[[Shared], Any]]]:
-        """The work at both ends of the model, and in which ticks it runs.
+        """Work on the embedding and the head, and the ticks in which it runs.
 
-        All of a tick is one piece of work, unless loops over leading dense layers are in it: beside their collectives
-        there may be no others, or virtual devices deadlock (benchmarks/program/deadlock.py).
+        All of a tick's work runs together, unless it contains loops over leading dense layers: no other collectives may
+        run concurrently with theirs, or virtual devices deadlock (benchmarks/program/deadlock.py).
         """
         if "lead" not in self.ends:
             return [(ends, lambda shared, i=i: shared.ends == i) for i, ends in enumerate(self.ticks.ends)]
@@ -144,12 +143,12 @@ class Executor:
     def _run_if(
         self, taken: Array, times: int, work: Callable[[Carry, Turn, Shared], Carry], carry: Carry, row: Row
     ) -> Carry:
-        """Run some work in this tick if `taken`; `times` is the number of ticks in which it runs.
+        """Run `work` in this tick if `taken`; `times` is the number of ticks in which it runs.
 
         It is a while loop that runs zero or one times: XLA updates a loop's carry in place but copies the operands of a
-        conditional. A barrier makes the operands of the work depend on the carry. Otherwise they would be invariant in
-        the loop, and XLA might compute the work ahead of it, in every tick. On GPUs too the copies cost more than the
-        predicates of these loops (docs/experiments/2026-11-25-defaults-of-backends.md).
+        conditional. A barrier makes the work's operands depend on the carry; otherwise XLA could hoist them out of the
+        loop and compute them in every tick. On GPUs, too, the copies cost more than the loops' predicates
+        (docs/experiments/2026-11-25-defaults-of-backends.md).
         """
 
         def once(state: tuple[Array, Carry]) -> tuple[Array, Carry]:
@@ -157,7 +156,7 @@ class Executor:
             _, made, (turn, shared) = lax.optimization_barrier((taken, carry.made, row))
             return jnp.zeros_like(taken), work(carry._replace(made=made), turn, shared)
 
-        # The name tells readers of the program in how many ticks the work is skipped, and in how many it runs.
+        # FLOP counts of the program read from the name in how many ticks the work is skipped, and in how many it runs.
         with jax.named_scope(f"taken_{self.schedule.ticks - times}_{times}"):
             return lax.while_loop(lambda state: state[0], once, (taken, carry))[1]
 
@@ -198,7 +197,6 @@ class Executor:
         return self.parts.loss(ends, mark_varying(y_bTD, "pipeline"), self.tokens_MbS[m])
 
     def _broadcast_from(self, stage: int, made_bTD: Array) -> Array:
-        """The latest result of one stage, on all stages."""
         return lax.psum(jnp.where(self.stage == stage, made_bTD, 0), "pipeline")
 
     def _send(self, exchange: int, edges: Edges, carry: Carry, turn: Turn, shared: Shared) -> Carry:

@@ -1,8 +1,8 @@
 """Forward pass through the stages of a pipeline, without a backward pass: for evaluation.
 
-Every stage runs its layers in every tick. In tick t stage s has microbatch t - s; in the first and last ticks of a
-round some stages have none, and what they compute is not used. With several chunks on each stage, the microbatches go
-once around for each chunk.
+Every stage runs its layers in every tick. In tick t stage s has microbatch t - s. In the first and last ticks of a
+round some stages have none, and their results are not used. With several chunks per stage, the microbatches go around
+once per chunk.
 
 Dims: M microbatches, b sequences of one, T tokens, D embed.
 """
@@ -22,16 +22,9 @@ from strategies.model.weights import Weights
 def run_forward(
     run: Callable[[Weights, Array], Array], blocks: Weights, x_MbTD: Float[Array, "M b T D"], chunks: int
 ) -> Float[Array, "M b T D"]:
-    """Run all layers of the model on all microbatches.
+    """Run all layers on embedded microbatches x, which are equal on all stages, as is the result after the last layer.
 
-    Args:
-        run: (weights of layers, x) -> y.
-        blocks: weights of this stage's layers, chunk after chunk.
-        x_MbTD: embedded microbatches, the same on all stages.
-        chunks: of each stage.
-
-    Returns:
-        The residual stream after the last layer, on all stages.
+    `run` maps (weights of layers, x) to y. `blocks` are the weights of this stage's layers, chunk after chunk.
     """
     leaves, structure = jax.tree.flatten(blocks)
     for chunk in zip(*(jnp.split(leaf, chunks) for leaf in leaves), strict=True):
@@ -40,7 +33,7 @@ def run_forward(
 
 
 def _around(run: Callable[[Array], Array], x_MbTD: Array) -> Array:
-    """Once around: through one chunk of each stage."""
+    """One round: through one chunk of each stage."""
     microbatches, stages, stage = len(x_MbTD), lax.axis_size("pipeline"), lax.axis_index("pipeline")
     x_MbTD = mark_varying(x_MbTD, "pipeline")
     onward = [(sender, sender + 1) for sender in range(stages - 1)]

@@ -9,7 +9,7 @@ Values = list[Any]
 
 
 def bind(equation: core.JaxprEqn, inputs: Values) -> Values:
-    """Evaluate an equation unchanged: the outputs of its primitive for these inputs."""
+    """Evaluate an equation unchanged."""
     outputs = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(equation.params))
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
@@ -20,10 +20,7 @@ def evaluate(
     outputs: Sequence[Any],
     apply: Callable[[core.JaxprEqn, Values], Sequence[Any]] = bind,
 ) -> Values:
-    """Evaluate equations in order, and return the values of `outputs`.
-
-    `known` are the values of constants and inputs. `apply` evaluates one equation.
-    """
+    """Evaluate equations with `apply` from `known` constants and inputs, and return the values of `outputs`."""
     values = dict(known)
 
     def value_of(atom: Any) -> Any:
@@ -41,15 +38,15 @@ def run(
     inputs: Sequence[Any],
     apply: Callable[[core.JaxprEqn, Values], Sequence[Any]] = bind,
 ) -> Values:
-    """Evaluate a jaxpr, and return its outputs. `apply` evaluates one equation."""
+    """Evaluate a jaxpr with `apply`, and return its outputs."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     return evaluate(jaxpr.eqns, known, jaxpr.outvars, apply)
 
 
 class Loop(NamedTuple):
-    """A `lax.scan`. Its body takes `consts` constant inputs, `carry` carried ones, and a slice of each of the others.
+    """A `lax.scan`, whose body takes `consts` constant inputs, `carry` carried ones, and a slice of every other input.
 
-    The names of these numbers in JAX depend on its version. So they are read from shapes.
+    JAX versions name these numbers differently, so they are read from shapes.
     """
 
     body: core.Jaxpr
@@ -60,7 +57,7 @@ class Loop(NamedTuple):
     @classmethod
     def of(cls, equation: core.JaxprEqn) -> "Loop":
         """Read the equation of a `lax.scan`."""
-        program = equation.params["jaxpr"]  # with its constants, or without any
+        program = equation.params["jaxpr"]  # closed, or without constants
         body = getattr(program, "jaxpr", program)
         columns, stacked = (
             sum(_ndim(whole) > _ndim(row) for whole, row in zip(wholes, rows, strict=True))

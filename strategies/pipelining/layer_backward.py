@@ -1,10 +1,10 @@
 """Forward and backward passes of one pipeline stage, layer by layer, with residuals in buffers.
 
-A stage runs other microbatches between the forward and the backward pass of one. So the residuals of a layer wait in
-buffers [slots,L,...], in the slot of their microbatch. What the second half of a split backward pass takes
-(split_backward.py) waits in the same slot, in memory of residuals that the first half has consumed. A layer reads and
-writes its part of a buffer in place, and adds to its gradients in place. Autodiff of a loop over the layers would stack
-the residuals and gradients of all layers, and XLA would copy them.
+A stage runs other microbatches between a microbatch's forward and backward pass. So a layer's residuals wait in buffers
+[slots,L,...], in their microbatch's slot. What the second half of a split backward pass needs (split_backward.py) waits
+in the same slot, in memory of residuals that the first half has consumed. A layer reads and writes its part of a buffer
+in place, and adds to its gradients in place. Autodiff of a loop over the layers would stack all layers' residuals and
+gradients, and XLA would copy them.
 """
 
 import dataclasses
@@ -37,11 +37,9 @@ from strategies.pipelining.timetable import Turn
 
 
 class Slots(NamedTuple):
-    """Buffers [slots,L,...] of what waits for a backward pass.
+    """Buffers [slots,L,...] of what backward passes need: residuals, and `more` for the second half of a split pass.
 
-    Attributes:
-        kept: residuals. The first half of a split backward pass writes over those that it has consumed.
-        more: what else its second half needs.
+    The first half of a split backward pass overwrites residuals that it has consumed.
     """
 
     kept: Any
@@ -55,9 +53,8 @@ class Passes:
     Attributes:
         run: one layer, with weights [1,...].
         weights: of all layers of the stage, chunk by chunk.
-        layers_per_chunk: slots for layers in each chunk.
+        layers_per_chunk: layer slots per chunk.
         used_L: which slots hold a layer; None for all.
-        unroll: layers in one iteration of a loop.
     """
 
     run: Run
@@ -69,8 +66,8 @@ class Passes:
     def slots(self, x_BTD: Array, count: int, *, splits_backward: bool) -> Slots:
         """Zero-initialised buffers of `count` slots.
 
-        They vary over every mesh axis over which x does, because the slot of a microbatch does (`Executor._run_if`).
-        Residuals alone may vary over fewer: a mean over devices, a table of a kernel, an empty array.
+        They vary over every mesh axis over which x varies, as the slot of a microbatch does (`Executor._run_if`).
+        Residuals themselves may vary over fewer axes: a mean over devices, a kernel's table, an empty array.
         """
         axes = sorted(jax.typeof(x_BTD).manual_axis_type.varying)
 
@@ -85,11 +82,11 @@ class Passes:
         return Slots(kept, buffers(jax.eval_shape(waiting, kept)) if splits_backward else [])
 
     def extras(self, x_BTD: Array) -> Extras:
-        """Extras of no layer: zeros."""
+        """Zero-initialised extras."""
         return zeros_buffer(jax.eval_shape(lambda x_BTD: self.run(self._layer(0), x_BTD)[1], x_BTD))
 
     def forward(self, turn: Turn, x_BTD: Array, slots: Slots, extras: Extras) -> tuple[Array, tuple[Slots, Extras]]:
-        """Run the layers forward. Returns the output; the buffers with its residuals, and extras with these added."""
+        """Run the layers forward. Returns the output, the buffers with its residuals, and the sum of the extras."""
 
         def work(x_BTD: Array, _: Any, layer: Array, __: Array) -> tuple[Array, Any]:
             (y_BTD, more), kept = forward(self.run, self._layer(layer), x_BTD)
@@ -102,7 +99,7 @@ class Passes:
         return self._scan_layers(turn, work, x_BTD, keep, (slots, extras))
 
     def backward(self, turn: Turn, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, Leaves]:
-        """Gradient of the output -> gradient of the input, and the weight gradients with this microbatch added."""
+        """Output gradient -> input gradient, and the weight gradients plus this microbatch's."""
 
         def work(dy_BTD: Array, _: Any, layer: Array, position: Array) -> tuple[Array, Leaves]:
             known = self._layer(layer), jax.tree.map(row_major, read_slot(slots.kept, turn.residual_slot, position))
@@ -112,9 +109,8 @@ class Passes:
         return self._scan_layers(turn, work, dy_BTD, add, dweights, reverse=True)
 
     def first(self, turn: Turn, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, tuple[Slots, Leaves]]:
-        """First half: gradient of the output -> gradient of the input; what the second half needs; vectors' gradients.
-
-        The slots have what the second half needs, and the weight gradients those that take no matmul added.
+        """First half: output gradient -> input gradient, slots for the second half, weight gradients without
+        matmuls.
         """
 
         def read(buffers: tuple[Slots, Leaves], position: Array) -> Any:
@@ -134,7 +130,7 @@ class Passes:
         return self._scan_layers(turn, work, dy_BTD, keep, (slots, dweights), read, reverse=True)
 
     def second(self, turn: Turn, like_BTD: Array, slots: Slots, dweights: Leaves) -> Leaves:
-        """Second half: the weight gradients with this microbatch added; `like_BTD` has the shape of an output."""
+        """Second half: the weight gradients plus this microbatch's. `like_BTD` has the shape of an output."""
 
         def work(nothing: tuple[()], _: Any, layer: Array, position: Array) -> tuple[tuple[()], Leaves]:
             kept, more = read_slot(slots, turn.residual_slot, position)
@@ -150,7 +146,7 @@ class Passes:
         return [lax.dynamic_slice_in_dim(w, layer, 1) for w in self.weights]
 
     def _first_of_layer(self, known: tuple[Leaves, Any], dy_BTD: Array) -> tuple[Array, Any]:
-        """The gradient of the input; by index what reuses memory of residuals, what else waits, and gradients."""
+        """The input gradient; by index the values that reuse memory of residuals, the other values, and gradients."""
         split, leaves = self._split(known, dy_BTD), jax.tree.leaves(known[1])
         dx_BTD, dlayer, between = split.first(known, dy_BTD)
         held = list(zip(between, _places(split, known[1]), strict=True))
@@ -178,14 +174,10 @@ class Passes:
         """Scan over the layers of the chunk. An empty slot passes its state on and keeps zeros.
 
         Args:
-            turn: what the stage does in this tick.
-            work: (state, what was read, layer, position) -> (next state, what is to be kept). `layer` counts the layers
-                of the stage, `position` those of the chunk.
-            state: before the first layer.
-            keep: (buffers, what is to be kept, layer, position) -> buffers.
-            buffers: before the first layer.
-            read: (buffers, position) -> what `work` takes of them.
-            reverse: from the last layer to the first.
+            work: (state, what `read` returned, layer, position) -> (next state, values to keep). `layer` counts the
+                layers of the stage, `position` those of the chunk.
+            keep: (buffers, values to keep, layer, position) -> buffers.
+            read: (buffers, position) -> what `work` needs of them.
         """
 
         def step(carried: tuple[Any, Any], position: Array) -> tuple[tuple[Any, Any], None]:
@@ -196,22 +188,22 @@ class Passes:
                 state, made = work(*inputs)
             else:
                 zeros = zeros_buffer(jax.eval_shape(work, *inputs)[1])
-                with jax.named_scope("heaviest"):  # readers of the program count the stages without empty slots
+                with jax.named_scope("heaviest"):  # FLOP counts use the stages without empty slots
                     state, made = lax.cond(self.used_L[layer], work, lambda state, *_: (state, zeros), *inputs)
             return (state, keep(buffers, made, layer, position)), None
 
         positions = jnp.arange(self.layers_per_chunk)
-        if self.layers_per_chunk == 1:  # no loop, so that its weights are read in place
+        if self.layers_per_chunk == 1:  # not a loop, so its weights are read in place
             return lax.scan(step, (state, buffers), positions)[0]
-        # Branches of two layers in one iteration could run side by side on CPUs, each with collectives of its own.
+        # Branches of two layers in one iteration could run concurrently on CPUs, each with its own collectives.
         unroll = self.unroll if self.used_L is None else 1
         return scan_layers(step, (state, buffers), positions, reverse=reverse, unroll=unroll)[0]
 
 
 def _places(split: SplitBackward, kept: Any) -> list[int | None]:
-    """For each value between the halves the index of the used-up residual whose place it takes; None for none.
+    """For each value between the halves, the index of the consumed residual whose memory it reuses; None for none.
 
-    What was gathered takes no place: XLA writes it before it has read the residual, and copies the buffer.
+    Gathered values reuse none: XLA writes them before it has read the residual, and copies the buffer.
     """
     leaves = jax.tree.leaves(kept)
     used_up = {i: leaf for i, leaf in enumerate(leaves) if not split.reread[i - len(leaves)]}
@@ -220,7 +212,7 @@ def _places(split: SplitBackward, kept: Any) -> list[int | None]:
 
 
 def add(total: Leaves, more: list[Array | None], layer: Array, _: Array) -> Leaves:
-    """Add the gradients [1,...] of one layer to those of all layers [L,...], in place; None is not computed here."""
+    """Add one layer's gradients [1,...] to all layers' [L,...], in place. None: not computed here."""
     return [
         row if new is None else write_slot(row, read_slot(row, layer) + new[0], layer)
         for row, new in zip(total, more, strict=True)

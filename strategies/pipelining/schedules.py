@@ -1,9 +1,9 @@
 """Pipeline schedules as tables: what each stage does at each tick. Plain Python; executor.py runs them.
 
-A schedule gives each stage an order of operations. An operation takes one tick. It starts as soon as the previous
-operation of its stage and the operation whose result it needs have ended. A forward pass needs the forward pass of the
-previous stage, and a backward pass needs the backward pass of the next stage. With several chunks a stage holds several
-parts of the model, and a microbatch passes through all stages once for each chunk.
+A schedule orders each stage's operations. An operation takes one tick. It starts as soon as the previous operation of
+its stage and the operation whose result it needs have ended. A forward pass needs the forward pass of the previous
+stage, and a backward pass needs the backward pass of the next stage. With several chunks a stage holds several parts of
+the model, and a microbatch passes through all stages once per chunk.
 
     meshmark schedule 1f1b --stages 4 --microbatches 8
 """
@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from strategies.infeasible import Infeasible, WrongSize
 
 Kind = Literal["F", "B", "W"]
-"""F: forward pass. B: backward pass, or only its gradients of inputs if there are W. W: gradients of weights."""
+"""F: forward pass. B: backward pass, or only its input gradients if there are W. W: weight gradients."""
 
 
 class Op(NamedTuple):
@@ -31,7 +31,7 @@ class Op(NamedTuple):
 
 
 class PassTimes(NamedTuple):
-    """Durations of the passes of a whole stage, in any unit: forward, gradients of inputs, gradients of weights."""
+    """Durations of a whole stage's passes, in any unit: forward, input gradients, weight gradients."""
 
     forward: float = 1.0
     inputs: float = 1.0
@@ -39,7 +39,7 @@ class PassTimes(NamedTuple):
 
 
 MOST_CELLS = 300_000
-"""Largest table of a schedule, in pairs of cells (a forward and a backward pass). It takes a few seconds."""
+"""Largest table of a schedule, in pairs of cells (a forward and a backward pass). Making it takes a few seconds."""
 EQUAL = PassTimes()
 
 
@@ -48,12 +48,9 @@ class Schedule:
     """A pipeline schedule. Its methods raise ValueError if operations wait for each other.
 
     Attributes:
-        name: of the schedule.
-        stages: of the pipeline.
-        microbatches: in a batch.
-        chunks: number of model parts on each stage.
-        make_orders: makes `orders`, which take long for many stages and microbatches.
-        splits_backward: whether the gradients of weights are an operation of their own.
+        chunks: number of model parts per stage.
+        make_orders: makes `orders`, which is slow for many stages and microbatches.
+        splits_backward: whether weight gradients are a separate operation.
     """
 
     name: str
@@ -65,11 +62,11 @@ class Schedule:
 
     @cached_property
     def orders(self) -> tuple[tuple[Op, ...], ...]:
-        """The operations of each stage in order."""
+        """Each stage's operations in order."""
         return self.make_orders()
 
     def needs(self, stage: int, op: Op) -> tuple[int, Op]:
-        """The stage and the operation whose result this operation needs; for the first of a microbatch, itself."""
+        """The stage and the operation whose result this operation needs; for a microbatch's first, itself."""
         kind, m, chunk = op
         if kind == "W":
             return stage, Op("B", m, chunk)
@@ -80,14 +77,7 @@ class Schedule:
         return (stage, op) if part < 0 else (part % self.stages, Op(kind, m, part // self.stages))
 
     def starts(self, duration: Callable[[int, Op], float]) -> dict[tuple[int, Op], float]:
-        """The start time of each operation, if a stage waits only for the results that it needs.
-
-        Args:
-            duration: of an operation on a stage, in any unit.
-
-        Raises:
-            ValueError: operations wait for each other.
-        """
+        """Start time of each operation if stages wait only for results that they need. `duration` is in any unit."""
         starts: dict[tuple[int, Op], float] = {}
         free_at, ends = [0.0] * self.stages, [0.0]
         for stage, op, need in self.sequence:
@@ -98,11 +88,7 @@ class Schedule:
 
     @cached_property
     def sequence(self) -> tuple[tuple[int, Op, int], ...]:
-        """Stage, operation, and the number of the one that it needs, counted from 1; 0 for none. Each follows its need.
-
-        Raises:
-            ValueError: operations wait for each other.
-        """
+        """(stage, operation, number of the operation that it needs; 0: none), in execution order, numbered from 1."""
         found: list[tuple[int, Op, int]] = []
         numbers: dict[tuple[int, Op], int] = {}
         remaining = [list(reversed(order)) for order in self.orders]
@@ -126,7 +112,7 @@ class Schedule:
 
     @cached_property
     def table(self) -> tuple[tuple[Op | None, ...], ...]:
-        """The operation of each stage at each tick [stages][ticks]; None if it is idle."""
+        """Each stage's operation at each tick [stages][ticks]; None if idle."""
         ticks = {key: int(start) for key, start in self.starts(lambda stage, op: 1).items()}
         rows: list[list[Op | None]] = [[None] * (1 + max(ticks.values())) for _ in range(self.stages)]
         for (stage, op), tick in ticks.items():
@@ -154,10 +140,10 @@ class Schedule:
         return {"F": costs.forward, "B": backward, "W": costs.weights}[op.kind] / self.chunks
 
     def makespan(self, costs: PassTimes = EQUAL) -> float:
-        """Time from the first start to the last end, if a stage waits only for the results that it needs.
+        """Time from the first start to the last end, if stages wait only for results that they need.
 
-        Without gradients of weights of their own the last stage works without a pause, between the first forward passes
-        and the last backward passes of one chunk on each other stage.
+        Without separate weight gradients the last stage does not pause between the first forward passes and the last
+        backward passes of one chunk on each other stage.
         """
         if not self.splits_backward:
             return (self.microbatches + (self.stages - 1) / self.chunks) * sum(costs)
@@ -165,17 +151,16 @@ class Schedule:
         return max(start + self.duration(op, costs) for (_, op), start in starts.items())
 
     def bubble(self, costs: PassTimes = EQUAL) -> float:
-        """The fraction of the time that a stage is idle, if it waits only for the results that it needs."""
+        """The fraction of time that a stage is idle, if stages wait only for results that they need."""
         return 1 - self.microbatches * sum(costs) / self.makespan(costs)
 
     def lockstep_bubble(self, costs: PassTimes = EQUAL) -> float:
-        """The fraction of the time that is lost if each tick lasts as long as its longest operation."""
+        """The fraction of time lost if each tick lasts as long as its longest operation."""
         return 1 - self.makespan(costs) / self.lockstep(costs)
 
     def in_flight(self, stage: int) -> int:
-        """Maximum number of microbatches in flight on a stage: forward pass done, backward pass not complete.
-
-        A microbatch counts once for each chunk.
+        """Maximum number of microbatches, once per chunk, whose forward but not backward pass is complete on
+        a stage.
         """
         last: Kind = "W" if self.splits_backward else "B"
         peak = current = 0
@@ -186,12 +171,12 @@ class Schedule:
         return peak
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values: name, chunks of a stage, and the operation of each stage at each tick, null if it is idle."""
+        """JSON values: name, chunks per stage, and each stage's operation at each tick, null if idle."""
         rows = [[op and op._asdict() for op in row] for row in self.table]
         return {"schedule": self.name, "chunks": self.chunks, "stages": rows}
 
     def __str__(self) -> str:
-        """The table as text: a line for each stage, a column for each tick.
+        """The table: a line for each stage, a column for each tick.
 
         >>> print(one_f_one_b(2, 3))
         F0 F1 .. B0 F2 B1 .. B2
@@ -220,23 +205,20 @@ def one_f_one_b(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """Interleaved 1F1B: several chunks on each stage (Narayanan et al. 2021, "PTD-P", section 2.2.2).
+    """Interleaved 1F1B: several chunks per stage (Narayanan et al. 2021, "PTD-P", section 2.2.2).
 
-    A stage runs a chunk for a group of microbatches, one for each stage, before it runs the next chunk.
-
-    Raises:
-        Infeasible: the number of stages does not divide the number of microbatches.
+    A stage runs a chunk for a group of microbatches, one per stage, before it runs the next chunk.
     """
     _require("interleaved", stages, microbatches, chunks, most_chunks=math.inf)
     if microbatches % stages:
-        problem = f"pipeline={stages} does not divide microbatches={microbatches}, as an interleaved schedule needs"
+        problem = f"pipeline={stages} does not divide microbatches={microbatches}, which schedule=interleaved needs"
         raise WrongSize(problem, "microbatches", range(stages, 9 * stages, stages), ", or use schedule=1f1b")
     warmups = [2 * (stages - 1 - stage) + (chunks - 1) * stages for stage in range(stages)]
     return _alternating("interleaved", stages, microbatches, chunks, warmups)
 
 
 def zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """ZB-H1: 1F1B that computes gradients of weights when a stage would be idle (Qi et al. 2023, section 2.2).
+    """ZB-H1: 1F1B that computes weight gradients when a stage would be idle (Qi et al. 2023, section 2.2).
 
     Stage s defers the weight gradients of s microbatches. No stage has more microbatches in flight than the first one.
     """
@@ -264,7 +246,7 @@ def _alternating(name: str, stages: int, microbatches: int, chunks: int, warmups
     """1F1B after a warm-up: `warmups` forward passes of each stage, alternating passes, remaining backward passes."""
 
     def orders() -> tuple[tuple[Op, ...], ...]:
-        # Each chunk runs for a group of microbatches, one for each stage. In the backward pass the last chunk is first.
+        # Each chunk runs for a group of microbatches, one per stage. The backward pass starts with the last chunk.
         turns = [divmod(turn, stages * chunks) for turn in range(microbatches * chunks)]
         passes = [(group * stages + position % stages, position // stages) for group, position in turns]
         forward = [Op("F", m, chunk) for m, chunk in passes]
@@ -284,13 +266,13 @@ def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks
         if type(number) is not int or number < 1:
             raise Infeasible(f"schedule {name} of {what}={number!r}; it must be a whole number of at least 1")
     if chunks > most_chunks:
-        raise Infeasible(f"schedule {name} has one chunk a stage, not {chunks}; take interleaved for more")
+        raise Infeasible(f"schedule {name} has one chunk per stage, not {chunks}; use interleaved for more")
     if (cells := stages * (stages + chunks * microbatches)) > MOST_CELLS:
         size = f"schedule {name} of stages={stages}, microbatches={microbatches} and chunks={chunks}"
-        problem = f"{size} makes a table of some {2 * cells:,} cells"
-        raise Infeasible(f"{problem}; take fewer, for {2 * MOST_CELLS:,} at most")
+        problem = f"{size} makes a table of about {2 * cells:,} cells"
+        raise Infeasible(f"{problem}; use fewer, for at most {2 * MOST_CELLS:,} cells")
 
 
 def _cell(op: Op | None, chunks: int) -> str:
-    """Text of an operation, such as `F0`, with a prime for each chunk before its own; `..` if the stage is idle."""
+    """An operation as text, such as `F0`, with one prime per preceding chunk; `..` if the stage is idle."""
     return ".." if op is None else f"{op.kind}{op.microbatch}{chr(39) * op.chunk}"

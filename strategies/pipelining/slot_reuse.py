@@ -1,4 +1,4 @@
-"""Reuse of memory in a slot: values that wait for gradients of weights overwrite consumed residuals."""
+"""Reuse of memory in a slot: values that weight gradients need overwrite consumed residuals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 
 def reuse(free: Mapping[int, Any], values: Sequence[Any]) -> list[int | None]:
-    """For each value the key of the smallest free array that can hold it; None if there is none.
+    """For each value the key of the smallest free array that can hold it; None without one.
 
-    An array can hold a value of as many elements exactly, if its dtype is the same or a wider float, and both vary over
-    the same mesh axes. Arrays and values are given by their types (`jax.typeof`); a value of None has no place.
+    An array can hold a value with the same number of elements if its dtype is the same or a wider float, and both vary
+    over the same mesh axes. Arrays and values are types (`jax.typeof`). A value of None is skipped.
 
     >>> import jax
     >>> x, wide, hidden = (jax.typeof(jnp.zeros(*each)) for each in (((2, 4), "bfloat16"), ((2, 4),), ((2, 16),)))

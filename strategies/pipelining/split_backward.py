@@ -1,9 +1,9 @@
-"""A backward pass in two: gradients of the inputs at once, matmuls for gradients of the weights later.
+"""A split backward pass: input gradients first, matmuls for weight gradients later.
 
-Autodiff computes both at once. Here its equations are sorted by what needs them: those that lead to the gradients of
-the inputs run first; matmuls that lead only to gradients of weights can wait (Qi et al. 2023, "Zero Bubble Pipeline
-Parallelism", section 2.1). Gradients of biases and norms take no matmul, and come first too: else what they take would
-have to wait. The values that cross from the first half to the second are stored in between.
+Autodiff computes both at once. Here its equations are sorted by use: those that lead to input gradients run first;
+matmuls that lead only to weight gradients can wait (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1).
+Gradients of biases and norms need no matmul and also run first; otherwise their operands would have to wait. Values
+that the second half needs from the first are stored in between.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from strategies.device_mesh import mark_missing
 from strategies.pipelining.jaxpr import Loop, Values, bind, evaluate, run
 
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "split", "squeeze", "transpose"}
-"""Operations that cost next to nothing: the second half repeats them, unless their result is the smaller one."""
+"""Almost free operations: the second half repeats them, unless their result is smaller than their operand."""
 ELEMENTWISE = {
     "add",
     "div",
@@ -35,20 +35,20 @@ ELEMENTWISE = {
 }
 """Cheap operations: the second half repeats them if their operands are stored anyway, or are small."""
 SMALL = 8
-"""An operand is small if it has at most an eighth of the bytes of the result: a vector, or a number for each token."""
+"""An operand is small if it has at most an eighth of the result's bytes: a vector, or one number per token."""
 
 
 class SplitBackward:
     """The two halves of a backward pass.
 
     Args:
-        backward: (known, dy) -> (gradients of weights, gradients of inputs). The second half gets `known`, the weights
-            and residuals, again; it does not get `dy`.
+        backward: (known, dy) -> (weight gradients, input gradients). The second half gets `known`, the weights and
+            residuals, again; it does not get `dy`.
         known, dy: such arguments, or tracers of them.
 
     Attributes:
-        between: types of the values that the second half needs of the first.
-        gathered: for each of these, whether an all-gather made it.
+        between: types of the values that the second half needs from the first.
+        gathered: for each of these, whether it is the result of an all-gather.
         reread: for each leaf of `known`, whether the second half reads it.
     """
 
@@ -85,7 +85,7 @@ class SplitBackward:
         self.reread = [v in used for v in self._known]
 
     def first(self, known: Any, dy: Any) -> tuple[Any, Any, Values]:
-        """Gradients of the inputs; those of weights, None for the later ones; and the values `between`."""
+        """Input gradients; weight gradients, None for later ones; and the values `between`."""
         values = self._start(known) | dict(
             zip(self._jaxpr.invars[len(self._known) :], jax.tree.leaves(dy), strict=True)
         )
@@ -95,7 +95,7 @@ class SplitBackward:
         return jax.tree.unflatten(self._structures[1], outputs[:inputs]), gradients, outputs[weights:]
 
     def second(self, known: Any, between: Values) -> Any:
-        """Gradients of the weights, None for those that `first` gave."""
+        """Weight gradients, None for those that `first` returned."""
         values = self._start(known) | dict(zip(self._between, between, strict=True))
         return self._of_weights(evaluate(self._second, values, self._later), later=True)
 
@@ -110,7 +110,7 @@ class SplitBackward:
 
 
 def from_matmuls(equations: Sequence[core.JaxprEqn], inputs: Sequence[core.Var]) -> Iterator[core.Var]:
-    """What matmuls make that gradients of inputs do not need, and what is made of that."""
+    """Results of matmuls that input gradients do not need, and everything computed from them."""
     ids, found = {id(equation) for equation in needed(equations, inputs)}, set()
     for equation in equations:
         is_matmul = equation.primitive.name == "dot_general" and id(equation) not in ids
@@ -130,30 +130,32 @@ def needed(equations: Iterable[core.JaxprEqn], outputs: Iterable[Any]) -> Iterat
 
 
 def flat(function: Callable[..., Any], leaves: Sequence[Any], structure: Any) -> Values:
-    """Evaluate a function with all its calls inlined and its loops unrolled, so that its equations can be sorted."""
+    """Evaluate a function with all calls inlined and loops unrolled, so that its equations can be sorted."""
     closed = jax.make_jaxpr(lambda *leaves: function(*jax.tree.unflatten(structure, leaves)))(*leaves)
     return run(closed.jaxpr, closed.consts, leaves, _outputs)
 
 
 def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
     params = equation.params
-    if equation.primitive.name == "optimization_barrier":  # against merging with the forward pass, which is elsewhere
+    if (
+        equation.primitive.name == "optimization_barrier"
+    ):  # guards against merging with the forward pass, which is not here
         return inputs
-    if equation.primitive.name == "pvary":  # of a constant, which varies already where it was captured and is inlined
+    if equation.primitive.name == "pvary":  # applied to an inlined constant, which already varies
         return [mark_missing(each, params["axes"]) for each in inputs]
     if equation.primitive.name == "scan":
         return _unrolled(equation, inputs) if params["length"] else bind(equation, inputs)
     called = params.get("call_jaxpr", params.get("jaxpr"))
-    if called is None or equation.primitive.name == "shard_map":  # which holds a kernel, without types
+    if called is None or equation.primitive.name == "shard_map":  # it holds a kernel, without types
         return bind(equation, _as_wide(equation, inputs))
-    # A jaxpr is closed, with its constants, or has none.
+    # A jaxpr is closed, or has no constants.
     return run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs, _outputs)
 
 
 def _as_wide(equation: core.JaxprEqn, inputs: Values) -> Values:
-    """Inputs that vary over the same mesh axes, if one varies over others than when the equation was traced.
+    """Make inputs vary over the same mesh axes if one varies over other axes than when the equation was traced.
 
-    A constant that was kept with the residuals does: it varies over all axes over which their slot varies.
+    A constant that was kept with the residuals does: it varies over all axes of its slot.
     """
     traced: list[Any] = [atom.aval for atom in equation.invars]
     axes = [jax.typeof(each).manual_axis_type.varying for each in inputs]
@@ -168,7 +170,6 @@ def _bytes(var: core.Var) -> int:
 
 
 def _unrolled(equation: core.JaxprEqn, inputs: Values) -> Values:
-    """A `lax.scan`, unrolled."""
     params, (body, body_consts, consts, carry) = equation.params, Loop.of(equation)
     fixed, state, columns = inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :]
     rows: dict[int, Values] = {}

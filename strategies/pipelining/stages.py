@@ -1,4 +1,4 @@
-"""Layers and schedule of the stages of a pipeline: which layers each holds, and in which order it runs."""
+"""Layers and schedule of pipeline stages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,9 @@ from strategies.pipelining.timetable import Ticks
 def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     """The layer in each slot of the stacked blocks, by stage, then by chunk; -1 for an empty slot.
 
-    Consecutive parts of the model are on consecutive stages, once around for each chunk. The first parts have one layer
-    more where the parts do not divide the layers: all stages share the embedding and the head, so layers alone count.
-    Every part has as many slots as the largest part has layers.
-
-    Raises:
-        Infeasible: there are fewer layers than parts.
+    Consecutive parts of the model are on consecutive stages, one round per chunk. If the parts do not divide the
+    layers, the first parts have one layer more; only layers count, because all stages share the embedding and the head.
+    Every part has the number of slots of the largest part.
 
     >>> layer_slots(4, 2, 2)
     (0, 2, 1, 3)
@@ -40,18 +37,7 @@ def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
 
 
 def stage_schedule(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Schedule:
-    """The schedule of a pipeline.
-
-    Args:
-        layers: of the model.
-        stages: of the pipeline.
-        microbatches: in a batch.
-        schedule: the name of the schedule.
-        chunks: of each stage, for the schedule "interleaved". The others have one.
-
-    Raises:
-        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
-    """
+    """The schedule of a pipeline. `chunks` is per stage and only for "interleaved"; other schedules have one."""
     chunks = chunks if schedule == "interleaved" else 1
     layer_slots(layers, stages, chunks)
     return SCHEDULES[schedule](stages, microbatches, chunks)
@@ -59,7 +45,7 @@ def stage_schedule(layers: int, stages: int, microbatches: int, schedule: Pipeli
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule, with cached results of what takes long to compute from it."""
+    """A schedule, with cached results that are slow to compute."""
 
     schedule: Schedule
 
@@ -73,15 +59,11 @@ class Order:
         return cache(self.schedule.bubble)
 
     def bubble(self, costs: PassTimes) -> float:
-        """The fraction of time for which a stage is idle (`Schedule.bubble`), cached by proportions of the costs."""
+        """The fraction of time that a stage is idle (`Schedule.bubble`), cached by the costs' proportions."""
         return self._bubble(PassTimes(*(cost / sum(costs) for cost in costs)))
 
 
 @cache
 def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Order:
-    """The `Order` of a schedule, cached for all plans that share it. Arguments are those of `stage_schedule`.
-
-    Raises:
-        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
-    """
+    """The `Order` of a schedule, cached for all plans that share it. Arguments are as for `stage_schedule`."""
     return Order(stage_schedule(layers, stages, microbatches, schedule, chunks))

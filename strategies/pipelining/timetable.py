@@ -1,7 +1,7 @@
-"""Timetable of a pipeline schedule: for each tick, what each stage does and which buffer slots it uses.
+"""Timetable of a pipeline schedule: each stage's work and buffer slots at each tick.
 
-Inputs and residuals wait in buffers of slots. There are as few slots as the schedule allows: a slot
-is reused as soon as its content has been used. The buffer of arrivals has one more slot, the last, that no stage reads.
+Inputs and residuals wait in buffers with the fewest slots that the schedule allows: a slot is reused as soon as its
+content has been used. The buffer of arrivals has one extra slot, the last, that no stage reads.
 """
 
 import heapq
@@ -25,11 +25,11 @@ class Turn(NamedTuple):
 
     Attributes:
         kind: the index in `KINDS`.
-        chunk: the chunk of the stage that it runs.
-        operand_slot: slot of its operand: the input, or in the backward pass the gradient of the output.
+        chunk: the stage's chunk that runs.
+        operand_slot: slot of its operand: the input, or in the backward pass the output gradient.
         residual_slot: slot of its residuals, and then of what the second half of its backward pass needs.
-        embed_dst, loss_grad_dst: slots for what arrives from the embedding and from the loss, at the end of the tick.
-        recv_dst: slots for what arrives from other stages [ticks, stages, exchanges].
+        embed_dst, loss_grad_dst: slots for arrivals from the embedding and the loss, at the end of the tick.
+        recv_dst: slots for arrivals from other stages [ticks, stages, exchanges].
     """
 
     kind: Any
@@ -71,7 +71,7 @@ Ends = tuple[bool, bool, bool]
 Edge = tuple[int, int]
 """(source stage, target stage)."""
 Edges = tuple[Edge, ...]
-"""The pairs of one permutation: each stage sends at most once and receives at most once."""
+"""The pairs of one permute: each stage sends at most once and receives at most once."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Ticks:
     """A schedule tick by tick.
 
     Attributes:
-        ends: the distinct combinations of work at both ends of the model.
-        edges: for each exchange at the end of a tick, the distinct permutations.
+        ends: the distinct combinations of work on embedding and head.
+        edges: for each exchange at the end of a tick, the distinct permutes.
     """
 
     turns: Turn
@@ -91,7 +91,7 @@ class Ticks:
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Ticks":
-        """Find the ticks and the slots of a schedule's operations."""
+        """Compute the ticks and slots of a schedule's operations."""
         tick_of = {(stage, op): tick for stage, row in enumerate(schedule.table) for tick, op in enumerate(row) if op}
         last: Kind = "W" if schedule.splits_backward else "B"
 
@@ -137,8 +137,8 @@ class Ticks:
 class Arrival(NamedTuple):
     """The operand of an operation arrives: source operation, target operation, and the tick at whose end it arrives.
 
-    An embedded microbatch arrives at the end of the tick before its first use. That of the first tick is in slot 0 from
-    the start.
+    An embedded microbatch arrives at the end of the tick before its first use. The first tick's is in slot 0 from the
+    start.
     """
 
     source: Key
@@ -147,12 +147,12 @@ class Arrival(NamedTuple):
 
     @classmethod
     def of(cls, source: Key, target: Key, tick_of: Mapping[Key, int]) -> "Arrival":
-        """The arrival at `target` from `source`; they are equal for what comes from the embedding."""
+        """The arrival at `target` from `source`, which is `target` itself if the operand comes from the embedding."""
         return cls(source, target, tick_of[target] - 1 if source == target else tick_of[source])
 
     @property
     def edge(self) -> Edge | None:
-        """Source and target stage; None if it comes from the embedding or from the loss."""
+        """Source and target stage; None if it comes from embedding or loss."""
         (source, made), (target, op) = self.source, self.target
         return (source, target) if self.source != self.target and made.kind == op.kind else None
 
@@ -168,7 +168,7 @@ def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
 
 
 def sent_edges(arrivals: Iterable[Arrival], ticks: int) -> list[tuple[set[Edge], set[Edge]]]:
-    """For each tick, the edges over which stages send forward, and those over which they send backward."""
+    """For each tick, the edges of forward sends, and the edges of backward sends."""
     edges: list[tuple[set[Edge], set[Edge]]] = [(set(), set()) for _ in range(ticks)]
     for each in arrivals:
         if each.edge:
@@ -177,10 +177,10 @@ def sent_edges(arrivals: Iterable[Arrival], ticks: int) -> list[tuple[set[Edge],
 
 
 def group_exchanges(sent: Sequence[Sequence[set[Edge]]]) -> tuple[np.ndarray, tuple[tuple[Edges, ...], ...]]:
-    """For each tick the indices of its exchanges [ticks, exchanges], -1 for none; and their permutations.
+    """For each tick the indices of its exchanges [ticks, exchanges], -1 for none; and their permutes.
 
-    What is sent forward and backward in a tick takes one exchange, or two where a stage would receive both.
-    Permutations that do not contradict each other are merged, for fewer branches: a stage may send what none reads.
+    Forward and backward sends of a tick are one exchange, or two if a stage would receive both. Compatible permutes are
+    merged, for fewer branches; a stage may then send what no stage reads.
 
     >>> group_exchanges([[{(0, 1)}, set()], [{(1, 2)}, {(1, 0)}], [{(0, 1)}, {(2, 1)}]])[1]
     ((((0, 1), (1, 2)),), (((1, 0), (2, 1)),))
@@ -213,7 +213,7 @@ def one_each(pairs: set[Edge]) -> bool:
 
 
 def slots(lifetimes: Lifetimes) -> tuple[dict[Key, int], int]:
-    """Assign a slot to each lifetime (start tick, end tick), per stage; return the slots and how many there are.
+    """Assign a slot to each lifetime (start tick, end tick), per stage; return the slots and their number.
 
     >>> slots({(0, Op("F", 0)): (0, 2), (0, Op("F", 1)): (1, 3), (0, Op("F", 2)): (2, 4)})[1]
     2

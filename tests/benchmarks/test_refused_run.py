@@ -17,7 +17,7 @@ from tests.strategies.sampling import nightly
 def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     """A bad option or environment ends the run before its first case, with one line that says what is wrong."""
     refused = {
-        "--strategy=ddp": "--strategy 'ddp' is no strategy; there are single, data, ",
+        "--strategy=ddp": "--strategy 'ddp' is not a strategy; use one of single, data, ",
         "--trace-dir=/dev/null": "/dev/null cannot be written to: /dev/null is not a folder; name another folder",
         "--strategy=fsdp,data --mesh=tensor=2": "fsdp has no axis tensor; mesh tensor=2 takes a strategy with all of",
         "--trace-dir=x --compile-only": "--trace-dir needs steps that run, and --compile-only and --topology only",
@@ -51,7 +51,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     ("folder", "option", "message"),
     [
         (ROOT, "--resume", "--resume continues a run that was stopped; give the --benchmark-json of that run"),
-        (None, "--strategy=ddp", "--strategy 'ddp' is no strategy; there are single, data, "),
+        (None, "--strategy=ddp", "--strategy 'ddp' is not a strategy; use one of single, data, "),
     ],
     ids=["checkout", "elsewhere"],
 )

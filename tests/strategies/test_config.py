@@ -103,7 +103,7 @@ NO_MODEL = {
         ({"full_attention_every": 3}, "full_attention_every=3 does not divide layers=8; it can be 1, 2, 4 or 8"),
         (
             {"full_attention_every": 2, "experts": 4, "dense_layers": 2},
-            "full_attention_every=2 does not go with dense_layers=2; leave one of them out",
+            "full_attention_every=2 does not go with dense_layers=2; omit one of them",
         ),
         ({"full_attention_every": 1}, "full_attention_every=1; it must be a whole number of at least 2"),
         ({"tied": "no"}, "tied='no'; it must be true or false"),
@@ -111,20 +111,20 @@ NO_MODEL = {
         ({"layers": 10**9}, "layers=1000000000; it must be a whole number of at most 100000"),
     ],
     MOE: [
-        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6; take at most 6"),
-        ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; give experts"),
+        ({"experts_per_token": 7}, "experts_per_token=7 is more than experts=6; use at most 6"),
+        ({"experts": None, "capacity_factor": 1.0}, r"expert_mlp=20 is for a model with experts; set experts"),
         ({"dense_layers": 4}, "dense_layers=4 leaves no layer with experts; take fewer than 4"),
         ({"dense_layers": -1}, "dense_layers=-1; it must be a whole number of at least 0"),
         ({"expert_group": 7}, "expert_group=7 does not divide sequence=24; it can be 1, 2, 3"),
-        ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; leave it out"),
-        ({"router_bias_rate": 0.0}, "router_bias_rate=0.0 is for router=sigmoid; leave it out"),
+        ({"routed_scale": 2.0}, "routed_scale=2.0 is for router=sigmoid; omit it"),
+        ({"router_bias_rate": 0.0}, "router_bias_rate=0.0 is for router=sigmoid; omit it"),
         (
             {"router": "sigmoid", "router_groups": 4},
             "router_groups=4 does not divide experts=6; it can be 1, 2, 3 or 6",
         ),
         (
             {"router": "sigmoid", "router_groups": 2, "groups_per_token": 3},
-            "groups_per_token=3 is more than router_groups=2; take at most 2",
+            "groups_per_token=3 is more than router_groups=2; use at most 2",
         ),
         (
             {"router": "sigmoid", "router_groups": 6},
@@ -138,7 +138,7 @@ NO_MODEL = {
         ({"attention_pattern": "star"}, "attention_pattern='star'; it can be strided, fixed"),
         (
             {"attention_pattern": "fixed"},
-            "attention_pattern=fixed has blocks of attention_stride tokens; give attention_stride",
+            "attention_pattern=fixed has blocks of attention_stride tokens; set attention_stride",
         ),
         (
             {"attention_pattern": "fixed", "attention_stride": 4, "attention_window": 2},
@@ -146,11 +146,11 @@ NO_MODEL = {
         ),
         (
             {"attention_pattern": "fixed", "attention_stride": 4, "attention_summary": 5},
-            "attention_summary=5 is more than the attention_stride=4 tokens of a block; take at most 4",
+            "attention_summary=5 is more than the attention_stride=4 tokens of a block; use at most 4",
         ),
         (
             {"attention_stride": 4, "attention_summary": 2},
-            "attention_summary=2 is for attention_pattern=fixed; leave it out",
+            "attention_summary=2 is for attention_pattern=fixed; omit it",
         ),
     ],
 }
@@ -183,7 +183,7 @@ NO_STEP = [
     ({"learning_rate": 0.0, "decay_steps": 9}, "learning_rate=0.0; .* above 0 with decay_steps"),
     ({"final_learning_rate": 1.0}, "final_learning_rate=1.0; it must be from 0 to .*=0.0003"),
     ({"warmup_steps": -1}, "warmup_steps=-1; it must be a whole number of at least 0"),
-    ({"warmup_steps": 5, "decay_steps": 5}, "decay_steps=5 ends before warmup_steps=5; give more"),
+    ({"warmup_steps": 5, "decay_steps": 5}, "decay_steps=5 ends before warmup_steps=5; set both to more"),
     ({"beta2": 1.0}, "beta2=1.0; it must be a number below 1"),
     ({"weight_decay": -0.1}, "weight_decay=-0.1; it must be a number of at least 0"),
     ({"z_loss": -1.0}, "z_loss=-1.0; it must be a number of at least 0"),

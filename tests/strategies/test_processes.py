@@ -67,5 +67,5 @@ def test_each_process_has_an_equal_part_of_a_mesh(processes, count, taken):
 
 def test_parts_that_are_not_equal_are_refused():
     """A mesh that cannot take equally many devices of each process raises Infeasible."""
-    with pytest.raises(Infeasible, match=r"2 processes do not have equal parts of 3 devices; .* a multiple of 2"):
+    with pytest.raises(Infeasible, match=r"3 devices cannot be divided equally among 2 processes; .* a multiple of 2"):
         first_devices(3, devices(0, 0, 1, 1))

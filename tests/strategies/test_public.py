@@ -32,7 +32,7 @@ def test_a_small_mesh_takes_the_first_devices() -> None:
 
 def test_a_large_mesh_is_refused_with_a_way_to_more_devices() -> None:
     """A mesh larger than the devices there are raises Infeasible and says how to get more virtual ones."""
-    message = r'mesh data=16 takes 16 devices and JAX has 8; .*JAX_NUM_CPU_DEVICES=16 .*"jax_num_cpu_devices", 16\)'
+    message = r'mesh data=16 needs 16 devices, and JAX has 8; .*JAX_NUM_CPU_DEVICES=16 .*"jax_num_cpu_devices", 16\)'
     with pytest.raises(Infeasible, match=message):
         device_mesh(MeshSpec.parse("data=16"), ("data",))
 
@@ -40,10 +40,10 @@ def test_a_large_mesh_is_refused_with_a_way_to_more_devices() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("zero3", "'zero3' is no strategy; there are single, .*; did you mean fsdp"),
+        ("zero3", "'zero3' is not a strategy; use one of single, .*; did you mean fsdp"),
         ("DDP", "did you mean data"),
         ("pipelin", "did you mean pipeline"),
-        ("x", "'x' is no strategy; there are single, data, [a-z0-9_, ]*$"),
+        ("x", "'x' is not a strategy; use one of single, data, [a-z0-9_, ]*$"),
     ],
 )
 def test_an_unknown_strategy_is_told_those_that_there_are(name: str, words: str) -> None:
@@ -60,7 +60,7 @@ def test_what_is_no_model_or_mesh_is_refused() -> None:
         STRATEGIES["data"].build("nano", "data=8", TRAIN)  # type: ignore[arg-type]
     with pytest.raises(Infeasible, match="mesh 8; pass a MeshSpec, or a string such as 'data=2,tensor=4'"):
         STRATEGIES["data"].build(TINY, 8, TRAIN)  # type: ignore[arg-type]
-    with pytest.raises(KeyError, match=r"'nanno' is no preset; there are .*; did you mean nano"):
+    with pytest.raises(KeyError, match=r"'nanno' is not a preset; use one of .*; did you mean nano"):
         PRESETS["nanno"]
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_model_or_mesh_is_refused() -> None:
         (np.full((8, 9), 256), "token ids from 256 to 256; with vocab=256 they can be 0 to 255"),
         (np.full((8, 9), -1), "token ids from -1 to -1"),
         (np.full((8, 9), 2**40), "token ids from 1099511627776"),
-        (np.zeros((8, 9), np.float32), "tokens of dtype float32; give integers"),
+        (np.zeros((8, 9), np.float32), "tokens of dtype float32; pass integers"),
     ],
 )
 def test_tokens_beyond_the_vocabulary_are_refused(tokens: np.ndarray, message: str) -> None:
@@ -152,7 +152,7 @@ def test_a_donated_state_is_refused(mesh: str) -> None:
 
 def test_what_is_no_key_is_refused() -> None:
     """A key of another type is refused in one line."""
-    with pytest.raises(Infeasible, match=r"^the key is '0'; give one, as jax.random.key\(0\)$"):
+    with pytest.raises(Infeasible, match=r"^the key is '0'; pass one, such as jax.random.key\(0\)$"):
         STRATEGIES["data"].build(TINY, "data=8", TRAIN).init("0")  # type: ignore[arg-type]
 
 

@@ -31,7 +31,7 @@ TABLE = (
         tensor tensor=8 | sequence=20 | tensor=8 .* sequence=20; .* or tensor=8 with sequence_parallel
         pipeline pipeline=8 | layers=6 | 6 blocks are too few for 8 parts .*; pipeline can be 1, 2, 3
         pipeline pipeline=8 | schedule=interleaved microbatches=8 | 8 blocks are too few for 16 parts
-        pipeline pipeline=4 | schedule=interleaved | pipeline=4 does not divide microbatches=1, as an int
+        pipeline pipeline=4 | schedule=interleaved | pipeline=4 does not divide microbatches=1, which schedule
         three_d pipeline=4,tensor=2 | layers=2 | 2 blocks are too few for 4 parts
         three_d pipeline=4,tensor=2 | heads=1 | tensor=2 does not divide heads=1; tensor can be 1
         three_d data=4,tensor=2 | batch_size=6 | data=4 x microbatches=1 does not divide batch_size=6
@@ -77,7 +77,7 @@ TABLE = (
         16,
         """
         expert expert=16 |  | expert=16 does not divide experts=8; expert can be 1, 2, 4 or 8
-        context context=4 | expert_group=None | groups of 16 tokens do not divide .*or 2, or leave out capacity_factor
+        context context=4 | expert_group=None | groups of 16 tokens do not divide .*or 2, or omit capacity_factor
         zero1 data=3,expert=2 |  | data x expert=6 does not divide embed=32; mesh expert=2 fits
         tensor tensor=16 | heads=16 | tensor=16 does not divide expert_mlp=24
         tensor tensor=8 | dense_layers=1 mlp=36 | tensor=8 does not divide mlp=36
@@ -125,14 +125,14 @@ TABLE = (
         """
         tensor tensor=6 | embed=48 heads=12 mlp=96 | tensor=6 neither divides .*of it; tensor can be 1, 2
         tensor tensor=8 | embed=48 heads=12 mlp=96 | tensor=8 does not divide heads=12; tensor can be 1, 2 or 4
-        single data=1 | block=lama | no block 'lama'; blocks are gpt2, llama, qwen2, qwen3, olmoe, gpt_oss
+        single data=1 | block=lama | block='lama' does not exist; use one of gpt2, llama, qwen2, qwen3, olmoe, gpt_oss
         """,
     ),
     (
         MOE_ROUTERS[3],
         4,
         """
-        data data=2 | compression=int8 | router_bias_rate=0.01 does not go with compression=int8; leave one of them
+        data data=2 | compression=int8 | router_bias_rate=0.01 does not go with compression=int8; omit one of them
         data data=2 | bucket_bytes=4096 reduce_dtype=bfloat16 | router_bias_rate=0.01 .*which would round
         """,
     ),
@@ -140,15 +140,15 @@ TABLE = (
         CONFIG,
         16,
         """
-        zero1 data=2 | dtype=float32 master=float32 | master=float32 changes nothing .*leave it out, or use dtype=
+        zero1 data=2 | dtype=float32 master=float32 | master=float32 changes nothing .*omit it, or use dtype=
         fsdp fsdp=2 | dtype=bfloat16 master=float32 | changes nothing where weights .*fsdp: the shards are float32
         hsdp data=2,fsdp=2 | dtype=bfloat16 master=float32 | changes nothing where weights are sharded over fsdp
         data data=2 | dtype=bfloat16 master=float32 | master=float32 needs devices .*shards .* use zero1 or zero2
         single data=1 | dtype=bfloat16 master=float32 | use zero1 or zero2
         tensor tensor=2 | dtype=float16 master=float32 | use zero1 or zero2
         pipeline pipeline=8 | layers=4 microbatches=8 | 4 blocks are too few for 8 .*pipeline; pipeline can be 1, 2
-        single data=1 | vocab=4096 logits_bytes=2048 | logits_bytes=2048; those of .*are 16384 bytes on a device
-        expert expert=2 | dispatch=all_gather | dispatch=all_gather changes .*without experts; leave it out
+        single data=1 | vocab=4096 logits_bytes=2048 | logits_bytes=2048 is less than .*16384 bytes .*; use more
+        expert expert=2 | dispatch=all_gather | dispatch=all_gather changes .*without experts; omit it
         expert expert=2 | halves=on | halves=on changes nothing in a model
         """,
     ),

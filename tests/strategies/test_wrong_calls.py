@@ -88,7 +88,7 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "the state of other options": (
         lambda _: built("data=2")(with_master(), TOKENS),
         Infeasible,
-        "the state does not have the arrays of this step: it has .master['blocks']['attention']['out_AD']; pass what",
+        "the state does not have this step's arrays: it has .master['blocks']['attention']['out_AD']; pass what",
     ),
     "a state instead of weights": (
         lambda _: built("data=2").evaluate(state("data=2"), TOKENS),
@@ -98,13 +98,13 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "tokens that are none": (
         lambda _: built("data=2").place(None),
         ValueError,
-        "the tokens are None; give an array of integers, or lists of equal lengths",
+        "the tokens are None; pass an array of integers, or lists of equal lengths",
     ),
     "tokens of several lengths": (lambda _: built("data=2").place([[1], [1, 2]]), ValueError, "or lists of equal"),
     "another state saved": (
         lambda folder: save(built("data=2"), state("tensor=2"), folder),
         Infeasible,
-        "the state is of another placement",
+        "the state is placed differently",
     ),
     "a state that was donated saved": (
         lambda folder: save(built("data=2"), donated(), folder),

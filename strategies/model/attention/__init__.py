@@ -1,16 +1,16 @@
-"""Kernels of causal softmax attention, which the attention branch of a block calls (self_attention.py).
+"""Kernels of causal softmax attention, called by the attention branch of a block (self_attention.py).
 
-A kernel takes queries, keys and values as one value, `QKV`, with heads of their own number and size: with fewer heads
-of keys than of queries, attention is grouped-query attention (Ainslie et al. 2023, "GQA").
+A kernel takes queries, keys and values as one value, `QKV`. With fewer KV heads than query heads, attention is
+grouped-query attention (Ainslie et al. 2023, "GQA").
 
-    causal.py   chooses the kernel and runs it: attention over whole sequences
-    dense.py    attention to all tokens before a token, in XLA's own operations
-    sparse.py   attention to a window or a stride (reach.py), whose other keys are skipped
-    cudnn.py    a fused kernel of NVIDIA GPUs; splash.py: one of TPUs
-    ring.py     attention over sequences whose tokens are split over devices, chunk by chunk (chunk.py)
-    blocks.py   the arithmetic that all but fused kernels share: attention over a block of keys, merged over blocks
+    causal.py   chooses the kernel and runs it on whole sequences
+    dense.py    dense attention in XLA operations
+    sparse.py   attention to a window or a stride (reach.py); skips keys outside it
+    cudnn.py    a fused kernel for NVIDIA GPUs; splash.py: one for TPUs
+    ring.py     attention over sequences sharded by token, chunk by chunk (chunk.py)
+    blocks.py   arithmetic shared by all but fused kernels: attention over one block of keys, and its merge over blocks
 
-The kernels know no weights, and nothing else of the model.
+The kernels know nothing else about the model.
 """
 
 from strategies.model.attention.causal import causal_attention, kernel_for

@@ -1,13 +1,13 @@
 """Softmax attention of one block of queries to one block of keys, without residuals of the size of its scores.
 
-A block is a range of queries and a range of keys. With `causal=True` the last keys are those of the query tokens, and a
+A block is a range of queries and a range of keys. With `causal=True` the last keys belong to the query tokens, and a
 query attends to no key after its own token. With a mask it attends to the keys where the mask is true. Otherwise each
 query attends to each key.
 
-Each head of keys serves G = H / J heads of queries in a row. Their queries are more queries of one head (`_grouped`),
-so that no keys are copied.
+A KV head serves G = H / J consecutive query heads. Their queries are treated as more queries of one head (`_grouped`),
+so no keys are copied.
 
-Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, K head dim, R = G x T.
+Dims: B batch, T query tokens, S key tokens, H query heads, J KV heads, K head dim, R = G x T.
 """
 
 from typing import NamedTuple
@@ -17,11 +17,11 @@ from jaxtyping import Array, Float
 
 
 class Mix(NamedTuple):
-    """Partial softmax attention over some of the keys, in float32. `merged` combines it with that over other keys.
+    """Partial softmax attention over some of the keys, in float32. `merged` combines it with attention over other keys.
 
     Attributes:
-        mixed_BHTK: sum of values weighted by exp(score - maximum); not normalised yet.
-        largest_BHT1: maximum of the scores so far (the running maximum).
+        mixed_BHTK: unnormalised sum of values weighted by exp(score - maximum).
+        largest_BHT1: running maximum of the scores.
         total_BHT1: sum of exp(score - maximum).
     """
 
@@ -31,7 +31,7 @@ class Mix(NamedTuple):
 
 
 def mix(q_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = False, mask_TS: Array | None = None) -> Mix:
-    """Attention of a block's queries to its keys, not normalised. A dim of blocks may follow H, also in the mask."""
+    """Unnormalised attention of a block. Queries, keys and mask may have an extra dim of blocks after H."""
     heads, groups = q_BHTK.shape[1], q_BHTK.shape[1] // k_BJSK.shape[1]
     scores_BJRS = _scores(_grouped(q_BHTK, groups), k_BJSK, groups, causal, mask_TS)
     largest_BJR1 = scores_BJRS.max(-1, keepdims=True)
@@ -55,8 +55,9 @@ def merged(one: Mix, other: Mix) -> Mix:
 def normalised(mix: Mix, dtype: jnp.dtype, sink_H: Array | None = None) -> tuple[Array, Array]:
     """Normalised attention [B,H,T,K] in `dtype`, and the log-sum-exp of the scores [B,H,T,1] in float32.
 
-    The backward pass needs both. Dividing after the values are summed takes K divisions a query instead of T. A sink is
-    one of the scores, of a key whose value is zero: with both results gradients of the others are as without.
+    The backward pass needs both. Dividing after summing the values takes K divisions per query instead of T. A sink is
+    one more score, of a key whose value is zero: given both results, the other gradients do not depend on whether there
+    is one.
     """
     if sink_H is not None:
         sink_H11 = sink_H[:, None, None]
@@ -68,14 +69,13 @@ def normalised(mix: Mix, dtype: jnp.dtype, sink_H: Array | None = None) -> tuple
 
 
 def delta(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
-    """Row sums of dO * O. The gradients of a query's scores all use its sum (D in Dao et al. 2022, appendix B.2)."""
+    """Row sums of dO * O, which the gradients of all of a query's scores use (D in Dao et al. 2022, appendix B.2)."""
     return (dmixed_BHTK.astype(jnp.float32) * mixed_BHTK.astype(jnp.float32)).sum(-1, keepdims=True)
 
 
 def sink_gradient(sink_H: Array | None, log_total_BHT1: Array, delta_BHT1: Array) -> Array | None:
-    """The gradient of the sinks, from the log-sum-exp with them and what `delta` returns; None without.
-
-    More dims may come before B.
+    """Gradient of the sinks from the log-sum-exp that includes them and `delta`, with any dims before B;
+    None without.
     """
     if sink_H is None:
         return None
@@ -84,13 +84,11 @@ def sink_gradient(sink_H: Array | None, log_total_BHT1: Array, delta_BHT1: Array
 
 
 class Queries(NamedTuple):
-    """Queries and what the backward pass needs of them besides keys and values.
+    """Queries and what the backward pass needs with them.
 
     Attributes:
-        q_BHTK: queries.
-        dmixed_BHTK: gradients of the attention's output.
-        log_total_BHT1: log-sum-exp of the scores over all keys, not only those of a block.
-        delta_BHT1: as `delta` returns it.
+        log_total_BHT1: log-sum-exp of the scores over all keys, not only the block's.
+        delta_BHT1: result of `delta`.
     """
 
     q_BHTK: Array
@@ -133,9 +131,9 @@ def _einsum(subscripts: str, one: Array, other: Array) -> Array:
 
 
 def _grouped(x_BHTK: Array, groups: int) -> Array:
-    """[B,H,T,K] -> [B,J,R,K]: the queries of heads that share a head of keys are more queries of one head, R = G x T.
+    """[B,H,T,K] -> [B,J,R,K]: query heads that share a KV head become more queries of one head, R = G x T.
 
-    So scores have one shape in all matmuls, and gradients of keys are summed over these heads by the matmul itself.
+    So scores have one shape in all matmuls, and the matmul itself sums gradients of keys over these heads.
     """
     if groups == 1:
         return x_BHTK
@@ -144,7 +142,6 @@ def _grouped(x_BHTK: Array, groups: int) -> Array:
 
 
 def _ungrouped(x_BJRK: Array, heads: int) -> Array:
-    """The inverse of `_grouped`."""
     groups = heads // x_BJRK.shape[1]
     if groups == 1:
         return x_BJRK

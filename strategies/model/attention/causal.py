@@ -1,6 +1,6 @@
-"""Causal self-attention over whole sequences, by the kernel that fits: fused, dense or sparse.
+"""Causal self-attention over whole sequences, by a fused, dense or sparse kernel.
 
-Dims: B batch, T tokens, H heads of queries, K head dim, A = H x K.
+Dims: B batch, T tokens, H query heads, K head dim, A = H x K.
 """
 
 import jax
@@ -19,20 +19,11 @@ from strategies.model.attention.sparse import attend_sparse
 from strategies.model.attention.splash import BLOCKS, block_tokens
 
 FUSED = {"cudnn": ("NVIDIA GPUs", "float16"), "splash": ("TPUs", "float32")}
-"""Of each fused kernel: the devices in words, and the dtype that it takes besides bfloat16."""
+"""By fused kernel: a description of its devices, and the dtype that it takes in addition to bfloat16."""
 
 
 def causal_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B T A"]:
-    """Attention of each token to itself and to the tokens before it.
-
-    Args:
-        qkv: queries, keys and values of whole sequences.
-        kind: "cudnn" or "splash" for a fused kernel (dense or with a window, see `kernel_for`), otherwise "xla".
-        reach: the tokens before it to which a token attends; None for all.
-
-    Raises:
-        Infeasible: a kernel takes no sinks with this version of JAX.
-    """
+    """Attention of each token to itself and the earlier tokens in `reach` (None: all), by a kernel of `kernel_for`."""
     if kind == "cudnn" and qkv.sink_H is None:
         return _fused(qkv, reach)
     if kind == "cudnn" and not available():
@@ -47,18 +38,14 @@ def causal_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[A
 def kernel_for(
     backend: Backend, config: GPTConfig, train: TrainConfig, *, partitioned: bool = False, ring: int = 1
 ) -> str:
-    """The kind of kernel that `TrainConfig.attention` means: "auto" is a fused kernel where there is one.
+    """Resolve `TrainConfig.attention` to a kernel. "auto" is the devices' fused kernel if it runs this model, otherwise
+    "xla".
 
     Args:
-        backend: of the devices, with the fused kernel that they have. For formulas without devices "auto" is "xla".
-        config: the model.
-        train: the options of the step.
-        partitioned: whether the compiler partitions the step. It partitions cuDNN's kernels, but not those of Pallas.
-        ring: devices that attend to tokens of each other around a ring; 1 without a ring. A kernel then computes two
-            chunks of each device's tokens (ring.py), and no window.
-
-    Raises:
-        Infeasible: the kernel that was asked for does not run this model on these devices.
+        backend: of the devices. It has no fused kernel for formulas without devices.
+        partitioned: whether the compiler partitions the step. It can partition cuDNN's kernels, but not Pallas ones.
+        ring: devices in an attention ring; 1 without a ring. A kernel then computes two chunks of each device's tokens
+            (ring.py), and no window.
     """
     problems = _misfits(config, train, backend)
     if ring > 1:
@@ -73,7 +60,7 @@ def kernel_for(
 
 
 def _misfits(config: GPTConfig, train: TrainConfig, backend: Backend) -> dict[str, str]:
-    """Why fused kernels do not run the model on the devices, by kind of kernel."""
+    """Why a fused kernel cannot run the model on these devices, by kernel."""
     stride, reach = config.attention_stride, Reach.of(config)
     problems: dict[str, str] = {}
     for kind, (name, other) in FUSED.items():
@@ -83,12 +70,12 @@ def _misfits(config: GPTConfig, train: TrainConfig, backend: Backend) -> dict[st
         elif not runs or train.dtype not in ("bfloat16", other):
             problems[kind] = f"takes bfloat16 and {other} on {name}, not {train.dtype} on {backend.platform or name}"
     if block_tokens(config.sequence, reach) is None:
-        problems.setdefault("splash", f"takes multiples of {BLOCKS[-1]} tokens, not sequence={config.sequence}")
+        problems.setdefault("splash", f"needs a multiple of {BLOCKS[-1]} tokens, not sequence={config.sequence}")
     return problems
 
 
 def _misfits_of_ring(config: GPTConfig, ring: int) -> dict[str, str]:
-    """Why fused kernels do not run chunks of a ring, by kind of kernel."""
+    """Why a fused kernel cannot run chunks of a ring, by kernel."""
     if reach := Reach.of(config):
         return dict.fromkeys(FUSED, f"has no ring for attention_window={reach.window}")
     problems = {} if available() else {"cudnn": "has no ring with this version of JAX"}

@@ -1,9 +1,9 @@
-"""Attention by fused kernels; and of a chunk's queries to a chunk's keys, by the kernel that fits: a ring's summands.
+"""Attention by fused kernels over whole sequences, and by any kernel over one chunk of queries and keys in a ring.
 
-A fused kernel gives the normalised output and the log-sum-exp of the scores. This is a `Mix` whose maximum is the
+A fused kernel returns the normalised output and the log-sum-exp of the scores. This is a `Mix` whose maximum is the
 log-sum-exp and whose sum is one, so `merged` adds up chunks of any kernel.
 
-Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, K head dim, A = H x K.
+Dims: B batch, T query tokens, S key tokens, H query heads, J KV heads, K head dim, A = H x K.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
 
 FUSED: dict[str, ModuleType] = {"cudnn": cudnn, "splash": splash}
-"""Modules with `attended` and `gradients` of a chunk, by the kind of kernel."""
+"""By kernel, the module with `attended` and `gradients` of a chunk."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -47,7 +47,7 @@ def _backward(kind: str, reach: Reach | None, residuals: tuple[QKV, Array, Array
     grads = FUSED[kind].gradients(*qkv.heads_first, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach)
     dqkv_CBJTK = joined(grads, 1, at=0)
     dqkv_BTCE = dqkv_CBJTK.transpose(1, 3, 0, 2, 4).reshape(qkv.qkv_BTCE.shape)
-    delta_BHT1 = delta(mixed_BHTK, dmixed_BHTK)  # without sinks nothing takes it, and the compiler drops it
+    delta_BHT1 = delta(mixed_BHTK, dmixed_BHTK)  # unused without sinks; the compiler drops it
     return (replace(qkv, qkv_BTCE=dqkv_BTCE, sink_H=sink_gradient(qkv.sink_H, log_total_BHT[..., None], delta_BHT1)),)
 
 
@@ -55,16 +55,12 @@ attend_fused.defvjp(_forward, _backward)
 
 
 def _mix_of(mixed_BHTK: Array, log_total_BHT: Array) -> Mix:
-    """The normalised output and the log-sum-exp of a fused kernel as a `Mix`."""
     log_total_BHT1 = log_total_BHT[..., None]
     return Mix(mixed_BHTK.astype(jnp.float32), log_total_BHT1, jnp.ones_like(log_total_BHT1))
 
 
 def mix(kind: str, q_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = False) -> Mix:
-    """Attention of a chunk's queries to its keys; the other arguments are those of `blocks.mix`.
-
-    `kind` is "cudnn", "splash" or "xla", as `kernel_for` names it.
-    """
+    """Attention of a chunk's queries to its keys by "cudnn", "splash" or "xla"; otherwise like `blocks.mix`."""
     if kind == "xla":
         return blocks.mix(q_BHTK, k_BJSK, v_BJSK, causal)
     return _mix_of(*FUSED[kind].attended(q_BHTK, k_BJSK, v_BJSK, causal=causal))
@@ -73,10 +69,7 @@ def mix(kind: str, q_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = F
 def gradients(
     kind: str, queries: Queries, mixed_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = False
 ) -> tuple[Array, ...]:
-    """A chunk's contributions to dQ, dK and dV, in float32. `mixed` is the output of attention to all keys.
-
-    The other arguments are those of `mix` and of `blocks.gradients`.
-    """
+    """A chunk's contributions to dQ, dK and dV, in float32. `mixed` is the attention output over all keys."""
     if kind == "xla":
         return blocks.gradients(queries, k_BJSK, v_BJSK, causal)
     known = mixed_BHTK, queries.log_total_BHT1[..., 0], queries.dmixed_BHTK

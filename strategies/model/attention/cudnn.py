@@ -1,12 +1,12 @@
 """Attention on NVIDIA GPUs by cuDNN, for sinks and for chunks of a ring: scores stay on the chip.
 
-The gradients of a chunk need the log-sum-exp of the scores over all keys of the ring, in float32, and the output over
-all keys (Dao 2023, "FlashAttention-2", section 3.1). cuDNN's backward kernel takes both. JAX has no public way to pass
-them: the gradient of `jax.nn.dot_product_attention` takes those of its own keys, and it rounds the log-sum-exp that it
-returns to the dtype of the output. So this module calls what is below it. Versions of JAX differ there, and `available`
-says whether this one fits.
+A chunk's gradients need the log-sum-exp of the scores over all keys of the ring, in float32, and the output over them
+(Dao 2023, "FlashAttention-2", section 3.1). cuDNN's backward kernel takes both. JAX has no public way to pass them: the
+gradient of `jax.nn.dot_product_attention` uses its own keys' values, and rounds the log-sum-exp that it returns to the
+output's dtype. So this module calls private functions below it. They differ between versions of JAX; `available` tests
+whether the installed one has them.
 
-Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, K head dim.
+Dims: B batch, T query tokens, S key tokens, H query heads, J KV heads, K head dim.
 """
 
 import inspect
@@ -51,7 +51,7 @@ def gradients(
     reach: Reach | None = None,
     causal: bool = True,
 ) -> tuple[Array, Array, Array]:
-    """A chunk's contributions to dQ, dK and dV, in the queries' dtype. `mixed` and `log_total` are of all keys."""
+    """A chunk's contributions to dQ, dK and dV, in the queries' dtype. `mixed` and `log_total` are over all keys."""
     from jax._src.cudnn.fused_attention_stablehlo import AttentionLayout, MaskType, _dot_product_attention_bwd_rule
 
     known: dict[str, Any] = {
@@ -69,15 +69,15 @@ def gradients(
     }
     backward: Any = _dot_product_attention_bwd_rule
     *names, _, _ = inspect.signature(backward).parameters
-    absent = [jnp.zeros(0, q_BHTK.dtype)] * 7  # bias, lengths, offsets and tables of pages
-    modifiers = [()] * ("score_mod" in names)  # of scores, which JAX 0.12 has and 0.10 has not
+    absent = [jnp.zeros(0, q_BHTK.dtype)] * 7  # bias, lengths, offsets and page tables
+    modifiers = [()] * ("score_mod" in names)  # score modifiers: JAX 0.12 has them, 0.10 does not
     residuals = q_BHTK, k_BJSK, v_BJSK, *absent, *modifiers, log_total_BHT, mixed_BHTK
     return backward(*(known[name] for name in names), residuals, dmixed_BHTK)[:3]
 
 
 @cache
 def available() -> bool:
-    """Whether this version of JAX has the kernels as this module calls them."""
+    """Whether the installed JAX has the private functions that this module calls."""
     x_BHTK, log_total_BHT = jax.ShapeDtypeStruct((1, 1, 8, 8), jnp.bfloat16), jax.ShapeDtypeStruct((1, 1, 8), "float32")
     try:
         from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention

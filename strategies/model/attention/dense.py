@@ -1,7 +1,6 @@
 """Dense causal self-attention that keeps no residuals of size [B,H,T,T].
 
-Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, C = H/J + 2,
-K head dim, A = H x K, E = J x K.
+Dims: B batch, T query tokens, S key tokens, H query heads, J KV heads, C = H/J + 2, K head dim, A = H x K, E = J x K.
 """
 
 from dataclasses import replace
@@ -20,18 +19,15 @@ from strategies.model.attention.reach import Reach
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def attend(qkv: QKV, reach: Reach | None = None) -> Float[Array, "B T A"]:
-    """Causal softmax attention. The backward pass recomputes the scores (Dao et al. 2022, section 3.1).
-
-    `reach` only masks what a token does not attend to; sparse.py skips it.
-    """
+    """Causal softmax attention that recomputes scores backward (Dao et al. 2022, section 3.1). `reach` only masks."""
     return _forward(qkv, reach)[0]
 
 
 def blocks_of(tokens: int) -> list[tuple[slice, slice]]:
-    """Ranges of (queries, keys), one pair for each block: two blocks, or one if the number of tokens is odd.
+    """Ranges of (queries, keys), one pair per block: two blocks, or one if the number of tokens is odd.
 
-    Queries of the first half attend to keys of the first half, those of the second half to all keys. Causality masks
-    out queries of the first half with keys of the second, a quarter of the square. These scores are never computed.
+    Queries of the first half attend to keys of the first half, queries of the second half to all keys. So the quarter
+    of the scores that causality masks out (early queries, late keys) is not computed.
     """
     if tokens % 2:
         return [(slice(None), slice(None))]
@@ -40,7 +36,6 @@ def blocks_of(tokens: int) -> list[tuple[slice, slice]]:
 
 
 def _mask(reach: Reach | None, tokens: int, queries: slice, keys: slice) -> dict[str, Any]:
-    """The mask of a block, as arguments of `mix` and `gradients`."""
     if reach is None:
         return {"causal": True}
     position_T = jnp.arange(tokens)
@@ -61,7 +56,7 @@ def _forward(qkv: QKV, reach: Reach | None) -> tuple[Array, tuple[QKV, Array, Ar
 
 
 def _backward(reach: Reach | None, residuals: tuple[QKV, Array, Array], dmixed_BTA: Array) -> tuple[QKV]:
-    """Add up the gradients of all blocks in float32."""
+    """Sum the gradients of all blocks in float32."""
     qkv, mixed_BTA, log_total_BHT1 = residuals
     q_BHTK, k_BJSK, v_BJSK = qkv.heads_first
     mixed_BTHK, dmixed_BTHK = qkv.heads_of(mixed_BTA), qkv.heads_of(dmixed_BTA)
@@ -79,7 +74,6 @@ def _backward(reach: Reach | None, residuals: tuple[QKV, Array, Array], dmixed_B
 
 
 def _pad_tokens(x_BTHK: Array, tokens: slice, size: int) -> Array:
-    """Pad a range of tokens with zeros to all `size` tokens."""
     start, stop, _ = tokens.indices(size)
     return jnp.pad(x_BTHK, ((0, 0), (start, size - stop), (0, 0), (0, 0)))
 

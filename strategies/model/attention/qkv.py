@@ -1,7 +1,7 @@
-"""Queries, keys and values: what attention takes.
+"""Queries, keys and values: the input of attention.
 
-Dims: B batch, T tokens, J heads of keys and as many of values, G heads of queries for each of them, H = G x J heads of
-queries, C = G + 2 (queries, key, value), K head dim, A = H x K, E = J x K.
+Dims: B batch, T tokens, J KV heads, G query heads per KV head, H = G x J query heads, C = G + 2 (queries, key, value),
+K head dim, A = H x K, E = J x K.
 """
 
 import math
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from strategies.infeasible import require_divides
 
 ATTENDED = "attended"
-"""The name of what a kernel keeps for its backward pass (`checkpoint_name`): the result, and sums of exponentials."""
+"""`checkpoint_name` of what a kernel keeps for its backward pass: its output and log-sum-exp."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["qkv_BTCE", "sink_H"], meta_fields=["head_dim"])
@@ -24,19 +24,18 @@ ATTENDED = "attended"
 class QKV:
     """Queries, keys and values of the same tokens, in one array.
 
-    With G = 1 attention is multi-head attention, with J = 1 multi-query attention, and else grouped-query attention
-    (Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models", section 2.2). Where heads of
-    queries have one dim, G in a row share a head of keys. Rotary positions have been applied already.
+    With G = 1 attention is multi-head attention, with J = 1 multi-query attention, otherwise grouped-query attention
+    (Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models", section 2.2). G consecutive query
+    heads share a KV head. Rotary positions are already applied.
 
-    They are one array because one projection writes them, and their gradient is written at once. And a mesh axis that
-    splits the heads of keys splits one dim, with the queries that attend to them. If that were one dim with C, the
-    compiler would gather it.
+    They are one array because one projection writes them, and their gradient is written at once. C and E are separate
+    dims so that a mesh axis which splits the KV heads splits one dim, with the queries that attend to them; the
+    compiler would gather a combined dim.
 
     Attributes:
-        qkv_BTCE: for each head of keys its queries, then the key, then the value.
-        head_dim: features of a head, K.
-        sink_H: for each head of queries a score that joins the softmax like that of one more key, whose value is zero
-            (OpenAI 2025, "gpt-oss", section 2.2); None without.
+        qkv_BTCE: for each KV head its queries, then its key, then its value.
+        sink_H: for each query head a score that joins the softmax, like the score of one more key whose value is zero
+            (OpenAI 2025, "gpt-oss", section 2.2); None without sinks.
     """
 
     qkv_BTCE: Array
@@ -45,22 +44,18 @@ class QKV:
 
     @classmethod
     def of(cls, q_BTHK: Array, k_BTJK: Array, v_BTJK: Array) -> "QKV":
-        """Join queries, keys and values.
-
-        Raises:
-            ValueError: heads of keys do not divide those of queries, or are not as many as those of values.
-        """
+        """Join queries, keys and values."""
         qkv_BTCJK = joined((q_BTHK, k_BTJK, v_BTJK), 2)
         return cls(qkv_BTCJK.reshape(*qkv_BTCJK.shape[:3], -1), qkv_BTCJK.shape[-1])
 
     @property
     def tokens(self) -> int:
-        """Number of the tokens, T."""
+        """T."""
         return self.qkv_BTCE.shape[1]
 
     @property
     def key_heads(self) -> int:
-        """Number of the heads of keys, J."""
+        """Number of KV heads, J."""
         return self.qkv_BTCE.shape[3] // self.head_dim
 
     @property
@@ -76,18 +71,12 @@ class QKV:
 
     @property
     def heads_first(self) -> tuple[Float[Array, "B H T K"], Float[Array, "B J T K"], Float[Array, "B J T K"]]:
-        """Queries, keys and values, as batched matmuls take them."""
+        """Queries, keys and values, in the layout of batched matmuls."""
         *q_BJTK, k_BJTK, v_BJTK = self.qkv_BTCJK.transpose(2, 0, 3, 1, 4)
         return in_a_row(q_BJTK, 1), k_BJTK, v_BJTK
 
     def for_devices(self, count: int) -> "QKV":
-        """The same with heads of keys that `count` devices divide: where they are too few, each several times.
-
-        Each copy has some of the queries that attend to its head. Autodiff sums the gradients of the copies.
-
-        Raises:
-            Infeasible: the devices do not divide the heads of queries.
-        """
+        """A copy whose number of KV heads `count` divides: if there are too few, each is replicated."""
         heads, copies = self.key_heads, math.lcm(self.key_heads, count) // self.key_heads
         require_divides("devices", count, heads=(self.qkv_BTCE.shape[2] - 2) * heads)
         return replace(self, qkv_BTCE=copied(self.qkv_BTCE, self.head_dim, copies))
@@ -98,13 +87,9 @@ class QKV:
 
 
 def copied(x_XCE: Float[Array, "*X C E"], head_dim: int, copies: int, keys: int = 2) -> Array:
-    """Copy each head of keys, and divide the queries that attend to it among the copies, which are neighbours.
+    """Replicate each KV head `copies` times, side by side, and divide its queries among the replicas.
 
-    Args:
-        x_XCE: as `QKV.qkv_BTCE`, with any dims before.
-        head_dim: features of a head, K.
-        copies: of each head; they divide its queries, G.
-        keys: how many of C, the last ones, are copied: the key and the value.
+    x is like `QKV.qkv_BTCE`, with any dims before C. `keys` of C, the last ones, are replicated: the key and the value.
     """
     if copies == 1:
         return x_XCE
@@ -118,7 +103,7 @@ def copied(x_XCE: Float[Array, "*X C E"], head_dim: int, copies: int, keys: int 
 
 
 def in_a_row(queries: Sequence[Array], dim: int) -> Array:
-    """Join G arrays of J heads of queries each, so that those of a head of keys are neighbours. `dim` is of heads."""
+    """Join G arrays of J query heads each, so that a KV head's query heads are neighbours. `dim` is of heads."""
     if len(queries) == 1:
         return queries[0]
     q = jnp.stack(queries, dim + 1)
@@ -126,15 +111,11 @@ def in_a_row(queries: Sequence[Array], dim: int) -> Array:
 
 
 def joined(qkv: Sequence[Array], dim: int, at: int | None = None) -> Array:
-    """Stack queries, keys and values along C, a new dim `at`; by default before their heads, dim `dim`.
-
-    Raises:
-        ValueError: heads of keys do not divide those of queries, or are not as many as those of values.
-    """
+    """Stack queries, keys and values along C, a new dim `at`; default: before their heads, dim `dim`."""
     q, k, v = qkv
     queries, keys, values = (x.shape[dim] for x in qkv)
     if queries % keys or keys != values:
-        raise ValueError(f"{queries} heads of queries do not share {keys} heads of keys and {values} of values")
+        raise ValueError(f"{queries} query heads cannot share {keys} key heads and {values} value heads")
     groups = [q]
     if queries > keys:
         grouped = q.reshape(*q.shape[:dim], keys, -1, *q.shape[dim + 1 :])

@@ -13,10 +13,10 @@ devices have the same work. Device i computes these pairs of (its queries, keys)
     keys of device j < i  (late, early) and (early, early)
     keys of device j > i  (late, early) and (late, late)
 
-These are 2n + 1 of its 4n pairs of chunks. Causality masks out the other pairs, and they are not computed.
+These are 2n + 1 of its 4n pairs of chunks. Causality masks out the others, which are not computed.
 
-Dims: B batch, T query tokens of a chunk, S key tokens of a chunk, H heads of queries, J heads of keys and values,
-K head dim, P = 2 (early, late), C = 2 (key, value), A = H x K.
+Dims: B batch, T query tokens of a chunk, S key tokens of a chunk, H query heads, J KV heads, K head dim, P = 2 (early,
+late), C = 2 (key, value), A = H x K.
 """
 
 from collections.abc import Sequence
@@ -37,13 +37,13 @@ from strategies.model.attention.qkv import ATTENDED, QKV, in_a_row
 AXIS = "context"
 EARLY, LATE = 0, 1
 Mixes = tuple[Mix, Mix]
-"""Attention of the early and of the late queries."""
+"""Attention of the early and the late queries."""
 Grads = tuple[Array, Array]
 """Gradients of queries, and gradients of keys and values."""
 
 
 def zigzag(x: Array, dim: int) -> Array:
-    """This device's early and late chunk of an array of whole sequences. Dim `dim` is that of the tokens."""
+    """This device's early and late chunk of an array of whole sequences, whose token dim is `dim`."""
     device, chunks = lax.axis_index(AXIS), 2 * lax.axis_size(AXIS)
     size = x.shape[dim] // chunks
     return jnp.concatenate(
@@ -52,11 +52,10 @@ def zigzag(x: Array, dim: int) -> Array:
 
 
 def ring_attention(qkv: QKV, kind: str = "xla", reach: None = None) -> Float[Array, "B 2*T A"]:
-    """Causal attention of this device's tokens, as `zigzag` selects them, to all tokens before them on any device.
+    """Causal attention of this device's tokens, as `zigzag` selects them, to all earlier tokens on any device.
 
-    The arguments are those of `causal_attention`; attention is dense. It needs at least two devices. On CPUs a
-    permutation waits for all devices of the mesh, also for those of other rings. Do not call this in a branch that some
-    devices do not take.
+    Attention is dense, over at least two devices; arguments as for `causal_attention`. On CPUs a permute waits for all
+    devices of the mesh, including other rings, so do not call this in a branch that only some devices take.
     """
     batch, tokens, groups, _ = qkv.qkv_BTCE.shape
     qkv_BPTCJK = qkv.qkv_BTCE.reshape(batch, 2, tokens // 2, groups, -1, qkv.head_dim)
@@ -68,18 +67,18 @@ def ring_attention(qkv: QKV, kind: str = "xla", reach: None = None) -> Float[Arr
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def attend_around(q_PBHTK: Array, kv_PCBJSK: Array, sink_H: Array | None, kind: str) -> Array:
-    """Softmax attention, [P,B,H,T,K], of this device's queries to the keys of all devices. `kind` is of the kernel."""
+    """Softmax attention [P,B,H,T,K] of this device's queries to the keys of all devices. `kind` names the kernel."""
     return _forward(q_PBHTK, kv_PCBJSK, sink_H, kind)[0]
 
 
 def _send_to_next(x: Any) -> Any:
-    """Send to the next device of the ring, and receive from the previous one."""
+    """Permute around the ring: send to the next device, receive from the previous one."""
     size = lax.axis_size(AXIS)
     return lax.ppermute(x, AXIS, [(device, (device + 1) % size) for device in range(size)])
 
 
 def _before(hop: Array | int) -> Array:
-    """Whether the keys that arrived after `hop` hops are of a device before this one.
+    """Whether the keys that arrived after `hop` hops come from an earlier device.
 
     If so, early queries attend to early keys; otherwise late queries attend to late keys.
     """
@@ -87,13 +86,13 @@ def _before(hop: Array | int) -> Array:
 
 
 def _chunk(arrays: Any, before: Array) -> Any:
-    """The early chunks, or the late ones, which attend to the same chunk of the keys that arrived."""
+    """The early or late chunks; they attend to the same chunk of the keys that arrived."""
     chunk = jnp.where(before, EARLY, LATE)
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, chunk, keepdims=False), arrays)
 
 
 def _only(mix: Mix, where: Array) -> Mix:
-    """The same attention where the condition holds, otherwise attention to no keys, which `merged` ignores."""
+    """The same attention where the condition holds; elsewhere attention to no keys, which `merged` ignores."""
     return mix._replace(largest_BHT1=jnp.where(where, mix.largest_BHT1, jnp.finfo(jnp.float32).min))
 
 
@@ -163,7 +162,7 @@ def _backward(kind: str, residuals: tuple[Any, ...], dmixed_PBHTK: Array) -> tup
 
 
 def _summed(early: Sequence[Array], across: Sequence[Array], late: Sequence[Array]) -> Grads:
-    """Add up the gradients of pairs of (queries, keys): (early, early), (late, early) and (late, late)."""
+    """Sum the gradients of the (query, key) chunk pairs (early, early), (late, early) and (late, late)."""
     dq_PBHTK = jnp.stack([early[0], across[0] + late[0]])
     early_dkv = [one + other for one, other in zip(early[1:], across[1:], strict=True)]
     return dq_PBHTK, jnp.stack([jnp.stack(early_dkv), jnp.stack(late[1:])])

@@ -1,14 +1,14 @@
-"""Sparse attention: groups of queries attend to the keys that they reach (reach.py). Other keys are skipped.
+"""Sparse attention: groups of queries attend to the keys in their reach (reach.py); other keys are skipped.
 
 Near keys: queries are in N blocks of consecutive tokens. Block n attends to the keys of its own block and of the blocks
 before it that the window reaches. Far keys of strided attention: tokens whose positions have the same remainder attend
 to each other, so there is a group for each remainder. Far keys of fixed attention: all queries are one group, and the
-keys are the last tokens of each block. Attention to near and to far keys is merged as attention to blocks of keys is.
+keys are the last tokens of each block. Attention to near and far keys is merged by `blocks.merged`.
 
-Each group is a batched matmul, and keeps no scores for the backward pass (blocks.py).
+Each group is a batched matmul without scores kept for the backward pass (blocks.py).
 
-Dims: B batch, N groups, T query tokens (t of a group), S key tokens (s of a group), H heads of queries, J heads of keys
-and values, K head dim, C = 2 (key, value), A = H x K, E = J x K.
+Dims: B batch, N groups, T query tokens (t of a group), S key tokens (s of a group), H query heads, J KV heads, K head
+dim, C = 2 (key, value), A = H x K, E = J x K.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from strategies.model.attention.reach import Reach
 
 
 class Groups(NamedTuple):
-    """How queries and keys are grouped. The functions act on the dims of tokens and features, the last two.
+    """How queries and keys are grouped. The functions act on the last two dims, tokens and features.
 
     Attributes:
         queries: [...,T,K] -> [...,N,t,K].
@@ -43,13 +43,13 @@ class Groups(NamedTuple):
     reached: Callable[[Array, Array], Array]
 
     def mask(self, query_T1: Array, key_S1: Array) -> Bool[Array, "N t s"]:
-        """The mask of scores. Positions of tokens are from 1; 0 and less is no token."""
+        """Mask of the scores. Token positions start at 1; 0 and below are padding."""
         query_Nt1, key_N1s = self.queries(query_T1) - 1, self.keys(key_S1).swapaxes(-1, -2) - 1
         return self.reached(query_Nt1, key_N1s) & (query_Nt1 >= key_N1s) & (key_N1s >= 0)
 
 
 def groups_of(reach: Reach, tokens: int, earlier: int) -> Iterator[Groups]:
-    """The groups for `tokens` queries, whose keys come after `earlier` keys of tokens before them."""
+    """Groups for `tokens` queries, whose keys follow the keys of `earlier` preceding tokens."""
     size, before = reach.block(tokens)
     yield Groups(
         partial(_blocks, size=size),
@@ -69,7 +69,6 @@ def groups_of(reach: Reach, tokens: int, earlier: int) -> Iterator[Groups]:
 
 
 def _blocks(x: Array, size: int) -> Array:
-    """Blocks of consecutive tokens."""
     return x.reshape(*x.shape[:-2], -1, size, x.shape[-1])
 
 
@@ -79,18 +78,18 @@ def _joined(x: Array) -> Array:
 
 
 def _apart(x: Array, stride: int) -> Array:
-    """Every `stride`-th token, from each of the first ones."""
+    """Tokens grouped by position modulo `stride`."""
     return _blocks(x, stride).swapaxes(-2, -3)
 
 
 def _last_of_blocks(x: Array, size: int, count: int) -> Array:
-    """The last tokens of each block, as one group."""
+    """The last `count` tokens of each block, as one group."""
     return jnp.expand_dims(_joined(_blocks(x, size)[..., -count:, :]), -3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _block_keys(x: Array, size: int, before: int, earlier: int) -> Array:
-    """For each block its own tokens, after those of the blocks before it. Zeros are before the first token."""
+    """Each block's own tokens, after the tokens of the blocks before it. Zeros stand before the first token."""
     tokens = x.shape[-2] - earlier
     padding = [(0, 0)] * (x.ndim - 2) + [(before * size - earlier, 0), (0, 0)]
     padded = jnp.pad(x, padding)
@@ -103,7 +102,7 @@ def _block_keys_forward(x: Array, size: int, before: int, earlier: int) -> tuple
 
 
 def _block_keys_backward(size: int, before: int, earlier: int, _: None, dkeys: Array) -> tuple[Array]:
-    """Add each block's gradients to those of its tokens, in place. Autodiff would pad each shift to all tokens."""
+    """Add each block's gradients to its tokens' gradients in place. Autodiff would pad each shift to all tokens."""
     parts = [_joined(part) for part in jnp.split(dkeys, before + 1, -2)]
     tokens = parts[0].shape[-2]
     dx = jnp.pad(parts[0], [(0, 0)] * (parts[0].ndim - 2) + [(0, before * size), (0, 0)])
@@ -124,11 +123,9 @@ def attend_sparse(
     """Sparse softmax attention of consecutive tokens.
 
     Args:
-        qkv: queries, keys and values of the tokens.
-        earlier_BSCE: keys and values of the tokens before them; None if there are none.
-        reach: the tokens to which a token attends.
-        axis: the mesh axis that splits the tokens of a sequence; None if these are all. With a window it is also None
-            if all the earlier tokens exist, wherever in the sequence they are.
+        earlier_BSCE: keys and values of preceding tokens; None without any.
+        axis: mesh axis that splits the tokens of a sequence; None if not split. With a window it is also None if all
+            preceding tokens exist, wherever in the sequence they are.
     """
     return _forward(qkv, earlier_BSCE, reach, axis)[0]
 
@@ -136,7 +133,7 @@ def attend_sparse(
 def _grouped(
     qkv: QKV, earlier_BSCE: Array | None, reach: Reach, axis: str | None
 ) -> tuple[Array, Array, Array, list[tuple[Groups, Array]]]:
-    """Queries [B,H,T,K], all keys and all values [B,J,S,K], and the groups with their masks."""
+    """Queries [B,H,T,K], all keys and values [B,J,S,K], and the groups with their masks."""
     tokens, earlier = qkv.tokens, 0 if earlier_BSCE is None else earlier_BSCE.shape[1]
     q_BHTK, *kv = qkv.heads_first
     if earlier_BSCE is not None:
@@ -165,7 +162,7 @@ def _forward(
 def _backward(
     reach: Reach, axis: str | None, residuals: tuple[QKV, Array | None, Array, Array], dmixed_BTA: Array
 ) -> tuple[QKV, Array | None]:
-    """Add up the gradients of all groups in float32."""
+    """Sum the gradients of all groups in float32."""
     qkv, earlier_BSCE, mixed_BTA, log_total_BHT1 = residuals
     q_BHTK, k_BJSK, v_BJSK, grouped = _grouped(qkv, earlier_BSCE, reach, axis)
     mixed_BTHK, dmixed_BTHK = qkv.heads_of(mixed_BTA), qkv.heads_of(dmixed_BTA)

@@ -1,14 +1,13 @@
 """Causal self-attention on TPUs by JAX's splash attention, a fused kernel: scores stay on the chip.
 
-The kernel works on blocks of queries and keys, and skips the blocks that causality or a window masks out. Its forward
-pass gives the output and the log-sum-exp of the scores. Its backward pass is two kernels, one for the gradients of keys
-and values and one for those of queries. Each recomputes the scores and their gradients, so there are seven matmuls
-of scores instead of five.
+The kernel works on blocks of queries and keys, and skips blocks that causality or a window masks out. Its forward pass
+returns the output and the log-sum-exp of the scores. Its backward pass is two kernels, one for dK and dV and one for
+dQ. Each recomputes the scores and their gradients, so there are seven matmuls of scores instead of five.
 
-Its kernels for many heads also take fewer heads of keys than of queries: a block of keys is read for each head of
-queries, and gradients of keys are summed over these heads on the chip. No copy of keys is made.
+Its multi-head kernels also support fewer KV heads than query heads without copying keys: each query head reads the
+blocks of its KV head, and gradients of keys are summed over query heads on the chip.
 
-Dims: B batch, T tokens, H heads of queries, J heads of keys and values, K head dim, A = H x K.
+Dims: B batch, T tokens, H query heads, J KV heads, K head dim, A = H x K.
 """
 
 import math
@@ -22,20 +21,20 @@ from strategies.model.attention.reach import Reach
 from strategies.model.pallas.vma import call_without_vma
 
 LANES = 128
-"""Lanes of a vector. The log-sum-exp of a query's scores fills as many."""
+"""Lanes of a vector. The log-sum-exp of one query's scores fills a whole vector."""
 BLOCKS = 512, 256, LANES
-"""Tokens of a block: 512 as in MaxText, or fewer where it does not divide the sequence."""
+"""Possible tokens of a block: 512 as in MaxText, or fewer if that does not divide the sequence."""
 BLOCK_SIZES = *("block_q", "block_kv"), *("block_q_dkv", "block_kv_dkv"), *("block_q_dq", "block_kv_dq")
-"""Of the forward pass, of the gradients of keys and values, and of those of queries."""
+"""Arguments with block sizes: of the forward pass, of dK and dV, and of dQ."""
 MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
-"""Matmuls of scores in each kernel, by its name: forward, gradients of queries, gradients of keys and values."""
+"""Matmuls of scores by kernel name: forward, dQ, dK and dV."""
 BACKWARD_MATMULS = MATMULS["dq"] + MATMULS["dkv"]
 
 
 def block_tokens(tokens: int, reach: Reach | None) -> int | None:
-    """Tokens of a block of queries, and of keys; None if no block size divides the sequence.
+    """Tokens of a query block and of a key block; None if no block size divides the sequence.
 
-    Blocks are no larger than the window, so that most of it is not masked.
+    Blocks are no larger than the window, so that most of a block is not masked.
 
     >>> block_tokens(2048, None), block_tokens(384, None), block_tokens(2048, Reach(200)), block_tokens(1000, None)
     (512, 128, 128, None)
@@ -45,7 +44,7 @@ def block_tokens(tokens: int, reach: Reach | None) -> int | None:
 
 
 def computed_keys(tokens: int, reach: Reach | None) -> int:
-    """Keys that are computed for a query, on average over the queries of a sequence, rounded down.
+    """Keys computed per query, averaged over a sequence and rounded down.
 
     >>> computed_keys(2048, None), computed_keys(2048, Reach(512))
     (1280, 896)
@@ -80,9 +79,9 @@ def gradients(
     reach: Reach | None = None,
     causal: bool = True,
 ) -> tuple[Array, Array, Array]:
-    """Gradients of queries, keys and values. JAX has no public way to run the backward kernels by themselves.
+    """Gradients of queries, keys and values. JAX has no public function that runs only the backward kernels.
 
-    Around a ring the keys are a chunk's; `mixed` and `log_total` are the results for all keys.
+    In a ring the keys are one chunk's, and `mixed` and `log_total` are over all keys.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import _splash_attention_bwd
 
@@ -100,22 +99,21 @@ def gradients(
 
 
 def _counted(q_BHTK: Array, reach: Reach | None, causal: bool) -> AbstractContextManager[Any]:
-    """A scope that says how many keys the kernels compute for a query, for those who read the compiled program.
-
-    The kernels carry no cost estimate (benchmarks/program/flops.py).
+    """A named scope with the keys computed per query: the kernels carry no cost estimate
+    (benchmarks/program/flops.py).
     """
     tokens = q_BHTK.shape[2]
     return jax.named_scope(f"keys_{computed_keys(tokens, reach) if causal else tokens}")
 
 
 def _scaled(q_HTK: Array) -> Array:
-    """Queries, or their gradients, times the scale of the scores. The kernel has none."""
+    """Queries, or their gradients, times the scale of the scores, which the kernel does not apply."""
     return q_HTK * q_HTK.shape[-1] ** -0.5
 
 
 def _kernel(q_HTK: Array, reach: Reach | None, causal: bool = True) -> Any:
-    """The kernel, with a mask or without: scaled q [H,T,K], k, v [J,T,K] -> attention [H,T,K], (log-sum-exp [H,T],)."""
-    from jax.experimental.pallas.ops.tpu import splash_attention  # 0.2 s, for TPUs alone
+    """The kernel: scaled q [H,T,K], k, v [J,T,K] -> attention [H,T,K], (log-sum-exp [H,T],)."""
+    from jax.experimental.pallas.ops.tpu import splash_attention  # 0.2 s, only needed on TPUs
 
     count, tokens, _ = q_HTK.shape
     shape = tokens, tokens

@@ -1,1 +1,1 @@
-"""Pallas kernels of matmuls, and how kernels are called in `jax.shard_map`. They know nothing of the model."""
+"""Pallas kernels of matmuls, and how to call kernels in `jax.shard_map`. They know nothing about the model."""

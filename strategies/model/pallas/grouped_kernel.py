@@ -1,13 +1,12 @@
-"""The matmuls of a grouped matmul as kernels for NVIDIA GPUs, written in Pallas and compiled by Triton.
+"""Grouped matmuls as kernels for NVIDIA GPUs, written in Pallas and compiled by Triton.
 
-A loop over blocks launches a kernel or several for each block. One kernel for all blocks reads the number of the expert
-of a block on the device, multiplies with the matrix of that expert, and skips the block if it is empty (Gale et al.
-2022, "MegaBlocks", section 5.1). The gradient of the matrices is one kernel, too: each program sums over the blocks of
-one expert, in float32.
+A loop over blocks launches one or more kernels per block. A single kernel for all blocks reads a block's expert index
+on the device, multiplies with that expert's matrix, and skips empty blocks (Gale et al. 2022, "MegaBlocks", section
+5.1). The gradient of the matrices is also one kernel: each program sums over one expert's blocks, in float32.
 
-Tiles are among the fastest that were timed (docs/experiments/2026-11-26-first-gpu.md). They are taken in an order in
-which programs that run at the same time share rows and matrices, which then come from the cache. JAX 0.11 warns that a
-later version has no Triton below Pallas; without it there are loops (`available`).
+Tile sizes are among the fastest measured (docs/experiments/2026-11-26-first-gpu.md). Programs that run at the same time
+share rows and matrices, which then come from the cache. JAX 0.11 warns that a later version drops Triton below Pallas;
+without it loops are used (`available`).
 
 Dims: S blocks, R rows of a block, E experts, D and F features; M = S x R.
 """
@@ -24,24 +23,24 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 ROWS, COLUMNS, INNER = 128, 256, 64
-"""Largest tile of the result, and how much of the summed dim a program multiplies at once."""
+"""Upper bounds on a result tile's rows and columns, and on the summed dim that a program multiplies at once."""
 WARPS, STAGES = 8, 3
 SMALLEST = 16
-"""Rows and columns of the smallest tile that Triton multiplies."""
+"""Smallest number of rows or columns of a Triton tile."""
 TOGETHER = 8
-"""Tiles of rows that run beside each other, for all columns, before the next ones."""
+"""Row tiles that run concurrently, for all columns, before the next ones."""
 
 
 @cache
 def available() -> bool:
-    """Whether this version of JAX has Triton below Pallas, found without importing it."""
+    """Whether the installed JAX has Triton below Pallas. Does not import it."""
     pallas = find_spec("jax.experimental.pallas")
     folders = (pallas and pallas.submodule_search_locations) or ()
     return any((Path(folder) / "triton.py").exists() for folder in folders)
 
 
 def fits(rows: int, *features: int) -> bool:
-    """Whether the kernels multiply blocks of so many rows by matrices of these features: tiles are powers of two.
+    """Whether the kernels support blocks of `rows` rows and matrices of these features: tiles are powers of two.
 
     >>> fits(512, 2880, 2880), fits(8, 2048, 1024), fits(512, 2048, 1000)
     (True, False, False)
@@ -52,14 +51,12 @@ def fits(rows: int, *features: int) -> bool:
 def multiply(
     x_SRD: Float[Array, "S R D"], w_EDF: Float[Array, "E D F"], expert_S: Int[Array, " S"], filled: int, **kwargs: Any
 ) -> Float[Array, "S R F"]:
-    """Each block times the matrix of its expert. Blocks of expert E are empty: their results are zero.
+    """Each block times its expert's matrix. Blocks of expert E are empty: their results are zero.
 
     Args:
         x_SRD: rows, of which `fits` is true.
-        w_EDF: the matrices.
-        expert_S: the expert of each block, in increasing order.
-        filled: number of blocks that are not empty with balanced routing. Readers of the program count as many.
-        kwargs: of `pallas_call`.
+        expert_S: each block's expert, in increasing order.
+        filled: number of non-empty blocks under balanced routing, for FLOP counts of the compiled program.
     """
     return _multiplied(x_SRD, w_EDF, expert_S, filled, transposed=False, **kwargs)
 
@@ -67,12 +64,12 @@ def multiply(
 def rows_gradient(
     dy_SRF: Float[Array, "S R F"], w_EDF: Float[Array, "E D F"], expert_S: Int[Array, " S"], filled: int, **kwargs: Any
 ) -> Float[Array, "S R D"]:
-    """The gradient of the rows: each block of gradients times the transposed matrix of its expert. As `multiply`."""
+    """Gradient of the rows: each block's gradients times its expert's transposed matrix. Arguments: see `multiply`."""
     return _multiplied(dy_SRF, w_EDF, expert_S, filled, transposed=True, **kwargs)
 
 
 def _multiplied(x_SRK: Array, w: Array, expert_S: Array, filled: int, *, transposed: bool, **kwargs: Any) -> Array:
-    from jax.experimental import pallas as pl  # 0.2 s, for GPUs alone
+    from jax.experimental import pallas as pl  # 0.2 s, only needed on GPUs
 
     (blocks, rows, summed), columns = x_SRK.shape, w.shape[1 if transposed else 2]
     tile_m, tile_n, tile_k = _tile(rows, ROWS), _tile(columns, COLUMNS), _tile(summed, INNER)
@@ -123,7 +120,7 @@ def matrices_gradient(
     filled: int,
     **kwargs: Any,
 ) -> Float[Array, "E D F"]:
-    """The gradient of the matrices: for each of `experts`, the sum over its blocks. As `multiply`."""
+    """Gradient of the matrices: for each of `experts`, the sum over its blocks. Arguments as for `multiply`."""
     from jax.experimental import pallas as pl
 
     (blocks, rows, embed), features = x_SRD.shape, dy_SRF.shape[2]
@@ -158,7 +155,7 @@ def matrices_gradient(
 
 
 def _tile(size: int, most: int) -> int:
-    """The largest power of two that divides a size, up to `most`, which is one."""
+    """The largest power of two that divides `size`, at most `most`, which is a power of two."""
     return math.gcd(size, most)
 
 

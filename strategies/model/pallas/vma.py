@@ -1,4 +1,4 @@
-"""Calls of Pallas kernels without vma types (varying manual axes), which say over which mesh axes an array varies."""
+"""Calls of Pallas kernels without vma types (varying manual axes: the mesh axes over which an array varies)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +10,17 @@ from jaxtyping import Array
 
 
 def call_without_vma(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function whose arrays have no vma types. Its results vary over the mesh axes of all of its arguments.
+    """Call a function whose arrays have no vma types. Its results vary over the mesh axes of all its arguments.
 
-    `jax.shard_map` wants such types of the outputs of a Pallas kernel, and our kernels give none. Autodiff must
-    not see the types change, because it would sum gradients over the axes: both parts of a custom derivative call this.
+    `jax.shard_map` requires vma types of a Pallas kernel's outputs, which our kernels do not state. Autodiff must not
+    see the types change, because it would sum gradients over the axes; so both halves of a custom derivative call this.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function(*arguments)
     axes = frozenset().union(*map(_varying, jax.tree.leaves(arguments)))
 
     def run(*arguments: Any) -> Any:
-        # Reshaped arrays have no type there, and XLA removes these reshapes.
+        # Reshaped arrays have no vma type there; XLA removes these reshapes.
         return function(*jax.tree.map(lambda x: jnp.squeeze(x[None], 0), arguments))
 
     results = jax.shard_map(run, in_specs=P(), out_specs=P(), check_vma=False)(*arguments)

@@ -129,7 +129,7 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
             {"topology": Topology.parse("tpu7x:2x2x1"), "mesh": ["fsdp=8", "fsdp=4"]},
             "--mesh fsdp=4 takes 4 devices, and must take all 8 of tpu7x:2x2x1",
         ),
-        ({"strategy": ["ddp"]}, "--strategy 'ddp' is no strategy; there are single, data, .* did you mean data"),
+        ({"strategy": ["ddp"]}, "--strategy 'ddp' is not a strategy; use one of single, data, .* did you mean data"),
         ({"mesh": ["data:2"]}, "mesh 'data:2' cannot be read; write it as data=2,tensor=4"),
         ({"option": [("order", "1f1b")]}, "'order' is no option of a strategy; there are attention, unroll, "),
         ({"option": [("schedule", "2f2b")]}, "schedule='2f2b'; it can be gpipe, 1f1b"),

@@ -126,7 +126,7 @@ def test_launched_processes_measure_together(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("test session starts") == 1
     row, unequal = (row["extra_info"] for row in rows(report).values())
-    few = "2 processes do not have equal parts of 3 devices; take one device, or a multiple of 2"
+    few = "3 devices cannot be divided equally among 2 processes; take one device, or a multiple of 2"
     assert (unequal["status"], unequal["reason"]) == ("infeasible", few)
     assert (row["status"], row["devices"], row["processes"]) == ("ok", 4, 2)
     assert (row["matches_single"], row["single_in_own_process"]) == (True, True)

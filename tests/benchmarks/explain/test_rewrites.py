@@ -59,8 +59,9 @@ def test_what_is_missing_alone_did_not_become_an_all_reduce() -> None:
     """Advice is about axes over which gathers are missing and all-reduces send more, not about others."""
     predicted = cost("fsdp", "fsdp=8")
     assert decomposed_axes(rewrites(predicted, without("all_gather", stated(predicted)))) == []
-    more = Collective("all_reduce", ("data",), 1, False, 64)
-    assert decomposed_axes(rewrites(predicted, [*without("all_gather", stated(predicted)), more])) == []
+    for axis in ("data", "fsdp"):  # of other axes, and fewer bytes than are missing
+        more = Collective("all_reduce", (axis,), 1, False, 64)
+        assert decomposed_axes(rewrites(predicted, [*without("all_gather", stated(predicted)), more])) == []
 
 
 def test_flops_besides_those_stated() -> None:

@@ -64,7 +64,7 @@ def test_formulas_that_fail_are_a_row(begin: Begin, monkeypatch: pytest.MonkeyPa
     engine = begin(settings)
     (row,) = measure(engine, replace(DATA, strategy="broken"))
     assert row["status"] == "error"
-    assert re.match("BrokenStrategy: the term .* yields what it must not .*'no term'; pass a Traffic", row["reason"])
+    assert re.match("BrokenStrategy: the term .* yields something invalid .*'no term'; pass a Traffic", row["reason"])
     assert row["predicted.sent_bytes"] is None
     assert row["compile_seconds"] is not None
 

@@ -194,7 +194,7 @@ ROW = {"case": "tensor", "extra_info": {"status": "ok"}, "samples": [0.5], "step
         (signed(ROW | {"case": "data"}), "is a second row of data, and differs from the first"),
         (signed(ROW | {"case": "zero1"}), "this run has no case zero1"),
         ('{"row": null, "other": 1}\n', "has an unknown field 'other'"),
-        ('{"began": 1}\n', "began is 1; it must be a text or null"),
+        ('{"began": 1}\n', "began is 1; it must be a string or null"),
         ("[]\n", "is \\[\\]; it must be an object"),
         ("\xff\n", "is cut short or not JSON"),
     ],

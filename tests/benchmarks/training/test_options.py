@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("_built_once")
         ("--init=here --preset=nano", "--preset nano and --init here both name a model; leave one of them out"),
         ("--init=/dev/null", "/dev/null/config.json"),
         ("--experts=2 --routing=one,balanced", r"--routing \['one', 'balanced'\] has several values"),
-        ("--routing=one", "routing='one' is for a model with experts; give experts"),
+        ("--routing=one", "routing='one' is for a model with experts; set experts"),
         ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
         ("--tokenizer=chars --vocab=7", r"--vocab 7, and the corpus pydoc_data.topics has \d+ characters"),
         ("--decay-steps=5 --warmup-steps=9", "decay_steps=5 ends before warmup_steps=9"),

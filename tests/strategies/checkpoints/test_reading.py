@@ -48,12 +48,12 @@ def change(path, **facts):
         (truncate, CHUNK, r"mu/blocks.mlp.up_DF"),
         (flip, CHUNK, r"mu/blocks.mlp.up_DF"),
         (lambda path: path.unlink(), "params/head.norm.bias_D/zarr.json", r"params/head.norm.bias_D is missing"),
-        (truncate, "params/head.norm.bias_D/zarr.json", r"head.norm.bias_D/zarr.json is not as it was written"),
+        (truncate, "params/head.norm.bias_D/zarr.json", r"head.norm.bias_D/zarr.json was changed after it was written"),
         (truncate, "checkpoint.json", r"checkpoint.json is cut short or not JSON"),
         (lambda path: path.write_text("{}"), "checkpoint.json", r"checkpoint.json: format is None; .* whole number"),
         (lambda path: path.write_text("3"), "checkpoint.json", r"checkpoint.json is 3; it must be an object"),
         (lambda path: path.write_bytes(b"\xff"), "checkpoint.json", r"checkpoint.json is cut short or not JSON"),
-        (partial(change, devices=2), "checkpoint.json", r"checkpoint.json is not as it was written"),
+        (partial(change, devices=2), "checkpoint.json", r"checkpoint.json was changed after it was written"),
     ],
     ids=[
         *("a chunk is missing", "a chunk is short", "a bit has flipped"),
@@ -142,8 +142,8 @@ def test_a_checkpoint_of_an_earlier_format_restores(number, two):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"scalars": {}}, "step is 3, and the count of AdamW None"),
-        ({"scalars": {"count": 4}}, "step is 3, and the count of AdamW 4"),
+        ({"scalars": {}}, "step is 3, and AdamW's count None"),
+        ({"scalars": {"count": 4}}, "step is 3, and AdamW's count 4"),
         ({"scalars": {"count": True}, "step": 1}, "scalars.* it must be a whole number or a number"),
         ({"position": -1}, "position is -1; it must be a whole number of at least 0"),
         ({"devices": 2.5}, "devices is 2.5; it must be a whole number"),
@@ -266,7 +266,7 @@ def test_no_checksum_of_an_array_is_missing(two):
 def test_a_newer_format_is_refused(two):
     """A checkpoint of a later version says which formats this one reads."""
     change(two / "2" / "checkpoint.json", format=4)
-    with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 4, .* up to 3; take a newer meshmark"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.json is of format 4, .* to 3; install a newer meshmark"):
         restore(step_of("single"), two)
 
 

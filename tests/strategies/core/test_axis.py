@@ -148,7 +148,7 @@ def test_sums_of_the_data_axis_go_alone(option, other):
     """Buckets and compression sum over `data` alone, and are refused beside another axis, in steps and in formulas."""
     axes, ((name, value),) = (data.AXIS, other), option.items()
     mesh, train = MeshSpec.parse(f"data=2,{other.name}=2"), replace(TRAIN, microbatches=2, **option)
-    message = f"{name}={value} sums over the axis data alone, and mesh {mesh} has {other.name}; leave it out"
+    message = f"{name}={value} sums only over the axis data, and mesh {mesh} has {other.name}; omit it"
     with pytest.raises(Infeasible, match=message):
         Strategy("mine", axes).build(CONFIG, mesh, train)
     with pytest.raises(Infeasible, match=message):

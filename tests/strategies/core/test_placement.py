@@ -41,8 +41,8 @@ def test_all_axes_leave_a_placement_as_it_is(strategy):
     [
         ([{"batch": "yes"}], "batch='yes'; it must be true or false"),
         ([{"dims": "mlp"}], "dims='mlp'; it must be a list"),
-        ([{"batch": True, "tokens": True}], "batch and tokens have the axis toy twice; leave one of them out"),
-        ([{"batch": True}, {"batch": True}], "batch and tokens have the axis toy twice; leave one of them out"),
+        ([{"batch": True, "tokens": True}], "batch and tokens have the axis toy twice; omit one of them"),
+        ([{"batch": True}, {"batch": True}], "batch and tokens have the axis toy twice; omit one of them"),
         ([{"shards": True}], "shards has the axis toy, which does not split the batch; add it to batch"),
         ([{"updates": True}], "updates has the axis toy, which does not split the batch; add it to batch"),
         ([{"dims": ("head",)}], "no weight has the dim 'head'; dims are layers, dense_layers, vocab, "),
@@ -52,7 +52,7 @@ def test_all_axes_leave_a_placement_as_it_is(strategy):
         ),
         (
             [{"batch": True, "reduce_scatter_per_microbatch": True}],
-            "reduce_scatter_per_microbatch says when gradients are scattered over updates; give that, too",
+            "reduce_scatter_per_microbatch says when gradients are scattered over updates; set updates, too",
         ),
         ([{"options": ("nope",)}], "mine has the option 'nope'; it can have attention, batch_size"),
     ],

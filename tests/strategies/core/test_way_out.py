@@ -111,7 +111,7 @@ def test_a_list_that_does_not_suffice_says_so():
         GPTConfig(layers=2, embed=24, heads=6),
     )
     found = way_out(error, config, MeshSpec.parse("tensor=4"), TrainConfig(8), refuse)
-    assert found == "tensor can be 1 or 2, and something else must change, too"
+    assert found == "tensor can be 1 or 2, but something else must change, too"
 
 
 def test_an_error_goes_to_another_process():

@@ -127,7 +127,7 @@ def test_a_topology_is_a_mesh_of_all_of_its_devices(name):
     assert MeshSpec(shown.mesh).size == devices
     assert {axis for axis, _ in shown.mesh} <= {*strategy.axis_names}
     assert f"{devices} × 64 tokens" in shown.workload
-    with pytest.raises(Infeasible, match=f"takes {example_mesh(strategy).size} devices, and must take all 16"):
+    with pytest.raises(Infeasible, match=f"uses {example_mesh(strategy).size} devices; it must use all 16"):
         asked_overview(name, "nano", str(example_mesh(strategy)), "cpu:16", None)
     if name == "single":
         with pytest.raises(Infeasible, match="single has no mesh of 4 devices; it has at most 1"):

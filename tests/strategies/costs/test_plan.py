@@ -20,7 +20,7 @@ from tests.strategies.models import EVEN, SMALL
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such", "nothing is known of what no_such sends; it can be single, data"),
+        ("no_such", "no_such has no formulas; strategies with formulas are single, data"),
         ("single", "mesh data=2 has the axis data, which splits nothing here"),
     ],
 )
@@ -64,7 +64,7 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
 @pytest.mark.parametrize(
     ("dims", "message"),
     [
-        (("mlp",), "no formulas for head_features and mlp over different axes; give both the same"),
+        (("mlp",), "no formulas for head_features and mlp over different axes; use the same axes"),
         (("head_features",), "no formulas for head_features and mlp over different axes"),
         (("embed",), "no formulas for axes that split embed; state what they send"),
     ],
@@ -107,12 +107,10 @@ def test_an_option_that_no_axis_has_is_refused(option):
             Plan.of(strategy.axes, *told, train, checked=False)
             assert strategy.applicable(train) == train
             continue
-        with pytest.raises(
-            Infeasible, match=rf"{option}={changed[option]} (changes nothing|needs devices).*leave it out"
-        ):
+        with pytest.raises(Infeasible, match=rf"{option}={changed[option]} (changes nothing|needs devices).*omit it"):
             strategy.build(*told, train)
         if strategy.has_formulas:
-            with pytest.raises(Infeasible, match=f"{option}={changed[option]} .*leave it out"):
+            with pytest.raises(Infeasible, match=f"{option}={changed[option]} .*omit it"):
                 predict(strategy.name, *told, train)
         assert strategy.applicable(train) == TrainConfig(8)
     assert having
@@ -132,5 +130,5 @@ def test_a_resolved_plan_can_be_used_again(name):
 def test_a_step_that_is_made_in_another_way_refuses_options_too():
     """A strategy with a `make_step` has the options of its axes."""
     mine = Strategy("mine", STRATEGIES["fsdp"].axes, make_step=lambda *_: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(Infeasible, match="schedule=gpipe changes nothing with the axis fsdp; leave it out"):
+    with pytest.raises(Infeasible, match="schedule=gpipe changes nothing with the axis fsdp; omit it"):
         mine.build(EVEN, "fsdp=1", TrainConfig(8, schedule="gpipe"))

@@ -130,7 +130,7 @@ def test_a_fused_kernel_holds_no_scores(how):
 
 def test_of_what_the_compiler_partitions_nothing_is_known():
     """Nothing is made up."""
-    with pytest.raises(Infeasible, match="nothing is known of what auto sends; it can be single, data"):
+    with pytest.raises(Infeasible, match="auto has no formulas; strategies with formulas are single, data"):
         predict("auto", PRESETS["nano"], MeshSpec.parse("data=8"), TrainConfig(BATCH))
 
 

@@ -118,5 +118,5 @@ def test_what_does_not_fit_is_refused() -> None:
     """Microbatches or chunks that a schedule cannot order raise Infeasible with the numbers."""
     with pytest.raises(Infeasible, match=r"pipeline=4 does not divide microbatches=6.*microbatches can be 4, 8, 12"):
         interleaved(4, 6, 2)
-    with pytest.raises(Infeasible, match="1f1b has one chunk a stage, not 2; take interleaved"):
+    with pytest.raises(Infeasible, match="1f1b has one chunk per stage, not 2; use interleaved"):
         one_f_one_b(4, 8, 2)

@@ -166,7 +166,7 @@ def test_cudnn_takes_fewer_heads_of_keys(monkeypatch):
 def test_heads_that_do_not_fit_are_refused():
     """With their numbers."""
     q, k = (jnp.zeros((1, 2, heads, 4)) for heads in (4, 3))
-    with pytest.raises(ValueError, match="4 heads of queries do not share 3 heads of keys and 3 of values"):
+    with pytest.raises(ValueError, match="4 query heads cannot share 3 key heads and 3 value heads"):
         QKV.of(q, k, k)
 
 

@@ -104,7 +104,7 @@ def test_a_kernel_of_pallas_is_not_partitioned_by_the_compiler():
     [
         ("cpu", {}, {}, "takes bfloat16 and float32 on TPUs, not float32 on cpu; use auto or xla"),
         ("tpu", {}, {"dtype": "float16"}, "takes bfloat16 and float32 on TPUs, not float16 on tpu; use auto or xla"),
-        ("tpu", {"sequence": 200}, {}, "takes multiples of 128 tokens, not sequence=200; use auto or xla"),
+        ("tpu", {"sequence": 200}, {}, "needs a multiple of 128 tokens, not sequence=200; use auto or xla"),
         ("tpu", {"attention_stride": 16}, {}, "has no kernel for attention_stride=16; use auto or xla"),
     ],
     ids=str,
