@@ -196,7 +196,7 @@ def test_intervals_are_over_launches(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_guide_documents_the_columns_that_load_adds(tmp_path: Path) -> None:
     """Each column in the guide's table is there, and each that is not of the record is in the table."""
     run = write_run(tmp_path / "run.json", [row()])
-    text = (ROOT / "docs" / "guides" / "reports.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "notebook.md").read_text(encoding="utf-8")
     table = text.partition("| column | what it is |")[2].partition("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines()[2:]]
     documented = {name.strip("` ") for cell in cells for name in cell.split(",")}
