@@ -29,7 +29,7 @@ OPTIONS = {
     "devices": "--devices chooses among measured cases",
     "batch_size": "--batch-size chooses among measured cases",
     "metric": "--metric is of measured cases",
-    "scaling": "--scaling is of measured cases",
+    "weak": "--weak compares measured cases",
     "between": "--between is a part of a trace",
 }
 """Options that only some kinds of files have, and what they do."""
@@ -101,9 +101,9 @@ def figure_name(drawing: Drawing) -> str:
 def names_of(options: argparse.Namespace) -> list[str]:
     """Return the names of the figures that options ask for; none for all."""
     if options.metric is None:
-        return [CURVES["throughput", options.scaling].name] if options.scaling else []
+        return [CURVES["throughput", "weak"].name] if options.weak else []
     if options.metric in METRICS:
-        return [CURVES[options.metric, options.scaling or "strong"].name]
+        return [CURVES[options.metric, "weak" if options.weak else "strong"].name]
     if options.metric not in BY_NAME:
         raise Refused(f"--metric {options.metric} is unknown; it can be {', '.join([*METRICS, *BY_NAME])}")
     return [options.metric]

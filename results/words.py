@@ -1,11 +1,12 @@
 """Words for facts of records: numbers, sizes, devices, workloads, endings. Figures, the page and tables share them."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pandas as pd
+if TYPE_CHECKING:  # commands that need no tables start faster without
+    import pandas as pd
 
-Facts = Mapping[str, Any] | pd.Series
+Facts: TypeAlias = "Mapping[str, Any] | pd.Series"
 """A record, or its row of a table."""
 NAMED = 4
 """Most names that one sentence lists."""
@@ -50,7 +51,7 @@ def numbers(values: Iterable[float]) -> str:
     >>> numbers([8, 1, 8, float("nan")])
     '1 and 8'
     """
-    return joined([f"{value:,.0f}" for value in sorted({value for value in values if pd.notna(value)})], most=12)
+    return joined([f"{value:,.0f}" for value in sorted({value for value in values if value == value})], most=12)
 
 
 def joined(names: Iterable[object], most: int = NAMED) -> str:
@@ -98,7 +99,7 @@ def workload(facts: Facts) -> str:
     )
 
 
-def how_noisy(rows: pd.DataFrame) -> str:
+def how_noisy(rows: "pd.DataFrame") -> str:
     """Say by how much the same step, timed twice, differed from itself; "" if no row is marked as noisy."""
     noisy = rows[rows["noisy"].eq(True)]
     if noisy.empty:

@@ -189,7 +189,7 @@ JUDGED = {
             "--out PATH", "the picture to write, its suffix is the format, or a folder; default: next to FILE", Path
         ),
         option("--metric METRIC", METRICS, str),
-        option("--scaling strong|weak", "same global batch, or same batch of a device; default: strong"),
+        option("--weak", "compare cases with the same batch of a device, not with the same global batch"),
         option("--strategy NAME,...", "strategies of a run to draw, with single; default: all", str),
         option("--devices N,...", "numbers of devices of a run to draw; default: all", count),
         option(

@@ -110,11 +110,10 @@ def scan_layers(step: Step, carry: Any, xs: Any, *, unroll: int, reverse: bool =
     No layer runs outside of it: XLA would merge its gathers in the forward loop with those in the backward loop.
     """
     layers = jax.tree.leaves(xs)[0].shape[0]
-    at_once = layers_at_once(layers, unroll)
-    if at_once < layers:
-        return lax.scan(step, carry, xs, reverse=reverse, unroll=at_once)
     if layers < 2:
         return scan_kept(step, carry, xs)
+    if (at_once := layers_at_once(layers, unroll)) < layers:
+        return lax.scan(step, carry, xs, reverse=reverse, unroll=at_once)
 
     def all_layers(carry: Any, xs: Any) -> tuple[Any, Any]:
         return lax.scan(step, carry, xs, reverse=reverse, unroll=layers)

@@ -130,7 +130,8 @@ def test_an_option_means_the_same_in_all_commands() -> None:
             if option.name.startswith("--") and option.many != "pass":
                 kinds.setdefault(option.name, set()).add(getattr(option.read, "__name__", "switch"))
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {
-        "--topology": {"topology", "topology_or_here"}
+        "--topology": {"topology", "topology_or_here"},
+        "--batch-size": {"count", "batch"},  # of rows that are there "all" can be meant
     }
 
 
