@@ -10,6 +10,7 @@ import numpy as np
 from strategies.checking.bounds import TAIL, Rounding
 from strategies.checking.first_steps import FirstSteps
 from strategies.checking.projections import Projection
+from strategies.model.block import part_and_layer
 
 ROUTERS = "experts.router_DE", "experts.logit_bias_E"
 """Suffixes of weights that compute a router's logits."""
@@ -247,7 +248,10 @@ class Comparison:
         loosened = self._loosened
         if "expert 0" in single.units and self._flips:
             least_LE = np.maximum(sum(self.single.choices), 1)
-            loosened = loosened + 2 * np.sqrt(self._turned_LE / least_LE)
+            turned_LE = 2 * np.sqrt(self._turned_LE / least_LE)
+            # The choices are of layers; a weight of a block of several layers has those of its place in the block.
+            _, place = part_and_layer(name.split(".")[1])
+            loosened = loosened + turned_LE[place :: len(turned_LE) // len(single.norm_LU)]
         if what == "gradient":
             loosened = loosened + self._router_drift
         loosened_LU = turned * loosened * single.norm_LU

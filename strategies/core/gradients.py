@@ -102,8 +102,8 @@ def all_reduce_listed(grads: Sequence[Array], specs: Sequence[WeightSpec], plan:
     return cast(sums, "float32")
 
 
-def prepare_weights(weights: Weights, plan: Plan) -> Weights:
-    """Stored weights -> the weights to differentiate.
+def prepare_weights(weights: Weights, plan: Plan, *, evaluated: bool = False) -> Weights:
+    """Stored weights -> the weights to differentiate, or of a forward pass alone (`evaluated`).
 
     They are marked as varying over the axes over which gradients are summed later (`mark_varying`). With
     `gather="step"` they are gathered here.
@@ -111,7 +111,7 @@ def prepare_weights(weights: Weights, plan: Plan) -> Weights:
 
     def one(weight: Array, spec: WeightSpec) -> Array:
         placed = plan.placed(spec.dims)
-        if not plan.sums_in_loop(spec):
+        if evaluated or not plan.sums_in_loop(spec):  # else layer_reduction.py marks them
             weight = mark_shares(weight, placed)
         if plan.gathered > 1:
             weight = gather(weight.astype(spec.used_dtype(plan.train.dtype)), placed.stored_shard)

@@ -169,8 +169,12 @@ class _Assembly:
                 return require_gradients(strategy.reduce(loss, grads), grads, "reduce")
             return sum_remaining(loss, grads, plan)
 
-    def prepared(self, params: Weights) -> Weights:
-        return params if self.implementation.compiler_partitioned else prepare_weights(params, self.plan)
+    def prepared(self, params: Weights, *, evaluated: bool = False) -> Weights:
+        return (
+            params
+            if self.implementation.compiler_partitioned
+            else prepare_weights(params, self.plan, evaluated=evaluated)
+        )
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
         """The mean loss of a batch, computed forward, microbatch by microbatch."""
@@ -182,7 +186,7 @@ class _Assembly:
             return strategy.losses(partial(nnx.merge, self.abstract[0]), weights, tokens_bS).sum()
 
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            weights = self.prepared(params)
+            weights = self.prepared(params, evaluated=True)
             loss = total_of_microbatches(total, tokens_BS, microbatches)
         loss = loss / (self.train.batch_size * self.config.sequence)
         return lax.psum(loss, axes) if axes else loss

@@ -43,6 +43,7 @@ CASES = [
         if name not in ("single", "zero1")
     ),
     ("context", "context=2", {"context_attention": "ulysses"}),
+    ("hsdp", "data=2,fsdp=2", {"prefetch": "on", "reduce": "layer"}),
     *nightly(
         ("zero1", str(WIDEST["zero1"]), {"layers": 8}),
         ("pipeline", "pipeline=2", {"schedule": "interleaved", "microbatches": 4, "layers": 4}),

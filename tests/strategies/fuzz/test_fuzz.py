@@ -102,7 +102,7 @@ def _fast_programs() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fast_programs")
-@pytest.mark.parametrize("seed", [3, 11])
+@pytest.mark.parametrize("seed", [3, 11, 40000129])  # the last: rounding turns choices in blocks of several layers
 def test_the_check_raises_no_alarm(seed):
     """It accepts a random step that is sound."""
     assert failure(assert_no_alarm, in_turn(seed)) == ""
