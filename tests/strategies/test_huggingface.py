@@ -230,7 +230,7 @@ def test_the_released_gpt_oss_is_the_preset():
         ({"rope_scaling": {"rope_type": "yarn", "factor": 32.0}}, "lacks beta_fast, .*, truncate of rope_scaling"),
         ({"layer_types": ["full_attention", "sliding_attention"] * 12}, "every Nth of 24 layers can have full"),
         ({"layer_types": None}, r"has layer_types: \[\]; every Nth of 24 layers"),
-        ({"sliding_window": None}, "has sliding_window: null, and layer_types with sliding_attention; give"),
+        ({"sliding_window": None}, "has sliding_window: null, and layer_types with sliding_attention; set"),
     ],
 )
 def test_another_gpt_oss_is_refused(changes, message):

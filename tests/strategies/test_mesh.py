@@ -48,7 +48,7 @@ def test_what_is_no_mesh_is_refused(text, message):
 def test_a_mesh_leaves_no_device_unused_and_needs_none_that_is_not_there(text, given):
     """A mesh of another size than the devices given is refused, never trimmed."""
     mesh = MeshSpec.parse(text)
-    with pytest.raises(Infeasible, match=f"mesh {text} takes {mesh.size} devices and {given} are given"):
+    with pytest.raises(Infeasible, match=f"mesh {text} needs {mesh.size} devices, and got {given}"):
         device_mesh(mesh, all_axes(), jax.devices()[:given])
 
 

@@ -113,7 +113,7 @@ def test_a_block_that_does_not_count_is_a_failure(program: Callable[..., Any], s
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--strategy=ddp", "--strategy 'ddp' is no strategy"),
+        ("--strategy=ddp", "--strategy 'ddp' is not a strategy"),
         ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
     ],
 )

@@ -135,7 +135,7 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     """A mesh that does not fit model or devices is an infeasible row, a failing compiler a `compile_error`."""
     assert compile_case(case(strategy="tensor", mesh="tensor=4")).extra_info["status"] == "infeasible"
     short = compile_case(case("cpu:8")).extra_info
-    assert "mesh fsdp=4 takes 4 devices and 8 are given" in str(short["reason"])
+    assert "mesh fsdp=4 needs 4 devices, and got 8" in str(short["reason"])
 
     def fail(*_: Any) -> None:
         raise CompileError("INTERNAL: no")

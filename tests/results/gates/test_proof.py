@@ -49,7 +49,12 @@ EXTRA = {"compiled.collectives.all_reduce.outside_loops": 1}
 
 @pytest.mark.parametrize(
     ("options", "cases"),
-    [(SELECTION, CASES), (COMPILED, (DATA, FSDP)), (TIMED, (SINGLE,)), (FOR_TPU, (ON_TPU,))],
+    [
+        (SELECTION, CASES),
+        (COMPILED, (DATA, FSDP)),
+        (TIMED, (SINGLE,)),
+        pytest.param(FOR_TPU, (ON_TPU,), marks=pytest.mark.libtpu),
+    ],
     ids=["paired", "compiled", "timed", "for TPUs"],
 )
 def test_the_cases_are_those_that_are_selected(options: tuple[str, ...], cases: tuple[str, ...]) -> None:

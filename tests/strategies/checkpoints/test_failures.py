@@ -67,7 +67,7 @@ def test_what_could_not_be_restored_is_not_saved(given, message, two):
 def test_the_state_of_another_step_is_not_saved(two):
     """A state of another model is refused by the name of its first array that differs."""
     other = initial(build("single", "data=1", dataclasses.replace(CONFIG, tied=False)))
-    with pytest.raises(Infeasible, match="the state does not have the arrays of this step"):
+    with pytest.raises(Infeasible, match="the state does not have this step's arrays"):
         save(step_of("single"), other, two, position=4)
 
 

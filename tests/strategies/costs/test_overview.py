@@ -120,6 +120,6 @@ def test_what_does_not_fit_is_refused():
     """As when the step is built."""
     with pytest.raises(Infeasible, match="tensor=5 does not divide heads=8"):
         overview("tensor", "nano", "tensor=5")
-    with pytest.raises(KeyError, match="there are nano"):
+    with pytest.raises(KeyError, match="use one of nano"):
         overview("tensor", "none")
     assert str(example_mesh(STRATEGIES["hsdp"])) == "data=2,fsdp=2"

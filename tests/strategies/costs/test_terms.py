@@ -43,7 +43,10 @@ BROKEN = {
     "exit": (lambda plan: sys.exit(0), "SystemExit: 0"),
     "mute": (raising(Mute()), r"Mute: \(without a message: its __str__ raised RuntimeError\)"),
     "kind": (changed(kind="all_sum"), "ValueError: kind='all_sum' cannot be"),
-    "helper": (lambda plan: traffic(plan, "x", "all_sum", ("data",), 4), "UnknownName: 'all_sum' is no kind of coll"),
+    "helper": (
+        lambda plan: traffic(plan, "x", "all_sum", ("data",), 4),
+        "UnknownName: 'all_sum' is not a kind of coll",
+    ),
     "axes": (changed(axes=("dta",)), r"ValueError: axes=\('dta',\) cannot be"),
     "a text": (changed(axes="data"), "ValueError: axes='data' cannot be"),
     "bytes": (changed(sent_bytes="4"), "ValueError: sent_bytes='4' cannot be"),
