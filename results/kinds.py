@@ -85,17 +85,7 @@ def draw_run(inputs: Inputs) -> list[Drawing]:
     """Return the figures of runs: those of a folder, or the one of a file."""
     options = inputs.options
     table = chosen(with_metrics(rows.load(inputs.paths)), options.strategy, options.devices)
-    names = names_of(options)
-    found = drawings_of_run(table, inputs.style, options.batch_size, names)
-    if names or not is_file(options.out):
-        return found
-    first = figure_name(found[0])
-    return [drawing for drawing in found if figure_name(drawing) == first]
-
-
-def figure_name(drawing: Drawing) -> str:
-    """Return the name of a drawing's figure, which the label of a workload may precede."""
-    return drawing.name.rpartition("/")[2]
+    return drawings_of_run(table, inputs.style, options.batch_size, names_of(options), first=is_file(options.out))
 
 
 def names_of(options: argparse.Namespace) -> list[str]:
@@ -176,5 +166,5 @@ KINDS: Mapping[str, Kind] = {
 
 
 def is_file(out: Path | None) -> bool:
-    """Return whether an output is one picture: its suffix is the format of one, and it is no folder that exists."""
+    """Return whether an output is one picture: its suffix is the format of one, and it is not an existing folder."""
     return bool(out and is_picture(out) and not os.path.isdir(out))  # noqa: PTH112 (a long name has no Path.is_dir)

@@ -1,5 +1,6 @@
 """Words for facts of records: numbers, sizes, devices, workloads, endings. Figures, the page and tables share them."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,7 +52,7 @@ def numbers(values: Iterable[float]) -> str:
     >>> numbers([8, 1, 8, float("nan")])
     '1 and 8'
     """
-    return joined([f"{value:,.0f}" for value in sorted({value for value in values if value == value})], most=12)
+    return joined([f"{value:,.0f}" for value in sorted({each for each in values if not math.isnan(each)})], most=12)
 
 
 def joined(names: Iterable[object], most: int = NAMED) -> str:

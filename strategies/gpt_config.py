@@ -177,7 +177,7 @@ class GPTConfig:
 
     @property
     def group_tokens(self) -> int:
-        """Tokens of a group, of which an expert takes at most `capacity`."""
+        """Tokens of a group; an expert takes at most `capacity` of them."""
         return self.expert_group or self.sequence
 
     @property

@@ -81,7 +81,7 @@ class Job(Generic[Task]):
 
 
 def main() -> None:
-    """Run a task, and send its result, or why there is none."""
+    """Run a task, and send its result, or why it failed."""
     if not (connection := parent_connection()):
         sys.exit(f"python -m {PROGRAM} runs a task of the process that starts it; use `meshmark search --compile`")
     work, task = connection.recv()

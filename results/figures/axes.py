@@ -37,7 +37,7 @@ def draw(
         raise ValueError(f"no batch has {metric} for several numbers of devices; frame['left_out'] says why")
     axes = axes or plt.gca()
     label, divisor = curves.label_of(points, metric)
-    curves.draw_metric(axes, points, metric, divisor)
+    curves.draw_metric(axes, points, divisor)
     value_axis([axes], points.assign(value=points["value"] / divisor), curves.METRICS[metric].write)
     ticks_at(axes.xaxis, points["devices"])
     axes.set(xlabel="devices", ylabel=label)

@@ -36,7 +36,7 @@ METRICS = {
 FACETS = {"strong": "global batch {:,g}", "weak": "{:,g} sequences a device"}
 
 
-def draw_metric(axes: Axes, points: pd.DataFrame, metric: str, divisor: float = 1.0) -> None:
+def draw_metric(axes: Axes, points: pd.DataFrame, divisor: float = 1.0) -> None:
     """Draw the points of `tables.scaling` on axes, with the ideal."""
     points = points.assign(value=points["value"] / divisor)
     flat = points["ideal"].nunique() <= 1
@@ -64,7 +64,7 @@ def draw(points: pd.DataFrame, style: Style, metric: str, kind: Scaling) -> Draw
     figure, panels = opened(style, len(facets))
     label, divisor = label_of(points, metric)
     for axes, facet in zip(panels, facets, strict=True):
-        draw_metric(axes, points[points["facet"] == facet], metric, divisor)
+        draw_metric(axes, points[points["facet"] == facet], divisor)
         if len(facets) > 1:
             axes.set_title(FACETS[kind].format(facet))
     value_axis(panels, points.assign(value=points["value"] / divisor), METRICS[metric].write)

@@ -18,7 +18,7 @@ from results.figures.palette import GREY
 from results.figures.tables import Batch
 
 mpl.rcParams["text.parse_math"] = False
-"""Names are drawn as they are: a name with `$` in it is no formula."""
+"""Names are drawn as they are: a `$` in a name does not begin a formula."""
 REPRODUCIBLE = {"svg.hashsalt": "meshmark", "pdf.fonttype": 42}
 """Figures drawn twice from the same rows are equal files, and PDF files embed fonts that journals accept."""
 FONT_SIZE = 11.0
@@ -56,9 +56,10 @@ class Figure(NamedTuple):
         name: its file, without a suffix.
         heading: what it shows.
         of: (all rows, batch) -> a label and all rows for each picture; what the picture is not about is left out.
-        points: these rows -> all rows, of which those count that are drawn (`tables.is_counted`).
+        points: these rows -> all rows; only those that are drawn count (`metrics.is_counted`).
         draw: (the points that count, style) -> the picture, without a title.
         remark: points -> what the caption says besides.
+        sweeps: whether a picture shows several workloads, so that none lies in the folder of one.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Figure(NamedTuple):
     points: Callable[[pd.DataFrame], pd.DataFrame]
     draw: Callable[[pd.DataFrame, Style], mpl_figure.Figure]
     remark: Callable[[pd.DataFrame], str] = lambda points: INTERVALS
+    sweeps: bool = False
 
 
 class Drawing(NamedTuple):
@@ -138,7 +140,7 @@ def described(
 
     Args:
         figure: what is drawn.
-        style: how it is drawn; without a title there are no remarks either.
+        style: how it is drawn; without a title the remarks are omitted, too.
         title: what is shown, and facts, the most important first; those that do not fit are left out.
         caption: sentences for the caption; the file has them, and `remarks`, in its metadata.
         remarks: sentences that must not be missed.
@@ -155,7 +157,7 @@ def described(
 
 
 def footer(figure: mpl_figure.Figure, text: str, size: float) -> None:
-    """Write a text below the axes, in the legend that is there, if any: the layout has no room for both."""
+    """Write text below the axes, as the title of a legend that is already below: the layout has no room for both."""
     lines = "\n".join(textwrap.wrap(text, letters_in(figure.get_figwidth() - 0.3, size)))
     below = next((each for each in figure.legends if each.get_gid() == BELOW), None)
     if not below:

@@ -40,4 +40,5 @@ FIGURE = Figure(
     imbalance_points,
     draw,
     words,
+    sweeps=True,
 )

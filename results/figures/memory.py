@@ -8,6 +8,7 @@ from results.figures.frame import NARROW, Figure, Style, legend, opened
 from results.figures.marks import bar_ticks, stacked_bars
 from results.figures.palette import PART_COLOURS
 from results.figures.tables import case_labels, leave_out, memory_by_case, one_batch
+from results.records.metrics import is_counted
 from results.words import byte_unit
 
 MOST_BARS = 15
@@ -17,7 +18,7 @@ MOST_BARS = 15
 def ends_of(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the largest and the smallest cases of each number of devices."""
     rows = memory_by_case(rows)
-    own = rows[rows["left_out"].eq("")].groupby("devices")
+    own = rows[is_counted(rows)].groupby("devices")
     between = own.cumcount().ge(MOST_BARS) & own.cumcount(ascending=False).ge(MOST_BARS)
     others = between.reindex(rows.index, fill_value=False)
     return leave_out(rows, others, f"between the {MOST_BARS} largest and the {MOST_BARS} smallest")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawn
@@ -11,7 +12,7 @@ from benchmarks.cli.outputs import deduplicated, safe_name
 from results.figures import batches, imbalance, memory, step_parts, tokens, tradeoff, utilization, windows
 from results.figures.curves import METRICS, figure_of
 from results.figures.frame import Drawing, Figure, Style, described
-from results.figures.tables import DRAWABLE, Batch, all_batches, leave_out, not_drawn, one_batch, reasons
+from results.figures.tables import DRAWABLE, Batch, leave_out, not_drawn, reasons
 from results.records.metrics import is_counted
 from results.records.reading import RecordError
 from results.words import devices, how_noisy, joined, workload
@@ -29,7 +30,7 @@ BY_NAME = {figure.name: figure for figure in (*CURVES.values(), *FIGURES)}
 
 
 def chosen(rows: pd.DataFrame, strategies: Sequence[str], devices: Sequence[int]) -> pd.DataFrame:
-    """Return all rows, of which only those of some strategies and numbers of devices count; () keeps all.
+    """Return all rows; only those of some strategies and numbers of devices count. () keeps all.
 
     `single` is kept: the others are compared with it.
     """
@@ -44,7 +45,9 @@ def chosen(rows: pd.DataFrame, strategies: Sequence[str], devices: Sequence[int]
     return rows
 
 
-def drawings_of_run(rows: pd.DataFrame, style: Style, batch: Batch = None, names: Sequence[str] = ()) -> list[Drawing]:
+def drawings_of_run(
+    rows: pd.DataFrame, style: Style, batch: Batch = None, names: Sequence[str] = (), *, first: bool = False
+) -> list[Drawing]:
     """Return the figures of the rows; if there are several workloads, each gets its own folder.
 
     Args:
@@ -52,6 +55,7 @@ def drawings_of_run(rows: pd.DataFrame, style: Style, batch: Batch = None, names
         style: how they are drawn.
         batch: the global batch of the figures that show one, or "all".
         names: of the figures to draw; by default all that say something of these rows.
+        first: whether to return only the pictures of the first figure that has any.
     """
     shown = rows[rows["left_out"].isin(DRAWABLE)]
     if shown.empty:
@@ -65,27 +69,26 @@ def drawings_of_run(rows: pd.DataFrame, style: Style, batch: Batch = None, names
     figures = [BY_NAME[name] for name in names] or [
         figure for figure in FIGURES if not (virtual and figure.name in OF_REAL_DEVICES)
     ]
-    drawings = [drawing for figure in figures for drawing in pictures(figure, rows, batch, style)]
-    if not drawings:
-        why = [f"{figure.name}: {not_drawn(points)}" for figure in figures for points in empty(figure, rows, batch)]
-        raise RecordError(f"nothing to draw; {' '.join(why)}".rstrip("; "))
-    return drawings
+    found = filter(None, ([*pictures(figure, rows, batch, style)] for figure in figures))
+    if drawings := [*chain.from_iterable(islice(found, 1 if first else None))]:
+        return drawings
+    why = [f"{figure.name}: {not_drawn(points)}" for figure in figures for _, points in groups(figure, rows, batch)]
+    raise RecordError(f"nothing to draw; {' '.join(why)}".rstrip("; "))
+
+
+def groups(figure: Figure, rows: pd.DataFrame, batch: Batch) -> list[tuple[str, pd.DataFrame]]:
+    """Return a label and the points of each picture that a figure may have."""
+    return [(label, figure.points(marked)) for label, marked in figure.of(rows, batch)]
 
 
 def pictures(figure: Figure, rows: pd.DataFrame, batch: Batch, style: Style) -> Iterator[Drawing]:
     """Yield the pictures of a figure that have points."""
-    groups = [(label, figure.points(marked)) for label, marked in figure.of(rows, batch)]
-    labels = deduplicated(safe_name(label) for label, _ in groups)
-    sweep = figure.of not in (all_batches, one_batch) and "kind" not in getattr(figure.of, "keywords", {})
-    for label, (_, points) in zip(labels, groups, strict=True):
+    found = groups(figure, rows, batch)
+    labels = deduplicated(safe_name(label) for label, _ in found)
+    for label, (_, points) in zip(labels, found, strict=True):
         if is_counted(points).any():
-            name = f"{figure.name}-{label}" if sweep else f"{label}/{figure.name}"
-            yield Drawing(name if len(groups) > 1 else figure.name, partial(picture, figure, points, style))
-
-
-def empty(figure: Figure, rows: pd.DataFrame, batch: Batch) -> Iterator[pd.DataFrame]:
-    """Yield the points of pictures that have none."""
-    return (figure.points(marked) for _, marked in figure.of(rows, batch))
+            name = f"{figure.name}-{label}" if figure.sweeps else f"{label}/{figure.name}"
+            yield Drawing(name if len(found) > 1 else figure.name, partial(picture, figure, points, style))
 
 
 def picture(figure: Figure, points: pd.DataFrame, style: Style) -> Drawn:

@@ -44,12 +44,12 @@ Batch = int | Literal["all"] | None
 
 
 def leave_out(rows: pd.DataFrame, others: pd.Series | np.ndarray, why: str) -> pd.DataFrame:
-    """Return all rows, of which some others no longer count; rows that did not count keep their reason."""
+    """Return all rows; the others no longer count. Rows that did not count keep their reason."""
     return rows.assign(left_out=rows["left_out"].mask(others & rows["left_out"].isin(DRAWABLE), why))
 
 
 def with_compiled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return all rows, of which those that were only compiled count, too."""
+    """Return all rows; those that were only compiled count, too."""
     return rows.assign(left_out=rows["left_out"].replace(COMPILED_ONLY, ""))
 
 

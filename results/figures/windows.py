@@ -80,4 +80,4 @@ def words(points: pd.DataFrame) -> str:
 
 
 HEADING = "Time and memory against the attention window"
-FIGURE = Figure("time_and_memory_vs_window", HEADING, sweeps, window_points, draw, words)
+FIGURE = Figure("time_and_memory_vs_window", HEADING, sweeps, window_points, draw, words, sweeps=True)

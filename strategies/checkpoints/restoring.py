@@ -39,7 +39,7 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
         The state, every array with the shape, dtype and sharding of `step.state`.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged, of another model, or of a newer format.
+        CheckpointError: the checkpoint is missing, damaged, of another model, or of a newer format.
         Infeasible: `step` is not a `Step`.
     """
     require_instance(step, Step, "the step")

@@ -196,8 +196,8 @@ def further_layers(plan: Plan) -> int:
     """Layers per iteration of the backward loop, without the one that runs (`unroll`)."""
     if plan.layer_slots > plan.config.blocks or not plan.loops_layers:
         return 0  # stages with empty slots do not unroll (layer_backward.py)
-    beside = 2 if plan.train.prefetch == "on" else int(plan.overlap_grad_reduction)
-    return layers_at_once(plan.layers - beside, plan.train.layers_in_loop) - 1 if plan.layers > beside else 0
+    outside = 2 if plan.train.prefetch == "on" else int(plan.overlap_grad_reduction)
+    return layers_at_once(plan.layers - outside, plan.train.layers_in_loop) - 1 if plan.layers > outside else 0
 
 
 def reads_in_place(plan: Plan) -> bool:

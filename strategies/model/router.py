@@ -155,7 +155,7 @@ def load_term(bias_E: Array, count_E: Array) -> Float[Array, ""]:
 
 
 class Routed(NamedTuple):
-    """Tokens and their choices, of which this device assigns rows to some experts'. Tokens may come from other devices.
+    """Tokens and their choices. This device assigns rows to those of some experts. Tokens may come from other devices.
 
     Attributes:
         weights_Nk: weights of their choices.

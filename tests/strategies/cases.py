@@ -7,7 +7,7 @@ stand together, because the results of one device are kept for a few models.
 from dataclasses import replace
 
 from tests.strategies.equality import CONFIG
-from tests.strategies.laws import Case
+from tests.strategies.laws import SPLIT, ULYSSES, ZB_H1, Case
 from tests.strategies.models import (
     BIASED,
     COPIED,
@@ -22,10 +22,6 @@ from tests.strategies.models import (
     UNTIED,
     WINDOWED,
 )
-
-ULYSSES = {"context_attention": "ulysses"}
-ZB_H1 = {"microbatches": 4, "schedule": "zb-h1"}
-SPLIT = {"sequence_parallel": False}
 
 DAILY = [
     Case("zero1", "data=8"),

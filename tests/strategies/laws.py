@@ -13,10 +13,15 @@ from tests.strategies import quick
 from tests.strategies.equality import CONFIG, STEPS, TRAIN, assert_equal, build, initial, rounding_of, single, trained
 from tests.strategies.formulas import assert_exact, assert_memory, by_axes, cost, read, sent
 
+MB4 = {"microbatches": 4}
+ULYSSES = {"context_attention": "ulysses"}
+ZB_H1 = {"microbatches": 4, "schedule": "zb-h1"}
+SPLIT = {"sequence_parallel": False}
+
 
 @dataclass(frozen=True)
 class Case:
-    """A step: strategy, mesh, model, and options beside the batch of the tests."""
+    """A step: strategy, mesh, model, and options besides the batch of the tests."""
 
     name: str
     mesh: str

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.strategies.laws import Case
+from tests.strategies.laws import MB4, SPLIT, ULYSSES, ZB_H1, Case
 from tests.strategies.models import (
     COPIED,
     DEEP,
@@ -32,11 +32,6 @@ from tests.strategies.models import (
     WINDOW_60,
     WINDOWED,
 )
-
-MB4 = {"microbatches": 4}
-ULYSSES = {"context_attention": "ulysses"}
-ZB_H1 = {"microbatches": 4, "schedule": "zb-h1"}
-SPLIT = {"sequence_parallel": False}
 
 FORMULAS = [
     Case("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),

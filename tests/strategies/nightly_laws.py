@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from strategies import STRATEGIES
 from tests.strategies.equality import CONFIG
-from tests.strategies.laws import Case
+from tests.strategies.laws import MB4, SPLIT, ULYSSES, ZB_H1, Case
 from tests.strategies.meshes import HARDEST, SEVERAL, USUAL, WIDEST
 from tests.strategies.models import (
     ALL_KEPT,
@@ -24,12 +24,7 @@ from tests.strategies.models import (
     UNBALANCED,
 )
 
-MB4 = {"microbatches": 4}
-ULYSSES = {"context_attention": "ulysses"}
-ZB_H1 = {"microbatches": 4, "schedule": "zb-h1"}
-SPLIT = {"sequence_parallel": False}
-
-ALL_LAWS = [
+MIXTURES = [
     Case("expert", "data=2,expert=2", DROPPING, {"halves": "on", "dispatch": "all_gather", "remat": "full"}),
     Case("three_d", "fsdp=2,expert=2,tensor=2", DROPPING, {"halves": "on", "remat": "none", "prefetch": "on"}),
     Case("three_d", "pipeline=2,expert=2", DROPPING, {"halves": "on", "microbatches": 4, "schedule": "zb-h1"}),
@@ -172,7 +167,7 @@ def staged(mesh):
     return MB4 if "pipeline" in str(mesh) else {}
 
 
-EQUAL = [
+GRID = [
     *(Case(name, str(mesh), CONFIG, staged(mesh)) for name in SEVERAL for mesh in (*USUAL[name], WIDEST[name])),
     *(
         Case(name, str(mesh), CONFIG, staged(mesh))
@@ -263,4 +258,6 @@ EQUAL = [
     Case("context", "context=8", DENSE_TURNS, ULYSSES),
     Case("context", "context=2", replace(DENSE_TURNS, full_attention_every=4)),
 ]
-"""Every strategy on every usual mesh, and each option: equal to one device; sizes are powers of two."""
+"""Every strategy on every usual mesh, and each option; sizes are powers of two."""
+
+NIGHTLY = {str(case): case for case in (*MIXTURES, *GRID)}.values()

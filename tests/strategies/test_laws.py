@@ -13,17 +13,14 @@ from tests.strategies.formulas import compiled
 from tests.strategies.laws import Case, hold, hold_formulas
 from tests.strategies.meshes import HARDEST, SEVERAL
 from tests.strategies.nightly_formulas import FORMULAS
-from tests.strategies.nightly_laws import ALL_LAWS, EQUAL
+from tests.strategies.nightly_laws import NIGHTLY
 from tests.strategies.sampling import nightly
 
 RESUMED = {(name, mesh) for name, mesh, _ in VARIANTS.values()}
 """Meshes on which checkpoints/test_checkpoints.py restores a step every day, and goes on as one device does."""
 
 
-EVERY_NIGHT = {str(case): case for case in (*ALL_LAWS, *EQUAL)}
-
-
-@pytest.mark.parametrize("case", [*DAILY, *nightly(*EVERY_NIGHT.values())], ids=str)
+@pytest.mark.parametrize("case", [*DAILY, *nightly(*NIGHTLY)], ids=str)
 def test_a_step_holds_all_laws(case: Case) -> None:
     """It computes what one device computes; its program, arguments and memory are those of the formulas."""
     hold(case)

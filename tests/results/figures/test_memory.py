@@ -18,7 +18,7 @@ NAME = "memory_per_device"
 
 @pytest.fixture
 def rows(tmp_path: Path) -> pd.DataFrame:
-    """A run's rows, of which one was infeasible."""
+    """A run's rows; one was infeasible."""
     return load(write_run(tmp_path / "run.json", [*sweep([16]), failed("infeasible", "pipeline", "pipeline=16")]))
 
 
