@@ -20,7 +20,7 @@ from strategies.gpt_config import GPTConfig
 
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-11}
 """Unit roundoff: the largest relative error of storing a number."""
-FLOOR = {"float32": 2.0**-13, "bfloat16": 2.0**-12, "float16": 2.0**-12}
+FLOOR = 2.0**-12
 """Norm of a gradient relative to the whole, below which it may be rounding: of differences of larger numbers."""
 TAIL = 4
 """Upper bound on how many times more a projection on random signs deviates than the norm of the projected array. It is
@@ -34,12 +34,10 @@ class Rounding:
     Attributes:
         of_step: for losses and global norms after one step; it adds up over steps.
         gradient: for the first moments after all steps.
-        floor: `FLOOR` of the compute dtype.
     """
 
     of_step: float
     gradient: float
-    floor: float
 
     @classmethod
     def of(cls, config: GPTConfig, train: TrainConfig, steps: int, devices: int = 1) -> "Rounding":
@@ -47,7 +45,7 @@ class Rounding:
         bound = rounding_bound(config, train.batch_size, train.dtype)
         if train.reduce_dtype != "float32" and devices > 1:
             bound += math.sqrt(devices) * ROUNDOFF[train.reduce_dtype]
-        return cls(bound, steps * bound, FLOOR[train.dtype])
+        return cls(bound, steps * bound)
 
 
 def rounding_bound(config: GPTConfig, batch_size: int, dtype: str) -> float:

@@ -85,8 +85,7 @@ def compare(step: Step, mine: FirstSteps, single: FirstSteps) -> Agreement:
     rounding = Rounding.of(step.config, step.train, steps, step.mesh.size)
     drift_factor = rounding.gradient / Rounding.of(step.config, step.train, steps).gradient
     sizes = {**step.mesh.shape, "microbatches": step.train.microbatches}
-    most_flips = 1e-3 if step.train.dtype == "float32" else 0.1
-    return Comparison(mine, single, rounding, sizes, most_flips, drift_factor).require_equal()
+    return Comparison(mine, single, rounding, sizes, is_rounded(step.train), drift_factor).require_equal()
 
 
 def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from strategies.checking.bounds import Rounding
+from strategies.checking.bounds import FLOOR, Rounding
 from strategies.checking.projections import Projection, is_on_host, kept_dims, project
 from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.step import Metrics, State, Step, Tokens
@@ -61,6 +61,8 @@ class Recorder:
         self._metrics: list[Metrics] = []
         self._choices: list[Array] = []
         self._of_first_step: dict[str, Projection] = {}
+        self._drift = _drift(step)
+        self._drifts_LU: dict[str, np.ndarray] = {}
 
     def before(self, state: State, batch: Tokens) -> None:
         """Count the tokens of each expert in the next step, if there are experts."""
@@ -74,6 +76,10 @@ class Recorder:
             moments = _moments(self.step, state)
             projections = _projected(self.step, moments, [None] * len(moments))
             self._of_first_step = dict(zip(map(weight_of, moments), projections, strict=True))
+        if self.step.mesh.size == 1:
+            # By step, because an element's first gradient may be small where its later ones are not.
+            for name, drift_LU in _drifts(self.step, self._drift, state, len(self._metrics)).items():
+                self._drifts_LU[name] = self._drifts_LU.get(name, 0.0) + drift_LU
 
     def first_steps(self, state: State, weights: Callable[[], Sequence[Array]]) -> FirstSteps:
         """The results. `weights` returns the initial weights (initial.py) in the order of `trained_weights`."""
@@ -81,7 +87,6 @@ class Recorder:
         arrays = [*zip(leaves(self.step), jax.tree.leaves(state), strict=True)]
         moments = _moments(self.step, state)
         trained = [*{leaf.name: (leaf, array) for leaf, array in arrays if leaf.is_weight}.values()]
-        drifts_LU = _drifts(self.step, arrays, len(metrics)) if self.step.mesh.size == 1 else {}
         projections = _projected(self.step, [*moments, *trained], [*[None] * len(moments), *weights()])
         return FirstSteps(
             losses=tuple(float(of_step["loss"]) for of_step in metrics),
@@ -90,7 +95,7 @@ class Recorder:
             gradients=dict(zip(map(weight_of, moments), projections[: len(moments)], strict=True)),
             changes=dict(zip(map(weight_of, trained), projections[len(moments) :], strict=True)),
             of_first_step=self._of_first_step,
-            drifts_LU=drifts_LU,
+            drifts_LU=self._drifts_LU,
             stale=_stale(self.step, arrays) if state.master else (),
             choices=tuple(map(np.asarray, choices)),
         )
@@ -133,38 +138,42 @@ def weight_of(placed: tuple[Leaf, Any]) -> str:
     return placed[0].name.rpartition("/")[2]
 
 
-def _drifts(step: Step, arrays: Sequence[tuple[Leaf, Array]], steps: int) -> dict[str, np.ndarray]:
-    """How far AdamW may drive apart two runs whose gradients agree up to rounding; for one device.
+def _drift(step: Step) -> Callable[..., list[Any]]:
+    """The function (second moments, weights, their relative error, sum of Adam's weights) -> how far one update may
+    drive apart each element in two runs whose gradients agree up to rounding.
 
     AdamW divides each element of a gradient by its own size. So an element much smaller than the others of its array
     has a larger relative error, up to a step of the opposite sign. Each new weight is also rounded.
     """
-    train, rounding = step.train, Rounding.of(step.config, step.train, steps)
-    second = {weight_of(placed): placed for placed in arrays if is_moment(placed[0], SECOND)}
-    if not second:
-        return {}
-    weights = {weight_of(placed): placed[1] for placed in arrays if placed[0].is_weight}
+    train, of_moments = step.train, [leaf for leaf in leaves(step) if is_moment(leaf, SECOND)]
 
-    def drift(leaf: Leaf, square: Any, weight: Any, floor: Any) -> Any:
+    def drift(leaf: Leaf, square: Any, weight: Any, relative_error: Any, floor: Any) -> Any:
         xp = square.__array_namespace__()
         dims = [dim for dim in range(square.ndim) if dim not in kept_dims(leaf)]
         norm = xp.sqrt(square.sum(tuple(dims), keepdims=True))
         elements = math.prod(square.shape[dim] for dim in dims)
-        error = rounding.gradient * xp.maximum(norm, floor) / math.sqrt(elements)
+        error = relative_error * xp.maximum(norm, floor) / math.sqrt(elements)
         update = xp.minimum(1, error / (xp.sqrt(square) + train.epsilon))
-        return steps * (2 * train.learning_rate * update + 2.0**-23 * abs(weight))
+        return 2 * train.learning_rate * update + 2.0**-23 * abs(weight)
 
-    def all_drifts(moments: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
-        squares = [moment / (1 - train.beta2**steps) for moment in moments]
-        floor = rounding.floor * sum(square.sum() for square in squares) ** 0.5
-        inputs = zip([leaf for leaf, _ in second.values()], squares, weights, strict=True)
-        return [drift(*each, floor) for each in inputs]
+    def drifts(moments: Sequence[Any], weights: Sequence[Any], relative_error: Any, share: Any) -> list[Any]:
+        squares = [moment / share for moment in moments]
+        floor = FLOOR * sum(square.sum() for square in squares) ** 0.5
+        inputs = zip(of_moments, squares, weights, strict=True)
+        return [drift(*each, relative_error, floor) for each in inputs]
 
+    return drifts if is_on_host(step.mesh) else jax.jit(drifts)
+
+
+def _drifts(step: Step, drift: Callable[..., list[Any]], state: State, number: int) -> dict[str, np.ndarray]:
+    """Norms of the drift of each weight in step `number` (from 1), for one device; empty without second moments."""
+    arrays = [*zip(leaves(step), jax.tree.leaves(state), strict=True)]
+    second = {weight_of(placed): placed for placed in arrays if is_moment(placed[0], SECOND)}
+    weights = {weight_of(placed): placed[1] for placed in arrays if placed[0].is_weight}
     inputs = [array for _, array in second.values()], [weights[name] for name in second]
-    if is_on_host(step.mesh):
-        drifts = jax.device_put(all_drifts(*jax.tree.map(np.asarray, inputs)), step.mesh.devices.flat[0])
-    else:
-        drifts = jax.jit(all_drifts)(*inputs)
-    placed = [(leaf, drift) for (leaf, _), drift in zip(second.values(), drifts, strict=True)]
+    inputs = jax.tree.map(np.asarray, inputs) if is_on_host(step.mesh) else inputs
+    error = Rounding.of(step.config, step.train, number).gradient
+    drifts = jax.device_put(drift(*inputs, error, 1 - step.train.beta2**number), step.mesh.devices.flat[0])
+    placed = [(leaf, of) for (leaf, _), of in zip(second.values(), drifts, strict=True)]
     projections = _projected(step, placed, [None] * len(placed))
     return {name: of.norm_LU for name, of in zip(second, projections, strict=True)}

@@ -147,6 +147,17 @@ def test_a_gradient_in_the_wrong_places_is_seen() -> None:
         agreement(planted(step, turned))
 
 
+def test_drift_counts_each_update() -> None:
+    """AdamW's first update has the size of the learning rate, so an element whose first gradient is rounding may move
+    either way, however large its later gradients are: here rows of tokens that only the second batch has.
+    """
+    config = dataclasses.replace(LLAMA, layers=1, vocab=128)
+    half = config.vocab // 2
+    first = np.resize(np.arange(half), (TRAIN.batch_size, config.sequence + 1))
+    drifts_LU = first_steps(SINGLE.build(config, "data=1", TRAIN), [first, first + half]).drifts_LU
+    assert drifts_LU["embedding.token_VD"][0, 0] >= 2 * TRAIN.learning_rate * (half * config.embed) ** 0.5
+
+
 def test_an_update_that_is_lost_is_seen() -> None:
     """A weight that the optimizer does not change is found, though its gradient is right."""
     step = built("data", "data=2", GPT)
@@ -217,6 +228,21 @@ def test_other_choices_of_experts_are_seen() -> None:
         compare(step, dataclasses.replace(sound, choices=tuple(moved)), reference)
 
 
+def test_two_tokens_may_swap_their_experts_in_16_bits() -> None:
+    """No count shows it. If choices differ later, the first gradients may differ as theirs do."""
+    train = dataclasses.replace(TRAIN, dtype="bfloat16")
+    step, weight = built("data", "data=2", MIXTURE, train), "blocks.experts.up_EDF"
+    reference = single(MIXTURE, train)
+    later = reference.choices[-1].copy()
+    later[0, :2] += (3, -3)
+    of = reference.of_first_step[weight]
+    swapped = {**reference.of_first_step, weight: dataclasses.replace(of, norm_LU=of.norm_LU * 1.05)}
+    found = dataclasses.replace(reference, of_first_step=swapped)
+    compare(step, dataclasses.replace(found, choices=(*reference.choices[:-1], later)), reference)
+    with pytest.raises(Mismatch, match=weight):
+        compare(step, found, reference)
+
+
 def test_a_strategy_is_checked_in_one_call() -> None:
     """`check` builds a strategy and one device, in float32 too if the dtype has 16 bits; inexact ones are refused."""
     train = dataclasses.replace(TRAIN, dtype="bfloat16")
@@ -230,6 +256,12 @@ def test_sums_in_bfloat16_are_no_mismatch() -> None:
     """Gradients that are summed in 16 bits are compared with looser bounds, and their float32 step with tight ones."""
     train = dataclasses.replace(TRAIN, reduce_dtype="bfloat16")
     assert agreement(STRATEGIES["data"].build(GPT, "data=4", train)).gradients > 30
+    # Weights that differ by such sums send some tokens to other experts.
+    step, reference = STRATEGIES["data"].build(MIXTURE, "data=2", train), single(MIXTURE, TRAIN)
+    later = reference.choices[-1].copy()
+    later[0, :2] += (10, -10)
+    found = dataclasses.replace(reference, choices=(*reference.choices[:-1], later))
+    assert compare(step, found, reference).flips == 10
     assert is_rounded(train)
     assert not is_rounded(in_float32(train))
 
