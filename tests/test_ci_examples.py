@@ -1,0 +1,115 @@
+"""The workflows of docs/examples/ci: their steps run on this repository, as a runner would run them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.processes import LIMIT_SECONDS, ROOT, environment
+
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "docs/examples/ci").glob("*.yml")}
+PULL_REQUEST, PUSH = "pull_request", "push"
+STAND_INS = {
+    "meshmark": f'exec {sys.executable} -m benchmarks "$@"',
+    "pytest": f'exec {sys.executable} -m pytest "$@"',
+    "bencher": 'test "$1" = run && cp "${@: -1}" "$RUNNER_TEMP/sent"',
+}
+"""What is installed on a runner. Bencher's command keeps the file that it would send."""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A commit of the files of this checkout, which is the pull request's, above origin/main."""
+    folder = tmp_path / "checkout"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git = ["git", "-c", "user.name=meshmark", "-c", "user.email=meshmark@example.com"]
+    for words in (
+        ["init", "-q", "-b", "main"],
+        ["add", "-A"],
+        ["commit", "-qm", "The base"],
+        ["update-ref", "refs/remotes/origin/main", "main"],
+        ["commit", "-qm", "The pull request", "--allow-empty"],
+    ):
+        subprocess.run([*git, *words], cwd=folder, check=True)
+    for name, line in STAND_INS.items():
+        script = tmp_path / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f"#!/bin/bash\n{line}\n")
+        script.chmod(0o755)
+    return folder
+
+
+def steps(name: str, event: str) -> Iterator[dict[str, Any]]:
+    """The steps of a workflow that an event starts and that run a command, but for the installation."""
+    assert event in WORKFLOWS[name][True]  # YAML 1.1 reads the key `on` as true
+    conditions = "always()", f"github.event_name == '{event}'"
+    for step in WORKFLOWS[name]["jobs"]["meshmark"]["steps"]:
+        command = step.get("run", "pip install")
+        if not command.startswith("pip install") and step.get("if", "always()") in conditions:
+            yield step
+
+
+def run(checkout: Path, name: str, event: str, *, verdict: str = "nothing fails") -> None:
+    """Run these steps in order; the first that fails without this verdict ends the test."""
+    folder = checkout.parent
+    here = {"GITHUB_BASE_REF": "main", "RUNNER_TEMP": folder, "GITHUB_STEP_SUMMARY": folder / "summary"}
+    env = environment(**here, PYTHONPATH="", PATH=f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    for step in steps(name, event):
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        options = {"cwd": checkout, "env": env, "capture_output": True, "text": True, "timeout": LIMIT_SECONDS}
+        done = subprocess.run(command, **options)
+        said = done.stdout[-3000:] + done.stderr[-3000:]
+        assert done.returncode == 0 or verdict in said, f"{step['run']}\n{said}"
+
+
+def test_the_exact_gate_compares_a_request_with_its_base(checkout: Path) -> None:
+    """The report is in the summary of the job: nothing is worse."""
+    run(checkout, "exact-gate", PULL_REQUEST)
+    assert re.search(r"green: \d+ same", (checkout.parent / "summary").read_text())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["github-action-benchmark", "bencher"])
+def test_trackers_get_the_counters_of_each_case(checkout: Path, name: str) -> None:
+    """The file that the action reads, or that Bencher's command sends, has what is sent by the case."""
+    run(checkout, name, PUSH)
+    (step,) = [step for step in WORKFLOWS[name]["jobs"]["meshmark"]["steps"] if "benchmark-action" in str(step)] or [{}]
+    sent = json.loads((checkout / step["with"]["output-file-path"] if step else checkout.parent / "sent").read_text())
+    assert "test_step[fsdp-fsdp=2-b16]" in str(sent)
+    assert "collectives" in str(sent)
+
+
+@pytest.mark.processes
+def test_the_paired_gate_reports(checkout: Path) -> None:
+    """It ends with green, or inconclusive on a busy machine, and its report is in the summary."""
+    run(checkout, "paired-gate", PULL_REQUEST)
+    assert "test_step[fsdp-fsdp=2-b16]" in (checkout.parent / "summary").read_text()
+
+
+@pytest.mark.processes
+def test_pytest_benchmark_compares_with_the_last_run_of_main(checkout: Path) -> None:
+    """A run of main is saved, with which the pull request's is compared. Beside other processes it may be slower."""
+    run(checkout, "pytest-benchmark", PUSH)
+    assert len([*(checkout / ".benchmarks").rglob("0001_*.json")]) == 1
+    run(checkout, "pytest-benchmark", PULL_REQUEST, verdict="Performance has regressed")
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_actions_are_pinned_as_in_our_own_ci(name: str) -> None:
+    """Those that our workflow uses have its commits."""
+    ours = re.findall(r"uses: (\S+)@(\S+)", (ROOT / ".github/workflows/ci.yml").read_text())
+    used = [step["uses"].split("@") for step in WORKFLOWS[name]["jobs"]["meshmark"]["steps"] if "uses" in step]
+    assert used
+    assert all(commit == dict(ours)[action] for action, commit in used if action in dict(ours))
