@@ -7,6 +7,8 @@ programs.
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from benchmarks.cli.statuses import INTERRUPTED
+
 Word = Literal["vanished", "worse", "slower", "inconclusive", "new", "better", "faster", "within tolerance", "same"]
 Refusal = Literal["not comparable", "broken input"]
 Verdict = Literal["green", "red", "inconclusive"] | Refusal
@@ -72,6 +74,7 @@ class Report:
         measures: HEAD's values.
         remarks: lines about the whole comparison, such as which cases were left out and how it was measured.
         refusal: set if nothing could be compared; `reason` then says why and how to fix it.
+        stopped: whether Ctrl-C or a time limit of the job ended the comparison. The findings are on what was made.
     """
 
     title: str
@@ -80,6 +83,7 @@ class Report:
     remarks: tuple[str, ...] = ()
     refusal: Refusal | None = None
     reason: str = ""
+    stopped: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -96,7 +100,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
-        return EXIT_CODES[self.verdict]
+        return INTERRUPTED if self.stopped else EXIT_CODES[self.verdict]
 
     def cases(self) -> dict[str, list[Finding]]:
         """Return the findings of each case, gravest first; cases are ordered by their gravest finding."""

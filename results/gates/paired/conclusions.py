@@ -84,7 +84,9 @@ def made_of(comparison: Comparison) -> Iterator[str]:
     """Yield remarks on how the comparison was made: launches, blocks, minimum effect, seed and time budget."""
     design, launches = comparison.design, comparison.launches
     effect = f"minimum effect {100 * design.effect:g}%"
-    yield f"{launches} launches of {design.rounds} timed blocks a side; {effect}, seed {design.seed}"
+    made = max(len(course.first) for course in comparison.courses.values())
+    number = f"{made} of {launches}" if made < launches else f"{made}"
+    yield f"{number} launches of {design.rounds} timed blocks a side; {effect}, seed {design.seed}"
     if fresh := sum(bool(course.fresh) for course in comparison.courses.values()):
         yield f"{fresh} of {len(comparison.courses)} cases were not the same after these, and had fresh launches"
     if launches < design.launches:

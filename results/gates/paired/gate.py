@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.server import ServerFailure
@@ -16,7 +17,6 @@ from results.gates.paired.comparison import Comparison, Design
 from results.gates.paired.conclusions import conclude
 from results.gates.paired.launches import launched
 from results.gates.paired.workers import Introduction, introduce
-from results.gates.report import terminal
 from results.gates.verdict import Report
 from results.records.launches import MIN_LAUNCHES
 from results.records.reading import NotComparable
@@ -57,8 +57,8 @@ def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started
     try:
         comparison.run()
     except KeyboardInterrupt:
-        print(terminal(conclude(f"{title}, stopped before the end", of_base, of_head, comparison)), end="")
-        raise
+        report = conclude(f"{title}, stopped before the end", of_base, of_head, comparison)
+        return replace(report, stopped=True)
     return conclude(title, of_base, of_head, comparison)
 
 
