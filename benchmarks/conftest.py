@@ -116,7 +116,7 @@ def run(pytestconfig: pytest.Config, benchmark: BenchmarkFixture) -> Supervisor:
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Count a test as pytest does, but print no dot: the measuring process prints a line."""
-    return (report.outcome, "", "") if report.when == "call" else None
+    return (report.outcome, "", report.outcome.upper()) if report.when == "call" else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -19,4 +19,6 @@ def test_step(case: str, run: Supervisor) -> None:
     if info["status"] == "infeasible":
         pytest.skip(f"infeasible: {info['reason']}")
     if info["status"] != "ok":
-        pytest.fail(f"{run.tracebacks.get(case, '')}{info['status']}: {info['reason']}", pytrace=False)
+        # pytest's summary begins with the name of the class, and shows the first line.
+        failure = type(str(info["status"]), (pytest.fail.Exception,), {"__module__": "builtins"})
+        raise failure(f"{info['reason']}\n\n{run.tracebacks.get(case, '')}".rstrip(), pytrace=False)

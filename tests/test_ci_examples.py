@@ -95,7 +95,7 @@ def test_trackers_get_the_counters_of_each_case(checkout: Path, name: str) -> No
 def test_the_paired_gate_reports(checkout: Path) -> None:
     """It ends with green, or inconclusive on a busy machine, and its report is in the summary."""
     run(checkout, "paired-gate", PULL_REQUEST)
-    assert "test_step[fsdp-fsdp=2-b16]" in (checkout.parent / "summary").read_text()
+    assert re.search(r"(green|inconclusive): 1 \w+", (checkout.parent / "summary").read_text())
 
 
 @pytest.mark.processes

@@ -68,10 +68,11 @@ class CaseStates:
 
     def fail(self, case: Case, error: BaseException) -> None:
         """A case has ended with an error."""
-        self.journal.report_traceback(str(case), "".join(traceback.format_exception(error)))
+        facts: dict[str, Any] = {"status": status_of(error), "reason": reason_of(error)}
+        if facts["status"] == "error":  # of the others the reason says it all
+            self.journal.report_traceback(str(case), "".join(traceback.format_exception(error)))
         # Frames keep training states alive, whose memory the next case needs.
         traceback.clear_frames(error.__traceback__)
-        facts: dict[str, Any] = {"status": status_of(error), "reason": reason_of(error)}
         facts |= {"columns": {"matches_single": False}} if facts["status"] == "mismatch" else {}
         try:
             self.end(case, **facts)

@@ -110,6 +110,14 @@ def test_failures_fail_and_the_infeasible_is_skipped(sweep: tuple[Process, Rows]
     assert "3 failed, 2 passed, 1 skipped" in process.stdout
 
 
+def test_failures_begin_with_their_reason(sweep: tuple[Process, Rows]) -> None:
+    """pytest's summary has the reason; only an error that nobody foresaw has a traceback, below its reason."""
+    said = sweep[0].stdout
+    assert re.search(r"^FAILED .*\[wrong-data=1-b4\] - mismatch: s", said, re.MULTILINE)
+    assert re.search(r"^ZeroDivisionError: no weights\n\nTraceback", said, re.MULTILINE)
+    assert said.count("Traceback (most recent call last)") == 1
+
+
 def test_terminal_shows_each_case_and_a_table(sweep: tuple[Process, Rows]) -> None:
     """The terminal shows a line for each case, a table, the noise and the time spent, not pytest-benchmark's table."""
     process, found = sweep
