@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks.cli.main import prepared, resolved
+from tests.results.documents import candidate
+from tests.results.documents import search as document
 from tests.results.synthetic import edited, row, sweep, write_run
-from tests.results.test_frontier import candidate, document
 
 ROOT = Path(__file__).parent.parent
 LONG = "x" * 300
@@ -136,7 +137,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found() -> dict[str, dict[str, Any]]:
     """Files of `meshmark search`: a good one, one with the ending of a picture, and bad ones."""
     row = candidate("data", 1, 1.0)
-    good = document([row])
+    good = document(row)
     return {
         "found.json": good,
         "found.png": good,

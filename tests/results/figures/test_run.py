@@ -1,6 +1,5 @@
 """The laws of the figures of runs: complete, honest in their words, the same each time, and drawn without JAX."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,31 +200,6 @@ def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
     assert folders == ["synthetic-10000000-128-bfloat16-none", "synthetic-10000000-128-float32-none"]
     said = (tmp_path / "out" / "captions.txt").read_text()
     assert "3 of 5 rows not drawn: 2 of another workload, 1 oom." in said
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        ([failed("oom", "data", "data=2")], [], r"nothing to draw: no row was timed and equal to one device \(1 oom\)"),
-        ([row(), row(batch=8)], ["--batch-size=7"], "nothing to draw with a global batch of 7; it can be 8, 16"),
-        ([row(schema_version=5)], [], "update meshmark"),
-        (
-            [row()],
-            ["--metric=speedup"],
-            "nothing to draw; speedup_vs_devices: 1 of 1 rows not drawn",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list, options: list[str], message: str
-) -> None:
-    """With a status and the reason in one line, and no traceback."""
-    path = write_run(tmp_path / "run.json", rows)
-    with pytest.raises(SystemExit, match="5"):
-        main([str(path), "--out", str(tmp_path / "out"), *options])
-    error = capsys.readouterr().err
-    assert re.search(message, error)
-    assert error.count("\n") == 1
 
 
 def test_a_noisy_run_says_so(tmp_path: Path, rows: pd.DataFrame) -> None:
