@@ -12,9 +12,10 @@ from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for
 from strategies.core.plan import Plan
 from strategies.three_d import THREE_D
+from tests.strategies.sampling import nightly
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, heads=4, sequence=16)
-ALL_TO_ALL = {"context_attention": "ulysses"}
+MESHES = STRATEGIES["three_d"].meshes(8)
 
 
 def build(mesh, sizes=None, **options):
@@ -94,7 +95,7 @@ def on_one_axis(text):
     return re.sub(r"manual_axes=\{[^}]*\}", "", named)
 
 
-@pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)
+@pytest.mark.parametrize("mesh", [*MESHES[::4], *nightly(*(mesh for i, mesh in enumerate(MESHES) if i % 4))], ids=str)
 def test_every_factorisation_of_eight_devices_is_legal(mesh):
     """The default model builds on every factorisation of eight devices without options."""
     train = TrainConfig(16, microbatches=2)

@@ -96,31 +96,6 @@ def test_an_axis_that_splits_a_weight_and_the_batch_needs_one_file(axes, mesh, o
     )
 
 
-def test_a_split_that_no_term_knows_is_refused():
-    """An axis that splits such a dim, and states nothing of what it sends, has no formulas."""
-    with pytest.raises(ValueError, match="no formulas for axes that split sequence; state what they send"):
-        predict_axes((replace(TOY, traffic=()),), CONFIG, "data=4", TRAIN)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"implement": lambda plan: None}, "what `implement` of the axis data returned is None; pass an? Impl"),
-        ({"resolve": lambda plan: None}, "what `resolve` of the axis data returned is None; pass an? Mapping"),
-    ],
-)
-def test_a_function_of_an_axis_that_returns_nothing_is_named(fields, message):
-    """A function of an axis that forgets to return ends the build with the function, the axis, and what to return."""
-    with pytest.raises(TypeError, match=message):
-        Strategy("mine", (Axis("data", batch=True, **fields),)).build(CONFIG, "data=2", TRAIN)
-
-
-def test_a_strategy_that_implements_nothing_is_named():
-    """So does the strategy's own function."""
-    with pytest.raises(TypeError, match="what `implement` of mine returned is None; pass a"):
-        Strategy("mine", (TOY,), lambda plan, mesh: None).build(CONFIG, "data=2", TRAIN)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("own", "message"),
     [

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import pytest
 
-from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.costs.defaults import example_mesh
 from strategies.costs.exchanges import WHEN, exchanges
 from strategies.costs.overview import overview
@@ -116,10 +116,6 @@ def test_a_strategy_that_the_compiler_partitions_names_its_twin():
     assert str(shown).endswith("the compiler decides what is sent; the same by hand is three_d")
 
 
-def test_what_does_not_fit_is_refused():
-    """As when the step is built."""
-    with pytest.raises(Infeasible, match="tensor=5 does not divide heads=8"):
-        overview("tensor", "nano", "tensor=5")
-    with pytest.raises(KeyError, match="use one of nano"):
-        overview("tensor", "none")
+def test_the_mesh_of_an_example_has_each_axis():
+    """Two devices along each."""
     assert str(example_mesh(STRATEGIES["hsdp"])) == "data=2,fsdp=2"
