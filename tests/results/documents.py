@@ -1,6 +1,7 @@
 """Files that commands write, with made-up numbers: runs, searches, traces, training logs, and tables of predictions."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,10 @@ def log(folder: Path, strategy: str = "single", mesh: str = "data=1", apart: flo
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def carried(path: Path) -> dict[str, Any]:
+    """The data of a page."""
+    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
+    assert len(found) == 1
+    return json.loads(found[0])

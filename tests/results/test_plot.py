@@ -37,7 +37,7 @@ KINDS = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of each kind."""
     folder = tmp_path_factory.mktemp("kinds")
-    write_run(folder / "run.json", [row(), row("data", "data=2"), row("fsdp", "fsdp=2")])
+    write_run(folder / "run.json", [row()])
     (folder / "log.jsonl").write_bytes((EXAMPLES / "training" / "single" / "log.jsonl").read_bytes())
     (folder / "search.json").write_bytes((EXAMPLES / "search" / "v5e-4x4.json").read_bytes())
     (folder / "scaling.json").write_bytes((EXAMPLES / "scaling" / "gpt3-6.7b-h100.json").read_bytes())

@@ -74,11 +74,11 @@ def stand_ins(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "tokens", "reach"),
     [
-        ("xla", 11, None),
         ("xla", 32, Reach(5)),
         ("xla", 32, Reach(4, 4, 1)),
         ("splash", 256, None),
         *nightly(
+            ("xla", 11, None),
             ("xla", 16, None),
             ("xla", 16, Reach(9)),  # masked
             ("xla", 32, Reach(8, 8)),
