@@ -23,9 +23,8 @@ from benchmarks.simulate.machines import FOLDER
 from strategies.costs.overview import overview
 from tests.mutations import TEXTS, mutated
 from tests.processes import ROOT
-from tests.results.documents import log, point, search, spans, trace
+from tests.results.documents import SCHEDULE, log, point, search, searches, spans, trace
 from tests.results.synthetic import sweep, write_run
-from tests.test_bad_input import SCHEDULE, found
 
 SPANS = ("compute", 0, 4), ("exposed", 4, 2), ("memory", 6, 1), ("between hosts", 1, 5), ("inside a host", 5, 3)
 SECONDS = 10.0
@@ -105,7 +104,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    (folder / "found.json").write_text(json.dumps(found()["found.json"]))
+    (folder / "found.json").write_text(json.dumps(searches()["found.json"]))
     (folder / "log.jsonl").write_bytes(log(folder, "single").read_bytes())
     (folder / "machine.json").write_text(json.dumps(json.loads((FOLDER / "meshmark_gpus.json").read_text())))
     table = (ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv").read_text().splitlines()

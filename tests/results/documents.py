@@ -15,6 +15,8 @@ from tests.results.synthetic import MACHINE
 GIB = 2**30
 LANE = {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": "compute"}}
 SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1000}
+SCHEDULE = {"schedule": "gpipe", "chunks": 1, "stages": [[{"kind": "F", "microbatch": 0, "chunk": 0}]]}
+"""The schedule of one forward pass."""
 STEPS = np.arange(10, 60, 10)
 """Steps of a training log."""
 
@@ -95,3 +97,16 @@ def carried(path: Path) -> dict[str, Any]:
     found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
     assert len(found) == 1
     return json.loads(found[0])
+
+
+def searches() -> dict[str, dict[str, Any]]:
+    """Files of `meshmark search`: a good one, one with the ending of a picture, and bad ones."""
+    row = candidate("data", 1, 1.0)
+    good = search(row)
+    return {
+        "found.json": good,
+        "found.png": good,
+        "texts.json": good | {"candidates": [row | {"needed_bytes": "many"}]},
+        "no-chips.json": good | {"devices": 0},
+        "old.json": good | {"kind": "feasibility", "schema_version": 1},
+    }

@@ -1,10 +1,8 @@
 """The laws of the figure of a search: times and memory of the drawn candidates are those of their rows."""
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
@@ -12,26 +10,8 @@ from results.figures.frame import caption_of
 from results.figures.palette import STRATEGY_COLOURS
 from results.figures.search import TIMES, drawn_candidates, figure_of
 from results.records.documents import read_search as read
-from tests.results.documents import GIB, candidate, search
+from tests.results.documents import GIB
 from tests.results.pictures import legend_of
-
-CANDIDATES = [
-    candidate("fsdp", 12, 2.0, **{"compiled.needed_bytes": 14 * GIB, "compiled.seconds": 2.5}),
-    candidate("fsdp", 4, 2.5, **{"compiled.needed_bytes": 20 * GIB}),  # its compiler gave up
-    candidate("tensor", 8, 3.0, **{"measured.seconds": 2.75}),
-    candidate("tensor", 2, 3.5),
-    candidate("data", 20, None),
-    candidate("data", 50, None),
-    candidate("pipeline", None, None),
-]
-
-
-@pytest.fixture
-def found(tmp_path: Path) -> Path:
-    """A file of the command."""
-    path = tmp_path / "found.json"
-    path.write_text(json.dumps(search(*CANDIDATES)))
-    return path
 
 
 def test_the_best_the_compiled_and_the_measured_are_drawn(found: Path) -> None:

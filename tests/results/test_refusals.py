@@ -12,7 +12,7 @@ import pytest
 from benchmarks.cli.main import prepared, resolved
 from strategies.costs.overview import overview
 from tests.processes import ROOT
-from tests.results.documents import LANE, SPAN, candidate, predictions, run, search, trace
+from tests.results.documents import LANE, SCHEDULE, SPAN, candidate, predictions, run, search, trace
 from tests.results.synthetic import edited, failed, row, write_run
 
 
@@ -42,7 +42,6 @@ ALONE = run(row())
 TWO = run(row("data", "data=2"), row("fsdp", "fsdp=2"), row())
 SHOWN = json.loads(json.dumps([overview("data").as_dict(), overview("fsdp").as_dict()]))
 WIDE = json.loads(json.dumps([overview("fsdp", "nano", "fsdp=128", 128).as_dict()]))
-SCHEDULE = {"schedule": "gpipe", "chunks": 1, "stages": [[{"kind": "F", "microbatch": 0, "chunk": 0}]]}
 FITS, NONE_FITS = candidate("fsdp", 12, 2.0), candidate("data", None, None)
 LOG = (ROOT / "docs" / "examples" / "training" / "single" / "log.jsonl").read_text()
 PICTURE, LOSSES, PREDICTIONS = "plot a.json --out=x.png", "plot a.jsonl --out=x.png", "plot a.csv --out=x"
