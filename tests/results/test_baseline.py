@@ -116,10 +116,7 @@ def test_writing_is_whole_or_not_at_all(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"schema_version": 2},
-            "has schema_version 2 and this meshmark reads 4; write it again with",
-        ),
+        ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 4; write it again with"),
         ({"schema_version": None}, "has schema_version None and this meshmark reads 4"),
         ({"better": None}, "does not say which way its metrics are `better`"),
         (
@@ -128,10 +125,7 @@ def test_writing_is_whole_or_not_at_all(
         ),
         ({"cases": []}, r"has no case; write it again with `meshmark regress baseline RUN.json`"),
         ({"cases": {}}, "cases is {}; it must be a list"),
-        (
-            {"cases": [{"name": "test_step[x]", "status": "ok"}]},
-            r"test_step\[x\] lacks preset, microbatches",
-        ),
+        ({"cases": [{"name": "test_step[x]", "status": "ok"}]}, r"test_step\[x\] lacks preset, microbatches"),
         ({"machine_info": {}}, "machine_info lacks counters_fingerprint, versions"),
     ],
 )

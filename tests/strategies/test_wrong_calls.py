@@ -14,17 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import (
-    PRESETS,
-    STRATEGIES,
-    CheckpointError,
-    GPTConfig,
-    Infeasible,
-    MeshSpec,
-    State,
-    Step,
-    TrainConfig,
-)
+from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, Infeasible, MeshSpec, State, Step, TrainConfig
 from strategies.backends.topologies import devices_of
 from strategies.checking import check_step
 from strategies.checkpoints import positions, restore, save

@@ -2,6 +2,7 @@
 
 # Wrong arguments are what is tested.
 # pyright: reportArgumentType=false, reportCallIssue=false
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES, GPTConfig, Infeasible, Step, Strategy, TrainConfig
+from strategies import STRATEGIES, GPTConfig, Infeasible, Step, Strategy, TrainConfig, register
 from strategies.backends.backend import NO_DEVICES
 from strategies.core.axis import Axis
 from strategies.costs.overview import overview
 from strategies.costs.predict import predict, predict_axes
+from strategies.mesh import all_axes
 from strategies.model.attention import QKV, kernel_for
 from strategies.pipelining.schedules import SCHEDULES, Op, Schedule
 from strategies.step import Implementation
@@ -36,6 +38,11 @@ def reducing(reduce: Callable[..., Any]) -> Step:
 def own(*axes: Axis, mesh: str = "data=2") -> Step:
     """The step of a user's strategy."""
     return Strategy("own", axes).build(CONFIG, mesh, TRAIN)
+
+
+def making(make_step: Callable[..., Any]) -> Step:
+    """The step of a user's strategy that builds it in a way of its own."""
+    return Strategy("exits", STRATEGIES["data"].axes, make_step=make_step).build(CONFIG, "data=1", TRAIN)
 
 
 def run(step: Step) -> Any:
@@ -113,6 +120,32 @@ CALLS: dict[type[Exception], list[Row]] = {
         ),
     ],
     ValueError: [
+        # names, fields and registration of users' strategies
+        *(
+            (lambda _, name=name, axis=axis: register(Strategy(name, (Axis(axis, batch=True),))), message)
+            for name, axis, message in (
+                ("fsdp", "toy", "a strategy 'fsdp' exists; choose another name"),
+                ("ddp", "toy", "a strategy 'ddp' exists; choose another name"),
+                ("mine", "my_axis", "'my_axis' cannot be a mesh axis; use lower-case letters only, and not 'several'"),
+                ("mine", "several", "'several' cannot be a mesh axis; use lower-case letters only, and not 'several'"),
+            )
+        ),
+        *(
+            (lambda _, fields=fields: Strategy(**{"name": "mine", "axes": (), **fields}), message)
+            for fields, message in (
+                ({"name": "a,b"}, "cannot be called 'a,b'; take up to 50 letters"),
+                ({"name": "$x$"}, r"cannot be called '\$x\$'; take up to 50 letters"),
+                ({"name": 3}, "name=3; it must be a string"),
+                ({"axes": "data"}, "axes='data'; it must be a list"),
+                ({"make_step": "build"}, "make_step='build'; it must be a function"),
+                ({"implement": "fsdp"}, "implement='fsdp'; it must be a function"),
+                ({"microbatches": 0}, "microbatches=0; it must be a whole number of at least 1"),
+                ({"most_devices": float("nan")}, "most_devices=nan; it must be a number of at least 0"),
+            )
+        ),
+        (lambda _: register("fsdp"), "what is registered is 'fsdp'; pass a Strategy"),
+        (lambda _: making(lambda *_: sys.exit(3)), "the build of exits raised SystemExit: 3; it must"),
+        (lambda _: making(lambda *_: None), "returned is None; pass a Step"),
         (
             lambda _: Schedule("stuck", 1, 1, 1, lambda: ((Op("B", 0), Op("F", 0)),)).table,
             "stuck: .*wait for each other",
@@ -174,4 +207,6 @@ CALLS: dict[type[Exception], list[Row]] = {
 @pytest.mark.parametrize(("error", "call", "message"), [*cases(CALLS)])
 def test_what_does_not_fit_is_refused(error: type[Exception], call: Any, message: str, tmp_path: Path) -> None:
     """By an error that says what is wrong, the value, and what is allowed or what to do."""
+    before = [*STRATEGIES], all_axes()
     assert_short(error, call, message, tmp_path)
+    assert ([*STRATEGIES], all_axes()) == before

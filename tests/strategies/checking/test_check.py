@@ -119,11 +119,7 @@ def test_every_weight_is_seen(factor: float) -> None:
     for name, of in sound.gradients.items():
         wrong = dataclasses.replace(of, norm_LU=factor * of.norm_LU, signed_LU=factor * of.signed_LU)
         with pytest.raises(Mismatch, match=f"gradient of {name}"):
-            compare(
-                step,
-                dataclasses.replace(sound, gradients={**sound.gradients, name: wrong}),
-                single(LLAMA, TRAIN),
-            )
+            compare(step, dataclasses.replace(sound, gradients={**sound.gradients, name: wrong}), single(LLAMA, TRAIN))
 
 
 def test_halved_gradients_of_norms_are_seen_in_bfloat16() -> None:

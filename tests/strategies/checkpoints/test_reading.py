@@ -247,11 +247,7 @@ def test_other_sizes_and_other_attention_are_another_model(other, message, two):
         ("", 3, r"no checkpoint of 3: .* has those of 1, 2"),
         ("nowhere/at/all", None, r"no checkpoint: .*all has none, because it does not exist$"),
         ("2", None, r"no checkpoint: .*two/2 has none; name .*two$"),
-        (
-            "x" * 300,
-            None,
-            r"x cannot be read: File name too long|no checkpoint: .*x has none",
-        ),
+        ("x" * 300, None, r"x cannot be read: File name too long|no checkpoint: .*x has none"),
     ],
 )
 def test_a_checkpoint_that_is_not_there(folder, at, message, two):

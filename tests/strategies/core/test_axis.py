@@ -76,7 +76,7 @@ TOY = Axis("data", batch=True, dims=("sequence",), implement=implement, traffic=
 def test_an_axis_that_splits_a_weight_and_the_batch_needs_one_file(axes, mesh, options, tmp_path):
     """Alone and beside other axes: it equals one device; its formulas say what is sent and held, to the byte."""
     spec, train = MeshSpec.parse(mesh), replace(TRAIN, **options)
-    step = Strategy("mine", axes).build(CONFIG, spec, train, jax.devices()[: spec.size])
+    step = Strategy("mine", axes).build(CONFIG, spec, train)
     results, state = trained(step, initial(step), range(3))
     assert_equal(results, single(), ROUNDING["float32"])
 

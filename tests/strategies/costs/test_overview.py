@@ -27,7 +27,7 @@ def test_what_is_held_is_split_as_the_step_splits_it(name):
     """Over the same mesh axes, batch, weights and optimizer state; so each array has its bytes on each device."""
     shown = overview(name, "nano")
     mesh, held = MeshSpec(shown.mesh), {each.what: each for each in shown.held}
-    step = STRATEGIES[name].build(PRESETS["nano"], mesh, TrainConfig(16, 4), jax.devices()[: mesh.size])
+    step = STRATEGIES[name].build(PRESETS["nano"], mesh, TrainConfig(16, 4))
     weights, moments, batch = held["weights"], held["optimizer state"], held["batch"]
     sizes = mesh.sizes
 

@@ -46,7 +46,7 @@ EVERY = 10
 """At night every tenth seed is also run."""
 SMALL = {"layers": 2, "embed": 8, "heads": 1, "vocab": 64, "sequence": 16}
 FOUND = [
-    Composition("data", "data=2", {**SMALL, "experts": 4, "dense_layers": 1}, {"batch_size": 2, "bucket_bytes": 4096}),
+    Composition("data", "data=2", {**SMALL, "experts": 4, "dense_layers": 1}, {"batch_size": 2, "bucket_bytes": 4096})
 ]
 """Compositions that failed once."""
 
