@@ -72,7 +72,7 @@ RUNS = [
         5,
         *(
             (
-                (run(row(**{column: first})), run(row("data", "data=2", **{column: second}))),
+                (run(edited(row(), {column: first})), run(edited(row("data", "data=2"), {column: second}))),
                 rf"not comparable, {column} differs: {first} \(a.json\) and {second} \(b.json\); plot them apart",
             )
             for column, first, second in (

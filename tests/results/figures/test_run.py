@@ -41,6 +41,7 @@ OF_SWEEPS = [name for name in BY_NAME if name.startswith(("utilization", "step_t
 OF_ALL = [figure.name for figure in FIGURES if figure.name not in OF_SWEEPS]
 ON_VIRTUAL_DEVICES = [name for name in OF_ALL if name not in OF_REAL_DEVICES]
 OF_ONE_BATCH = [name for name in OF_ALL if name != "throughput_vs_batch" and "weak" not in name]
+PLACES = ("single", "data=1"), ("data", "data=2")
 CURVES = ["throughput_vs_devices", "efficiency_vs_devices", "throughput_vs_devices_weak"]
 
 
@@ -200,7 +201,7 @@ def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
     """Each workload that has rows that count has its figures in a folder of its own; others are counted."""
     lost = failed("oom", "data", "data=2")
     lost["extra_info"]["preset"] = "too large"
-    made = [row(*place, dtype=dtype) for dtype in ("float32", "bfloat16") for place in ((), ("data", "data=2"))]
+    made = [row(*place, dtype=dtype) for dtype in ("float32", "bfloat16") for place in PLACES]
     drawings = drawings_of_run(load(write_run(tmp_path / "run.json", [*made, lost])), PLAIN)
     folders = sorted({drawing.name.partition("/")[0] for drawing in drawings})
     assert folders == ["synthetic-10000000-128-bfloat16-none", "synthetic-10000000-128-float32-none"]
