@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from benchmarks.cli.main import prepared, resolved
+from tests.results.documents import SCHEDULE, searches
 from tests.results.synthetic import edited, row, sweep, write_run
-from tests.results.test_frontier import candidate, document
 
 ROOT = Path(__file__).parent.parent
 LONG = "x" * 300
 NO_NUMBERS = {"tokens_per_second": None, "step_seconds_median": None, "devices": None}
 TINY = "--layers=2 --embed=16 --heads=2 --vocab=256 --sequence=16 --batch-size=8 --strategy=data --remat=dots"
 SEARCH = f"search --topology=v5e:2x2 {TINY} --compile=0"
-SCHEDULE = {"schedule": "gpipe", "chunks": 1, "stages": [[{"kind": "F", "microbatch": 0, "chunk": 0}]]}
 EVIL = f"{'../' * 3}evil"
 
 TABLE: dict[str, tuple[int, str]] = {
@@ -128,22 +127,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, facts in changed.items():
         write_run(folder / f"{name}.json", [edited(row(), facts)])
-    for name, content in {"list.json": [], **found()}.items():
+    for name, content in {"list.json": [], **searches()}.items():
         (folder / name).write_text(json.dumps(content))
     return folder
-
-
-def found() -> dict[str, dict[str, Any]]:
-    """Files of `meshmark search`: a good one, one with the ending of a picture, and bad ones."""
-    row = candidate("data", 1, 1.0)
-    good = document([row])
-    return {
-        "found.json": good,
-        "found.png": good,
-        "texts.json": good | {"candidates": [row | {"needed_bytes": "many"}]},
-        "no-chips.json": good | {"devices": 0},
-        "old.json": good | {"kind": "feasibility", "schema_version": 1},
-    }
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:

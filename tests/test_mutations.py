@@ -23,12 +23,10 @@ from benchmarks.simulate.machines import FOLDER
 from strategies.costs.overview import overview
 from tests.mutations import TEXTS, mutated
 from tests.processes import ROOT
+from tests.results.documents import SCHEDULE, log, point, search, searches, spans, trace
 from tests.results.synthetic import sweep, write_run
-from tests.results.test_lanes import SPANS
-from tests.results.test_plot_training import log
-from tests.results.test_scaling import point, scaled
-from tests.test_bad_input import SCHEDULE, found
 
+SPANS = ("compute", 0, 4), ("exposed", 4, 2), ("memory", 6, 1), ("between hosts", 1, 5), ("inside a host", 5, 3)
 SECONDS = 10.0
 """Most seconds of processor time that a command may take to refuse or to finish."""
 CODES = 0, 1, 2, 4, 5
@@ -96,22 +94,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "run.json", rows)
     write_run(folder / "other.json", [each | {"stats": {"data": [0.5]}} for each in rows])
     points = [point("strong", 8, 2.0, "matmuls"), point("strong", 16, None), point("weak", 8, 1.0, "latency")]
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": name}} for name, _, _ in SPANS
-    ]
-    events += [{"ph": "X", "pid": 0, "name": "x", "cat": cat, "ts": 1e3 * ts, "dur": 1e3 * ms} for cat, ts, ms in SPANS]
-    trace = {"otherData": {"kind": "replay", "case": "x", "devices": "4 x H100"}, "traceEvents": events}
     shown = overview("fsdp", "nano", mesh="fsdp=2").as_dict()
     contents = {
-        "scaling": scaled(points),
-        "trace": trace,
+        "scaling": search(*points),
+        "trace": trace(*spans(*SPANS)),
         "schedule": SCHEDULE,
         "overview": [shown],
         "overviews": [shown],
     }
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    (folder / "found.json").write_text(json.dumps(found()["found.json"]))
+    (folder / "found.json").write_text(json.dumps(searches()["found.json"]))
     (folder / "log.jsonl").write_bytes(log(folder, "single").read_bytes())
     (folder / "machine.json").write_text(json.dumps(json.loads((FOLDER / "meshmark_gpus.json").read_text())))
     table = (ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv").read_text().splitlines()

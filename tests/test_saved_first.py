@@ -16,8 +16,8 @@ from benchmarks.cli.main import prepared, resolved
 from benchmarks.cli.outputs import Unwritable, write_then_print
 from benchmarks.cli.statuses import UNWRITTEN
 from tests.processes import ROOT
+from tests.results.documents import searches
 from tests.results.synthetic import sweep, write_run
-from tests.test_bad_input import found
 
 SEARCH = "search --preset=nano --topology=h100:1x2 --batch-size=8 --strategy=data"
 TABLE = {
@@ -64,7 +64,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "other.json", [each | {"stats": {"data": [0.5]}} for each in rows])
     table = (ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv").read_text().splitlines()
     (folder / "runs.csv").write_text("\n".join(table[:12]) + "\n")
-    (folder / "found.json").write_text(json.dumps(found()["found.json"]))
+    (folder / "found.json").write_text(json.dumps(searches()["found.json"]))
     return folder
 
 

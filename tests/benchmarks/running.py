@@ -14,7 +14,7 @@ Process = subprocess.CompletedProcess[str]
 Rows = dict[str, dict[str, Any]]
 FAST = ("-p", "no:hypothesispytest", "-p", "no:jaxtyping", "--assert=plain")
 """Disable plugins that are slow to load and not needed here."""
-PLUGINS = ("-p", "tests.benchmarks.planting", *FAST)
+PLUGINS = ("-p", "tests.benchmarks.with_faulty_strategies", *FAST)
 COMMAND = (sys.executable, "-m", "pytest", *PLUGINS, "benchmarks", *TINY)
 """Run the benchmarks on a tiny model, with the planted strategies registered."""
 

@@ -80,7 +80,7 @@ def test_without_pytest_rows_have_the_same_columns(sweep: tuple[Process, Rows], 
     Here a toy takes the place of `single`, which compiles faster and has the same columns.
     """
     out, selected = tmp_path / "rows.jsonl", ("--strategy=single,uncompilable,tensor", "--mesh=data=1")
-    command = [sys.executable, "-m", "tests.benchmarks.planted", *TINY, *selected, f"--out={out}"]
+    command = [sys.executable, "-m", "tests.benchmarks.faulty_strategies", *TINY, *selected, f"--out={out}"]
     env = environment(SINGLE="single")
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 1, ended.stderr  # one case fails

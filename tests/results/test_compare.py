@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from results import merge
 from results.gates.stored import compare_runs
 from results.records.launches import Change
-from results.records.reading import NotComparable, RecordError, read_run, records_of
+from results.records.reading import read_run, records_of
 from results.records.rows import load
 from tests.commands import command
 from tests.results.synthetic import edited, failed, row, write_run
@@ -91,35 +90,6 @@ def test_counters_that_differ_are_listed(tmp_path: Path, capsys: pytest.CaptureF
     assert "the exact counters of the compiled programs are equal" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("machine", "facts", "words"),
-    [
-        ({"fingerprint": "machine-b", "device_kind": "H100"}, {}, "device_kind is cpu in {a} and H100 in {b}"),
-        (
-            {"fingerprint": "machine-b", "versions": {"jax": "0.12"}},
-            {},
-            "versions.jax is 0.10.2 in {a} and 0.12 in {b}",
-        ),
-        ({"fingerprint": "machine-b"}, {}, "fingerprint is machine-a in {a} and machine-b in {b}"),
-        (
-            {},
-            {"dtype": "bfloat16"},
-            "dtype is float32 in BASE and bfloat16 in HEAD); run the same cases; BASE is {a} and HEAD is {b}",
-        ),
-        ({}, {"preset": "gpt2"}, "preset is synthetic in BASE and gpt2 in HEAD"),
-    ],
-)
-def test_what_does_not_compare_is_refused(
-    tmp_path: Path, machine: dict, facts: dict, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With 2, and what differs, in both."""
-    a = write_run(tmp_path / "a.json", [timed("fsdp=8", 1.0)])
-    b = write_run(tmp_path / "b.json", [timed("fsdp=8", 1.0, **facts)], **machine)
-    with pytest.raises(SystemExit, match="2"):
-        command("compare")([str(a), str(b)])
-    assert words.format(a=a, b=b) in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("form", ["markdown", "csv"])
 def test_a_comparison_has_other_forms(tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With the same row."""
@@ -162,33 +132,6 @@ def test_a_case_that_failed_in_a_launch_has_failed(tmp_path: Path) -> None:
     assert (record["status"], record["launches"], record["samples"]) == ("oom", 2, ())
 
 
-@pytest.mark.parametrize(
-    ("machine", "facts", "words"),
-    [
-        (
-            {"fingerprint": "machine-b", "xla_flags": "--x"},
-            {},
-            "xla_flags is  in .*a.json and --x in .*b.json: launches",
-        ),
-        ({}, {"compiled.hash": "other"}, r"test_step\[fsdp-fsdp=8-b16\] is program fsdp .* in .*a.json and other in"),
-    ],
-)
-def test_launches_are_of_one_machine_and_program(tmp_path: Path, machine: dict, facts: dict, words: str) -> None:
-    """Others are refused by name."""
-    a = write_run(tmp_path / "a.json", [timed("fsdp=8", 1.0)])
-    b = write_run(tmp_path / "b.json", [timed("fsdp=8", 1.1, **facts)], **machine)
-    with pytest.raises(NotComparable, match=words):
-        merge.merge({path: read_run(path) for path in (a, b)})
-
-
-def test_a_run_is_no_launch_of_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its times would count twice."""
-    a, b = (write_run(tmp_path / f"{name}.json", [timed("fsdp=8", 1.0)]) for name in "ab")
-    with pytest.raises(SystemExit, match="2"):
-        command("merge")([str(a), str(b), "--out", str(tmp_path / "m.json")])
-    assert "hold the same run" in capsys.readouterr().err
-
-
 def test_a_flag_of_launches_is_that_of_all(tmp_path: Path) -> None:
     """A check that failed in one launch has failed; a run is noisy if one launch was; what one lacks is unknown."""
     each = [
@@ -203,13 +146,6 @@ def test_a_flag_of_launches_is_that_of_all(tmp_path: Path) -> None:
         path = tmp_path / "merged.json"
         (record,) = records_of(path, read_run(path), [*each[0]])
         assert (record["matches_single"], record["noisy"], record["predicted.sent_bytes"]) == (False, True, None)
-
-
-def test_a_launch_has_a_number(tmp_path: Path) -> None:
-    """Anything else is refused."""
-    path = write_run(tmp_path / "run.json", [row() | {"launch": "first"}])
-    with pytest.raises(RecordError, match="launch is 'first'; it must be a whole number or null"):
-        records_of(path, read_run(path), {})
 
 
 def test_csv_has_every_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

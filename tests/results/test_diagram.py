@@ -95,33 +95,3 @@ def test_the_command_writes_a_picture_for_each(
     command("plot")(["-", "--out", str(tmp_path / "new")])
     assert capsys.readouterr().out.split() == [str(tmp_path / "new" / name) for name in ("data.svg", "auto.svg")]
     assert (tmp_path / "new" / "data.svg").read_text() == communication(read_one("data"))
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"mesh": [["data", 0]]}, "mesh[0][1] is 0; it must be a whole number of at least 1"),
-        ({"mesh": [["data", 17]]}, "data has 17 devices; a picture has room for 16"),
-        ({"mesh": [["fsdp", 4]]}, "the mesh has no axis 'data'"),
-        ({"held": 1}, "held is 1; it must be a list"),
-        (
-            {"held": [{"what": "x", "held_bytes": 1, "rows": [], "columns": [], "table": []}]},
-            "what is 'x'; it can be batch, weights",
-        ),
-        ({"schedule": {"schedule": "1f1b", "chunks": 0}}, "chunks is 0; it must"),
-    ],
-)
-def test_what_is_no_overview_is_refused(
-    changed: dict[str, Any],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In one line, which says how to make one."""
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([facts("data") | changed])))
-    with pytest.raises(SystemExit, match="5"):
-        command("plot")(["-", "--out", str(tmp_path)])
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1

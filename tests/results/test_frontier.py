@@ -1,65 +1,17 @@
 """The laws of the figure of a search: times and memory of the drawn candidates are those of their rows."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from results.figures.frame import caption_of
 from results.figures.palette import STRATEGY_COLOURS
 from results.figures.search import TIMES, drawn_candidates, figure_of
-from results.records.documents import NUMBERS, SCHEMA_VERSION
 from results.records.documents import read_search as read
-from results.records.reading import RecordError
+from tests.results.documents import GIB
 from tests.results.pictures import legend_of
-
-GIB = 2**30
-
-
-def candidate(strategy: str, gib: float | None, seconds: float | None, **others: Any) -> dict[str, Any]:
-    """Return a candidate that takes so much memory, in GiB, and so long, as predicted."""
-    status = "infeasible" if gib is None else "too_large" if seconds is None else "fits"
-    layout = {"strategy": strategy, "mesh": f"{strategy}=16", "microbatches": 1, "remat": "dots", "options": {}}
-    formulas = {"needed_bytes": gib and gib * GIB, "predicted_seconds": seconds, "bound_seconds": seconds and 1.0}
-    sizes = {"scaling": None, "devices": 16, "global_batch_sequences": 64, "rank": 1, "status": status}
-    return layout | dict.fromkeys(NUMBERS) | sizes | {"waits_for": {"matmuls": 0.5}} | formulas | others
-
-
-def document(candidates: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the document of a search."""
-    facts = {
-        "kind": "search",
-        "schema_version": SCHEMA_VERSION,
-        "topology": "v5e:4x4",
-        "devices": 16,
-        "capacity_bytes": 16 * GIB,
-    }
-    facts |= {"usable_bytes": 14 * GIB, "machine": "meshmark_tpus", "interval": [0.5, 2.0]}
-    facts |= {"preset": "gpt2", "param_count": 124 * 10**6, "dtype": "bfloat16"}
-    return facts | {"global_batch_sequences": 64, "sequence_tokens": 1024, "candidates": candidates}
-
-
-CANDIDATES = [
-    candidate("fsdp", 12, 2.0, **{"compiled.needed_bytes": 14 * GIB, "compiled.seconds": 2.5}),
-    candidate("fsdp", 4, 2.5, **{"compiled.needed_bytes": 20 * GIB}),  # its compiler gave up
-    candidate("tensor", 8, 3.0, **{"measured.seconds": 2.75}),
-    candidate("tensor", 2, 3.5),
-    candidate("data", 20, None),
-    candidate("data", 50, None),
-    candidate("pipeline", None, None),
-]
-
-
-@pytest.fixture
-def found(tmp_path: Path) -> Path:
-    """A file of the command."""
-    path = tmp_path / "found.json"
-    path.write_text(json.dumps(document(CANDIDATES)))
-    return path
 
 
 def test_the_best_the_compiled_and_the_measured_are_drawn(found: Path) -> None:
@@ -106,24 +58,3 @@ def test_without_compiled_candidates_the_best_are_drawn(found: Path) -> None:
     facts, rows = read(found)
     some = rows[rows["compiled.needed_bytes"].isna() & rows["measured.seconds"].isna()]
     assert "1 of 4 candidates drawn, 0 of them compiled and 0" in caption_of(figure_of(facts, some))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "feasibility"}, "was not written by `meshmark search --json FILE` of this version"),
-        ({"schema_version": 4}, "has schema_version 4 and this meshmark reads 3; update meshmark"),
-    ],
-)
-def test_what_is_no_such_file_is_refused(found: Path, change: dict[str, Any], message: str) -> None:
-    """With what is wrong with it; files of older versions, too."""
-    found.write_text(json.dumps(json.loads(found.read_text()) | change))
-    with pytest.raises(RecordError, match=message):
-        read(found)
-
-
-def test_nothing_that_fits_is_nothing_to_draw(found: Path) -> None:
-    """The rows say why."""
-    facts, rows = read(found)
-    with pytest.raises(RecordError, match="no candidate fits"):
-        figure_of(facts, rows[rows["status"] != "fits"])

@@ -11,8 +11,8 @@ import pytest
 
 from results.gates.counters import read_snapshot
 from tests.commands import command
+from tests.results.documents import carried
 from tests.results.synthetic import MIB, edited, row, write_run
-from tests.results.test_page import carried
 
 OWN = "compiled.sent_bytes.all_reduce.toy"
 """The column of what is sent over the axis of the strategy."""

@@ -1,12 +1,8 @@
 """The command that writes a page: one file, of runs and searches, that holds all it needs."""
 
 import json
-import re
-import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,23 +12,10 @@ from results.figures.tables import PARTS, TIMES
 from results.webpage.assemble import SCRIPTS, embedded
 from tests.commands import command
 from tests.processes import ROOT
+from tests.results.documents import carried
 from tests.results.synthetic import row, sweep, write_run
 
 main = command("page")
-WITHOUT_JAX = """
-import sys
-for absent in ("jax", "jaxlib", "flax", "optax"):
-    sys.modules[absent] = None
-from benchmarks.cli.main import main
-main(["page", *sys.argv[1:]])
-"""
-
-
-def carried(path: Path) -> dict[str, Any]:
-    """The data of a page."""
-    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
-    assert len(found) == 1
-    return json.loads(found[0])
 
 
 def test_the_page_is_next_to_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,13 +54,6 @@ def test_every_script_is_in_the_page() -> None:
     """Each file of JavaScript is named, so that none is forgotten."""
     there = {path.name for path in (ROOT / "results" / "webpage" / "static").glob("*.js")}
     assert there == {f"{name}.js" for name in SCRIPTS}
-
-
-def test_a_page_needs_no_jax(tmp_path: Path) -> None:
-    """It is written where nothing but the records can be read."""
-    run = write_run(tmp_path / "run.json", [row()])
-    subprocess.run([sys.executable, "-c", WITHOUT_JAX, str(run)], cwd=ROOT, check=True, capture_output=True)
-    assert carried(tmp_path / "run.html")["parts"][0]["count"] == 1
 
 
 def test_a_page_is_small(tmp_path: Path) -> None:

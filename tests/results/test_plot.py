@@ -15,14 +15,12 @@ from results.figures.tables import Scaling
 from results.records.metrics import METRICS
 from tests.commands import command
 from tests.processes import ROOT
+from tests.results.documents import LANE, SPAN, trace
 from tests.results.synthetic import row, sweep, write_run
 
 main = command("plot")
 EXAMPLES = ROOT / "docs" / "examples"
 HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
-LANE = {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": "compute"}}
-SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1000}
-TRACE = {"otherData": {"kind": "replay", "case": "fsdp", "devices": "v5e:4x4"}, "traceEvents": [LANE, SPAN]}
 KINDS = {
     "run.json": "a folder",
     "log.jsonl": "a folder",
@@ -39,11 +37,11 @@ KINDS = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of each kind."""
     folder = tmp_path_factory.mktemp("kinds")
-    write_run(folder / "run.json", [row(), row("data", "data=2"), row("fsdp", "fsdp=2")])
+    write_run(folder / "run.json", [row()])
     (folder / "log.jsonl").write_bytes((EXAMPLES / "training" / "single" / "log.jsonl").read_bytes())
     (folder / "search.json").write_bytes((EXAMPLES / "search" / "v5e-4x4.json").read_bytes())
     (folder / "scaling.json").write_bytes((EXAMPLES / "scaling" / "gpt3-6.7b-h100.json").read_bytes())
-    (folder / "trace.json").write_text(json.dumps(TRACE))
+    (folder / "trace.json").write_text(json.dumps(trace(LANE, SPAN)))
     command("schedule")(["gpipe", "--stages=2", "--microbatches=2", f"--json={folder / 'schedule.json'}"])
     command("show")(["data", "--preset=nano", f"--json={folder / 'overview.json'}"])
     return folder
@@ -78,49 +76,6 @@ def test_a_file_of_any_kind_is_one_picture_or_a_folder(
     assert any((tmp_path / "folder").iterdir())
     beside = tmp_path / f"{path.stem}-figures" if KINDS[name] == "a folder" else path.with_suffix(".png")
     assert printed[-1] in (beside, beside / "captions.txt")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        ("run.json schedule.json", 2, "run.json is of the kind run, and schedule.json is not; plot them apart"),
-        ("log.jsonl run.json", 2, "log.jsonl is of the kind training, and run.json is not; plot them apart"),
-        ("schedule.json schedule.json", 2, "a picture is of one schedule; plot the 2 files apart"),
-        (".", 2, ". is a folder, and files are drawn; name one, such as idle.json"),
-        ("run.json --between=1,2", 2, "--between is a part of a trace, and this is of the kind run; leave it out"),
-        ("log.jsonl --batch-size=8", 2, "--batch-size chooses among measured cases, and this is of the kind training"),
-        ("schedule.json --metric=mfu", 2, "--metric is of measured cases, and this is of the kind schedule"),
-        ("run.json --metric=speed", 2, "--metric speed is unknown; it can be throughput, speedup, efficiency"),
-        (
-            "run.json --strategy=tensor",
-            2,
-            "--strategy tensor: the files have no row of it; it can be data, fsdp, single",
-        ),
-        ("run.json --devices=4", 2, "--devices 4: the files have no row of it; it can be 1, 2"),
-        ("run.json --size=3", 2, "'3' is not a size in inches; give width and height from 1 to 100, such as 3.3x2.5"),
-        ("run.json --metric=mfu", 5, "nothing to draw; mfu_vs_devices: 3 of 3 rows not drawn: 3 without mfu"),
-        ("idle.json", 5, "idle.json is a schedule in which nothing is done"),
-    ],
-)
-def test_what_has_no_effect_is_refused(
-    arguments: str,
-    status: int,
-    message: str,
-    files: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In a line that names the file, what is wrong and what is allowed; nothing is written."""
-    monkeypatch.chdir(files)
-    idle = {"schedule": "mine", "chunks": 1, "stages": [[None]]}
-    (files / "idle.json").write_text(json.dumps(idle))
-    before = {*files.rglob("*")}
-    with pytest.raises(SystemExit, match=str(status)):
-        main([*arguments.split(), "--out=z.png"])
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
-    assert {*files.rglob("*")} == before
 
 
 def test_options_choose_what_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,36 +14,10 @@ from results.records.training import SCHEMA_VERSION, read_training
 from strategies import PRESETS
 from strategies.checking.bounds import rounding_bound as checked_bound
 from tests.processes import ROOT
+from tests.results.documents import STEPS, log
 
 EXAMPLES = ROOT / "docs" / "examples" / "training"
 SHAKESPEARE = ROOT / "docs" / "examples" / "shakespeare"
-STEPS = np.arange(10, 60, 10)
-
-
-def log(folder: Path, strategy: str = "single", mesh: str = "data=1", apart: float = 0.0, **facts: Any) -> Path:
-    """Write a log whose losses are apart from those of `single` at every second step."""
-    first = {
-        "kind": "run",
-        "schema_version": SCHEMA_VERSION,
-        "strategy": strategy,
-        "mesh": mesh,
-        "preset": "nano",
-        "parameters": 1_635_584,
-        "device_kind": "cpu",
-        "training": {"batch_size": 16, "learning_rate": 1e-3},
-        "corpus": {"name": "/somewhere/words.txt", "sha256": "abc", "tokens": "chars"},
-        **facts,
-    }
-    losses = 5 / np.sqrt(STEPS) + apart * (STEPS // 10 % 2)
-    lines = [
-        first,
-        *({"kind": "step", "step": int(step), "loss": loss} for step, loss in zip(STEPS, losses, strict=True)),
-    ]
-    lines.append({"kind": "evaluation", "step": 50, "loss": 1 + apart})
-    path = folder / f"{strategy}-{mesh}" / "log.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 @pytest.fixture
@@ -121,26 +94,6 @@ def test_a_run_that_moved_is_named_by_all_its_strategies(tmp_path: Path) -> None
     assert labels_of(twins) == ["single data=1 (single-data=1)", "single data=1 (b)"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "does not begin with what was run"),
-        ('{"kind": "step", "step": 1}\n', "does not begin with what was run"),
-        ("no json\n", "line 1 is cut short or not JSON"),
-        ('{"kind": "run", "schema_version": 9}\n', "has schema_version 9 and this meshmark reads 1"),
-        ('{"kind": "run", "schema_version": 1}\n', r"line 1 lacks strategy"),
-        (None, "does not exist; pass a log of"),
-    ],
-)
-def test_what_is_no_log_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    """A file that is not a log raises an error that names it and what would be one."""
-    path = tmp_path / "log.jsonl"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(RecordError, match=rf"log\.jsonl:? {message}"):
-        read_training([path])
-
-
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     """A value of another type raises an error that names it; null, as of a run that failed, is none."""
     path = log(tmp_path)
@@ -149,14 +102,6 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"kind": "step", "step": 70, "loss": "low"}\n')
     with pytest.raises(RecordError, match=r"line 9: loss is 'low'; it must be a number or null"):
         read_training([path])
-
-
-def test_runs_on_different_tokens_do_not_compare(tmp_path: Path) -> None:
-    """Losses on another corpus, or on other tokens of the same one, are refused."""
-    other = {"name": "words.txt", "sha256": "abc", "tokens": "bytes"}
-    paths = [log(tmp_path), log(tmp_path, "data", "data=8", corpus=other)]
-    with pytest.raises(RecordError, match=r"do not compare: tokens of the corpus is chars and bytes; plot them apart"):
-        read_training(paths)
 
 
 def test_the_examples_train_alike() -> None:

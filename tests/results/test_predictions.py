@@ -1,6 +1,5 @@
 """The page of predictions has the tables that the command writes from the committed runs, and every row as CSV."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from benchmarks.cli.accuracy import LEAST_RANKED
 from benchmarks.simulate.machine import NOT_FITTED
 from benchmarks.simulate.machines import machine, machine_names
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import FIGURE_PARTS, NUMBERS, TEXTS, errors_of, judged, read
+from results.records.predictions import FIGURE_PARTS, errors_of, judged, read
 from results.records.reading import RecordError
 from results.reports import predictions as page
 from tests.commands import command
@@ -194,18 +193,6 @@ def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
     assert np.allclose(whole, rows["predicted_seconds"], rtol=1e-4)
 
 
-def test_text_quotes_seconds_that_were_published(rows: pd.DataFrame) -> None:
-    """Every number of seconds in the text about the bad rows of a source is one of its rows."""
-    text = (ROOT / "docs" / "experiments" / "2026-11-24-published-bad-rows.md").read_text()
-    _, *parts = text.partition("\n## Choosing")[0].split("\n### ")
-    a100 = rows[rows["machine.name"].str.startswith("a100") & ~rows["source"].str.contains("torchtitan")]
-    for part, source in zip(parts, a100["source"].unique(), strict=True):
-        published = rows.loc[rows["source"] == source, "measured_seconds"]
-        for number in re.findall(r"(\d+\.\d+)\s+s\b", part):
-            assert (published.round(len(number.partition(".")[2])) == float(number)).any(), number
-    assert re.search(r"\d+\.\d+\s+s\b", text)
-
-
 def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:
     """A point for each row in the column of its source, and the parts of the worst rows of each."""
     figure = predicted_figure(rows)
@@ -236,35 +223,3 @@ def test_rows_without_a_prediction_are_listed_with_the_reason(
     found = pd.read_csv(tmp_path / "rows.csv")
     assert found.loc[found["predicted_seconds"].isna(), "problem"].tolist().count("no such, device") == 1
     assert found.loc[found["published_seconds"].isna(), "error"].isna().all()
-
-
-def test_what_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the command that writes one."""
-    path = tmp_path / "other.csv"
-    path.write_text("source,device\na,b\n")
-    with pytest.raises(RecordError, match=r"lacks the columns layers, embed, sequence"):
-        read(path)
-    for wrong, problem in (
-        (path, "lacks the columns layers"),
-        (tmp_path / "none.csv", "none.csv does not exist; write it with"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            command("plot")([str(wrong), f"--out={tmp_path}"])
-        assert ended.value.code == 5
-        assert problem in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("cell", ["3,5", "fast", "inf", "-inf", "1e400", "-1", "1_000", "0x10", "true", "9" * 30])
-def test_a_cell_that_is_no_amount_is_refused(cell: str, tmp_path: Path) -> None:
-    """The message names the file, the row, the column and the cell."""
-    names = [
-        *NUMBERS,
-        *TEXTS,
-        *(f"predicted.{p}_seconds" for ps in FIGURE_PARTS.values() for p in ps),
-    ]
-    cells = ["" if name in TEXTS else "1" for name in names]
-    cells[names.index("measured_seconds")] = f'"{cell}"'
-    path = tmp_path / "predicted.csv"
-    path.write_text(f"{','.join(names)}\n{','.join(cells)}\n")
-    with pytest.raises(RecordError, match=r"predicted\.csv: row 1: measured_seconds is "):
-        read(path)

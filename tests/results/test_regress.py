@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from benchmarks.run.record import Record
 from tests.benchmarks.program.programs import MESH, entry
 from tests.commands import command, parsed
 from tests.processes import ROOT
-from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
+from tests.results.synthetic import edited, failed, row, sweep, write_run
 
 # Run the command where JAX, and everything else that is slow to import, cannot be imported.
 WITHOUT = """
@@ -93,25 +92,6 @@ def test_what_is_allowed_is_green(base: Path, head: Path) -> None:
     assert run(base, head, "--allow", "*=50%", "--allow", "memory.temp_bytes=0.5%") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required: BASE.json, HEAD.json"),
-        (["one.json"], "the following arguments are required: HEAD.json"),
-        (["a", "b", "--allow", "memory.temp=1%"], "'memory.temp' names no exact metric; .* memory.temp_b"),
-        (["a", "b", "--allow", "compiled.flops"], "'compiled.flops' is not an option with a value"),
-        (["a", "b", "--allow", "compiled.flops=-1"], "'-1' is no allowance; give a number of at least 0"),
-        (["a", "b", "--allow", "compiled.flops=nan%"], "'nan%' is no allowance; .* a percentage such as"),
-        (["a", "b", "--allow", "tokens_per_second=1"], "'tokens_per_second' names no exact metric"),
-    ],
-)
-def test_a_command_that_cannot_be_understood(arguments: list, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bad command line exits with 2 and says what is wrong before it reads a file."""
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert re.search(message, " ".join(capsys.readouterr().err.split()))
-
-
 @pytest.mark.parametrize("swapped", [False, True])
 def test_runs_of_other_versions_do_not_compare(base: Path, tmp_path: Path, swapped: bool) -> None:
     """Runs with different counter fingerprints exit with 4, in either order."""
@@ -179,48 +159,6 @@ def test_a_recorded_case_may_not_go(
     said = capsys.readouterr().out
     assert shown in said
     assert (f"vanished  renamed? {RENAMED} is the same program" in said) == ("1 new" in shown)
-
-
-def content(*rows: dict[str, Any], **machine: Any) -> str:
-    """The text of a file as pytest-benchmark writes it."""
-    return json.dumps({"machine_info": MACHINE | machine, "benchmarks": rows})
-
-
-lacking = row()
-del lacking["extra_info"]["compiled.flops"]
-BROKEN = {
-    "empty": ("", "is cut short or not JSON"),
-    "cut short": (content(row())[:-9], "is cut short or not JSON"),
-    "another program's": ('{"results": []}', "is JSON but not pytest-benchmark's"),
-    "without rows": (content(), "has 0 benchmarks, none of meshmark"),
-    "older": (content(row(schema_version=2)), "has schema_version 2 and this meshmark reads 4; write it again"),
-    "newer": (content(row(schema_version=5)), "has schema_version 5 and this meshmark reads 4; update meshmark"),
-    "without fingerprint": (content(row(), counters_fingerprint=None), "machine_info: counters_fingerprint is None"),
-    "without a counter": (content(lacking), "lacks compiled.flops"),
-    "one case twice": (content(row(), row()), r"has test_step\[single-data=1-b16\] .* twice"),
-    "text for a number": (
-        content(edited(row(), {"memory.temp_bytes": "9"})),
-        "memory.temp_bytes is '9'; it must be a number",
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "message"), BROKEN.values(), ids=BROKEN)
-def test_broken_input(base: Path, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is not a complete run exits with 5 on either side, with its name and the cause."""
-    broken = tmp_path / "broken.json"
-    broken.write_text(text)
-    for files in ((broken, base), (base, broken)):
-        assert run(*files) == 5
-        assert re.search(f"broken input: {broken}.* {message}", capsys.readouterr().out)
-
-
-def test_a_missing_file_is_broken_input(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing file exits with 5 and names the commands that write one."""
-    assert run(tmp_path / "jax-0.11.0.json", base) == 5
-    shown = capsys.readouterr().out
-    assert "jax-0.11.0.json does not exist; write it with `pytest benchmarks --benchmark-json=" in shown
-    assert "meshmark regress baseline RUN.json" in shown
 
 
 def test_every_form_is_written(base: Path, head: Path, tmp_path: Path) -> None:

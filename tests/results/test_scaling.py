@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,30 +11,11 @@ from matplotlib.colors import to_hex
 from results.figures.frame import caption_of
 from results.figures.palette import LIMIT_COLOURS
 from results.figures.predicted_scaling import figure_of
-from results.records.documents import NUMBERS, SCHEMA_VERSION
 from results.records.documents import read_search as read
-from results.records.reading import RecordError
 from tests.processes import ROOT
+from tests.results.documents import point, search
 
 EXAMPLE = ROOT / "docs" / "examples" / "scaling" / "gpt3-6.7b-h100.json"
-
-
-def point(scaling: str, devices: int, seconds: float | None, limit: str | None = None) -> dict[str, Any]:
-    """A point of a step that takes so long."""
-    batch = 64 if scaling == "strong" else 4 * devices
-    used = None if seconds is None else batch * 1024 / seconds / devices / 8192
-    layout = {"strategy": "fsdp", "mesh": f"fsdp={devices}", "microbatches": 1, "remat": "dots", "options": {}}
-    known = {"predicted_seconds": seconds, "model_flops_utilization": used, "waits_for": limit and {limit: 0.5}}
-    sizes = {"scaling": scaling, "devices": devices, "global_batch_sequences": batch}
-    return layout | dict.fromkeys(NUMBERS) | known | sizes | {"status": "fits" if seconds else "infeasible"}
-
-
-def scaled(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """The document of a search on several numbers of devices."""
-    work = {"preset": "gpt2", "param_count": 124, "sequence_tokens": 1024, "dtype": "bfloat16"}
-    facts = {"topology": "h100:1x8", "devices": 8, "capacity_bytes": 80, "usable_bytes": 68}
-    known = {"machine": "meshmark_gpus", "interval": [0.5, 2.0], "global_batch_sequences": 64}
-    return {"kind": "search", "schema_version": SCHEMA_VERSION, **work, **facts, **known, "candidates": points}
 
 
 @pytest.fixture
@@ -43,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     """A file of the command; on 32 devices the batch is too small."""
     points = [point("strong", 8, 2.0, "matmuls"), point("strong", 16, 1.5, "latency"), point("strong", 32, None)]
     points += [point("weak", 8, 1.0, "matmuls"), point("weak", 16, 1.0, "matmuls"), point("weak", 32, 1.5, "latency")]
-    (tmp_path / "scaling.json").write_text(json.dumps(scaled(points)))
+    (tmp_path / "scaling.json").write_text(json.dumps(search(*points)))
     return tmp_path / "scaling.json"
 
 
@@ -82,25 +62,3 @@ def test_the_example_can_be_drawn() -> None:
     assert {*rows["scaling"]} == {"strong", "weak"}
     assert "Nothing fits" not in caption_of(figure_of(facts, rows))  # something does everywhere
     assert EXAMPLE.with_suffix(".png").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "scaling"}, "was not written by `meshmark search --json FILE` of this version"),
-        ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 3; write it again"),
-        ({"schema_version": 4}, "has schema_version 4 and this meshmark reads 3; update meshmark"),
-    ],
-)
-def test_what_is_no_such_file_is_refused(path: Path, change: dict[str, Any], message: str) -> None:
-    """With what is wrong with it."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(RecordError, match=message):
-        read(path)
-
-
-def test_nothing_fits_is_nothing_to_draw(path: Path) -> None:
-    """The command says so."""
-    facts, rows = read(path)
-    with pytest.raises(RecordError, match="no candidate fits"):
-        figure_of(facts, rows[rows["predicted_seconds"].isna()])

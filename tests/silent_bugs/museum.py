@@ -83,7 +83,7 @@ class Bug:
         strategy = STRATEGIES[self.strategy] if sound else self.planted()
         mesh, config = MeshSpec.parse(self.mesh), dataclasses.replace(base, **self.model)
         options = TrainConfig(BATCH, **{**self.train, **train})
-        return strategy.build(config, mesh, options, first_devices(mesh.size))
+        return strategy.build(config, mesh, options)
 
     def reference(self, *, base: GPTConfig = SMALL, **train: Any) -> Step:
         """One device with the same model and options."""

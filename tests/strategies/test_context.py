@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from benchmarks.program.compiled import read_program
-from strategies import GPTConfig, MeshSpec, Strategy, TrainConfig, context, tensor
+from strategies import GPTConfig, Strategy, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
 from strategies.costs.predict import predict
 from strategies.model.attention import QKV, causal_attention, ring_attention, zigzag
@@ -83,8 +83,7 @@ SQUARE = 14 * CONFIG.layers * TRAIN.batch_size * CONFIG.sequence**2 * CONFIG.emb
 @cache
 def program(strategy, mesh, **options):
     """The compiled gradients of a step: the text, and the facts for one device."""
-    mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
-    step = strategy.build(CONFIG, mesh, train, jax.devices()[: mesh.size])
+    step = strategy.build(CONFIG, mesh, dataclasses.replace(TRAIN, **options))
     text = compiled(step.gradients.lower(step.state, step.batch)).as_text() or ""
     return text, read_program(text, step.mesh.shape)
 
@@ -115,8 +114,8 @@ def test_other_axes_split_what_this_one_leaves(mode):
     """Context combined with tensor parallelism has the loss and gradients of one device."""
     train = dataclasses.replace(TRAIN, context_attention=mode)
     combined = Strategy("combined", (context.AXIS, tensor.AXIS))
-    both = combined.build(CONFIG, "context=2,tensor=2", train, jax.devices()[:4])
-    alone = SINGLE.build(CONFIG, MeshSpec.parse("data=1"), SINGLE.applicable(train), jax.devices()[:1])
+    both = combined.build(CONFIG, "context=2,tensor=2", train)
+    alone = SINGLE.build(CONFIG, "data=1", SINGLE.applicable(train))
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, both.batch.shape)
     (loss, grads), (expected, expected_grads) = (first_gradients(step, tokens) for step in (both, alone))
     depth = 2 * 12 * CONFIG.layers * math.sqrt(tokens.size) * 2**-24  # see equality.py

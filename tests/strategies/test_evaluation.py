@@ -4,31 +4,29 @@ import dataclasses
 from functools import cache
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from benchmarks.program.compiled import read_program
 from benchmarks.program.deadlock import require_no_deadlock
-from strategies import STRATEGIES, MeshSpec, TrainConfig
-from strategies.device_mesh import first_devices
-from tests.strategies.equality import CONFIG, ROUNDING
+from tests.strategies.equality import CONFIG, ROUNDING, build, initial
 from tests.strategies.meshes import WIDEST
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly, unless_sampled
 
 TWO_LAYERS = dataclasses.replace(CONFIG, layers=2)
-BATCH = 16
+
+
+def tokens(step):
+    """Random tokens of a step, on its mesh."""
+    return step.place(np.random.default_rng(0).integers(0, step.config.vocab, step.batch.shape))
 
 
 @cache
 def evaluated(name, mesh, layers=2, **options):
     """The loss that a step computes by a forward pass, and the loss of its gradients, at the initial weights."""
-    spec = MeshSpec.parse(mesh)
-    config, train = dataclasses.replace(CONFIG, layers=layers), TrainConfig(BATCH, **options)
-    step = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
-    params = compiled(step.init.lower(jax.random.key(0)))(jax.random.key(0)).params
-    batch = step.place(np.random.default_rng(0).integers(0, config.vocab, step.batch.shape))
+    step = build(name, mesh, dataclasses.replace(CONFIG, layers=layers), **options)
+    params, batch = initial(step).params, tokens(step)
     program = compiled(step.evaluation.lower(step.state.params, step.batch))
     require_no_deadlock(step.mesh, read_program(program.as_text() or "", step.mesh.shape).concurrent)
     loss = program(params, batch)
@@ -72,11 +70,8 @@ def test_every_strategy_evaluates_what_one_device_does(name, mesh, options):
 )
 def test_it_is_the_loss_that_a_step_reports(name, mesh):
     """At the same weights and batch, evaluation gives the loss that the training step reports before its update."""
-    spec = MeshSpec.parse(mesh)
-    step = STRATEGIES[name].build(TWO_LAYERS, spec, TrainConfig(BATCH, microbatches=2), first_devices(spec.size))
-    state = compiled(step.init.lower(jax.random.key(0)))(jax.random.key(0))
-    batch = step.place(np.random.default_rng(0).integers(0, CONFIG.vocab, step.batch.shape))
-    expected = float(compiled(step.lower())(state, batch)[1]["loss"])
+    step = build(name, mesh, TWO_LAYERS, microbatches=2)
+    expected = float(compiled(step.lower())(initial(step), tokens(step))[1]["loss"])
     assert evaluated(name, mesh, microbatches=2) == pytest.approx(expected, rel=ROUNDING["float32"])
 
 
@@ -90,9 +85,8 @@ def test_it_is_the_loss_that_a_step_reports(name, mesh):
 )
 def test_it_fits_where_training_does(name, mesh, options):
     """It goes through the microbatches of the step: its temporaries are at most those of the update."""
-    spec = MeshSpec.parse(mesh)
-    config, train = dataclasses.replace(TWO_LAYERS, vocab=2048, sequence=64), TrainConfig(BATCH, 8, **options)
-    step = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
+    config = dataclasses.replace(TWO_LAYERS, vocab=2048, sequence=64)
+    step = build(name, mesh, config, microbatches=8, **options)
     lowered: Any = step.lower(), step.evaluation.lower(step.state.params, step.batch)
     memory: list[Any] = [compiled(each).memory_analysis() for each in lowered]
     update, evaluation = (each.temp_size_in_bytes for each in memory)

@@ -19,12 +19,11 @@ CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=311)
 @cache
 def called(name: str, mesh: str) -> dict[str, set[str]]:
     """The functions that building and lowering a step calls, by file of the room."""
-    found: dict[str, set[str]] = defaultdict(set)
+    ran = set()
 
     def note(frame, event, _):
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(ROOM):
-            found[str(path.relative_to(ROOM))].add(frame.f_code.co_qualname)
+        if event == "call":
+            ran.add(frame.f_code)
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -32,6 +31,10 @@ def called(name: str, mesh: str) -> dict[str, set[str]]:
         STRATEGIES[name].build(CONFIG, mesh, TrainConfig(8, microbatches=2 if name == "pipeline" else 1)).lower()
     finally:
         sys.setprofile(before)
+    found: dict[str, set[str]] = defaultdict(set)
+    for code in ran:
+        if code.co_filename.startswith(f"{ROOM}/"):
+            found[code.co_filename.removeprefix(f"{ROOM}/")].add(code.co_qualname)
     return found
 
 

@@ -118,11 +118,7 @@ def test_sizes_are_those_of_the_paper():
     assert [*ours.values()][:4] == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
 
 
-CASES = {
-    "master": ("zero2", {"master": "float32"}),
-    "zero1": ("zero1", {}),
-    "fsdp": ("fsdp", {}),
-}
+CASES = {"master": ("zero2", {"master": "float32"}), "zero1": ("zero1", {}), "fsdp": ("fsdp", {})}
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from strategies.device_mesh import first_devices
-from strategies.infeasible import Infeasible
 from tests.processes import run_together
 from tests.strategies.equality import TRAIN
 from tests.strategies.meshes import WIDEST
@@ -63,9 +62,3 @@ def devices(*processes):
 def test_each_process_has_an_equal_part_of_a_mesh(processes, count, taken):
     """A mesh takes equally many devices of each process, in the order of processes; a mesh of one device is local."""
     assert [device.id for device in first_devices(count, devices(*processes))] == taken
-
-
-def test_parts_that_are_not_equal_are_refused():
-    """A mesh that cannot take equally many devices of each process raises Infeasible."""
-    with pytest.raises(Infeasible, match=r"3 devices cannot be divided equally among 2 processes; .* a multiple of 2"):
-        first_devices(3, devices(0, 0, 1, 1))

@@ -10,7 +10,6 @@ from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core import plan
 from strategies.costs.predict import predict
-from strategies.device_mesh import first_devices
 from tests.strategies.equality import ROUNDING, assert_equal, train
 from tests.strategies.jaxprs import assert_kept, gradients_of
 from tests.strategies.sampling import nightly
@@ -60,7 +59,7 @@ def test_a_step_equals_one_device(name, mesh, options, interpreted, reference):
 def built(name, mesh, **train):
     """A step, and its cost by formula."""
     spec, options = MeshSpec.parse(mesh), TrainConfig(4, dtype="bfloat16", **train)
-    step = STRATEGIES[name].build(CONFIG, spec, options, first_devices(spec.size))
+    step = STRATEGIES[name].build(CONFIG, spec, options)
     return step, predict(name, CONFIG, spec, dataclasses.replace(options, **SPLASH))
 
 

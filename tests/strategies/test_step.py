@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from strategies import PRESETS, STRATEGIES, TrainConfig
+from strategies import PRESETS, STRATEGIES
+from tests.strategies import equality
 from tests.strategies.formulas import held_bytes as held
 from tests.strategies.meshes import WIDEST
 from tests.strategies.quick import compiled, programs
@@ -20,8 +21,7 @@ CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
 
 def build(name, config=CONFIG, **options):
     """A small step on up to eight devices."""
-    mesh, train = WIDEST[name], TrainConfig(batch_size=16, microbatches=2, **options)
-    return STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
+    return equality.build(name, WIDEST[name], config, microbatches=2, **options)
 
 
 class Shared(NamedTuple):

@@ -12,16 +12,14 @@ from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for
 from strategies.core.plan import Plan
 from strategies.three_d import THREE_D
+from tests.strategies import equality
+from tests.strategies.sampling import nightly
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, heads=4, sequence=16)
-ALL_TO_ALL = {"context_attention": "ulysses"}
+MESHES = STRATEGIES["three_d"].meshes(8)
 
 
-def build(mesh, sizes=None, **options):
-    """A step on as many devices as the mesh takes."""
-    spec = MeshSpec.parse(mesh)
-    config, train = dataclasses.replace(CONFIG, **(sizes or {})), TrainConfig(16, **options)
-    return STRATEGIES["three_d"].build(config, spec, train, jax.devices()[: spec.size])
+build = partial(equality.build, "three_d", config=CONFIG)
 
 
 def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
@@ -75,10 +73,9 @@ def test_gpus_attend_by_all_to_all_where_heads_allow_it(platform, size, tensors,
 )
 def test_without_stages_it_is_plain_autodiff(simpler, mesh, microbatches):
     """On the axis of a simpler strategy three_d lowers to that strategy's program, line by line."""
-    spec, train = MeshSpec.parse(mesh), TrainConfig(16, microbatches)
-    alone = STRATEGIES[simpler].build(CONFIG, spec, train, jax.devices()[: spec.size])
-    mine, theirs = (step.lower().as_text() for step in (build(mesh, microbatches=microbatches), alone))
-    assert f'"{simpler}"={spec.size}' in theirs
+    steps = (equality.build(name, mesh, CONFIG, microbatches=microbatches) for name in ("three_d", simpler))
+    mine, theirs = (step.lower().as_text() for step in steps)
+    assert f'"{simpler}"=4' in theirs
     assert on_one_axis(mine) == on_one_axis(theirs)
 
 
@@ -94,9 +91,7 @@ def on_one_axis(text):
     return re.sub(r"manual_axes=\{[^}]*\}", "", named)
 
 
-@pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)
+@pytest.mark.parametrize("mesh", [*MESHES[::4], *nightly(*(mesh for i, mesh in enumerate(MESHES) if i % 4))], ids=str)
 def test_every_factorisation_of_eight_devices_is_legal(mesh):
     """The default model builds on every factorisation of eight devices without options."""
-    train = TrainConfig(16, microbatches=2)
-    step = STRATEGIES["three_d"].build(PRESETS["nano"], mesh, train, jax.devices())
-    assert step.mesh.size == 8
+    assert build(mesh, config=PRESETS["nano"], microbatches=2).mesh.size == 8

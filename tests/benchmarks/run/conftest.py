@@ -9,7 +9,7 @@ from benchmarks.cases import case as cases
 from benchmarks.run.engine import Engine
 from benchmarks.run.journal import Journal
 from benchmarks.run.states import RunSettings
-from tests.benchmarks.planted import TOYS
+from tests.benchmarks.faulty_strategies import TOYS
 from tests.benchmarks.run.engines import PLAN, Begin
 
 

@@ -16,7 +16,7 @@ from benchmarks.run.journal import Journal
 from benchmarks.run.measure import Interval
 from strategies import MeshSpec
 from strategies.model.gpt import param_count
-from tests.benchmarks.planted import TOYS
+from tests.benchmarks.faulty_strategies import TOYS
 from tests.benchmarks.run.engines import CONFIG, DATA, PLAN, SINGLE, TWIN, Begin, Info, listen, measure
 
 pytestmark = pytest.mark.usefixtures("_short_blocks")

@@ -22,7 +22,7 @@ from benchmarks.run.prepare import Preparation
 from benchmarks.run.record import Record
 from benchmarks.run.states import RunSettings
 from strategies import STRATEGIES, Axis, MeshSpec, Strategy
-from tests.benchmarks.planted import TOYS
+from tests.benchmarks.faulty_strategies import TOYS
 from tests.benchmarks.run.engines import DATA, PLAN, SINGLE, Begin, measure
 
 pytestmark = pytest.mark.usefixtures("_short_blocks")

@@ -19,7 +19,7 @@ from benchmarks.run.corpus import read_corpus
 from benchmarks.run.measure import Training
 from benchmarks.run.server import TimingServer, main, serve
 from results.records.reading import Case
-from tests.benchmarks.planted import TOYS
+from tests.benchmarks.faulty_strategies import TOYS
 from tests.benchmarks.run.engines import DATA
 from tests.processes import ROOT, environment
 

@@ -42,7 +42,7 @@ def test_memory_has_a_sorted_panel_for_each_number_of_devices(rows: pd.DataFrame
 
 def test_a_tick_is_at_the_memory_by_formula(rows: pd.DataFrame) -> None:
     """Arguments and temporaries as predicted, on the bar of the case; where nothing is predicted there is none."""
-    sizes = 2**20 * np.arange(1, len(rows) + 1)
+    sizes = 2**28 * np.arange(1, len(rows) + 1)
     known = rows.assign(**{"predicted.argument_bytes": sizes, "predicted.temp_bytes": 2 * sizes})
     cases = counted(points_of(known, NAME))
     for axes, (_, own) in zip(drawn(known, NAME).axes, cases.groupby("devices"), strict=True):

@@ -1,6 +1,5 @@
 """The laws of the figures of runs: complete, honest in their words, the same each time, and drawn without JAX."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,13 @@ from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 
 from results import load
-from results.figures.frame import Style, caption_of
-from results.figures.run import BY_NAME, FIGURES, OF_REAL_DEVICES
+from results.figures.frame import PLAIN, Style, caption_of
+from results.figures.run import BY_NAME, FIGURES, OF_REAL_DEVICES, drawings_of_run
 from results.figures.tables import TIMES
 from results.records.metrics import is_counted
 from tests.commands import command
 from tests.processes import ROOT
+from tests.results.documents import carried
 from tests.results.pictures import bars_of, counted, drawn, legend_of, names_of, points_of
 from tests.results.synthetic import SHARES, STRATEGIES, edited, failed, row, sweep, write_run
 
@@ -29,13 +29,19 @@ import sys
 for absent in ("jax", "jaxlib", "flax", "optax"):
     sys.modules[absent] = None
 from benchmarks.cli.main import main
-main(["plot", *sys.argv[1:]])
+path, folder = sys.argv[1:]
+for arguments in (["plot", path, "--out", folder], ["page", path, "--out", f"{folder}.html"]):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        assert not ended.code
 """
 OF_SWEEPS = [name for name in BY_NAME if name.startswith(("utilization", "step_time_vs_tokens", "time_and_memory"))]
 """Figures that need several microbatches, batches, windows or routings; they have files of tests of their own."""
 OF_ALL = [figure.name for figure in FIGURES if figure.name not in OF_SWEEPS]
 ON_VIRTUAL_DEVICES = [name for name in OF_ALL if name not in OF_REAL_DEVICES]
 OF_ONE_BATCH = [name for name in OF_ALL if name != "throughput_vs_batch" and "weak" not in name]
+PLACES = ("single", "data=1"), ("data", "data=2")
 CURVES = ["throughput_vs_devices", "efficiency_vs_devices", "throughput_vs_devices_weak"]
 
 
@@ -53,11 +59,12 @@ def rows(run: Path) -> pd.DataFrame:
     return load(run)
 
 
-def test_figures_need_no_jax_and_come_out_the_same(run: Path, tmp_path: Path) -> None:
+def test_figures_and_pages_need_no_jax_and_figures_come_out_the_same(run: Path, tmp_path: Path) -> None:
     """Each is written as PNG and as SVG, where nothing but the records can be imported, and the same each time."""
     main([str(run), "--out", str(tmp_path / "one")])
-    command = [sys.executable, "-c", WITHOUT_JAX, str(run), "--out", str(tmp_path / "two")]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    command = [sys.executable, "-c", WITHOUT_JAX, str(run), str(tmp_path / "two")]
+    *printed, page = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    assert (page, carried(Path(page))["parts"][0]["count"]) == (str(tmp_path / "two.html"), len(sweep()) + 2)
     names = [f"{name}{suffix}" for name in ON_VIRTUAL_DEVICES for suffix in (".png", ".svg")]
     assert printed == [str(tmp_path / "two" / name) for name in (*names, "captions.txt")]
     for path in map(Path, printed):
@@ -192,40 +199,13 @@ def test_a_caption_names_all_meshes_of_a_strategy(rows: pd.DataFrame) -> None:
 
 def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
     """Each workload that has rows that count has its figures in a folder of its own; others are counted."""
-    whole = [row(), row("data", "data=2")]
-    half = [row(dtype="bfloat16"), row("data", "data=2", dtype="bfloat16")]
     lost = failed("oom", "data", "data=2")
     lost["extra_info"]["preset"] = "too large"
-    main([str(write_run(tmp_path / "run.json", [*whole, *half, lost])), "--out", str(tmp_path / "out")])
-    folders = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
+    made = [row(*place, dtype=dtype) for dtype in ("float32", "bfloat16") for place in PLACES]
+    drawings = drawings_of_run(load(write_run(tmp_path / "run.json", [*made, lost])), PLAIN)
+    folders = sorted({drawing.name.partition("/")[0] for drawing in drawings})
     assert folders == ["synthetic-10000000-128-bfloat16-none", "synthetic-10000000-128-float32-none"]
-    said = (tmp_path / "out" / "captions.txt").read_text()
-    assert "3 of 5 rows not drawn: 2 of another workload, 1 oom." in said
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        ([failed("oom", "data", "data=2")], [], r"nothing to draw: no row was timed and equal to one device \(1 oom\)"),
-        ([row(), row(batch=8)], ["--batch-size=7"], "nothing to draw with a global batch of 7; it can be 8, 16"),
-        ([row(schema_version=5)], [], "update meshmark"),
-        (
-            [row()],
-            ["--metric=speedup"],
-            "nothing to draw; speedup_vs_devices: 1 of 1 rows not drawn",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list, options: list[str], message: str
-) -> None:
-    """With a status and the reason in one line, and no traceback."""
-    path = write_run(tmp_path / "run.json", rows)
-    with pytest.raises(SystemExit, match="5"):
-        main([str(path), "--out", str(tmp_path / "out"), *options])
-    error = capsys.readouterr().err
-    assert re.search(message, error)
-    assert error.count("\n") == 1
+    assert "3 of 5 rows not drawn: 2 of another workload, 1 oom." in caption_of(drawings[0].figure())
 
 
 def test_a_noisy_run_says_so(tmp_path: Path, rows: pd.DataFrame) -> None:

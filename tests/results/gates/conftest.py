@@ -8,7 +8,7 @@ import pytest
 from results.gates.counters import read_snapshot
 from results.gates.exact import compare, rule
 from results.gates.verdict import Report
-from tests.results.gates.planted_rows import Rows
+from tests.results.gates.changed_rows import Rows
 from tests.results.synthetic import write_run
 
 

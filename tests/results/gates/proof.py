@@ -34,7 +34,7 @@ from results.gates.report import counted_words
 from results.gates.verdict import Report
 from results.records.reading import RecordError
 from tests.commands import parsed
-from tests.results.gates.plants import (
+from tests.results.gates.source_edits import (
     EXACT,
     SIZES,
     Edit,

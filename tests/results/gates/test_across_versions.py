@@ -1,6 +1,5 @@
 """The exact gate across versions: counters side by side, and a verdict on what got worse by more than a tolerance."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ NEWER = {
     "jax_settings": "jax_enable_x64=False jax_new=1",
 }
 TEMP = "memory.temp_bytes"
-OWN = "compiled.sent_bytes.all_gather.mine"
 
 
 def compared(folder: Path, change: float, *options: str, facts: dict[str, Any] = NEWER) -> int:
@@ -53,19 +51,3 @@ def test_a_refusal_of_other_versions_names_the_way_out(tmp_path: Path, capsys: p
     said = capsys.readouterr().out
     assert "device_kind is cpu in BASE and H100 in HEAD: versions compare only where these are equal" in said
     assert "jaxlib" not in said
-
-
-def test_values_along_an_axis_of_ones_own_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All reports have the counters of a mesh axis that a user's strategy brings, with values and units."""
-    base = write_run(tmp_path / "base.json", [edited(row("fsdp", "fsdp=8"), {OWN: 100})])
-    head = write_run(tmp_path / "head.json", [edited(row("fsdp", "fsdp=8"), {OWN: 200})])
-    paths = {form: tmp_path / form for form in ("markdown", "junit", "action-json", "bencher-json")}
-    options = [f"--{form}={path}" for form, path in paths.items()]
-    assert command("regress exact")([str(base), str(head), *options]) == 1
-    assert f"{OWN}  100 -> 200 bytes  2.000x" in capsys.readouterr().out
-    assert "100 -> 200 bytes" in paths["markdown"].read_text()
-    assert f"{OWN} 100 -> 200 bytes" in paths["junit"].read_text().replace("&gt;", ">")
-    (entry,) = [each for each in json.loads(paths["action-json"].read_text()) if each["name"].endswith(OWN)]
-    assert (entry["unit"], entry["value"]) == ("bytes", 200)
-    (benchmark,) = json.loads(paths["bencher-json"].read_text()).values()
-    assert benchmark[OWN] == {"value": 200}

@@ -12,7 +12,7 @@ from results.gates.exact import compare
 from results.gates.metrics import Allowance
 from results.gates.metrics import judge as judge_change
 from tests.benchmarks.run.test_record import MEASURED
-from tests.results.gates.planted_rows import BEFORE, CASE, REGRESSIONS, TEMP, TOTAL, Rows, planted, remarkable
+from tests.results.gates.changed_rows import BEFORE, CASE, REGRESSIONS, TEMP, TOTAL, Rows, planted, remarkable
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
 MIRROR = {"better": "worse", "worse": "better", "vanished": "new", "new": "vanished", "same": "same"}

@@ -11,7 +11,7 @@ from results.gates.counters import COUNTERS, read_snapshot
 from results.gates.exact import compare
 from results.gates.verdict import Finding
 from results.records.reading import RecordError
-from tests.results.gates.planted_rows import CASE, NAME, REGRESSIONS, Rows, planted, remarkable, without
+from tests.results.gates.changed_rows import CASE, NAME, REGRESSIONS, Rows, planted, remarkable, without
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
 

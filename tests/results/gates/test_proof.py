@@ -13,7 +13,8 @@ from results.gates.counters import read_snapshot
 from results.gates.verdict import Finding, Report, Word
 from tests.processes import ROOT
 from tests.results.gates import proof as gate
-from tests.results.gates.plants import (
+from tests.results.gates.proof import CASES, PAIRED, SELECTION, Tally, exact_trial, main
+from tests.results.gates.source_edits import (
     COMPILED,
     DATA,
     ELSEWHERE,
@@ -30,7 +31,6 @@ from tests.results.gates.plants import (
     rows,
     said,
 )
-from tests.results.gates.proof import CASES, PAIRED, SELECTION, Tally, exact_trial, main
 from tests.results.synthetic import failed, row, write_run
 
 NOTHING, _, TEN = PAIRED

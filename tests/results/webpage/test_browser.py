@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.commands import command
+from tests.results.documents import GIB
+from tests.results.documents import candidate as searched
+from tests.results.documents import search as document
 from tests.results.synthetic import edited, failed, row, sweep, write_run
-from tests.results.test_frontier import GIB, document
-from tests.results.test_frontier import candidate as searched
 from tests.results.webpage.browser import Opened, browser
 from tests.strategies.sampling import nightly
 
@@ -66,7 +67,7 @@ def opened(chromium: Any, page: Path) -> Iterator[Opened]:
 def search(folder: Path) -> Path:
     """Write the result of a search with 199 candidates. Four of them, close together in the chart, were compiled."""
     candidates = [candidate(number) for number in range(1, 200)]
-    (folder / "found.json").write_text(json.dumps(document(candidates)))
+    (folder / "found.json").write_text(json.dumps(document(*candidates)))
     return folder / "found.json"
 
 

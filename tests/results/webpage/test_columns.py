@@ -11,7 +11,6 @@ from results.records.documents import read_search as read
 from results.webpage.candidates import search_data
 from results.webpage.columns import run_data
 from tests.results.synthetic import failed, row, sweep, write_run
-from tests.results.test_frontier import found  # noqa: F401 (a fixture)
 
 
 def values(data: dict, name: str) -> list:
@@ -70,7 +69,7 @@ def test_it_is_json_whatever_is_not_known(tmp_path: Path) -> None:
     assert values(data, "loss_first") == [None, 1]
 
 
-def test_candidates_have_their_times(found: Path) -> None:  # noqa: F811
+def test_candidates_have_their_times(found: Path) -> None:
     """The best of each strategy and set of mesh axes and the tried ones, each with the times that figures show."""
     facts, rows = read(found)
     data = search_data(facts, rows)

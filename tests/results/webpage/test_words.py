@@ -12,7 +12,6 @@ from results.webpage.candidates import search_words
 from results.webpage.machine import machine_facts
 from results.webpage.words import heading, summary
 from tests.results.synthetic import failed, row, sweep, write_run
-from tests.results.test_frontier import found  # noqa: F401 (a fixture)
 
 
 def rows_of(tmp_path: Path, rows: list) -> pd.DataFrame:
@@ -74,7 +73,7 @@ def test_what_was_only_compiled_has_no_winner(tmp_path: Path) -> None:
     assert not [text for text in words if "throughput" in text]
 
 
-def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
+def test_a_search_is_summed_up(found: Path) -> None:
     """A summary states how many candidates fit by formula, the times of the predicted best, and how many were tried."""
     words = search_words(*read(found))
     assert words[1] == "By formula, 4 fit into 14.0 GiB, 2 need more memory, and 1 are infeasible."

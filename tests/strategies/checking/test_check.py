@@ -80,9 +80,9 @@ def agreement(step: Step) -> Agreement:
     [
         ("zero1", "data=2", GPT, {"master": "float32", "dtype": "bfloat16"}),
         ("tensor", "tensor=4", LLAMA, {}),
-        ("expert", "data=2,expert=2", MIXTURE, {}),
-        ("pipeline", "pipeline=2", LLAMA, {"schedule": "interleaved", "microbatches": 2}),
-        *nightly(
+        *nightly(  # every day silent_bugs has a sound step of each strategy
+            ("expert", "data=2,expert=2", MIXTURE, {}),
+            ("pipeline", "pipeline=2", LLAMA, {"schedule": "interleaved", "microbatches": 2}),
             ("fsdp", "fsdp=2", GPT, {"dtype": "float16"}),
             ("three_d", "data=2,pipeline=2,tensor=2", GPT, {"microbatches": 2}),
             ("auto", "fsdp=2,tensor=2", GPT, {}),
@@ -119,11 +119,7 @@ def test_every_weight_is_seen(factor: float) -> None:
     for name, of in sound.gradients.items():
         wrong = dataclasses.replace(of, norm_LU=factor * of.norm_LU, signed_LU=factor * of.signed_LU)
         with pytest.raises(Mismatch, match=f"gradient of {name}"):
-            compare(
-                step,
-                dataclasses.replace(sound, gradients={**sound.gradients, name: wrong}),
-                single(LLAMA, TRAIN),
-            )
+            compare(step, dataclasses.replace(sound, gradients={**sound.gradients, name: wrong}), single(LLAMA, TRAIN))
 
 
 def test_halved_gradients_of_norms_are_seen_in_bfloat16() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from strategies import STRATEGIES
 from strategies.checkpoints import restore, save, zarr_arrays
-from strategies.checkpoints.info import CHECKSUM, CheckpointError, checksum
+from strategies.checkpoints.info import CHECKSUM, INFO, CheckpointError, checksum
 from strategies.checkpoints.info import read as read_info
 from tests.strategies.checkpoints.variants import first_half, step_of
 from tests.strategies.equality import CONFIG, TRAIN, build
@@ -41,33 +41,18 @@ def change(path, **facts):
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
-@pytest.mark.parametrize(
-    ("harm", "file", "message"),
-    [
-        (lambda path: path.unlink(), CHUNK, r"mu/blocks.mlp.up_DF has 7 of 8 chunks"),
-        (truncate, CHUNK, r"mu/blocks.mlp.up_DF"),
-        (flip, CHUNK, r"mu/blocks.mlp.up_DF"),
-        (lambda path: path.unlink(), "params/head.norm.bias_D/zarr.json", r"params/head.norm.bias_D is missing"),
-        (truncate, "params/head.norm.bias_D/zarr.json", r"head.norm.bias_D/zarr.json was changed after it was written"),
-        (truncate, "checkpoint.json", r"checkpoint.json is cut short or not JSON"),
-        (lambda path: path.write_text("{}"), "checkpoint.json", r"checkpoint.json: format is None; .* whole number"),
-        (lambda path: path.write_text("3"), "checkpoint.json", r"checkpoint.json is 3; it must be an object"),
-        (lambda path: path.write_bytes(b"\xff"), "checkpoint.json", r"checkpoint.json is cut short or not JSON"),
-        (partial(change, devices=2), "checkpoint.json", r"checkpoint.json was changed after it was written"),
-    ],
-    ids=[
-        *("a chunk is missing", "a chunk is short", "a bit has flipped"),
-        *("an array is missing", "half an array's JSON", "half JSON", "empty", "3", "not UTF-8", "another number"),
-    ],
-)
-def test_a_damaged_checkpoint_is_named(harm, file, message, two):
-    """The error names what is damaged and the checkpoint that is not, which restores."""
-    harm(two / "2" / file)
-    with pytest.raises(CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; restore another with at=1$") as said:
-        restore(step_of("tensor"), two)
-    assert "tensorstore_spec" not in str(said.value)
-    _, state = first_half("single", 3)
-    jax.tree.map(np.testing.assert_array_equal, restore(step_of("single"), two, at=1), state)
+def file(name, harm):
+    """Harm a file of a checkpoint."""
+    return lambda folder: harm(folder / name)
+
+
+def without(field, name, folder, number=3):
+    """Take an array out of a field of a checkpoint's JSON, whose checksum fits."""
+    path = as_format(1, folder) if number == 1 else folder / INFO
+    facts = json.loads(path.read_text())
+    del facts[field][name]
+    facts.pop(CHECKSUM, None)
+    path.write_text(json.dumps(facts if number == 1 else facts | {CHECKSUM: checksum(facts)}))
 
 
 def swap(folder):
@@ -86,25 +71,6 @@ def take(name, how, folder):
     how(others / "2" / name, folder / name)
 
 
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (swap, "mu/blocks.mlp.up_DF has a chunk that was not written there"),
-        (partial(take, CHUNK, shutil.copyfile), "mu/blocks.mlp.up_DF has a chunk that was not written there"),
-        (partial(take, CHUNK, os.symlink), f"{CHUNK} is a link; put the file or folder in its place"),
-        (partial(take, "mu/blocks.mlp.up_DF", os.symlink), "mu/blocks.mlp.up_DF is a link"),
-        (partial(take, "mu", os.symlink), "mu is a link"),
-        (partial(take, "checkpoint.json", os.symlink), "checkpoint.json is a link; put the file in its place"),
-    ],
-    ids=["swapped", "another's chunk", "a link", "an array that is a link", "a folder that is a link", "metadata"],
-)
-def test_a_chunk_belongs_to_its_place_and_its_checkpoint(harm, message, two):
-    """A chunk that is intact and of the right size is refused where it was not written, and so is any link."""
-    harm(two / "2")
-    with pytest.raises(CheckpointError, match=rf"2 is damaged: {message}.*; restore another with at=1$"):
-        restore(step_of("single"), two)
-
-
 def as_format(number, folder):
     """Rewrite a checkpoint's JSON as an earlier format had it; return the path of it.
 
@@ -119,16 +85,71 @@ def as_format(number, folder):
     return path
 
 
-def test_a_checkpoint_without_an_array_is_damaged(two):
-    """An array that the model has and the checkpoint does not list is named."""
-    path = as_format(1, two / "2")
-    facts = json.loads(path.read_text())
-    del facts["arrays"]["nu/embedding.token_VD"]
-    path.write_text(json.dumps(facts))
-    with pytest.raises(
-        CheckpointError, match=r"checkpoint.json lacks nu/embedding.token_VD; restore another with at=1"
-    ):
+ARRAY, ZARR = "nu/embedding.token_VD", "params/head.norm.bias_D/zarr.json"
+SMALL_CONFIG = dataclasses.asdict(CONFIG)
+DAMAGE = [
+    (file(CHUNK, lambda path: path.unlink()), "mu/blocks.mlp.up_DF has 7 of 8 chunks"),
+    (file(CHUNK, truncate), "mu/blocks.mlp.up_DF"),
+    (file(CHUNK, flip), "mu/blocks.mlp.up_DF"),
+    (file(ZARR, lambda path: path.unlink()), "params/head.norm.bias_D is missing"),
+    (file(ZARR, truncate), "head.norm.bias_D/zarr.json was changed after it was written"),
+    (file(INFO, truncate), "checkpoint.json is cut short or not JSON"),
+    (file(INFO, lambda path: path.write_text("{}")), "checkpoint.json: format is None; .* whole number"),
+    (file(INFO, lambda path: path.write_text("3")), "checkpoint.json is 3; it must be an object"),
+    (file(INFO, lambda path: path.write_bytes(b"\xff")), "checkpoint.json is cut short or not JSON"),
+    (file(INFO, partial(change, devices=2)), "checkpoint.json was changed after it was written"),
+    # What is intact, and of the right size, is refused where it was not written, and so is any link.
+    (swap, "mu/blocks.mlp.up_DF has a chunk that was not written there"),
+    (partial(take, CHUNK, shutil.copyfile), "mu/blocks.mlp.up_DF has a chunk that was not written there"),
+    (partial(take, CHUNK, os.symlink), f"{CHUNK} is a link; put the file or folder in its place"),
+    (partial(take, "mu/blocks.mlp.up_DF", os.symlink), "mu/blocks.mlp.up_DF is a link"),
+    (partial(take, "mu", os.symlink), "mu is a link"),
+    (partial(take, INFO, os.symlink), "checkpoint.json is a link; put the file in its place"),
+    # From format 3 each array has a checksum of its chunks: without it they would not be checked.
+    (partial(without, "chunk_checksums", ARRAY), "checkpoint.json lacks checksums of arrays"),
+    (partial(without, "arrays", ARRAY, number=1), f"checkpoint.json lacks {ARRAY}"),
+    # In format 1, which has no checksums, each field is there, of its type and in its range.
+    *(
+        (lambda folder, facts=facts: change(as_format(1, folder), **facts), f"checkpoint.json.*{message}")
+        for facts, message in (
+            ({"scalars": {}}, "step is 3, and AdamW's count None"),
+            ({"scalars": {"count": 4}}, "step is 3, and AdamW's count 4"),
+            ({"scalars": {"count": True}, "step": 1}, "scalars.* it must be a whole number or a number"),
+            ({"position": -1}, "position is -1; it must be a whole number of at least 0"),
+            ({"devices": 2.5}, "devices is 2.5; it must be a whole number"),
+            ({"compression": "zip"}, "compression is 'zip'; it can be none, int8, onebit"),
+            ({"metadata": []}, r"metadata is \[\]; it must be an object"),
+            ({"config": {"layers": 2}}, "config lacks embed"),
+            ({"config": SMALL_CONFIG | {"tied": "no"}}, "config.tied is 'no'; it must be true or"),
+            ({"config": SMALL_CONFIG | {"toys": 2}}, "config has an unknown field 'toys'"),
+            ({"later": 1}, "has an unknown field 'later'"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("harm", "message"), DAMAGE, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_damaged_checkpoint_is_named(harm, message, two):
+    """The error names what is damaged and the checkpoint that is not, which restores."""
+    harm(two / "2")
+    with pytest.raises(CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; restore another with at=1$") as said:
         restore(step_of("single"), two)
+    assert "tensorstore_spec" not in str(said.value)
+    if "blocks.mlp" in message:
+        _, state = first_half("single", 3)
+        jax.tree.map(np.testing.assert_array_equal, restore(step_of("single"), two, at=1), state)
+
+
+def test_what_is_of_another_place_or_time_is_refused(two):
+    """A folder that was copied to another position, and a checkpoint of a later version."""
+    shutil.copytree(two / "2", two / "3")
+    message = "3 is damaged: checkpoint.json is that of position 2; restore another with at=1 or 2$"
+    for at in (None, 3):
+        with pytest.raises(CheckpointError, match=message):
+            restore(step_of("single"), two, at=at)
+    change(two / "2" / INFO, format=4)
+    with pytest.raises(CheckpointError, match=r"checkpoint.json is of format 4, .* to 3; install a newer meshmark"):
+        restore(step_of("single"), two, at=2)
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -137,30 +158,6 @@ def test_a_checkpoint_of_an_earlier_format_restores(number, two):
     as_format(number, two / "2")
     _, state = first_half("single", 3)
     jax.tree.map(np.testing.assert_array_equal, restore(step_of("single"), two, at=2), state)
-
-
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"scalars": {}}, "step is 3, and AdamW's count None"),
-        ({"scalars": {"count": 4}}, "step is 3, and AdamW's count 4"),
-        ({"scalars": {"count": True}, "step": 1}, "scalars.* it must be a whole number or a number"),
-        ({"position": -1}, "position is -1; it must be a whole number of at least 0"),
-        ({"devices": 2.5}, "devices is 2.5; it must be a whole number"),
-        ({"compression": "zip"}, "compression is 'zip'; it can be none, int8, onebit"),
-        ({"metadata": []}, r"metadata is \[\]; it must be an object"),
-        ({"config": {"layers": 2}}, "config lacks embed"),
-        ({"config": dataclasses.asdict(CONFIG) | {"tied": "no"}}, "config.tied is 'no'; it must be true or"),
-        ({"config": dataclasses.asdict(CONFIG) | {"toys": 2}}, "config has an unknown field 'toys'"),
-        ({"later": 1}, "has an unknown field 'later'"),
-    ],
-    ids=str,
-)
-def test_each_field_is_checked_without_checksums(facts, message, two):
-    """In format 1, too, each field is there, of its type and in its range, and the count of AdamW is the step."""
-    change(as_format(1, two / "2"), **facts)
-    with pytest.raises(CheckpointError, match=rf"2 is damaged: checkpoint.json.*{message}.*; restore another"):
-        restore(step_of("single"), two)
 
 
 SMALL = tuple(
@@ -190,15 +187,6 @@ def test_no_changed_byte_changes_the_state(data, saved):
             assert path.name == "checkpoint.json" or same == (path.read_bytes() == before)
     finally:
         path.write_bytes(before)
-
-
-def test_a_checkpoint_of_another_position_is_damaged(two):
-    """A folder that was copied to another position is refused; nothing is read from the one it was copied from."""
-    shutil.copytree(two / "2", two / "3")
-    message = r"3 is damaged: checkpoint.json is that of position 2; restore another with at=1 or 2$"
-    for at in (None, 3):
-        with pytest.raises(CheckpointError, match=message):
-            restore(step_of("single"), two, at=at)
 
 
 def test_another_model_is_refused(two):
@@ -253,34 +241,13 @@ def test_other_sizes_and_other_attention_are_another_model(other, message, two):
         restore(step, two)
 
 
-def test_no_checksum_of_an_array_is_missing(two):
-    """From format 3 each array has a checksum of its chunks: without it they would not be checked."""
-    path = two / "2" / "checkpoint.json"
-    facts = json.loads(path.read_text())
-    del facts["chunk_checksums"]["nu/embedding.token_VD"], facts[CHECKSUM]
-    path.write_text(json.dumps(facts | {CHECKSUM: checksum(facts)}))
-    with pytest.raises(CheckpointError, match=r"2 is damaged: checkpoint.json lacks checksums of arrays"):
-        restore(step_of("single"), two)
-
-
-def test_a_newer_format_is_refused(two):
-    """A checkpoint of a later version says which formats this one reads."""
-    change(two / "2" / "checkpoint.json", format=4)
-    with pytest.raises(CheckpointError, match=r"checkpoint.json is of format 4, .* to 3; install a newer meshmark"):
-        restore(step_of("single"), two)
-
-
 @pytest.mark.parametrize(
     ("folder", "at", "message"),
     [
         ("", 3, r"no checkpoint of 3: .* has those of 1, 2"),
         ("nowhere/at/all", None, r"no checkpoint: .*all has none, because it does not exist$"),
         ("2", None, r"no checkpoint: .*two/2 has none; name .*two$"),
-        (
-            "x" * 300,
-            None,
-            r"x cannot be read: File name too long|no checkpoint: .*x has none",
-        ),
+        ("x" * 300, None, r"x cannot be read: File name too long|no checkpoint: .*x has none"),
     ],
 )
 def test_a_checkpoint_that_is_not_there(folder, at, message, two):

@@ -15,9 +15,7 @@ from tests.strategies.models import SMALL
 from tests.strategies.sampling import nightly
 
 TRAIN = TrainConfig(batch_size=16)
-CASES = [
-    ("three_d", "data=2,context=2,tensor=2", {}),
-]
+CASES = [("three_d", "data=2,context=2,tensor=2", {})]
 MORE_CASES = [
     ("data", "data=8", {"bucket_bytes": 10_000, "unroll": 2}),
     ("zero1", "data=8", {}),
@@ -57,7 +55,7 @@ def test_the_backward_loop_sums_one_layer(name, mesh, reduce):
     CPUs, it sums none.
     """
     train = dataclasses.replace(TRAIN, reduce=reduce)
-    built = STRATEGIES[name].build(SMALL, mesh, train, jax.devices()[:8])
+    built = STRATEGIES[name].build(SMALL, mesh, train)
     held = [math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(built.state.params["blocks"])]
     layer = sum(held) // SMALL.layers
     program = gradients_of(built)
@@ -77,7 +75,7 @@ def test_sums_run_one_layer_late(name, mesh, late):
     the loop without prefetch.
     """
     train = dataclasses.replace(TRAIN, reduce="layer", prefetch="off")
-    built = STRATEGIES[name].build(dataclasses.replace(SMALL, layers=3), mesh, train, jax.devices()[:8])
+    built = STRATEGIES[name].build(dataclasses.replace(SMALL, layers=3), mesh, train)
     program = gradients_of(built)
     loops = [*loop_bodies(program)]
     found = [follow(body, [False] * len(body.invars), "dot_general", "reduce_scatter")[1:] for body in loops]

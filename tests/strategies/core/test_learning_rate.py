@@ -28,11 +28,7 @@ def test_it_is_that_of_optax():
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [
-        ({}, [1e-2, 1e-2, 1e-2]),
-        ({"warmup_steps": 1}, [5e-3, 1e-2, 1e-2]),
-        ({"decay_steps": 2}, [1e-2, 5e-3, 0]),
-    ],
+    [({}, [1e-2, 1e-2, 1e-2]), ({"warmup_steps": 1}, [5e-3, 1e-2, 1e-2]), ({"decay_steps": 2}, [1e-2, 5e-3, 0])],
     ids=str,
 )
 def test_warmup_and_decay_go_without_each_other(options, expected):

@@ -18,18 +18,7 @@ import pytest
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec, State
 from strategies.costs.predict import predict
-from strategies.device_mesh import first_devices
-from tests.strategies.equality import (
-    CONFIG,
-    ROUNDING,
-    STEPS,
-    TO_FLOAT32,
-    TRAIN,
-    adam,
-    assert_equal,
-    ordered,
-    single,
-)
+from tests.strategies.equality import CONFIG, ROUNDING, STEPS, TO_FLOAT32, TRAIN, adam, assert_equal, ordered, single
 from tests.strategies.equality import train as trained
 from tests.strategies.formulas import by_axes, held_bytes, sent
 from tests.strategies.meshes import HARDEST
@@ -55,7 +44,7 @@ class Run(NamedTuple):
     def of(cls, name, mesh, **options):
         """Build and compile the step."""
         train = dataclasses.replace(TRAIN, dtype="float16", loss_scale=OVERFLOWS, loss_scale_growth_steps=STEPS)
-        step = STRATEGIES[name].build(CONFIG, mesh, dataclasses.replace(train, **options), first_devices(mesh.size))
+        step = STRATEGIES[name].build(CONFIG, mesh, dataclasses.replace(train, **options))
         return cls(name, step, compiled(step.lower()))
 
     def init(self, loss_scale):

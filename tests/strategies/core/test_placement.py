@@ -1,11 +1,11 @@
-"""Placements: the formulas split weights as the steps do, and contradictory axes are refused."""
+"""Placements: the formulas split weights as the steps do."""
 
 import math
 
 import jax
 import pytest
 
-from strategies import STRATEGIES, Axis, GPTConfig, Strategy, TrainConfig
+from strategies import STRATEGIES, Axis, GPTConfig, TrainConfig
 from strategies.core.axis import placement_of
 from strategies.core.placement import placed
 from strategies.costs.predict import predict, strategies_with_formulas
@@ -34,34 +34,6 @@ def test_all_axes_leave_a_placement_as_it_is(strategy):
     placement = strategy.placement
     assert placement.along(placement.axes) == placement
     assert placement.along(()).axes == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ([{"batch": "yes"}], "batch='yes'; it must be true or false"),
-        ([{"dims": "mlp"}], "dims='mlp'; it must be a list"),
-        ([{"batch": True, "tokens": True}], "batch and tokens have the axis toy twice; omit one of them"),
-        ([{"batch": True}, {"batch": True}], "batch and tokens have the axis toy twice; omit one of them"),
-        ([{"shards": True}], "shards has the axis toy, which does not split the batch; add it to batch"),
-        ([{"updates": True}], "updates has the axis toy, which does not split the batch; add it to batch"),
-        ([{"dims": ("head",)}], "no weight has the dim 'head'; dims are layers, dense_layers, vocab, "),
-        (
-            [{"batch": True, "shards": True}, {"name": "other", "batch": True, "updates": True}],
-            "weights are sharded over toy, and so are their updates; ",
-        ),
-        (
-            [{"batch": True, "reduce_scatter_per_microbatch": True}],
-            "reduce_scatter_per_microbatch says when gradients are scattered over updates; set updates, too",
-        ),
-        ([{"options": ("nope",)}], "mine has the option 'nope'; it can have attention, batch_size"),
-    ],
-    ids=str,
-)
-def test_contradictory_axes_are_refused(axes, message):
-    """An axis or a strategy that contradicts itself raises a ValueError when it is made."""
-    with pytest.raises(ValueError, match=message):
-        Strategy("mine", tuple(Axis(**{"name": "toy", **fields}) for fields in axes))
 
 
 def test_a_weight_that_an_axis_splits_is_no_replica_along_it():

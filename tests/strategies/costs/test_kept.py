@@ -13,18 +13,7 @@ from strategies.costs.memory import microbatch_gradient_bytes
 from tests.strategies.equality import build
 from tests.strategies.formulas import cost
 from tests.strategies.jaxprs import assert_kept, gradients_of
-from tests.strategies.models import (
-    FIXED,
-    LLAMA,
-    LONG,
-    MOE,
-    MOE_DROPPING,
-    MOE_ROUTERS,
-    ODD,
-    QWEN3,
-    UNTIED,
-    WIDE,
-)
+from tests.strategies.models import FIXED, LLAMA, LONG, MOE, MOE_DROPPING, MOE_ROUTERS, ODD, QWEN3, UNTIED, WIDE
 from tests.strategies.sampling import nightly
 
 REMATS = "none", "dots", "full"
@@ -66,10 +55,7 @@ AT_NIGHT = itertools.product(CASES + MORE_CASES + MIXTURES + MORE_MIXTURES, REMA
 
 @pytest.mark.parametrize(
     ("name", "mesh", "config", "train", "remat"),
-    [
-        *EVERY_DAY,
-        *nightly(*((*case, remat) for case, remat in AT_NIGHT if (*case, remat) not in EVERY_DAY)),
-    ],
+    [*EVERY_DAY, *nightly(*((*case, remat) for case, remat in AT_NIGHT if (*case, remat) not in EVERY_DAY))],
     ids=str,
 )
 def test_layers_keep_what_the_formula_says(name, mesh, config, train, remat):

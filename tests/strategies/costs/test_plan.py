@@ -5,29 +5,15 @@ import math
 
 import pytest
 
-from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, Strategy, TrainConfig
+from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for
 from strategies.config import OF_AXES
-from strategies.core.axis import Axis
 from strategies.core.plan import Plan
-from strategies.costs.predict import predict, predict_axes, strategies_with_formulas
+from strategies.costs.predict import predict, strategies_with_formulas
 from strategies.model.block import BLOCKS, Qwen2Block
 from tests.strategies.equality import BATCH
 from tests.strategies.formulas import cost
-from tests.strategies.models import EVEN, SMALL
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no_such", "no_such has no formulas; strategies with formulas are single, data"),
-        ("single", "mesh data=2 has the axis data, which splits nothing here"),
-    ],
-)
-def test_what_has_no_formulas_has_no_cost(name, message):
-    """A name that is no strategy, and an axis that none splits anything along."""
-    with pytest.raises(Infeasible, match=message):
-        cost(name, "data=2")
+from tests.strategies.models import EVEN
 
 
 def test_plans_share_what_takes_long_to_find():
@@ -59,20 +45,6 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
     ]
     assert len(plans) > 50
     assert {plan.padded_vocab for plan in plans} == {128 * math.ceil(vocab / 128)}
-
-
-@pytest.mark.parametrize(
-    ("dims", "message"),
-    [
-        (("mlp",), "no formulas for head_features and mlp over different axes; use the same axes"),
-        (("head_features",), "no formulas for head_features and mlp over different axes"),
-        (("embed",), "no formulas for axes that split embed; state what they send"),
-    ],
-)
-def test_an_axis_without_formulas_has_no_cost(dims, message):
-    """A split that no term of traffic knows is refused, instead of predicted as if it sent nothing."""
-    with pytest.raises(Infeasible, match=message):
-        predict_axes([Axis("tensor", dims=dims)], SMALL, "tensor=2", TrainConfig(BATCH))
 
 
 CHANGED = {
@@ -125,10 +97,3 @@ def test_a_resolved_plan_can_be_used_again(name):
     resolved = Plan.of(strategy.axes, EVEN, mesh, TrainConfig(8), backend_for("cuda")).train
     assert Plan.of(strategy.axes, EVEN, mesh, resolved, backend_for("cuda")).train == resolved
     assert TrainConfig(8) == dataclasses.replace(STRATEGIES["single"].applicable(resolved), unroll="auto")
-
-
-def test_a_step_that_is_made_in_another_way_refuses_options_too():
-    """A strategy with a `make_step` has the options of its axes."""
-    mine = Strategy("mine", STRATEGIES["fsdp"].axes, make_step=lambda *_: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(Infeasible, match="schedule=gpipe changes nothing with the axis fsdp; omit it"):
-        mine.build(EVEN, "fsdp=1", TrainConfig(8, schedule="gpipe"))

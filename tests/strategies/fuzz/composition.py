@@ -112,7 +112,7 @@ class Composition:
             Infeasible: it is refused.
         """
         config, mesh = GPTConfig(**self.model), MeshSpec.parse(self.mesh)
-        return self.made_strategy().build(config, mesh, TrainConfig(**self.train), jax.devices()[: mesh.size])
+        return self.made_strategy().build(config, mesh, TrainConfig(**self.train))
 
     def predict(self) -> Cost:
         """What formulas say of the step.

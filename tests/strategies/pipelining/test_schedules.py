@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 
-from strategies.infeasible import Infeasible
 from strategies.pipelining.schedules import (
     EQUAL,
     SCHEDULES,
@@ -105,18 +104,3 @@ def test_lockstep_bubble() -> None:
     by_hand = 1 - 3 * (8 + 3) / (4 + 2 * (2 * (8 + 3) - 4))  # four ticks have forwards only
     assert one_f_one_b(4, 8).lockstep_bubble(EQUAL) == pytest.approx(by_hand)
     assert one_f_one_b(4, 8).lockstep_bubble(PassTimes(1, 0.5, 0.5)) == 0
-
-
-def test_operations_that_wait_for_each_other_are_an_error() -> None:
-    """A schedule in which nothing can start raises a ValueError."""
-    stuck = Schedule("stuck", 1, 1, 1, lambda: ((Op("B", 0), Op("F", 0)),))
-    with pytest.raises(ValueError, match=r"stuck: .*wait for each other"):
-        _ = stuck.table
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    """Microbatches or chunks that a schedule cannot order raise Infeasible with the numbers."""
-    with pytest.raises(Infeasible, match=r"pipeline=4 does not divide microbatches=6.*microbatches can be 4, 8, 12"):
-        interleaved(4, 6, 2)
-    with pytest.raises(Infeasible, match="1f1b has one chunk per stage, not 2; use interleaved"):
-        one_f_one_b(4, 8, 2)

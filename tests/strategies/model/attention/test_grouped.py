@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
-from strategies import Infeasible
 from strategies.context import contiguous, ulysses_attention, window_attention
 from strategies.model.attention import QKV, Reach, causal_attention, cudnn, ring_attention, zigzag
 from tests.strategies.context_mesh import around
@@ -75,11 +74,11 @@ def stand_ins(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "tokens", "reach"),
     [
-        ("xla", 11, None),
         ("xla", 32, Reach(5)),
         ("xla", 32, Reach(4, 4, 1)),
         ("splash", 256, None),
         *nightly(
+            ("xla", 11, None),
             ("xla", 16, None),
             ("xla", 16, Reach(9)),  # masked
             ("xla", 32, Reach(8, 8)),
@@ -136,14 +135,12 @@ def test_devices_exchange_the_heads_of_keys_that_there_are(own, attention, kind,
 
 @pytest.mark.parametrize("key_heads", KEY_HEADS)
 def test_devices_that_share_a_head_of_keys_have_copies(key_heads):
-    """Heads of queries keep their order; more devices than heads of queries are refused, with the numbers."""
+    """Heads of queries keep their order."""
     (q, k, v), _ = draw(3, key_heads)
     copies = HEADS // key_heads
     apart = QKV.of(q, k, v).for_devices(HEADS).apart
     for mine, given in zip(apart, (q, jnp.repeat(k, copies, 2), jnp.repeat(v, copies, 2)), strict=True):
         np.testing.assert_array_equal(mine, given)
-    with pytest.raises(Infeasible, match="devices=8 does not divide heads=4; devices can be 1, 2 or 4"):
-        QKV.of(q, k, v).for_devices(2 * HEADS)
 
 
 def test_cudnn_takes_fewer_heads_of_keys(monkeypatch):
@@ -161,13 +158,6 @@ def test_cudnn_takes_fewer_heads_of_keys(monkeypatch):
         partial(cudnn.gradients, causal=True), q_BHTK, k_BJTK, k_BJTK, q_BHTK, log_total_BHT, q_BHTK
     )
     assert [each.shape for each in shapes] == [q_BHTK.shape, k_BJTK.shape, k_BJTK.shape]
-
-
-def test_heads_that_do_not_fit_are_refused():
-    """With their numbers."""
-    q, k = (jnp.zeros((1, 2, heads, 4)) for heads in (4, 3))
-    with pytest.raises(ValueError, match="4 query heads cannot share 3 key heads and 3 value heads"):
-        QKV.of(q, k, k)
 
 
 @pytest.mark.parametrize("key_heads", KEY_HEADS)

@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.backends.backend import NO_DEVICES, NVIDIA_GPU, backend_for
+from strategies.backends.backend import NVIDIA_GPU, backend_for
 from strategies.config import Attention, Remat
 from strategies.core import plan
 from strategies.costs.predict import Cost, predict
@@ -187,19 +187,3 @@ def test_changed_functions_of_jax_are_not_called(lost, monkeypatch):
     cudnn.available.cache_clear()
     assert not cudnn.available()
     cudnn.available.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("kind", "config", "message"),
-    [
-        ("splash", {}, "takes chunks of a multiple of 128 tokens, not 2 x context=8 of sequence=1024; use auto or xla"),
-        ("cudnn", {"attention_window": 64}, "has no ring for attention_window=64; use auto or xla"),
-        ("splash", {"attention_window": 64}, "has no ring for attention_window=64; use auto or xla"),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_refused(kind, config, message):
-    """With the numbers and the way out."""
-    train = TrainConfig(1, dtype="bfloat16", attention=kind)
-    with pytest.raises(Infeasible, match=f"attention={kind} {message}"):
-        kernel_for(NO_DEVICES, dataclasses.replace(CONFIG, **config), train, ring=8)

@@ -1,4 +1,4 @@
-"""Plugin `-p tests.benchmarks.planting`: the process that measures registers the planted strategies (`planted.py`).
+"""Plugin: the process that measures registers the strategies with a planted fault (`faulty_strategies.py`).
 
 Environment variables choose what happens when the report is about to be written: with TWICE, Ctrl-C is pressed; with
 ROOM, the limit of the file size is lifted.
@@ -10,7 +10,7 @@ import signal
 
 from benchmarks.run import supervise
 
-supervise.PROGRAM = "tests.benchmarks.planted"
+supervise.PROGRAM = "tests.benchmarks.faulty_strategies"
 
 
 def pytest_benchmark_update_json() -> None:

@@ -162,20 +162,14 @@ EXACT = (
     regression(
         "a case gone",
         "strategies/fsdp.py",
-        (
-            'Strategy("fsdp", (AXIS,))',
-            'Strategy("fsdp", (AXIS,), most_devices=0)',
-        ),
+        ('Strategy("fsdp", (AXIS,))', 'Strategy("fsdp", (AXIS,), most_devices=0)'),
         cases=(FSDP,),
         evidence="vanished",
     ),
     regression(
         "a case renamed",
         "benchmarks/cases/case.py",
-        (
-            '"-".join([self.strategy, ',
-            '"-".join([self.strategy.replace("fsdp", "zero"), ',
-        ),
+        ('"-".join([self.strategy, ', '"-".join([self.strategy.replace("fsdp", "zero"), '),
         cases=(FSDP,),
         evidence="vanished renamed? test_step[zero-fsdp=2-b8] is the same program",
     ),

@@ -1,4 +1,4 @@
-"""The strategies with a planted fault, and the program that measures them: `-p tests.benchmarks.planting`.
+"""The strategies with a planted fault, and the program that measures them (`with_faulty_strategies.py`).
 
 Environment variables choose what happens:
 
