@@ -19,7 +19,7 @@ from tests.results.test_frontier import candidate, document
 ROOT = Path(__file__).parent.parent
 LONG = "x" * 300
 NO_NUMBERS = {"tokens_per_second": None, "step_seconds_median": None, "devices": None}
-TINY = "--layers=2 --embed=16 --heads=2 --vocab=256 --sequence=16 --batch-size=8 --strategy=data --remat=dots"
+TINY = "--model=layers=2,embed=16,heads=2,vocab=256,sequence=16 --batch-size=8 --strategy=data --remat=dots"
 SEARCH = f"search --topology=v5e:2x2 {TINY} --compile=0"
 SCHEDULE = {"schedule": "gpipe", "chunks": 1, "stages": [[{"kind": "F", "microbatch": 0, "chunk": 0}]]}
 EVIL = f"{'../' * 3}evil"

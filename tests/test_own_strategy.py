@@ -56,7 +56,7 @@ GROUPED = register(Strategy("grouped", (AXIS1, GROUP)))
 
 It also sends a number that does not follow from its placement, and states so by a term of its own.
 """
-TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")
+TINY = ("--model=layers=2,embed=16,heads=2,sequence=16", "--batch-size=4", "--rounds=6")
 
 
 MESHES = {

@@ -14,6 +14,7 @@ import jax
 from benchmarks.cases.case import Case, options_of
 from benchmarks.cases.selection import OPTIONS, available_devices, model, selected
 from benchmarks.cli.commands import COMMANDS
+from benchmarks.cli.options import MODEL_KEYS
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
@@ -34,7 +35,8 @@ OF_SOME_STRATEGIES = "reduce_dtype", "compression", "compression_warmup"
 OPTION_OF = {
     **{name: f"--option {name}=..." for name in OPTIONS},
     **{each.name.lstrip("-").replace("-", "_"): each.name for each in COMMANDS["train"].all_options()},
-    **{"tied": "--untied", "tokens": "--tokenizer", "corpus_sha256": "--corpus"},
+    **{key: f"--model {key}=..." for key in MODEL_KEYS},
+    **{"tokens": "--tokenizer", "corpus_sha256": "--corpus"},
 }
 """Fields of a recipe -> the options that set them."""
 CHECKPOINTS = "checkpoints"
@@ -205,10 +207,11 @@ def _model_of(
         raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; leave one of them out")
     init = read(option.init) if option.init else None
     if option.tokenizer == "chars" and not init:
-        if option.vocab not in (None, text.vocab):
-            problem = f"--vocab {option.vocab}, and the corpus {text.name} has {text.vocab} characters"
-            raise ValueError(f"{problem}; leave --vocab out, or use --tokenizer bytes")
-        option.vocab = text.vocab
+        vocab = dict(option.model).setdefault("vocab", text.vocab)
+        if vocab != text.vocab:
+            problem = f"--model vocab={vocab}, and the corpus {text.name} has {text.vocab} characters"
+            raise ValueError(f"{problem}; remove it, or use --tokenizer bytes")
+        option.model.append(("vocab", vocab))
     base = (str(init.folder), init.config) if init else None
     if saved and not option.preset and not init:
         base = str(saved.metadata.get("preset", "the saved model")), saved.config

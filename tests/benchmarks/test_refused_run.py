@@ -21,7 +21,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
         "--trace-dir=/dev/null": "/dev/null cannot be written to: /dev/null is not a folder; name another folder",
         "--strategy=fsdp,data --mesh=tensor=2": "fsdp has no axis tensor; mesh tensor=2 takes a strategy with all of",
         "--trace-dir=x --compile-only": "--trace-dir needs steps that run, and --compile-only and --topology only",
-        "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
+        "--model=vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
         f"--benchmark-json={tmp_path}": "cannot be written: Is a directory; name another",
         f"--benchmark-json={tmp_path}/{'x' * 245}.json": "cannot be written: File name too long; name another",
         f"--benchmark-json={tmp_path}/file/run.json": "cannot be written: ",

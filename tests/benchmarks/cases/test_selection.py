@@ -53,7 +53,7 @@ def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> 
         ({"strategy": ["fsdp"]}, {"nano"}),
         ({"preset": "nano"}, {"nano"}),
         ({"dtype": "bfloat16"}, {"nano"}),  # rounding sends tokens to other experts
-        ({"layers": 2}, {"nano,layers=2"}),
+        ({"model": [("tied", False), ("layers", 3), ("layers", 2)]}, {"nano,layers=2,tied=False"}),
     ],
     ids=str,
 )
@@ -89,7 +89,7 @@ def test_a_topology_is_taken_whole(select: Select, monkeypatch: pytest.MonkeyPat
 
 def test_overridden_sizes_are_part_of_the_preset(select: Select) -> None:
     """A preset with an overridden size has the override in its name."""
-    chosen = select(layers=2, embed=32)
+    chosen = select(model=[("layers", 2), ("embed", 32)])
     assert (chosen.config.layers, chosen.config.embed) == (2, 32)
     assert chosen.preset == "nano,layers=2,embed=32"
 
@@ -139,7 +139,10 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
             {"option": [("schedule", "gpipe,unroll=2")]},
             "commas separate values of one option; give --option schedule=gpipe --option unroll=2",
         ),
-        ({"heads": 3}, r"--preset nano with {'heads': 3}: heads=3 does not divide embed=128; it can be 1, 2, 4"),
+        (
+            {"model": [("heads", 3)]},
+            r"--preset nano --model heads=3: heads=3 does not divide embed=128; it can be 1, 2, 4",
+        ),
         ({"mesh": ["data=2"], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
         (
             {"strategy": ["single"], "devices": [8]},
@@ -204,12 +207,13 @@ def test_routings_are_swept_and_named(select: Select) -> None:
 
 def test_a_pattern_is_named(select: Select) -> None:
     """A stride, its pattern and its summary are in the name of each case."""
-    pattern = {"attention_stride": 8, "attention_pattern": "fixed", "attention_summary": 2}
-    (case,) = select(strategy=["fsdp"], devices=[8], batch_size=[8], **pattern).cases()
+    pattern = [("attention_stride", 8), ("attention_pattern", "fixed"), ("attention_summary", 2)]
+    (case,) = select(strategy=["fsdp"], devices=[8], batch_size=[8], model=pattern).cases()
+    assert case.preset == "nano"
     assert str(case).endswith("b8-attention_stride=8-attention_pattern=fixed-attention_summary=2")
 
 
 def test_attention_that_no_model_has_is_refused(select: Select) -> None:
     """Options that exclude each other are refused before anything is measured, whichever window of a list it is."""
     with pytest.raises(ValueError, match="attention_window=16 does not go with attention_pattern=fixed"):
-        select(attention_window=[None, 16], attention_stride=8, attention_pattern="fixed")
+        select(attention_window=[None, 16], model=[("attention_stride", 8), ("attention_pattern", "fixed")])

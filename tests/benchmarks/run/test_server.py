@@ -23,7 +23,7 @@ from tests.benchmarks.planted import TOYS
 from tests.benchmarks.run.engines import DATA
 from tests.processes import ROOT, environment
 
-TINY = ("--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--mesh=data=1")
+TINY = ("--model=layers=1,embed=16,heads=2,sequence=16", "--batch-size=4", "--mesh=data=1")
 SINGLE = "single-data=1-b4"
 
 
@@ -114,7 +114,7 @@ def test_a_block_that_does_not_count_is_a_failure(program: Callable[..., Any], s
     ("option", "message"),
     [
         ("--strategy=ddp", "--strategy 'ddp' is not a strategy"),
-        ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
+        ("--model=vocab=100", "vocab=100 does not hold the 256 byte values"),
     ],
 )
 def test_a_selection_that_means_nothing_is_refused(

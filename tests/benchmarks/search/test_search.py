@@ -67,7 +67,7 @@ def test_an_option_takes_all_values_that_it_is_given(tmp_path):
 
 def test_bytes_that_do_not_divide_are_numbers(tmp_path):
     """A third of the gradients is no whole number of bytes; seconds are numbers all the same, which JSON takes."""
-    sizes = ("--layers=3", "--embed=48", "--heads=3", "--vocab=63", "--sequence=24", "--batch-size=6")
+    sizes = ("--model=layers=3,embed=48,heads=3,vocab=63,sequence=24", "--batch-size=6")
     for devices in (3, 24):
         topology = f"--topology=h100:{-(-devices // 8)}x{min(devices, 8)}"
         more = (topology, *sizes, "--strategy=data", "--batch-size=24")
@@ -101,7 +101,7 @@ def test_the_report_says_what_limits_the_best(tmp_path, capsys):
 def test_the_report_says_which_layers_stages_do_not_split(tmp_path, capsys):
     """Every stage of a pipeline runs the leading dense layers of a mixture. Without stages there is no such line."""
     for mesh, says in (("pipeline=2", True), ("tensor=2", False)):
-        found(tmp_path, "--preset=nano-moe", "--dense-layers=2", "--topology=h100:1x2", f"--mesh={mesh}")
+        found(tmp_path, "--preset=nano-moe", "--model=dense_layers=2", "--topology=h100:1x2", f"--mesh={mesh}")
         assert ("dense_layers=2: every stage of a pipeline runs these layers" in capsys.readouterr().out) == says
 
 

@@ -50,7 +50,7 @@ from tests.results.gates.plants import (
 )
 
 # Steps that compile fast, on one device and on two; each gets a plant of its own.
-SELECTION = ("--layers=1", *SIZES, "--strategy=single,data,fsdp", "--devices=1,2")
+SELECTION = ("--model=layers=1", *SIZES, "--strategy=single,data,fsdp", "--devices=1,2")
 CASES = tuple(f"{spread}-b{batch}" for batch in (16, 8) for spread in ("single-data=1", "data-data=2", "fsdp-fsdp=2"))
 SLOWER = """
 
