@@ -50,10 +50,9 @@ def table(options: Iterable[Option]) -> Iterator[str]:
 def spelled(option: Option) -> str:
     """An option with its value, as one writes it.
 
-        >>> from benchmarks.cli.options import MODEL_KEYS, joined
-    from benchmarks.cli.parser import option
-        >>> spelled(option("--devices N,...", "how many", int)), spelled(option("runs RUN", "a run", str, many="+"))
-        ('--devices N,...', 'RUN ...')
+    >>> from benchmarks.cli.parser import option
+    >>> spelled(option("--devices N,...", "how many", int)), spelled(option("runs RUN", "a run", str, many="+"))
+    ('--devices N,...', 'RUN ...')
     """
     several = {"list": ",...", "+": " ...", "*": " ..."}.get(option.many, "")
     return " ".join(filter(None, (option.name if option.name.startswith("-") else "", option.value + several)))
