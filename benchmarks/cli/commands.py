@@ -154,7 +154,7 @@ PLANNED = {
 SHOWN = {
     "show": Command(
         "print the options of strategies, and what a device holds and sends in a step",
-        "benchmarks.explain.show",
+        "benchmarks.show",
         option("names STRATEGY", "such as fsdp; default: all", str, many="*"),
         CASES["--mesh"].one(help="such as fsdp=4; default: four devices, or two along each of several axes"),
         option("--topology TOPOLOGY", "all devices of a topology such as v5p:4x4x4", topology),
@@ -166,7 +166,7 @@ SHOWN = {
     ),
     "schedule": Command(
         "print a pipeline schedule, tick by tick",
-        "benchmarks.explain.schedule",
+        "benchmarks.schedule",
         option("name SCHEDULE", joined(SCHEDULES), one_of("schedule", SCHEDULES)),
         option("--stages N", "number of pipeline stages", count, required=True),
         CASES["--microbatches"].one(help="number of microbatches", required=True),

@@ -16,8 +16,8 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_file, short, write_then_print
 from benchmarks.cli.tables import paragraph
 from benchmarks.devices.chips import GB, GIB
-from benchmarks.explain.overlap import OVERLAP_KINDS
 from benchmarks.program.collectives import KINDS, SEVERAL
+from benchmarks.program.explanations import OVERLAP_KINDS
 from benchmarks.run.progress import progress, say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB

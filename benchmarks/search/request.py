@@ -20,16 +20,15 @@ from benchmarks.cases.selection import (
 )
 from benchmarks.cli.options import dashed
 from benchmarks.cli.outputs import require_apart, require_file
+from benchmarks.devices.attached import states_budget_bytes, topology_of
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.explain.local_devices import MEASURED_ONLY, predicting_machine, topology_of
-from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.scaled import powers_of_two, sized
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
-from benchmarks.simulate.machines import machine, machine_for
+from benchmarks.simulate.machines import MEASURED_ONLY, machine, machine_for, predicting_machine
 from strategies.config import Remat
 
 SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"

@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from benchmarks.cli.child import ServerFailure
 from benchmarks.cli.ending import Refused
-from benchmarks.cli.server import ServerFailure
 from benchmarks.cli.statuses import INTERRUPTED
 from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
 from results.gates.paired.comparison import Comparison, Design

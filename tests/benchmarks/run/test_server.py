@@ -13,8 +13,7 @@ import pytest
 
 from benchmarks.cases import case as benchmark_cases
 from benchmarks.cases.failures import Mismatch
-from benchmarks.cli.child import CONNECTION
-from benchmarks.cli.server import PROTOCOL, Server, ServerFailure
+from benchmarks.cli.child import CONNECTION, PROTOCOL, Server, ServerFailure
 from benchmarks.run.corpus import read_corpus
 from benchmarks.run.measure import Training
 from benchmarks.run.server import TimingServer, main, serve

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from benchmarks.devices.attached import topology_of
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.local_devices import predicting_machine, topology_of
-from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for
+from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for, predicting_machine
 from tests.benchmarks.simulate.host import FILE, parsed
 
 
