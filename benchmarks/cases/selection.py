@@ -94,7 +94,7 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
         (available,) if absent else tuple(n for n in DEVICES if n <= available and divides_among_processes(n))
     )
     if meshes and option.devices:
-        raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
+        raise ValueError("--mesh says how many devices it takes; remove --devices, or remove --mesh")
     preset, config = found or model(option)
     chosen = Selection(
         strategies=with_single(known_strategies(option.strategy), option.devices),
@@ -148,10 +148,10 @@ def values_of(given: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[Any, .
     varied: dict[str, list[Any]] = {}
     for name, text in given:
         if name not in OPTIONS:
-            raise ValueError(f"--option: {name!r} is no option of a strategy; there are {', '.join(OPTIONS)}")
+            raise ValueError(f"--option: {name!r} is not an option of a strategy; use one of {', '.join(OPTIONS)}")
         if "=" in text:
             split = " ".join(f"--option {part}" for part in f"{name}={text}".split(","))
-            raise ValueError(f"--option {name}={text}: commas separate values of one option; give {split}")
+            raise ValueError(f"--option {name}={text}: commas separate values of one option; pass {split}")
         read = PARSERS.get(get_type_hints(TrainConfig)[name], str)
         try:
             values = commas(read)(text)
@@ -188,7 +188,7 @@ def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices:
     """Check that the options use all devices of a topology."""
     available = device_count(topology)
     if devices:
-        raise ValueError(f"--topology {topology} always uses all of its {available} devices; leave --devices out")
+        raise ValueError(f"--topology {topology} always uses all of its {available} devices; remove --devices")
     for mesh in meshes:
         if mesh.size != available:
             raise ValueError(f"--mesh {mesh} takes {mesh.size} devices, and must take all {available} of {topology}")

@@ -140,7 +140,7 @@ def main(option: argparse.Namespace) -> int:
 def require_traceable(cases: Sequence[Case]) -> None:
     """Check that there is one step to trace, and that it can be replayed."""
     if len(cases) > 1:
-        raise ValueError(f"--trace is of one step, and {len(cases)} are selected; give one --strategy and one --mesh")
+        raise ValueError(f"--trace is of one step, and {len(cases)} are selected; pass one --strategy and one --mesh")
     topology = cases[0].topology
     if topology and not topology.chip:
         raise ValueError(f"--trace: {topology} has no published figures to replay a step by; try v5e:4x4")

@@ -60,7 +60,7 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     windows = [str(window or "dense") for window in args.attention_window]
     for option, values in (("attention-window", windows), ("routing", args.routing)):
         if len(values) > 1:
-            raise ValueError(f"--{option} {' or '.join(values)}: a search is for one model; give one {option}")
+            raise ValueError(f"--{option} {' or '.join(values)}: a search is for one model; pass one {option}")
     name, config = model(args)
     meshes = known_meshes(args.mesh)
     require_all_devices(args.topology, meshes)
@@ -90,7 +90,7 @@ def require_schedules(topology: Topology) -> None:
     """Check that a compiler for a topology is installed, knows it, and overlaps communication."""
     if topology.kind == CPU:
         problem = f"on {topology} no communication overlaps, as predictions assume"
-        raise ValueError(f"--compile: {problem}; leave --compile out")
+        raise ValueError(f"--compile: {problem}; remove --compile")
     topology.require_compiler()
     topology.prepare()
     topology.devices()
@@ -99,18 +99,18 @@ def require_schedules(topology: Topology) -> None:
 def require_together(args: argparse.Namespace) -> None:
     """Check that every option has an effect."""
     if args.measure and args.topology != "here":
-        raise ValueError("--measure times steps on the devices of this machine; give --topology here")
+        raise ValueError("--measure times steps on the devices of this machine; pass --topology here")
     if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
-        raise ValueError(f"--{given[0]} is of one topology; leave --scaling out")
+        raise ValueError(f"--{given[0]} is of one topology; remove --scaling")
     for name, others in BELONGING.items():
         if not getattr(args, name) and (given := [other for other in others if getattr(args, other)]):
-            raise ValueError(f"--{dashed(given[0])} is of --{name}; give --{name}, too")
+            raise ValueError(f"--{dashed(given[0])} is of --{name}; pass --{name}, too")
 
 
 def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
     """The options with the topology of the smallest size of --scaling, and of remat those that save memory."""
     if args.mesh:
-        raise ValueError("--scaling chooses a mesh for each number of devices; leave --mesh out")
+        raise ValueError("--scaling chooses a mesh for each number of devices; remove --mesh")
     for devices in powers_of_two(*args.scaling):
         sized(args.topology, devices)
     others = {"topology": sized(args.topology, args.scaling[0]), "remat": args.remat or ["dots", "full"]}
@@ -124,7 +124,7 @@ def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     if args.machine:
         chosen = predicting_machine(args.machine, topology)
     elif topology.kind == CPU:
-        way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
+        way_out = "meshmark calibrate --out mine.json, and pass --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     else:
         chosen = machine_for(topology.kind, "meshmark")
@@ -142,9 +142,9 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     Its rates are not those of any host: a byte of memory counts as ten FLOPs, and a byte that is sent as a hundred.
     """
     if not args.measure:
-        raise ValueError(f"{topology}: {MEASURED_ONLY}; give --topology here --measure 8")
+        raise ValueError(f"{topology}: {MEASURED_ONLY}; pass --topology here --measure 8")
     if given := [name for name in PREDICTIONS if getattr(args, name)]:
-        raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; leave it out")
+        raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; remove it")
     memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)
     chip = Chip(CPU, 1e11, memory_bytes, 1e10, 1e9, 0, 0, 0, 1e9, "assumed")
     stack = machine("meshmark_tpus").stack

@@ -255,7 +255,7 @@ def predicting_machine(name: str, topology: Topology | None) -> Machine:
         topology: of the devices that steps are compiled for; None for those of this process.
     """
     if topology.is_virtual if topology else are_virtual(jax.local_devices()):
-        raise ValueError(f"--machine {name}: {MEASURED_ONLY}; leave --machine out")
+        raise ValueError(f"--machine {name}: {MEASURED_ONLY}; remove --machine")
     if topology:
         kind, platform = topology.kind, topology.platform
     else:

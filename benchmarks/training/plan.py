@@ -183,7 +183,7 @@ def checkpoint_of(out: Path) -> CheckpointInfo:
     try:
         return read_info(out / CHECKPOINTS)
     except CheckpointError as error:
-        way_out = "" if positions(out / CHECKPOINTS) else "; name the folder of a run by --out, or leave --resume out"
+        way_out = "" if positions(out / CHECKPOINTS) else "; name the folder of a run by --out, or remove --resume"
         raise ValueError(f"--resume: {error}{way_out}") from error
 
 
@@ -193,7 +193,7 @@ def _microbatches_of(saved: CheckpointInfo, out: Path) -> int:
         return saved.metadata["recipe"]["microbatches"]
     except (KeyError, TypeError):
         problem = f"the checkpoint in {out} does not say its number of microbatches, on which the balance loss depends"
-        raise ValueError(f"{problem}; give --microbatches: it is in {out / LOG}") from None
+        raise ValueError(f"{problem}; pass --microbatches: it is in {out / LOG}") from None
 
 
 def _model_of(
@@ -204,7 +204,7 @@ def _model_of(
     The latter has the vocabulary of the text if tokens are its characters.
     """
     if option.init and option.preset:
-        raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; leave one of them out")
+        raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; remove one of them")
     init = read(option.init) if option.init else None
     if option.tokenizer == "chars" and not init:
         vocab = dict(option.model).setdefault("vocab", text.vocab)
@@ -230,7 +230,7 @@ def _case_of(option: argparse.Namespace) -> Case:
     """The one case that the options select, with any model: its mesh does not depend on that."""
     varied = {"attention-window": option.attention_window, "routing": option.routing}
     if several := [f"--{name} {values}" for name, values in varied.items() if len({*values}) > 1]:
-        raise ValueError(f"{' and '.join(several)} has several values, and a run trains with one; leave the others out")
+        raise ValueError(f"{' and '.join(several)} has several values, and a run trains with one; remove the others")
     usual = 0 if option.mesh else 1 if option.strategy == "single" else available_devices()
     one = {name: getattr(option, name) for name in ("strategy", "mesh", "batch_size", "microbatches")}
     one |= {"devices": option.devices or usual}
@@ -244,7 +244,7 @@ def _case_of(option: argparse.Namespace) -> Case:
         wanted = f"{option.strategy} on {selection.devices[0]} devices has {len(meshes)} meshes"
         raise ValueError(f"{wanted}; choose one of them by --mesh: {', '.join(meshes)}")
     several = f"--option {selection.options} has several values"
-    raise ValueError(f"{several}, and a run trains with one; leave the others out")
+    raise ValueError(f"{several}, and a run trains with one; remove the others")
 
 
 def _optimizer_of(option: argparse.Namespace) -> dict[str, Any]:

@@ -100,8 +100,8 @@ def test_what_is_allowed_is_green(base: Path, head: Path) -> None:
         (["one.json"], "the following arguments are required: HEAD.json"),
         (["a", "b", "--allow", "memory.temp=1%"], "'memory.temp' names no exact metric; .* memory.temp_b"),
         (["a", "b", "--allow", "compiled.flops"], "'compiled.flops' is not an option with a value"),
-        (["a", "b", "--allow", "compiled.flops=-1"], "'-1' is no allowance; give a number of at least 0"),
-        (["a", "b", "--allow", "compiled.flops=nan%"], "'nan%' is no allowance; .* a percentage such as"),
+        (["a", "b", "--allow", "compiled.flops=-1"], "'-1' is not an allowance; use a number of at least 0"),
+        (["a", "b", "--allow", "compiled.flops=nan%"], "'nan%' is not an allowance; .* a percentage such as"),
         (["a", "b", "--allow", "tokens_per_second=1"], "'tokens_per_second' names no exact metric"),
     ],
 )

@@ -25,7 +25,7 @@ from results.records.reading import NotComparable
 def run(options: argparse.Namespace) -> Report:
     """Compare two checkouts."""
     if options.launches < MIN_LAUNCHES:
-        raise Refused(f"{options.launches} launches settle nothing; give {MIN_LAUNCHES} or more")
+        raise Refused(f"{options.launches} launches settle nothing; use {MIN_LAUNCHES} or more")
     started = time.monotonic()
     try:
         with (

@@ -123,7 +123,7 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
         ),
         (
             {"topology": Topology.parse("v5p:4x4x4"), "devices": [8]},
-            "--topology v5p:4x4x4 always uses all of its 64 devices; leave --devices out",
+            "--topology v5p:4x4x4 always uses all of its 64 devices; remove --devices",
         ),
         (
             {"topology": Topology.parse("tpu7x:2x2x1"), "mesh": ["fsdp=8", "fsdp=4"]},
@@ -131,19 +131,19 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
         ),
         ({"strategy": ["ddp"]}, "--strategy 'ddp' is not a strategy; use one of single, data, .* did you mean data"),
         ({"mesh": ["data:2"]}, "mesh 'data:2' cannot be read; write it as data=2,tensor=4"),
-        ({"option": [("order", "1f1b")]}, "'order' is no option of a strategy; there are attention, unroll, "),
+        ({"option": [("order", "1f1b")]}, "'order' is not an option of a strategy; use one of attention, unroll, "),
         ({"option": [("schedule", "2f2b")]}, "schedule='2f2b'; it can be gpipe, 1f1b"),
         ({"option": [("unroll", "0")]}, "--option unroll=0: '0' is not a count"),
         ({"option": [("sequence_parallel", "1")]}, "'1' is neither true nor false"),
         (
             {"option": [("schedule", "gpipe,unroll=2")]},
-            "commas separate values of one option; give --option schedule=gpipe --option unroll=2",
+            "commas separate values of one option; pass --option schedule=gpipe --option unroll=2",
         ),
         (
             {"model": [("heads", 3)]},
             r"--preset nano --model heads=3: heads=3 does not divide embed=128; it can be 1, 2, 4",
         ),
-        ({"mesh": ["data=2"], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
+        ({"mesh": ["data=2"], "devices": [2]}, r"remove --devices, or remove --mesh"),
         (
             {"strategy": ["single"], "devices": [8]},
             r"no case: .*--devices 8 \(single uses data\); name one by --mesh, or another .* by --devices; .*data=1",
@@ -167,11 +167,11 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (values.count, "0", r"'0' is not a count; give a whole number of at least 1"),
+        (values.count, "0", r"'0' is not a count; use a whole number of at least 1"),
         (values.count, "two", r"'two' is not a count"),
         (commas(values.count), "8,", r"'' is not a count"),
-        (values.rounds, "5", r"'5' rounds are too few for a 95% interval of a median; give 6 or more"),
-        (values.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
+        (values.rounds, "5", r"'5' rounds are too few for a 95% interval of a median; use 6 or more"),
+        (values.seconds, "-1", r"'-1' is not a time; use a positive number of seconds"),
         (values.seconds, "soon", r"'soon' is not a time"),
         (values.seconds, "nan", r"'nan' is not a time"),
         (values.assignment, "xla_a", r"'xla_a' is not an option with a value; write it as NAME=VALUE"),

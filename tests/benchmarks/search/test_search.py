@@ -120,7 +120,7 @@ def test_four_hosts_need_a_network(tmp_path, capsys):
     host.write_text(json.dumps(FILE | {"specifications": specifications, "constants": constants}))
     asked = ["--topology=cpu:4x1", "--preset=nano", "--batch-size=16", "--dtype=float32", f"--machine={host}"]
     for more, problem in (
-        ([], "does not say how fast the network between hosts is; give --set inter_host_bandwidth=10Gbit/s"),
+        ([], "does not say how fast the network between hosts is; pass --set inter_host_bandwidth=10Gbit/s"),
         (["--set=inter_host_bandwidth=2x"], "'2x' is a multiple of what is not known; write an amount with its unit"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -221,18 +221,18 @@ def test_nothing_fits(capsys):
         (["--topology=cpu:4x1"], "measure yours: meshmark calibrate --out mine.json"),
         (["--topology=cpu:4x1", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and these are cpu"),
         (["--topology=cpu:8"], "give --topology here --measure 8"),
-        (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; leave --scaling out"),
-        (["--compile=2", "--scaling=8..16"], "--compile is of one topology; leave --scaling out"),
-        (["--price=2"], "--price is of --tokens; give --tokens, too"),
-        (["--sequences-per-device=2"], "--sequences-per-device is of --scaling; give --scaling, too"),
-        (["--workers=2"], "--workers is of --compile; give --compile, too"),
+        (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; remove --scaling"),
+        (["--compile=2", "--scaling=8..16"], "--compile is of one topology; remove --scaling"),
+        (["--price=2"], "--price is of --tokens; pass --tokens, too"),
+        (["--sequences-per-device=2"], "--sequences-per-device is of --scaling; pass --scaling, too"),
+        (["--workers=2"], "--workers is of --compile; pass --compile, too"),
         (["--set=hbm=141mB"], "'141mB' cannot be read"),
         (["--set=inter_host_latency=50ks"], "'50ks' cannot be read"),
         (["--mesh=fsdp=4"], "fsdp=4"),
-        (["--measure=2"], "--measure times steps on the devices of this machine; give --topology here"),
+        (["--measure=2"], "--measure times steps on the devices of this machine; pass --topology here"),
         (["--scaling=8"], "'8' is not a range of devices such as 8..16384"),
         (["--scaling=16..8"], "'16..8' is not a range"),
-        (["--scaling=8..16", "--mesh=fsdp=8"], "leave --mesh out"),
+        (["--scaling=8..16", "--mesh=fsdp=8"], "remove --mesh"),
         (["--scaling=8..1048576"], "devices; take 65,536 or fewer"),
         (["--topology=here"], "cpu:8: virtual CPU devices share the cores of a host, so their steps are measured, not"),
         (["--topology=here", "--machine=meshmark_gpus", "--measure=2"], "--machine is about predictions"),

@@ -58,7 +58,7 @@ def test_microbatches_decide_a_balance_loss(mixture: Plan) -> None:
         planned(mixture.out, *RUN, "--microbatches=4", "--resume")
     before = {name: value for name, value in mixture.recipe.items() if name != "microbatches"}
     written(mixture, {"recipe": before})  # as earlier versions did
-    with pytest.raises(ValueError, match=r"does not say its number of microbatches, .*; give --microbatches"):
+    with pytest.raises(ValueError, match=r"does not say its number of microbatches, .*; pass --microbatches"):
         planned(mixture.out, *RUN, "--resume")
     assert planned(mixture.out, *RUN, "--microbatches=2", "--resume").case.preset.startswith("the saved model")
 

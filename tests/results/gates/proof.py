@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plants = [each for each in PLANTS if options.gate in (each.gate, "both")]
     chosen = [each for each in plants if each.name in (options.plant or names)]
     if not chosen:
-        parser.error(f"--gate {options.gate} has no {options.plant[0]!r}; leave --gate out")
+        parser.error(f"--gate {options.gate} has no {options.plant[0]!r}; remove --gate")
     findings: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="meshmark-gate-") as folder:
         try:

@@ -235,7 +235,7 @@ def test_bad_options_are_refused_at_once(option: str, message: str, capsys: pyte
 
 def test_too_few_launches_are_refused() -> None:
     """Two launches have no interval, whatever they measure."""
-    with pytest.raises(Refused, match="2 launches settle nothing; give 3 or more"):
+    with pytest.raises(Refused, match="2 launches settle nothing; use 3 or more"):
         compare(".", ".", "--launches=2")
 
 
