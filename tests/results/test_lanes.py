@@ -143,7 +143,7 @@ def test_what_is_no_trace_is_not_drawn(
         ("--out=x.xyz", 5, "x.xyz has no suffix of a picture"),
         ("--out={path}", 5, "would overwrite the input"),
         ("--between=3,2", 2, "'3,2' is not an interval; write its begin and its end"),
-        ("--between=now", 2, "'now' is no interval"),
+        ("--between=now", 2, "'now' is not an interval"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(

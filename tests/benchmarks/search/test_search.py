@@ -220,7 +220,7 @@ def test_nothing_fits(capsys):
         (["--machine=abacus"], "machine 'abacus' is not known; known are a100_fsdp, a100"),
         (["--topology=cpu:4x1"], "measure yours: meshmark calibrate --out mine.json"),
         (["--topology=cpu:4x1", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and these are cpu"),
-        (["--topology=cpu:8"], "give --topology here --measure 8"),
+        (["--topology=cpu:8"], "pass --topology here --measure 8"),
         (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; remove --scaling"),
         (["--compile=2", "--scaling=8..16"], "--compile is of one topology; remove --scaling"),
         (["--price=2"], "--price is of --tokens; pass --tokens, too"),
