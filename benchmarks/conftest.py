@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 STARTED = pytest.StashKey[bool]()
 RUN = pytest.StashKey[Supervisor]()
 OUTPUT = pytest.StashKey[publish.WhileRead]()
-NOT_ALONE = f"the benchmarks run alone: pytest {HERE.name}; leave them out with --ignore={HERE}"
+NOT_ALONE = f"the benchmarks run alone: pytest {HERE.name}; exclude them with --ignore={HERE}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -173,7 +173,7 @@ def pytest_benchmark_compare_machine_info(
 def require_measurable(option: Any) -> None:
     """Check what is needed to measure and to write a report."""
     if getattr(option, "numprocesses", None):
-        raise pytest.UsageError("cases are timed one at a time, because they would slow each other down; leave out -n")
+        raise pytest.UsageError("cases are timed one at a time, because they would slow each other down; remove -n")
     if hasattr(option.benchmark_json, "write"):
         raise pytest.UsageError("meshmark needs pytest-benchmark 5.3 or later: pip install --upgrade pytest-benchmark")
     publish.require_different(option)

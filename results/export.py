@@ -81,9 +81,9 @@ def main(options: argparse.Namespace) -> None:
         require_file(options.out)
     with refusing():
         if options.at is not None or options.dtype != "float32":
-            raise ValueError("--at and --dtype are of a checkpoint; give --to-huggingface FOLDER, or leave them out")
+            raise ValueError("--at and --dtype are of a checkpoint; pass --to-huggingface FOLDER, or remove them")
         if options.format is None:
-            raise ValueError("a run is written as CSV or Markdown; give --format csv or --format markdown")
+            raise ValueError("a run is written as CSV or Markdown; pass --format csv or --format markdown")
         records = records_of(options.run, read_run(options.run), NEEDED)
         written = f"{table(records, options.format, options.columns)}\n"
     if options.out:

@@ -74,9 +74,9 @@ def require_effect(options: argparse.Namespace, kinds: Sequence[str]) -> None:
         raise Refused(f"a picture is of one {kinds[0]}; plot the {len(kinds)} files apart")
     for name, effect in OPTIONS.items():
         if getattr(options, name) and name not in kind.options:
-            raise Refused(f"{effect}, and this is of the kind {kinds[0]}; leave it out")
+            raise Refused(f"{effect}, and this is of the kind {kinds[0]}; remove it")
     if first == STDIN and not options.out:
-        raise Refused("what is on stdin has no name; give --out, which names the picture")
+        raise Refused("what is on stdin has no name; pass --out, which names the picture")
 
 
 def main(options: argparse.Namespace) -> None:

@@ -62,8 +62,8 @@ MOST_DIFFERENCES = 5
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, str] | None = None) -> str:
     """The fields that differ, with both values, and the options that set them. Fields without an option come last.
 
-    >>> differences({"layers": 2, "dtype": "float32"}, {"layers": 3, "dtype": "float32"}, {"layers": "--layers"})
-    'layers=2, not 3 (--layers)'
+    >>> differences({"layers": 2, "dtype": "float32"}, {"layers": 3, "dtype": "float32"}, {"layers": "--model"})
+    'layers=2, not 3 (--model)'
     """
     known = options or {}
     names = sorted((name for name in now if before[name] != now[name]), key=lambda name: name not in known)

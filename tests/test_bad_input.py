@@ -19,17 +19,17 @@ from tests.results.synthetic import edited, row, sweep, write_run
 ROOT = Path(__file__).parent.parent
 LONG = "x" * 300
 NO_NUMBERS = {"tokens_per_second": None, "step_seconds_median": None, "devices": None}
-TINY = "--layers=2 --embed=16 --heads=2 --vocab=256 --sequence=16 --batch-size=8 --strategy=data --remat=dots"
+TINY = "--model=layers=2,embed=16,heads=2,vocab=256,sequence=16 --batch-size=8 --strategy=data --remat=dots"
 SEARCH = f"search --topology=v5e:2x2 {TINY} --compile=0"
 EVIL = f"{'../' * 3}evil"
 
 TABLE: dict[str, tuple[int, str]] = {
     # outputs that cannot be written
     "plot run.json --out=file": (5, "file cannot be written to: file is not a folder; name another folder"),
-    "plot run.json --out=x.csv": (5, "x.csv is named like a file, and would be a folder; leave out .csv"),
+    "plot run.json --out=x.csv": (5, "x.csv is named like a file, and would be a folder; remove .csv"),
     "regress baseline run.json --out=x.JSON": (
         5,
-        "x.JSON is named like a file, and would be a folder; leave out .JSON",
+        "x.JSON is named like a file, and would be a folder; remove .JSON",
     ),
     "plot run.json --out=file/in": (5, "cannot be written to: Not a directory"),
     f"plot run.json --out={LONG}": (5, "cannot be written to: File name too long"),
@@ -68,11 +68,11 @@ TABLE: dict[str, tuple[int, str]] = {
     "plot no-devices.json": (5, "devices is 0; it must be a whole number of at least 1"),
     "plot negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
     "plot no-batch.json": (5, "global_batch_sequences is 0; it must be a whole number"),
-    "plot run.json --batch-size=0": (2, "'0' is not a count; give a whole number of at least 1"),
+    "plot run.json --batch-size=0": (2, "'0' is not a count; use a whole number of at least 1"),
     "plot file.txt": (5, "or not JSON: Input data was truncated; name a file of `measure --benchmark-json`, `train`"),
     "page file.txt": (5, "or not JSON: Input data was truncated; write it with `pytest benchmarks --benchmark-json"),
     "predict file.txt": (5, "file.txt lacks the columns stack, device, devices, devices_per_host, layers and 12 more;"),
-    "export run.json --at=3": (2, "--at and --dtype are of a checkpoint; give --to-huggingface FOLDER, or leave them"),
+    "export run.json --at=3": (2, "--at and --dtype are of a checkpoint; pass --to-huggingface FOLDER, or remove them"),
     "show --mesh=tensor=7": (2, "tensor=7 does not divide heads=12; tensor can be 1, 2 or 4"),
     "page missing.json": (5, "missing.json does not exist"),
     "page list.json": (5, "is JSON but not pytest-benchmark's"),
@@ -86,7 +86,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "regress exact run.json negative-counter.json": (5, "compiled.flops is -1; it must be a number"),
     "regress baseline list.json": (5, "is JSON but not pytest-benchmark's"),
     # what means nothing
-    "schedule gpipe --stages=0 --microbatches=1": (2, "'0' is not a count; give a whole number of at least 1"),
+    "schedule gpipe --stages=0 --microbatches=1": (2, "'0' is not a count; use a whole number of at least 1"),
     "schedule gpipe --stages=1 --microbatches=0": (2, "argument --microbatches: '0' is not a count"),
     "schedule interleaved --stages=1 --microbatches=1 --chunks=0": (2, "argument --chunks: '0' is not a count"),
     "schedule 1f1b --stages=100000 --microbatches=1": (2, "cells; use fewer, for at most 600,000 cells"),
@@ -100,7 +100,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "show tensor --mesh=tensor=3 --option=sequence_parallel=1": (2, "'1' is neither true nor false"),
     "launch --processes=2 --strategy=fsdp": (2, "unrecognized arguments: --strategy=fsdp; options of `meshmark"),
     "show fsdp --mesh=fsdp=4 --batch-size=0": (2, "argument --batch-size: '0' is not a count"),
-    f"{SEARCH} --compile=-1": (2, "'-1' is not a number; give a whole number of at least 0"),
+    f"{SEARCH} --compile=-1": (2, "'-1' is not a number; use a whole number of at least 0"),
     f"{SEARCH} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
     f"{SEARCH} --topology=v4-8": (2, "what Cloud TPU calls v5e-16 is v5e:4x4, and v4-8 is v4:2x2x1"),
     f"{SEARCH} --topology=h100:8": (2, "write one as h100:16x8"),

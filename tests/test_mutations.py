@@ -71,7 +71,7 @@ READERS = [
         15,
     ),
 ]
-TINY = "--layers=2 --embed=16 --heads=2 --vocab=256 --sequence=16"
+TINY = "--model=layers=2,embed=16,heads=2,vocab=256,sequence=16"
 COMMANDS = [
     f"search --topology=h100:1x2 --batch-size=8 --strategy=data {TINY}",
     "predict runs.csv",

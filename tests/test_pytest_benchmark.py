@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "guides" / "gates.md").read_text().partition("\n## pytes
 MEASURED = ROOT / "docs" / "examples" / "nano-cpu" / "run.json"
 SMALL = (
     *("-p", "tests.benchmarks.short_blocks", "--rounds=6", "--devices=1"),
-    *("--layers=1", "--embed=16", "--heads=2", "--sequence=16"),
+    "--model=layers=1,embed=16,heads=2,sequence=16",
 )
 WITHOUT_DEV = """
 import sys

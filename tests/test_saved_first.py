@@ -122,7 +122,7 @@ def test_two_outputs_are_two_files(
 def test_a_run_whose_output_nobody_reads_has_its_report(tmp_path: Path, reader: str) -> None:
     """`meshmark measure` goes on where it cannot print, writes its report, and says so at the end."""
     path = tmp_path / "run.json"
-    sizes = "--layers=1 --embed=16 --heads=2 --sequence=16 --batch-size=4 --strategy=data --devices=2 --compile-only"
+    sizes = "--model=layers=1,embed=16,heads=2,sequence=16 --batch-size=4 --strategy=data --devices=2 --compile-only"
     measure = [sys.executable, "-m", "benchmarks", "measure", *sizes.split(), f"--benchmark-json={path}"]
     if reader == "none":
         end, begin = os.pipe()

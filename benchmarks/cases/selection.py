@@ -9,9 +9,9 @@ from typing import Any, TypeVar, get_type_hints
 
 import jax
 
-from benchmarks.cases.case import COMMON_OPTIONS, Case, Selection
+from benchmarks.cases.case import COMMON_OPTIONS, Case, Selection, attention_of, option_texts
 from benchmarks.cases.failures import reason_of
-from benchmarks.cli.options import BATCH_SIZES, DEVICES, EXPERTS, SIZES, SPARSE
+from benchmarks.cli.options import BATCH_SIZES, DEVICES, MODEL_KEYS
 from benchmarks.cli.parser import commas
 from benchmarks.cli.values import amount, count, switch
 from benchmarks.devices.attached import skip_absent_tpus
@@ -52,25 +52,23 @@ def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None)
         Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows or
         routings it has the first.
     """
-
-    def given(names: Iterable[str]) -> dict[str, Any]:
-        return {name: getattr(option, name) for name in names if getattr(option, name) is not None}
-
-    sizes = given((*SIZES, *EXPERTS, "block", "rope_theta")) | ({"tied": False} if option.untied else {})
-    sparse = given(SPARSE)
+    given = dict(option.model)
+    sizes = {key: given[key] for key in MODEL_KEYS if key in given}
     name = option.preset or ("nano-moe" if _names_experts(option) else "nano")
     name, config = base or (name, PRESETS[name])
     try:
         configs = [  # all of them, to check each
-            dataclasses.replace(config, **sizes, **sparse, attention_window=window, routing=routing)
+            dataclasses.replace(config, **sizes, attention_window=window, routing=routing)
             for window in option.attention_window or [config.attention_window]
             for routing in option.routing or [config.routing]
         ]
         block_of(configs[0])
     except Infeasible as error:
-        said = name if base else f"--preset {name}"
-        raise ValueError(f"{said} with {sizes | sparse}: {error}") from error
-    return ",".join([name, *(f"{size}={value}" for size, value in sizes.items())]), configs[0]
+        changed = ",".join(option_texts(tuple(sizes.items())))
+        said = (name if base else f"--preset {name}") + (f" --model {changed}" if changed else "")
+        raise ValueError(f"{said}: {error}") from error
+    named = (f"{key}={value}" for key, value in sizes.items() if key not in attention_of(config))  # ids name those
+    return ",".join([name, *named]), configs[0]
 
 
 def _names_experts(option: argparse.Namespace) -> bool:
@@ -96,7 +94,7 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
         (available,) if absent else tuple(n for n in DEVICES if n <= available and divides_among_processes(n))
     )
     if meshes and option.devices:
-        raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
+        raise ValueError("--mesh says how many devices it takes; remove --devices, or remove --mesh")
     preset, config = found or model(option)
     chosen = Selection(
         strategies=with_single(known_strategies(option.strategy), option.devices),
@@ -150,10 +148,10 @@ def values_of(given: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[Any, .
     varied: dict[str, list[Any]] = {}
     for name, text in given:
         if name not in OPTIONS:
-            raise ValueError(f"--option: {name!r} is no option of a strategy; there are {', '.join(OPTIONS)}")
+            raise ValueError(f"--option: {name!r} is not an option of a strategy; use one of {', '.join(OPTIONS)}")
         if "=" in text:
             split = " ".join(f"--option {part}" for part in f"{name}={text}".split(","))
-            raise ValueError(f"--option {name}={text}: commas separate values of one option; give {split}")
+            raise ValueError(f"--option {name}={text}: commas separate values of one option; pass {split}")
         read = PARSERS.get(get_type_hints(TrainConfig)[name], str)
         try:
             values = commas(read)(text)
@@ -190,7 +188,7 @@ def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices:
     """Check that the options use all devices of a topology."""
     available = device_count(topology)
     if devices:
-        raise ValueError(f"--topology {topology} always uses all of its {available} devices; leave --devices out")
+        raise ValueError(f"--topology {topology} always uses all of its {available} devices; remove --devices")
     for mesh in meshes:
         if mesh.size != available:
             raise ValueError(f"--mesh {mesh} takes {mesh.size} devices, and must take all {available} of {topology}")

@@ -1,23 +1,31 @@
 """Child processes: started in one way, bound to this process, and talked to over a connection.
 
-The timing servers, the process that measures, and those that compile are such. It needs the standard library alone.
+The process that measures and those that compile are such, and so are timing servers (`benchmarks/run/server.py`), which
+answer requests. It needs the standard library alone: `results` compares two checkouts by a timing server in each, where
+JAX may be missing.
 """
 
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from benchmarks.cli.parent import bound, ignoring_signals
 
 CONNECTION = "MESHMARK_CONNECTION"
 """Environment variable with the file descriptor of the child's end of the connection."""
+PROTOCOL = 2
+"""Version of the requests and answers, raised with every change of them. Only equal versions are compared."""
+SERVER = "benchmarks.run.server"
+TAIL_LINES = 6
+USAGE = 2  # exit status of argparse for invalid options
 
 
 class Child:
@@ -100,3 +108,115 @@ def parent_connection() -> Connection | None:
         return None
     os.set_inheritable(int(descriptor), False)
     return Connection(int(descriptor))
+
+
+class ServerFailure(Exception):
+    """A request that failed: `status` is one word for the kind of failure, `reason` a description."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(f"{status}: {reason}")
+        self.status, self.reason = status, reason
+
+    @property
+    def of_process(self) -> bool:
+        """Whether the process ended or stopped answering, rather than reporting that the case failed."""
+        return self.status in ("died", "hung")
+
+
+class Server:
+    """A process that answers requests one after another, and ends with this process at the latest.
+
+    The first request starts it, as does the next one after it has ended. A request is (number, name, arguments); its
+    answer is (number, result, None), or (number, None, (status, reason)) for a failure. (0, None, None) before the
+    answer says that another part of a long request begins.
+
+    Args:
+        patience_seconds: longest wait for an answer; None for ever.
+        quiet: keep what it writes to stderr for the message of its failure, instead of printing it.
+
+    Attributes:
+        deaths: how each process died that did, in order.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[str] = (),
+        *,
+        python: str = sys.executable,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        patience_seconds: float | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self._command, self._folder = [python, "-m", SERVER, *options], folder
+        self._environment, self._patience_seconds, self._quiet = environment or {}, patience_seconds, quiet
+        self._child: Child | None = None
+        self._stderr: IO[bytes] | None = None
+        self._requests = 0
+        self.deaths: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def process_id(self) -> int | None:
+        """Id of the process, if it has started and not ended."""
+        return self._child.process.pid if self._child and self._child.runs else None
+
+    def ask(self, do: str, *, begin: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
+        """Send a request and return the answer; `begin` is called whenever another part of a long one begins."""
+        self.tell(do, **arguments)
+        return self.hear(begin)
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        """Send a request without waiting for the answer, so that several processes can work at the same time."""
+        if not self._child:
+            self._stderr = tempfile.TemporaryFile() if self._quiet else None  # noqa: SIM115 (`end` closes it)
+            said = self._stderr
+            self._child = Child(self._command, self._environment, folder=self._folder, output=said, errors=said)
+        self._requests += 1
+        self._child.send((self._requests, do, arguments))
+
+    def hear(self, begin: Callable[[], None] = lambda: None) -> Any:
+        """Wait for the answer to the last request and return it. Answers that nobody waited for are skipped."""
+        assert self._child
+        number, answer, failure = 0, None, None
+        while number != self._requests:
+            try:
+                if not self._child.connection.poll(self._patience_seconds):
+                    problem = f"no answer in {self._patience_seconds or 0:g} s"
+                    raise ServerFailure("hung", f"{problem}\n{self.end()[1]}".rstrip())
+                number, answer, failure = self._child.connection.recv()
+            except (EOFError, OSError):
+                # Without a cause: frames of a failed `send` hold buffers that Python 3.13 may close in the wrong order.
+                raise self._died() from None
+            if number == 0:
+                begin()
+        if failure:
+            raise ServerFailure(*failure)
+        return answer
+
+    def end(self) -> tuple[int | None, str]:
+        """End the process, whatever it is doing; its exit status, and the last lines of its stderr if it is quiet."""
+        if not self._child:
+            return None, ""
+        child, self._child = self._child, None
+        status = child.end()
+        if not self._stderr:
+            return status, ""
+        with self._stderr as stderr:
+            stderr.seek(0)
+            return status, "\n".join(stderr.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+
+    def _died(self) -> ServerFailure:
+        assert self._child
+        self._child.process.wait()
+        code, last_words = self.end()
+        if code == USAGE:
+            return ServerFailure("refused", last_words.rpartition(f"python -m {SERVER}: ")[2])
+        how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
+        self.deaths.append(f"{how}\n{last_words}".rstrip())
+        return ServerFailure("died", self.deaths[-1])

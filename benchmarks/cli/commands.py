@@ -12,6 +12,7 @@ from benchmarks.cli.options import (
     LOGGING,
     MEASURE,
     MODEL,
+    MOVED,
     OF_STRATEGIES,
     PICTURE,
     PROCESSES,
@@ -153,7 +154,7 @@ PLANNED = {
 SHOWN = {
     "show": Command(
         "print the options of strategies, and what a device holds and sends in a step",
-        "benchmarks.explain.show",
+        "benchmarks.show",
         option("names STRATEGY", "such as fsdp; default: all", str, many="*"),
         CASES["--mesh"].one(help="such as fsdp=4; default: four devices, or two along each of several axes"),
         option("--topology TOPOLOGY", "all devices of a topology such as v5p:4x4x4", topology),
@@ -165,7 +166,7 @@ SHOWN = {
     ),
     "schedule": Command(
         "print a pipeline schedule, tick by tick",
-        "benchmarks.explain.schedule",
+        "benchmarks.schedule",
         option("name SCHEDULE", joined(SCHEDULES), one_of("schedule", SCHEDULES)),
         option("--stages N", "number of pipeline stages", count, required=True),
         CASES["--microbatches"].one(help="number of microbatches", required=True),
@@ -264,7 +265,7 @@ JUDGED = {
         option("--time-budget S", "seconds for the gate; makes as many launches as fit", seconds, math.inf),
         option("--case-timeout S", "seconds without progress; default: %(default)s", seconds, TIMEOUT),
         option("--seed N", "random seed of the order of timing; default: %(default)s", whole, 0),
-        Group("cases, as for `pytest benchmarks`", *passed_on(STEPS)),
+        Group("cases, as for `pytest benchmarks`", *passed_on(STEPS), moved=MOVED),
         REPORTS,
         epilog=GATES,
         gate="paired",

@@ -3,16 +3,16 @@
 The table is declared to argparse and to pytest. It needs no JAX.
 """
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from benchmarks.cli.parser import Group, one_of, option
 from benchmarks.cli.values import (
-    amount,
     assignment,
     count,
+    refuse,
     rounds,
     seconds,
     topology,
@@ -21,8 +21,10 @@ from benchmarks.cli.values import (
     workers,
 )
 from strategies.config import Dtype, PipelineSchedule, Remat
-from strategies.gpt_config import AttentionPattern, Router
+from strategies.gpt_config import AttentionPattern, GPTConfig, Router
+from strategies.names import unknown
 from strategies.presets import PRESETS
+from strategies.schema import SchemaError, checked
 
 if TYPE_CHECKING:  # it takes longer to load than a help may
     import pytest
@@ -40,38 +42,44 @@ LOST_AFTER = 30.0
 JOIN_TIMEOUT = 300.0
 BUDGET_SECONDS = 600.0
 DEFAULT_PRESET = "nano, or nano-moe with the strategy or the axis expert"
-SIZES = {
+MODEL_KEYS = {
     "layers": "transformer layers",
     "embed": "features of the residual stream (d_model)",
     "heads": "attention heads",
-    "key_heads": "KV heads; fewer than --heads is grouped-query attention",
+    "key_heads": "KV heads; fewer than `heads` is grouped-query attention",
     "head_size": "features of an attention head",
     "mlp": "hidden features of the MLP",
     "vocab": "size of the vocabulary",
     "sequence": "tokens in a sequence",
+    "experts": "experts of a layer, which replace its MLP",
+    "dense_layers": "leading layers with an MLP, on all pipeline stages",
+    "experts_per_token": "experts that the router chooses for a token (top k)",
+    "expert_mlp": "hidden features of an expert",
+    "shared_mlp": "hidden features of a shared expert, which takes all tokens",
+    "router": f"how the router scores experts: {', '.join(get_args(Router))}",
+    "routed_scale": "factor of the weights of the chosen experts",
+    "router_bias_rate": "change of an expert's bias in a step, for balance",
+    "router_groups": "groups that the experts are in",
+    "groups_per_token": "groups among whose experts a token chooses",
+    "capacity_factor": "drop tokens of an expert beyond this times the mean",
+    "expert_group": "consecutive tokens that share an expert's capacity",
+    "balance_loss": "coefficient of the load-balancing loss",
+    "router_z_loss": "coefficient of the router's z-loss",
+    "block": "architecture: gpt2, llama, qwen2, qwen3, olmoe, gpt_oss",
+    "rope_theta": "base of rotary embeddings",
+    "rope_factor": "factor by which YaRN or Llama 3.1's scaling slows rotations",
+    "norm_epsilon": "added to the mean of squares in norms",
+    "tied": "whether the output head shares the weights of the embedding",
+    "vocab_multiple": "the vocabulary is padded to a multiple of this",
+    "full_attention_every": "every N-th layer uses full attention",
+    "attention_stride": "distance of far keys (strided), or tokens of a block (fixed)",
+    "attention_pattern": f"pattern of sparse attention: {', '.join(get_args(AttentionPattern))}",
+    "attention_summary": "last tokens of a block, which later blocks see (fixed)",
 }
-"""Sizes of the model, which are options and fields of `GPTConfig`, and what each is."""
-SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
-"""Options of sparse attention besides the window, which are fields of `GPTConfig`, too."""
-DTYPES, REMATS, PATTERNS, SCHEDULES = map(get_args, (Dtype, Remat, AttentionPattern, PipelineSchedule))
-EXPERT_OPTIONS = (
-    option("--experts N", "experts of a layer, which replace its MLP; default: the preset's", count),
-    option("--dense-layers N", "leading layers with an MLP, on all pipeline stages; default: the preset's", whole),
-    option("--experts-per-token N", "experts that the router chooses for a token (top k); default: 2", count),
-    option("--expert-mlp N", "hidden features of an expert; default: those of the MLP", count),
-    option("--shared-mlp N", "hidden features of a shared expert, which takes all tokens; default: none", count),
-    option(f"--router {'|'.join(get_args(Router))}", "how the router scores experts; default: renormalised"),
-    option("--routed-scale X", "factor of the weights of the chosen experts; default: 1", amount),
-    option("--router-bias-rate X", "change of an expert's bias in a step, for balance; default: no biases", amount),
-    option("--router-groups N", "groups that the experts are in; default: 1", count),
-    option("--groups-per-token N", "groups among whose experts a token chooses; default: 1", count),
-    option("--capacity-factor X", "drop tokens of an expert beyond this times the mean; default: none", amount),
-    option("--expert-group N", "consecutive tokens that share an expert's capacity; default: a sequence", count),
-    option("--balance-loss X", "coefficient of the load-balancing loss; default: 0", amount),
-    option("--router-z-loss X", "coefficient of the router's z-loss; default: 0", amount),
-)
-EXPERTS = tuple(declared.name.strip("-").replace("-", "_") for declared in EXPERT_OPTIONS)
-"""Options of models with experts, which are fields of `GPTConfig`."""
+"""Keys of --model, which are fields of `GPTConfig`, and their meanings. Names of models have them in this order."""
+SWEPT = "attention_window", "routing"
+"""Fields of `GPTConfig` with an option of their own, whose values are a case each."""
+DTYPES, REMATS, SCHEDULES = map(get_args, (Dtype, Remat, PipelineSchedule))
 DTYPE, REMAT = one_of("dtype", DTYPES), one_of("rematerialisation policy", REMATS)
 LISTED = "`meshmark show` lists them"
 OF_STRATEGIES = f"option of a strategy, such as schedule=1f1b; {LISTED}; repeatable"
@@ -97,6 +105,29 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
+MOVED = {f"--{dashed(key)}": f"--model {key}={{}}" for key in MODEL_KEYS} | {"--untied": "--model tied=false"}
+"""Former options -> what to pass instead."""
+
+
+def model_value(text: str) -> tuple[str, Any]:
+    """Parse a field of `GPTConfig` with its value.
+
+    >>> model_value("layers=12"), model_value("tied=false"), model_value("capacity_factor=1.25")
+    (('layers', 12), ('tied', False), ('capacity_factor', 1.25))
+    """
+    key, given, value = text.partition("=")
+    if key in SWEPT:
+        raise ArgumentTypeError(f"{key} has an option of its own; pass --{dashed(key)} {value}")
+    if key not in MODEL_KEYS:
+        raise ArgumentTypeError(unknown(key, "key of --model", MODEL_KEYS))
+    if not given:
+        refuse(text, f"has no value; write {key}=VALUE")
+    try:
+        return key, checked(value, get_type_hints(GPTConfig, include_extras=True)[key], key, texts=True)
+    except SchemaError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
 CASES = Group(
     "cases",
     option("--strategy NAME,...", f"such as fsdp,tensor; default: all; {LISTED}", str),
@@ -116,16 +147,10 @@ CASES = Group(
 MODEL = Group(
     "model",
     option("--preset PRESET", f"{joined(PRESETS)}; default: {DEFAULT_PRESET}", one_of("preset", PRESETS)),
-    *(option(f"--{dashed(size)} N", f"{what}; default: the preset's", count) for size, what in SIZES.items()),
-    option("--block BLOCK", "architecture: gpt2, llama, qwen2, qwen3, olmoe, gpt_oss; default: the preset's", str),
-    option("--rope-theta X", "base of rotary embeddings; default: the preset's", float),
-    option("--untied", "give the output head its own weights instead of the embedding's"),
+    option("--model KEY=VALUE,...", f"change the preset by {joined(MODEL_KEYS)}", model_value),
     option("--attention-window W,...", f"{WINDOW}; {A_CASE_EACH}; default: the preset's", window),
-    option("--attention-stride L", "distance of far keys (strided), or tokens of a block (fixed)", count),
-    option(f"--attention-pattern {'|'.join(PATTERNS)}", "pattern of sparse attention; default: strided"),
-    option("--attention-summary C", "last tokens of a block, which later blocks see (fixed); default: 1", count),
-    *EXPERT_OPTIONS,
     option("--routing R,...", f"force the routing: balanced, zipf=1.2 or one; {A_CASE_EACH}", str),
+    moved=MOVED,
 )
 TEXT = Group("text", option("--corpus FILE", "the text to train on; default: the prose of pydoc_data.topics", Path))
 MEASURING = Group(
@@ -171,6 +196,7 @@ TRAINED_MODEL = Group(
     option("--init FOLDER", "start from the model and the weights in a Hugging Face folder", Path),
     MODEL["--preset"]._replace(help=f"{joined(PRESETS)}; default: that of --init, or {DEFAULT_PRESET}"),
     *(each for each in MODEL.options if each.name != "--preset"),
+    moved=MOVED,
 )
 TRAINING = Group(
     "training; the defaults are nanoGPT's for CPUs",
@@ -229,5 +255,4 @@ def add_options(parser: "pytest.Parser") -> None:
     for declared in MEASURE:
         group = parser.getgroup(f"meshmark-{declared.title}", f"meshmark: {declared.title}")
         if not getattr(group, "options", None):  # otherwise the conftest.py of a checkout has declared them
-            for option in declared.options:
-                option.declare(group.addoption)
+            declared.declare(group.addoption)

@@ -45,7 +45,7 @@ def require_file(path: Path, *, picture: bool = False) -> None:
 def require_folder(path: Path) -> None:
     """Check that files can be written into a folder, and create it."""
     if path.suffix[1:].lower() in FILES and not path.is_dir():
-        raise Unwritable(f"{short(path)} is named like a file, and would be a folder; leave out {path.suffix}")
+        raise Unwritable(f"{short(path)} is named like a file, and would be a folder; remove {path.suffix}")
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.cli.commands import SECTIONS
+from benchmarks.cli.options import MODEL_KEYS, joined
 from benchmarks.cli.parser import Option, sentence
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,14 @@ def page() -> str:
         lines.append(f"## {sentence(title).rstrip('.')}")
         for name, command in commands.items():
             lines += [f"### {name}", sentence(command.summary), *table(command.all_options())]
+    keys = (f"| `{key}` | {what} |" for key, what in MODEL_KEYS.items())
+    lines += [
+        "## Keys of --model",
+        "Fields of `GPTConfig`. The default is the preset's.",
+        "| key | meaning |",
+        "|---|---|",
+        *keys,
+    ]
     return "\n\n".join(lines).replace("|\n\n|", "|\n|") + "\n"
 
 
@@ -50,8 +59,9 @@ def spelled(option: Option) -> str:
 
 
 def meaning(option: Option) -> str:
-    """What the help says of an option, without paths of this machine; some are passed on to `measure`."""
+    """What the help says of an option, without keys of models and paths; some options are passed on to `measure`."""
     text = option.help % {"default": option.default} if option.help else "as of [measure](#measure)"
+    text = text.replace(joined(MODEL_KEYS), "[keys](#keys-of---model), such as layers=2,embed=64")
     return text.replace(f"{ROOT}/", "").replace(str(Path.home()), "~")
 
 

@@ -25,8 +25,8 @@ def environment_problem() -> str:
     value = os.environ.get(DEVICES)
     if value is None or (re.fullmatch(r"[0-9]{1,9}", value) and 1 <= int(value) <= MOST_VIRTUAL_DEVICES):
         return ""
-    allowed = f"give a whole number from 1 to {MOST_VIRTUAL_DEVICES:,}, or unset it"
-    return f"{DEVICES}={value[:100]!r} is no number of devices; {allowed}"
+    allowed = f"use a whole number from 1 to {MOST_VIRTUAL_DEVICES:,}, or unset it"
+    return f"{DEVICES}={value[:100]!r} is not a number of devices; {allowed}"
 
 
 def folder_problem() -> str:

@@ -35,9 +35,9 @@ def refuse(text: str, problem: str) -> NoReturn:
 def whole(text: str, what: str = "a number", least: int = 0, most: int = MOST) -> int:
     """Parse a whole number of at least 0, in ASCII digits. `str.isdecimal` is true of other digits, too."""
     if not re.fullmatch(r"[0-9]{1,4000}", text) or int(text) < least:
-        refuse(text, f"is not {what}; give a whole number of at least {least}")
+        refuse(text, f"is not {what}; use a whole number of at least {least}")
     if int(text) > most:
-        refuse(text, f"is too large; give at most {most:,}")
+        refuse(text, f"is too large; use at most {most:,}")
     return int(text)
 
 
@@ -54,7 +54,7 @@ def workers(text: str) -> int:
 def rounds(text: str) -> int:
     """Parse a number of rounds that allows for a 95% interval."""
     if (number := count(text)) < MIN_ROUNDS:
-        refuse(text, f"rounds are too few for a 95% interval of a median; give {MIN_ROUNDS} or more")
+        refuse(text, f"rounds are too few for a 95% interval of a median; use {MIN_ROUNDS} or more")
     return number
 
 
@@ -63,7 +63,7 @@ def window(text: str) -> int | None:
     return None if text == "dense" else count(text)
 
 
-def positive(text: str, what: str = "a positive number; give one such as 2.5", most: float = MOST_AMOUNT) -> float:
+def positive(text: str, what: str = "a positive number; use one such as 2.5", most: float = MOST_AMOUNT) -> float:
     """Parse a number above 0.
 
     >>> positive("1.4e12")
@@ -72,7 +72,7 @@ def positive(text: str, what: str = "a positive number; give one such as 2.5", m
     if not DECIMAL.fullmatch(text) or not float(text) > 0:
         refuse(text, f"is not {what}")
     if float(text) > most:
-        refuse(text, f"is too large; give at most {most:g}")
+        refuse(text, f"is too large; use at most {most:g}")
     return float(text)
 
 
@@ -85,19 +85,19 @@ def tokens(text: str) -> float:
     factor = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:].lower())
     number = text[:-1] if factor else text
     if not DECIMAL.fullmatch(number) or not 0 < float(number) * (factor or 1.0) <= MOST_AMOUNT:
-        refuse(text, "is not a number of tokens; give one such as 15T, 300B or 1.4e12")
+        refuse(text, "is not a number of tokens; use one such as 15T, 300B or 1.4e12")
     return float(number) * (factor or 1.0)
 
 
 def amount(text: str) -> float:
     """Parse a number of at least 0."""
     zero = DECIMAL.fullmatch(text) and float(text) == 0
-    return 0.0 if zero else positive(text, "a number of at least 0; give one such as 2.5")
+    return 0.0 if zero else positive(text, "a number of at least 0; use one such as 2.5")
 
 
 def seconds(text: str) -> float:
     """Parse a positive number of seconds."""
-    return positive(text, "a time; give a positive number of seconds, such as 2.5", MOST_SECONDS)
+    return positive(text, "a time; use a positive number of seconds, such as 2.5", MOST_SECONDS)
 
 
 def percent(text: str) -> float:
@@ -163,7 +163,7 @@ def inches(text: str) -> tuple[float, float]:
     except argparse.ArgumentTypeError:
         found = None
     if found is None or min(found) < 1:
-        refuse(text, f"is not a size in inches; give width and height from 1 to {MOST_INCHES:g}, such as 3.3x2.5")
+        refuse(text, f"is not a size in inches; use width and height from 1 to {MOST_INCHES:g}, such as 3.3x2.5")
     return found
 
 
@@ -178,7 +178,7 @@ def interval(text: str) -> tuple[float, float]:
     except ValueError:
         begin = end = math.nan
     if not -math.inf < begin < end < math.inf:
-        refuse(text, "is no interval; give its begin and its end, such as 100,120.5")
+        refuse(text, "is not an interval; write its begin and its end, such as 100,120.5")
     return begin, end
 
 

@@ -23,7 +23,7 @@ def several_processes_requested(option: Namespace) -> bool:
     manual = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
     missing = [name for name, value in manual.items() if value is None]
     if option.distributed and len(missing) < len(manual):
-        raise ValueError(f"--distributed detects {', '.join(manual)}; leave out --distributed, or leave out those")
+        raise ValueError(f"--distributed detects {', '.join(manual)}; remove --distributed, or those")
     if 0 < len(missing) < len(manual):
         raise ValueError(f"{', '.join(manual)} go together; {', '.join(missing)} missing")
     if not missing and option.process_id >= option.processes:
@@ -76,4 +76,4 @@ def require_address(where: str) -> None:
     """Check that the coordinator's address has the form HOST:PORT."""
     host, _, port = where.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
-        raise ValueError(f"--coordinator {where} is not an address; give HOST:PORT, such as node0:12345")
+        raise ValueError(f"--coordinator {where} is not an address; pass HOST:PORT, such as node0:12345")

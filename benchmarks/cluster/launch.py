@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
         raise Refused(f"{wanted} need {needed}, and there are {len(gpus)}")
     if options.processes > MOST_PROCESSES or options.devices_per_process > MOST_DEVICES:
         problem = f"{options.processes} processes of {options.devices_per_process} devices are too many"
-        raise Refused(f"{problem} for this machine; give at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
+        raise Refused(f"{problem} for this machine; use at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
     kind = "GPUs" if gpus else "virtual CPU devices"
     print(f"{options.processes} processes of {options.devices_per_process} {kind}", file=sys.stderr)
     return launch(options, gpus)

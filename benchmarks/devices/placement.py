@@ -1,8 +1,10 @@
 """Positions of a topology's devices on a mesh, in the order that steps use. No compiler is needed."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -10,6 +12,7 @@ from jax.sharding import Mesh
 from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
 from strategies.backends.topologies import DEVICES_PER_CHIP
+from strategies.backends.torus import positions
 from strategies.device_mesh import device_mesh
 
 
@@ -61,3 +64,14 @@ def _positions(topology: Topology) -> tuple[DevicePosition, ...]:
         )
         for number, (index, core) in enumerate(places)
     )
+
+
+def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
+    """The devices of one group along some axes of a mesh."""
+    index = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
+    return list(mesh.devices[index].flat)
+
+
+def extents(group: Iterable[Any]) -> list[int]:
+    """Number of distinct coordinates of a group of devices in each dim of their torus."""
+    return [len(places) for places in positions(group)]

@@ -20,7 +20,7 @@ from benchmarks.cases.selection import available_devices
 from benchmarks.cli.ending import Refused, refusing
 from benchmarks.cli.outputs import require_file, write_then_print
 from benchmarks.cli.tables import aligned
-from benchmarks.explain.memory import states_budget_bytes
+from benchmarks.devices.attached import states_budget_bytes
 from benchmarks.run import measure
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.probes import Probe, gpu_cores, probes

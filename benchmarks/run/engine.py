@@ -13,7 +13,7 @@ from functools import partial
 from benchmarks.cases.case import Case
 from benchmarks.cases.row import Row
 from benchmarks.cluster import processes
-from benchmarks.explain.memory import states_budget_bytes
+from benchmarks.devices.attached import states_budget_bytes
 from benchmarks.run.compilation import Clock
 from benchmarks.run.journal import Journal
 from benchmarks.run.machine import matmul_flops_per_second

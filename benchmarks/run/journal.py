@@ -68,7 +68,7 @@ def report_path(journal: Path) -> Path | None:
 def require_journal(path: Path | None) -> None:
     """Check that there is a journal, where one is to be continued."""
     if path is None or not path.exists():
-        raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
+        raise ValueError("--resume continues a run that was stopped; pass the --benchmark-json of that run")
 
 
 class Journal:

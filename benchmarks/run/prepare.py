@@ -5,25 +5,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
+import numpy as np
+
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError, reason_of
 from benchmarks.cluster.processes import crossing_axes
-from benchmarks.explain.estimate import DoesNotFit, estimate, estimate_from_error
-from benchmarks.explain.explanations import cost_of, explanation_columns
-from benchmarks.explain.local_devices import case_seconds
-from benchmarks.explain.memory import planned_memory
+from benchmarks.devices.attached import planned_memory
+from benchmarks.devices.topology import CPU, Topology
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
+from benchmarks.program.explanations import cost_of, explanation_columns
 from benchmarks.run.compilation import bytes_accessed, compile_step
-from benchmarks.run.expert_load import expert_facts
 from benchmarks.run.live import profile_memory
 from benchmarks.run.measure import Training
 from benchmarks.run.record import Record
 from benchmarks.run.references import References
 from benchmarks.run.states import RunSettings
+from benchmarks.simulate.estimate import DoesNotFit, estimate, estimate_from_error
+from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.step import predict_seconds
 from strategies import Step
 from strategies.checking import FirstSteps
-from strategies.costs.layer import flops_per_token
+from strategies.costs.layer import choice_flops_per_token, flops_per_token
+from strategies.step import Load
 
 READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
 """Compiler options for programs that are only analysed. Optimisation of machine code can be skipped, because it changes
@@ -168,3 +173,50 @@ def built(record: Record) -> Step:
     """The step of a record that has one."""
     assert record.step
     return record.step
+
+
+def case_seconds(case: Case, machine: Machine) -> float | None:
+    """Predicted seconds of a step; of a step that the compiler partitions, those of its hand-written twin.
+
+    None where there are no formulas, on a torus of this machine, whose shape is not known, and on several hosts whose
+    network is not known. Other local devices are numbered host by host, as many on each as this process has.
+    """
+    cost = cost_of(case)
+    topology = case.topology or Topology(CPU, (jax.process_count(), jax.local_device_count()))
+    unknown = topology.hosts > 1 and not machine.chip.network_bytes_per_second
+    if cost is None or unknown or (machine.chip.torus_dims and not case.topology):
+        return None
+    return predict_seconds(cost, machine, topology).step_seconds
+
+
+def load_columns(load: Load) -> dict[str, float]:
+    """The columns of a row on what the routers of a step do with one batch.
+
+    >>> load_columns(Load(np.array([[3.0, 1.0]]), np.array([[2.0, 2.0]]), np.array([1.0])))
+    {'experts.largest_over_mean': 1.5, 'experts.dropped_fraction': 0.25, 'experts.balance_loss': 1.0}
+    """
+    choices_LE, probs_LE, dropped_L = (np.asarray(each, np.float64) for each in load)
+    share_LE, probs_LE = (each_LE / each_LE.sum(1, keepdims=True) for each_LE in (choices_LE, probs_LE))
+    experts = share_LE.shape[1]
+    return {
+        "experts.largest_over_mean": float(experts * share_LE.max()),
+        "experts.dropped_fraction": float(dropped_L.sum() / choices_LE.sum()),
+        "experts.balance_loss": float(experts * (share_LE * probs_LE).sum(1).mean()),
+    }
+
+
+def expert_facts(step: Step, training: Training, case: object) -> dict[str, Any]:
+    """Facts of the record: columns on the load for the next batch, and model FLOPs without those of dropped choices.
+
+    Empty for a model without experts. A failure is only a warning, because the row is complete without.
+    """
+    if step.load is None:
+        return {}
+    try:
+        columns = load_columns(jax.device_get(step.load(training.state.params, next(training.batches))))
+    except Exception as error:
+        warnings.warn(f"{case}: the load of its experts could not be counted: {reason_of(error)}", stacklevel=2)
+        return {}
+    dropped = columns["experts.dropped_fraction"] * choice_flops_per_token(step.config)
+    flops = (flops_per_token(step.config) - round(dropped)) * step.tokens_per_step
+    return {"columns": columns, "model_flops_per_step": flops}

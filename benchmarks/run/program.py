@@ -30,7 +30,6 @@ from benchmarks.cli.parser import Command
 from benchmarks.cli.starting import resume_collection
 from benchmarks.cli.statuses import INTERRUPTED, PEER_LOST, REFUSED, UNWRITTEN
 from benchmarks.cluster import processes
-from benchmarks.explain.local_devices import predicting_machine
 from benchmarks.run.compilation import Clock
 from benchmarks.run.corpus import EMPTY_CORPUS, Corpus, read_corpus
 from benchmarks.run.engine import Engine, in_order
@@ -45,6 +44,7 @@ from benchmarks.run.machine import (
 from benchmarks.run.progress import Progress, print_summary, say_regularly
 from benchmarks.run.states import RunSettings
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
+from benchmarks.simulate.machines import predicting_machine
 
 OF_RUNNING = "memory_profile", "trace_dir", "attribution"
 """Options that need steps that run."""

@@ -14,10 +14,10 @@ from benchmarks.cases.columns import COLUMNS, SCHEMA_VERSION, column_of
 from benchmarks.cases.failures import ERRORS, Status
 from benchmarks.cases.row import Row, Scalar
 from benchmarks.cluster import processes
-from benchmarks.explain.estimate import ChipEstimate
-from benchmarks.explain.explanations import predicted_columns
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
+from benchmarks.program.explanations import predicted_columns
 from benchmarks.run.measure import BlockTimes, Interval
+from benchmarks.simulate.estimate import ChipEstimate
 from strategies import Step
 from strategies.model.gpt import param_count
 

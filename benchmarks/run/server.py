@@ -1,6 +1,6 @@
 """The timing server, a separate process: trains cases, and times blocks of their steps on request.
 
-`python -m benchmarks.run.server [the options that select cases]`, started by `benchmarks/cli/server.py`, which
+`python -m benchmarks.run.server [the options that select cases]`, started by `benchmarks/cli/child.py`, which
 describes the messages. A paired comparison has one in each checkout and names cases by their ids. A run on virtual
 devices has one with a single device, and sends the cases themselves (`single_device.py`).
 
@@ -31,10 +31,9 @@ import strategies
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import reason_of, status_of
 from benchmarks.cases.selection import selected
-from benchmarks.cli.child import parent_connection
+from benchmarks.cli.child import PROTOCOL, SERVER, parent_connection
 from benchmarks.cli.options import STEPS
 from benchmarks.cli.parser import Command
-from benchmarks.cli.server import PROTOCOL, SERVER
 from benchmarks.cli.starting import resume_collection
 from benchmarks.run.attribution import attribute
 from benchmarks.run.compilation import Clock, InitialStates, compile_step, no_compilation

@@ -20,7 +20,7 @@ import jax
 from benchmarks.cases import case as cases
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CaseFailure, ProcessDied
-from benchmarks.cli.server import Server, ServerFailure
+from benchmarks.cli.child import Server, ServerFailure
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.corpus import Corpus, corpus_source

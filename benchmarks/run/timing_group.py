@@ -11,7 +11,7 @@ from typing import TypeVar
 from benchmarks.cases.failures import reason_of
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster import processes
-from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes, states_budget_bytes
+from benchmarks.devices.attached import device_peak_bytes, host_peak_rss_bytes, states_budget_bytes
 from benchmarks.run.attribution import attribute
 from benchmarks.run.measure import BlockTimes, Interval, Training, steps_per_block, time_interleaved, trace
 from benchmarks.run.record import Record

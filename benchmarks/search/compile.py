@@ -16,8 +16,8 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_file, short, write_then_print
 from benchmarks.cli.tables import paragraph
 from benchmarks.devices.chips import GB, GIB
-from benchmarks.explain.overlap import OVERLAP_KINDS
 from benchmarks.program.collectives import KINDS, SEVERAL
+from benchmarks.program.explanations import OVERLAP_KINDS
 from benchmarks.run.progress import progress, say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB
@@ -140,7 +140,7 @@ def main(option: argparse.Namespace) -> int:
 def require_traceable(cases: Sequence[Case]) -> None:
     """Check that there is one step to trace, and that it can be replayed."""
     if len(cases) > 1:
-        raise ValueError(f"--trace is of one step, and {len(cases)} are selected; give one --strategy and one --mesh")
+        raise ValueError(f"--trace is of one step, and {len(cases)} are selected; pass one --strategy and one --mesh")
     topology = cases[0].topology
     if topology and not topology.chip:
         raise ValueError(f"--trace: {topology} has no published figures to replay a step by; try v5e:4x4")

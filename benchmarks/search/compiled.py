@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.cases.case import Case
 from benchmarks.cli.outputs import log
 from benchmarks.cli.tables import paragraph, wrapped
+from benchmarks.devices.attached import host_peak_rss_bytes, processes_that_fit
 from benchmarks.devices.chips import GIB
-from benchmarks.explain.memory import host_peak_rss_bytes, processes_that_fit
 from benchmarks.program.compiled import HLOError, read_program
 from benchmarks.run.corpus import EMPTY_CORPUS
 from benchmarks.run.engine import Engine

@@ -12,7 +12,6 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.row import Row
 from benchmarks.cli.accuracy import errors_of
 from benchmarks.cli.tables import wrapped
-from benchmarks.explain.local_devices import MEASURED_ONLY
 from benchmarks.run.corpus import BYTE_VALUES
 from benchmarks.run.engine import Engine, in_order
 from benchmarks.run.journal import MirroredJournal
@@ -22,6 +21,7 @@ from benchmarks.run.progress import Progress, say_regularly
 from benchmarks.run.states import RunSettings
 from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first, first_of_each
 from benchmarks.search.rows import LAYOUT, RANK, milliseconds, table, words
+from benchmarks.simulate.machines import MEASURED_ONLY
 from strategies.checking import BATCHES
 
 ROUNDS = 10

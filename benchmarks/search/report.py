@@ -140,7 +140,7 @@ def nothing_fits(result: Result) -> list[str]:
     ways += [f"meshes with {' or '.join(others)}"] if others and (space.strategies or space.meshes) else []
     ways += [] if "full" in space.remats else ["--remat full"]
     # Without a capacity factor there are rows for the most uneven routing, and not only those that the tokens need.
-    ways += ["--capacity-factor 1.25"] if config.experts and config.capacity_factor is None else []
+    ways += ["--model capacity_factor=1.25"] if config.experts and config.capacity_factor is None else []
     way_out = f"take {', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else f"take {ways[0]}"
     least = f"{smallest.needed_bytes / GIB:.1f} GiB a device, {case.strategy} {case.mesh}"
     return wrapped(f"no candidate fits: the smallest needs {least}; {way_out}")

@@ -20,16 +20,15 @@ from benchmarks.cases.selection import (
 )
 from benchmarks.cli.options import dashed
 from benchmarks.cli.outputs import require_apart, require_file
+from benchmarks.devices.attached import states_budget_bytes, topology_of
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
-from benchmarks.explain.local_devices import MEASURED_ONLY, predicting_machine, topology_of
-from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.run.machine import use_virtual_devices
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.scaled import powers_of_two, sized
 from benchmarks.simulate.machine import NOT_FITTED, START, Machine
-from benchmarks.simulate.machines import machine, machine_for
+from benchmarks.simulate.machines import MEASURED_ONLY, machine, machine_for, predicting_machine
 from strategies.config import Remat
 
 SINGLE_TOPOLOGY_OPTIONS = "trace", "compile", "measure", "tokens", "all"
@@ -61,7 +60,7 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     windows = [str(window or "dense") for window in args.attention_window]
     for option, values in (("attention-window", windows), ("routing", args.routing)):
         if len(values) > 1:
-            raise ValueError(f"--{option} {' or '.join(values)}: a search is for one model; give one {option}")
+            raise ValueError(f"--{option} {' or '.join(values)}: a search is for one model; pass one {option}")
     name, config = model(args)
     meshes = known_meshes(args.mesh)
     require_all_devices(args.topology, meshes)
@@ -91,7 +90,7 @@ def require_schedules(topology: Topology) -> None:
     """Check that a compiler for a topology is installed, knows it, and overlaps communication."""
     if topology.kind == CPU:
         problem = f"on {topology} no communication overlaps, as predictions assume"
-        raise ValueError(f"--compile: {problem}; leave --compile out")
+        raise ValueError(f"--compile: {problem}; remove --compile")
     topology.require_compiler()
     topology.prepare()
     topology.devices()
@@ -100,18 +99,18 @@ def require_schedules(topology: Topology) -> None:
 def require_together(args: argparse.Namespace) -> None:
     """Check that every option has an effect."""
     if args.measure and args.topology != "here":
-        raise ValueError("--measure times steps on the devices of this machine; give --topology here")
+        raise ValueError("--measure times steps on the devices of this machine; pass --topology here")
     if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
-        raise ValueError(f"--{given[0]} is of one topology; leave --scaling out")
+        raise ValueError(f"--{given[0]} is of one topology; remove --scaling")
     for name, others in BELONGING.items():
         if not getattr(args, name) and (given := [other for other in others if getattr(args, other)]):
-            raise ValueError(f"--{dashed(given[0])} is of --{name}; give --{name}, too")
+            raise ValueError(f"--{dashed(given[0])} is of --{name}; pass --{name}, too")
 
 
 def of_smallest(args: argparse.Namespace) -> argparse.Namespace:
     """The options with the topology of the smallest size of --scaling, and of remat those that save memory."""
     if args.mesh:
-        raise ValueError("--scaling chooses a mesh for each number of devices; leave --mesh out")
+        raise ValueError("--scaling chooses a mesh for each number of devices; remove --mesh")
     for devices in powers_of_two(*args.scaling):
         sized(args.topology, devices)
     others = {"topology": sized(args.topology, args.scaling[0]), "remat": args.remat or ["dots", "full"]}
@@ -125,7 +124,7 @@ def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     if args.machine:
         chosen = predicting_machine(args.machine, topology)
     elif topology.kind == CPU:
-        way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
+        way_out = "meshmark calibrate --out mine.json, and pass --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     else:
         chosen = machine_for(topology.kind, "meshmark")
@@ -143,9 +142,9 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     Its rates are not those of any host: a byte of memory counts as ten FLOPs, and a byte that is sent as a hundred.
     """
     if not args.measure:
-        raise ValueError(f"{topology}: {MEASURED_ONLY}; give --topology here --measure 8")
+        raise ValueError(f"{topology}: {MEASURED_ONLY}; pass --topology here --measure 8")
     if given := [name for name in PREDICTIONS if getattr(args, name)]:
-        raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; leave it out")
+        raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; remove it")
     memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)
     chip = Chip(CPU, 1e11, memory_bytes, 1e10, 1e9, 0, 0, 0, 1e9, "assumed")
     stack = machine("meshmark_tpus").stack

@@ -71,7 +71,7 @@ def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] 
     if unknown := {*only} - {*RANGES}:
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")
     if not runs:
-        raise ValueError("no measured row of this stack and device can be expressed; give rows with step_seconds")
+        raise ValueError("no measured row of this stack and device can be expressed; add rows with step_seconds")
     measured, known = np.array(seconds_of(runs)), machines(runs[0].kind).constants
     counts = Counter(run.source for run in runs)
     weights = 1 / np.sqrt([counts[run.source] for run in runs])
@@ -79,7 +79,7 @@ def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] 
     if not free:
         raise ValueError(f"no prediction of these runs depends on {', '.join(only)}; name other constants")
     if len(runs) < len(free):
-        raise ValueError(f"{len(runs)} runs cannot fix {len(free)} constants; give at least as many runs")
+        raise ValueError(f"{len(runs)} runs cannot fix {len(free)} constants; pass at least as many runs")
     low = np.array([RANGES[name].low for name in free])
     span = np.array([RANGES[name].high for name in free]) - low
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.devices.chips import Chip
-from benchmarks.devices.placement import topology_mesh
+from benchmarks.devices.placement import extents, group_along, topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.machine import Constants, Machine
 from benchmarks.simulate.queues import Event
@@ -111,17 +111,6 @@ def _along(places: Sequence[int], ring: bool, full: Sequence[int]) -> Along:
     """Positions in a dim, which is a ring or a line, with coordinates `full`; all in order."""
     gap = min(full.index(after) - full.index(before) for before, after in pairwise(places))
     return Along(len(places), ring and gap * len(places) == len(full), gap)
-
-
-def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
-    """The devices of one group along some axes of a mesh."""
-    index = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
-    return list(mesh.devices[index].flat)
-
-
-def extents(group: Iterable[Any]) -> list[int]:
-    """Number of distinct coordinates of a group of devices in each dim of their torus."""
-    return [len(places) for places in positions(group)]
 
 
 def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:

@@ -169,7 +169,7 @@ class Machine:
         """The machine with a latency between hosts, which is assumed if it is not known; its source says so."""
         if not self.chip.network_bytes_per_second:
             problem = f"machine {self.name} does not say how fast the network between hosts is"
-            raise ValueError(f"{problem}; give --set inter_host_bandwidth=10Gbit/s")
+            raise ValueError(f"{problem}; pass --set inter_host_bandwidth=10Gbit/s")
         if self.constants.network_seconds:
             return self
         assumed = RANGES["network_seconds"].start
@@ -208,5 +208,5 @@ def changed(old: float, text: str, unit: str) -> float:
         raise ValueError(f"{text!r} is a multiple of what is not known; write an amount with its unit, {unit}")
     factor = old if parts[2] else prefixes[parts[3]] / (8 if parts[4].startswith("bit") else 1)
     if not float(parts[1]) * factor < MOST:
-        raise ValueError(f"{text!r} is too large; give less than {MOST:g} {unit}")
+        raise ValueError(f"{text!r} is too large; use less than {MOST:g} {unit}")
     return float(parts[1]) * factor

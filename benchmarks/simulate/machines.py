@@ -8,15 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import jax
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS, generation
-from benchmarks.devices.topology import OUR_KINDS
+from benchmarks.devices.topology import CPU, OUR_KINDS, Topology
 from benchmarks.simulate.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
 from benchmarks.simulate.peaks import NARROW, achieved_rate, float32_share
 from benchmarks.simulate.stack import Stack
+from strategies.backends.backend import are_virtual, platform_of
 from strategies.files import read_json
 from strategies.schema import Count, Positive, SchemaError, checked
 
@@ -240,3 +242,26 @@ def as_json(file: MachineFile) -> str:
     without = {name: rounded(own) for name, own in sorted(file.without.items())}
     changes = {"constants": rounded(file.constants), "error": round(file.error, 4), "without": without}
     return json.dumps(msgspec.to_builtins(msgspec.structs.replace(file, fitted_to=(), **changes)), indent=2) + "\n"
+
+
+MEASURED_ONLY = "virtual CPU devices share the cores of a host, so their steps are measured, not predicted"
+
+
+def predicting_machine(name: str, topology: Topology | None) -> Machine:
+    """The machine of a name or file that predicts the steps of a run.
+
+    Args:
+        name: as for `machine`.
+        topology: of the devices that steps are compiled for; None for those of this process.
+    """
+    if topology.is_virtual if topology else are_virtual(jax.local_devices()):
+        raise ValueError(f"--machine {name}: {MEASURED_ONLY}; remove --machine")
+    if topology:
+        kind, platform = topology.kind, topology.platform
+    else:
+        here = jax.devices()[0]
+        kind, platform = here.device_kind, platform_of(here)
+    found = machine(name) if platform == CPU else machine(name, OUR_KINDS.get(kind, kind))
+    if found.chip.platform != platform:
+        raise ValueError(f"machine {found.name} is one of {found.chip.platform} devices, and these are {platform}")
+    return found

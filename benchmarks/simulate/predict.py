@@ -73,7 +73,7 @@ def read_tables(paths: Sequence[Path]) -> list[TableRow]:
     """Rows of several CSV files."""
     for path, other in combinations(paths, 2):
         if same(path, other):
-            raise ValueError(f"{short(path)} is given twice, and its rows would count twice; give each table once")
+            raise ValueError(f"{short(path)} is given twice, and its rows would count twice; pass each table once")
     return [row for path in paths for row in read_rows(path)]
 
 

@@ -106,7 +106,7 @@ def calibrated(
     streaming, links = memory.work / memory.seconds, [timing for timing in timings if timing.calls]
     missing = [
         f"attention: it is taken to reach {START.attention_efficiency:.0%} of the rate of matmuls",
-        "the network between hosts; give `meshmark search` --set inter_host_bandwidth=10Gbit/s",
+        "the network between hosts; pass --set inter_host_bandwidth=10Gbit/s to `meshmark search`",
     ]
     stack = machine("meshmark_gpus" if platform in ("cuda", "gpu") else "meshmark_tpus").stack
     if stack.kernels_have_latency and kernel_seconds < (traced := machine("meshmark_gpus").constants.kernel_seconds):

@@ -15,7 +15,7 @@ def main(option: argparse.Namespace) -> None:
     """Write the folder."""
     folder = option.to_huggingface
     if given := [name for name in ("format", "columns", "out") if getattr(option, name)]:
-        raise Refused(f"--{given[0]} is of a run, and --to-huggingface of checkpoints; leave one of them out")
+        raise Refused(f"--{given[0]} is of a run, and --to-huggingface of checkpoints; remove one of them")
     try:
         with refusing():
             write(folder, option.run, at=option.at, dtype=option.dtype)

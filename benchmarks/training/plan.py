@@ -14,6 +14,7 @@ import jax
 from benchmarks.cases.case import Case, options_of
 from benchmarks.cases.selection import OPTIONS, available_devices, model, selected
 from benchmarks.cli.commands import COMMANDS
+from benchmarks.cli.options import MODEL_KEYS
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
@@ -34,7 +35,8 @@ OF_SOME_STRATEGIES = "reduce_dtype", "compression", "compression_warmup"
 OPTION_OF = {
     **{name: f"--option {name}=..." for name in OPTIONS},
     **{each.name.lstrip("-").replace("-", "_"): each.name for each in COMMANDS["train"].all_options()},
-    **{"tied": "--untied", "tokens": "--tokenizer", "corpus_sha256": "--corpus"},
+    **{key: f"--model {key}=..." for key in MODEL_KEYS},
+    **{"tokens": "--tokenizer", "corpus_sha256": "--corpus"},
 }
 """Fields of a recipe -> the options that set them."""
 CHECKPOINTS = "checkpoints"
@@ -181,7 +183,7 @@ def checkpoint_of(out: Path) -> CheckpointInfo:
     try:
         return read_info(out / CHECKPOINTS)
     except CheckpointError as error:
-        way_out = "" if positions(out / CHECKPOINTS) else "; name the folder of a run by --out, or leave --resume out"
+        way_out = "" if positions(out / CHECKPOINTS) else "; name the folder of a run by --out, or remove --resume"
         raise ValueError(f"--resume: {error}{way_out}") from error
 
 
@@ -191,7 +193,7 @@ def _microbatches_of(saved: CheckpointInfo, out: Path) -> int:
         return saved.metadata["recipe"]["microbatches"]
     except (KeyError, TypeError):
         problem = f"the checkpoint in {out} does not say its number of microbatches, on which the balance loss depends"
-        raise ValueError(f"{problem}; give --microbatches: it is in {out / LOG}") from None
+        raise ValueError(f"{problem}; pass --microbatches: it is in {out / LOG}") from None
 
 
 def _model_of(
@@ -202,13 +204,14 @@ def _model_of(
     The latter has the vocabulary of the text if tokens are its characters.
     """
     if option.init and option.preset:
-        raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; leave one of them out")
+        raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; remove one of them")
     init = read(option.init) if option.init else None
     if option.tokenizer == "chars" and not init:
-        if option.vocab not in (None, text.vocab):
-            problem = f"--vocab {option.vocab}, and the corpus {text.name} has {text.vocab} characters"
-            raise ValueError(f"{problem}; leave --vocab out, or use --tokenizer bytes")
-        option.vocab = text.vocab
+        vocab = dict(option.model).setdefault("vocab", text.vocab)
+        if vocab != text.vocab:
+            problem = f"--model vocab={vocab}, and the corpus {text.name} has {text.vocab} characters"
+            raise ValueError(f"{problem}; remove it, or use --tokenizer bytes")
+        option.model.append(("vocab", vocab))
     base = (str(init.folder), init.config) if init else None
     if saved and not option.preset and not init:
         base = str(saved.metadata.get("preset", "the saved model")), saved.config
@@ -227,7 +230,7 @@ def _case_of(option: argparse.Namespace) -> Case:
     """The one case that the options select, with any model: its mesh does not depend on that."""
     varied = {"attention-window": option.attention_window, "routing": option.routing}
     if several := [f"--{name} {values}" for name, values in varied.items() if len({*values}) > 1]:
-        raise ValueError(f"{' and '.join(several)} has several values, and a run trains with one; leave the others out")
+        raise ValueError(f"{' and '.join(several)} has several values, and a run trains with one; remove the others")
     usual = 0 if option.mesh else 1 if option.strategy == "single" else available_devices()
     one = {name: getattr(option, name) for name in ("strategy", "mesh", "batch_size", "microbatches")}
     one |= {"devices": option.devices or usual}
@@ -241,7 +244,7 @@ def _case_of(option: argparse.Namespace) -> Case:
         wanted = f"{option.strategy} on {selection.devices[0]} devices has {len(meshes)} meshes"
         raise ValueError(f"{wanted}; choose one of them by --mesh: {', '.join(meshes)}")
     several = f"--option {selection.options} has several values"
-    raise ValueError(f"{several}, and a run trains with one; leave the others out")
+    raise ValueError(f"{several}, and a run trains with one; remove the others")
 
 
 def _optimizer_of(option: argparse.Namespace) -> dict[str, Any]:

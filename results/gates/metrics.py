@@ -24,7 +24,7 @@ class Allowance:
         except ValueError:
             amount = math.nan
         if not 0 <= amount < math.inf:
-            raise ValueError(f"{text!r} is no allowance; give a number of at least 0, or a percentage such as 2.5%")
+            raise ValueError(f"{text!r} is not an allowance; use a number of at least 0, or a percentage such as 2.5%")
         return cls(amount, percent=text.endswith("%"))
 
     def of(self, base: float) -> float:

@@ -47,7 +47,7 @@ def complete(schedule: Schedule, where: str) -> Schedule:
         )
     operations = [op for row in stages for op in row if op is not None]
     if not operations:
-        raise RecordError(f"{where} is a schedule in which nothing is done; give it a stage and a microbatch")
+        raise RecordError(f"{where} is a schedule in which nothing is done; use at least a stage and a microbatch")
     if (highest := max(op.chunk for op in operations)) >= schedule.chunks:
         raise RecordError(f"{where} has an operation of chunk {highest}, and `chunks` is {schedule.chunks}")
     return schedule

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.run.publish import UNTIMED
 from tests.processes import LIMIT_SECONDS, ROOT, environment
 
-TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")
+TINY = ("--model=layers=2,embed=16,heads=2,sequence=16", "--batch-size=4", "--rounds=6")
 Process = subprocess.CompletedProcess[str]
 Rows = dict[str, dict[str, Any]]
 FAST = ("-p", "no:hypothesispytest", "-p", "no:jaxtyping", "--assert=plain")

@@ -21,7 +21,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
         "--trace-dir=/dev/null": "/dev/null cannot be written to: /dev/null is not a folder; name another folder",
         "--strategy=fsdp,data --mesh=tensor=2": "fsdp has no axis tensor; mesh tensor=2 takes a strategy with all of",
         "--trace-dir=x --compile-only": "--trace-dir needs steps that run, and --compile-only and --topology only",
-        "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
+        "--model=vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
         f"--benchmark-json={tmp_path}": "cannot be written: Is a directory; name another",
         f"--benchmark-json={tmp_path}/{'x' * 245}.json": "cannot be written: File name too long; name another",
         f"--benchmark-json={tmp_path}/file/run.json": "cannot be written: ",
@@ -33,7 +33,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     several = [(start(*option.split()), message) for option, message in refused.items()]
     environments: dict[str, tuple[Any, str]] = {
         "JAX_PLATFORMS": ("tpu", "JAX finds no devices where JAX_PLATFORMS is tpu: RuntimeError: Unable to initialize"),
-        "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES='zero' is no number of devices; give a whole"),
+        "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES='zero' is not a number of devices; use a whole"),
         "JAX_ENABLE_X64": ("maybe", "JAX cannot be loaded: invalid truth value 'maybe'"),
     }
     for name, (value, message) in environments.items():
@@ -50,7 +50,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "option", "message"),
     [
-        (ROOT, "--resume", "--resume continues a run that was stopped; give the --benchmark-json of that run"),
+        (ROOT, "--resume", "--resume continues a run that was stopped; pass the --benchmark-json of that run"),
         (None, "--strategy=ddp", "--strategy 'ddp' is not a strategy; use one of single, data, "),
     ],
     ids=["checkout", "elsewhere"],
@@ -78,7 +78,7 @@ def test_benchmarks_among_other_tests_are_refused(folder: str) -> None:
     """`pytest .` in a checkout ends in one line, before any test: the benchmarks run alone."""
     ended = finish(bare(folder))
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
-    assert ended.stderr.startswith("ERROR: the benchmarks run alone: pytest benchmarks; leave them out with --ign")
+    assert ended.stderr.startswith("ERROR: the benchmarks run alone: pytest benchmarks; exclude them with --ign")
     assert "Traceback" not in ended.stdout
 
 
@@ -86,20 +86,20 @@ def test_xdist_workers_refuse_benchmarks_among_other_tests() -> None:
     """`pytest . -n 1` reports a collection error that says the benchmarks run alone."""
     ended = finish(bare(".", "-n1", "--ignore=tests"))
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED
-    assert ended.stdout.count("\nthe benchmarks run alone: pytest benchmarks; leave them out with --ignore=") == 1
+    assert ended.stdout.count("\nthe benchmarks run alone: pytest benchmarks; exclude them with --ignore=") == 1
     assert "Traceback" not in ended.stdout
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"numprocesses": 2}, "cases are timed one at a time, because they would slow each other down; leave out -n"),
+        ({"numprocesses": 2}, "cases are timed one at a time, because they would slow each other down; remove -n"),
         ({"benchmark_json": BytesIO()}, "meshmark needs pytest-benchmark 5.3 or later: pip install --upgrade"),
         (
             {"benchmark_json": Path("x"), "trace_dir": Path("x")},
             "--trace-dir x would overwrite the output of --benchmark-json; name another file",
         ),
-        ({"resume": True}, "--resume continues a run that was stopped; give the --benchmark-json of that run"),
+        ({"resume": True}, "--resume continues a run that was stopped; pass the --benchmark-json of that run"),
         ({"resume": True, "benchmark_json": Path("/never/run.json")}, "--resume continues a run that was stopped"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_topology_compiles_and_runs_nothing(tmp_path: Path) -> None:
 def test_each_value_of_an_option_has_a_row(tmp_path: Path) -> None:
     """Each value of an option has a row that matches `single`, even if it stores the layers in another order."""
     report = tmp_path / "run.json"
-    selected = "--strategy=pipeline", "--mesh=pipeline=2", "--option=schedule=gpipe,interleaved", "--layers=4"
+    selected = "--strategy=pipeline", "--mesh=pipeline=2", "--option=schedule=gpipe,interleaved", "--model=layers=4"
     process = run(*selected, f"--benchmark-json={report}", single="")
     found = {name: row["extra_info"] for name, row in rows(report).items()}
     ids = [f"pipeline-pipeline=2-b4-schedule={schedule}" for schedule in ("gpipe", "interleaved")]

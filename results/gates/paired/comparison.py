@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from benchmarks.cli.server import Server
+from benchmarks.cli.child import Server
 from results.gates.paired.decision import Launch, Side, Word, judge, settle
 from results.gates.paired.launches import Attempt, check_case, time_case
 from results.records.launches import MIN_LAUNCHES

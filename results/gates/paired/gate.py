@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from benchmarks.cli.child import ServerFailure
 from benchmarks.cli.ending import Refused
-from benchmarks.cli.server import ServerFailure
 from benchmarks.cli.statuses import INTERRUPTED
 from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
 from results.gates.paired.comparison import Comparison, Design
@@ -25,7 +25,7 @@ from results.records.reading import NotComparable
 def run(options: argparse.Namespace) -> Report:
     """Compare two checkouts."""
     if options.launches < MIN_LAUNCHES:
-        raise Refused(f"{options.launches} launches settle nothing; give {MIN_LAUNCHES} or more")
+        raise Refused(f"{options.launches} launches settle nothing; use {MIN_LAUNCHES} or more")
     started = time.monotonic()
     try:
         with (

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from benchmarks.cli.server import Server, ServerFailure
+from benchmarks.cli.child import Server, ServerFailure
 from results.gates.paired.checkouts import Checkout
 from results.gates.paired.decision import Launch, Side, change_between
 from results.gates.paired.workers import worker

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.cli.server import PROTOCOL, Server
+from benchmarks.cli.child import PROTOCOL, Server
 from results.gates.paired.checkouts import Checkout, CheckoutError
 from results.records.reading import Case, NotComparable
 from strategies.schema import checked

@@ -53,7 +53,7 @@ def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> 
         ({"strategy": ["fsdp"]}, {"nano"}),
         ({"preset": "nano"}, {"nano"}),
         ({"dtype": "bfloat16"}, {"nano"}),  # rounding sends tokens to other experts
-        ({"layers": 2}, {"nano,layers=2"}),
+        ({"model": [("tied", False), ("layers", 3), ("layers", 2)]}, {"nano,layers=2,tied=False"}),
     ],
     ids=str,
 )
@@ -89,7 +89,7 @@ def test_a_topology_is_taken_whole(select: Select, monkeypatch: pytest.MonkeyPat
 
 def test_overridden_sizes_are_part_of_the_preset(select: Select) -> None:
     """A preset with an overridden size has the override in its name."""
-    chosen = select(layers=2, embed=32)
+    chosen = select(model=[("layers", 2), ("embed", 32)])
     assert (chosen.config.layers, chosen.config.embed) == (2, 32)
     assert chosen.preset == "nano,layers=2,embed=32"
 
@@ -123,7 +123,7 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
         ),
         (
             {"topology": Topology.parse("v5p:4x4x4"), "devices": [8]},
-            "--topology v5p:4x4x4 always uses all of its 64 devices; leave --devices out",
+            "--topology v5p:4x4x4 always uses all of its 64 devices; remove --devices",
         ),
         (
             {"topology": Topology.parse("tpu7x:2x2x1"), "mesh": ["fsdp=8", "fsdp=4"]},
@@ -131,16 +131,19 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
         ),
         ({"strategy": ["ddp"]}, "--strategy 'ddp' is not a strategy; use one of single, data, .* did you mean data"),
         ({"mesh": ["data:2"]}, "mesh 'data:2' cannot be read; write it as data=2,tensor=4"),
-        ({"option": [("order", "1f1b")]}, "'order' is no option of a strategy; there are attention, unroll, "),
+        ({"option": [("order", "1f1b")]}, "'order' is not an option of a strategy; use one of attention, unroll, "),
         ({"option": [("schedule", "2f2b")]}, "schedule='2f2b'; it can be gpipe, 1f1b"),
         ({"option": [("unroll", "0")]}, "--option unroll=0: '0' is not a count"),
         ({"option": [("sequence_parallel", "1")]}, "'1' is neither true nor false"),
         (
             {"option": [("schedule", "gpipe,unroll=2")]},
-            "commas separate values of one option; give --option schedule=gpipe --option unroll=2",
+            "commas separate values of one option; pass --option schedule=gpipe --option unroll=2",
         ),
-        ({"heads": 3}, r"--preset nano with {'heads': 3}: heads=3 does not divide embed=128; it can be 1, 2, 4"),
-        ({"mesh": ["data=2"], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
+        (
+            {"model": [("heads", 3)]},
+            r"--preset nano --model heads=3: heads=3 does not divide embed=128; it can be 1, 2, 4",
+        ),
+        ({"mesh": ["data=2"], "devices": [2]}, r"remove --devices, or remove --mesh"),
         (
             {"strategy": ["single"], "devices": [8]},
             r"no case: .*--devices 8 \(single uses data\); name one by --mesh, or another .* by --devices; .*data=1",
@@ -164,11 +167,11 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (values.count, "0", r"'0' is not a count; give a whole number of at least 1"),
+        (values.count, "0", r"'0' is not a count; use a whole number of at least 1"),
         (values.count, "two", r"'two' is not a count"),
         (commas(values.count), "8,", r"'' is not a count"),
-        (values.rounds, "5", r"'5' rounds are too few for a 95% interval of a median; give 6 or more"),
-        (values.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
+        (values.rounds, "5", r"'5' rounds are too few for a 95% interval of a median; use 6 or more"),
+        (values.seconds, "-1", r"'-1' is not a time; use a positive number of seconds"),
         (values.seconds, "soon", r"'soon' is not a time"),
         (values.seconds, "nan", r"'nan' is not a time"),
         (values.assignment, "xla_a", r"'xla_a' is not an option with a value; write it as NAME=VALUE"),
@@ -204,12 +207,13 @@ def test_routings_are_swept_and_named(select: Select) -> None:
 
 def test_a_pattern_is_named(select: Select) -> None:
     """A stride, its pattern and its summary are in the name of each case."""
-    pattern = {"attention_stride": 8, "attention_pattern": "fixed", "attention_summary": 2}
-    (case,) = select(strategy=["fsdp"], devices=[8], batch_size=[8], **pattern).cases()
+    pattern = [("attention_stride", 8), ("attention_pattern", "fixed"), ("attention_summary", 2)]
+    (case,) = select(strategy=["fsdp"], devices=[8], batch_size=[8], model=pattern).cases()
+    assert case.preset == "nano"
     assert str(case).endswith("b8-attention_stride=8-attention_pattern=fixed-attention_summary=2")
 
 
 def test_attention_that_no_model_has_is_refused(select: Select) -> None:
     """Options that exclude each other are refused before anything is measured, whichever window of a list it is."""
     with pytest.raises(ValueError, match="attention_window=16 does not go with attention_pattern=fixed"):
-        select(attention_window=[None, 16], attention_stride=8, attention_pattern="fixed")
+        select(attention_window=[None, 16], model=[("attention_stride", 8), ("attention_pattern", "fixed")])

@@ -89,7 +89,7 @@ def test_a_wrong_number_of_virtual_devices_is_refused_in_a_line(command: str) ->
         [sys.executable, "-m", *command.split()], cwd=ROOT, env=given, capture_output=True, text=True
     )
     assert ended.returncode == 2
-    assert ended.stderr.startswith("meshmark: error: JAX_NUM_CPU_DEVICES='zero' is no number of devices; give a whole")
+    assert ended.stderr.startswith("meshmark: error: JAX_NUM_CPU_DEVICES='zero' is not a number of devices; use a")
     assert len(ended.stderr.splitlines()) == 1
 
 

@@ -1,6 +1,9 @@
 """`meshmark`, the one entrance to all commands."""
 
+import argparse
+import dataclasses
 import importlib.util
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +15,9 @@ import pytest
 import benchmarks
 from benchmarks.cli.commands import COMMANDS, RARE
 from benchmarks.cli.main import contents, main
-from benchmarks.cli.options import add_options
+from benchmarks.cli.options import MODEL_KEYS, MOVED, SWEPT, add_options, model_value
 from benchmarks.cli.statuses import WRONG_USAGE
-from strategies import STRATEGIES
+from strategies import PRESETS, STRATEGIES, GPTConfig
 from tests.processes import ROOT, environment
 
 
@@ -50,7 +53,7 @@ def test_help_of_measure_has_the_options_that_pytest_reads() -> None:
     known = pytest.Parser(_ispytest=True)
     add_options(known)
     declared = {name for group in known._groups for option in group.options for name in option.names()}
-    assert {option.name for option in COMMANDS["measure"].all_options()} == declared
+    assert {option.name for option in COMMANDS["measure"].all_options()} == declared - {*MOVED}
 
 
 def test_version() -> None:
@@ -84,7 +87,7 @@ def test_strategies_are_listed() -> None:
 @pytest.mark.usefixtures("_interruptible")
 def test_a_command_may_start_processes() -> None:
     """A command that meshmark runs can send its functions to processes that it spawns, as search does to compile."""
-    sizes = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16", "--batch-size=8")
+    sizes = ("--model=layers=2,embed=16,heads=2,vocab=256,sequence=16", "--batch-size=8")
     space = ("--topology=v5e:2x2", "--strategy=data", "--remat=dots", "--dtype=float32")
     found = meshmark("search", *space, *sizes, "--compile=1")
     assert found.returncode == 0, found.stderr
@@ -133,6 +136,46 @@ def test_an_option_means_the_same_in_all_commands() -> None:
         "--topology": {"topology", "topology_or_here"},
         "--batch-size": {"count", "batch"},  # of rows that are there "all" can be meant
     }
+
+
+def test_model_takes_each_field_of_a_model() -> None:
+    """The keys of --model are the fields of `GPTConfig`, except those whose values are a case each."""
+    assert {*MODEL_KEYS, *SWEPT} == {field.name for field in dataclasses.fields(GPTConfig)}
+    for field in MODEL_KEYS:
+        value = getattr(PRESETS["nano"], field)
+        assert model_value(f"{field}={'null' if value is None else value}") == (field, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("laers=2", "'laers' is not a key of --model; use one of layers, .*; did you mean layers?"),
+        ("layers", "'layers' has no value; write layers=VALUE"),
+        ("layers=0", "layers is '0'; it must be a whole number of at least 1"),
+        ("tied=maybe", "tied is 'maybe'; it must be true or false"),
+        ("routing=one", "routing has an option of its own; pass --routing one"),
+    ],
+)
+def test_a_wrong_key_of_a_model_says_what_is_right(text: str, message: str) -> None:
+    """A key that does not exist names a similar one, and a value that is not allowed those that are."""
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        model_value(text)
+
+
+FORMER = {"--layers=12": "layers=12", "--key-heads": "key_heads=VALUE", "--untied": "tied=false"}
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_a_former_option_of_the_model_names_the_key(former: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--layers 12` says to pass `--model layers=12`, in pytest and in each command that has `--model`."""
+    message = f"argument {former.partition('=')[0]}: pass --model {FORMER[former]}"
+    add_options(parser := pytest.Parser(_ispytest=True))
+    with pytest.raises(pytest.UsageError, match=re.escape(message)):
+        parser.parse([former])
+    for name in ("train", "search", "compile", "regress paired"):
+        with pytest.raises(SystemExit, match=str(WRONG_USAGE)):
+            COMMANDS[name].parser(name).parse_args([former])
+        assert message in capsys.readouterr().err
 
 
 def test_an_option_says_whether_it_is_repeatable() -> None:

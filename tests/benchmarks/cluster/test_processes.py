@@ -126,7 +126,7 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
         ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process-id 2 is none of 2 processes, 0 the first"),
         (
             {"coordinator": "node0", "processes": 2, "process_id": 1},
-            "--coordinator node0 is not an address; give HOST:PORT",
+            "--coordinator node0 is not an address; pass HOST:PORT",
         ),
         ({"distributed": True, "processes": 2}, "--distributed detects --coordinator, --processes"),
     ],

@@ -21,7 +21,7 @@ BITS_PER_SECOND = 20_000_000
 DELAY_MS = 1
 HOSTS = [f"meshmark-{os.getpid()}-{index}" for index in range(2)]
 ADDRESSES = ["10.77.0.1", "10.77.0.2"]
-MODEL = ("--layers=2", "--embed=128", "--heads=2", "--sequence=16", "--batch-size=8", "--rounds=6")
+MODEL = ("--model=layers=2,embed=128,heads=2,sequence=16", "--batch-size=8", "--rounds=6")
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.program.collectives import replica_groups
 from benchmarks.program.hlo import HLOError, parse
-from benchmarks.program.replica_groups import replica_groups
 
 TEXT = r"""HloModule jit_step, is_scheduled=true, num_partitions=8, frontend_attributes={fingerprint_before_lhs="1a"}
 

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from benchmarks.cases.case import Case
-from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.run.measure import BlockTimes, Interval
 from benchmarks.run.record import Record
+from benchmarks.simulate.estimate import ChipEstimate
 from benchmarks.simulate.program import Roofline
 from strategies import PRESETS, MeshSpec
 

@@ -13,8 +13,7 @@ import pytest
 
 from benchmarks.cases import case as benchmark_cases
 from benchmarks.cases.failures import Mismatch
-from benchmarks.cli.child import CONNECTION
-from benchmarks.cli.server import PROTOCOL, Server, ServerFailure
+from benchmarks.cli.child import CONNECTION, PROTOCOL, Server, ServerFailure
 from benchmarks.run.corpus import read_corpus
 from benchmarks.run.measure import Training
 from benchmarks.run.server import TimingServer, main, serve
@@ -23,7 +22,7 @@ from tests.benchmarks.faulty_strategies import TOYS
 from tests.benchmarks.run.engines import DATA
 from tests.processes import ROOT, environment
 
-TINY = ("--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--mesh=data=1")
+TINY = ("--model=layers=1,embed=16,heads=2,sequence=16", "--batch-size=4", "--mesh=data=1")
 SINGLE = "single-data=1-b4"
 
 
@@ -114,7 +113,7 @@ def test_a_block_that_does_not_count_is_a_failure(program: Callable[..., Any], s
     ("option", "message"),
     [
         ("--strategy=ddp", "--strategy 'ddp' is not a strategy"),
-        ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
+        ("--model=vocab=100", "vocab=100 does not hold the 256 byte values"),
     ],
 )
 def test_a_selection_that_means_nothing_is_refused(

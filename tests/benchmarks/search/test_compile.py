@@ -164,7 +164,7 @@ def test_compiler_options_reach_the_compiler_and_the_row() -> None:
 
 TEXT = ["--topology=cpu:4", "--corpus=README.md"]
 """A corpus is refused where nothing runs, because nothing would be read of it."""
-TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
+TINY = ["--model=layers=2,embed=16,heads=2,vocab=256,sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
 
 
 def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +179,7 @@ def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         record = dataclasses.replace(compiled_record(case(strategy="tensor", mesh="tensor=4")), status=status)
         monkeypatch.setattr(page, "compiled_record", lambda case, record=record: record)
         assert command("compile")(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
-    for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
+    for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--model=layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):
             command("compile")(wrong)
 

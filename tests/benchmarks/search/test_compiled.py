@@ -34,7 +34,7 @@ main = command("search")
 H100S = machine("meshmark_gpus", "h100")
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
 FOUR = Topology.parse("h100:1x4")
-TINY = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=8", "--dtype=float32")
+TINY = ("--model=layers=2,embed=16,heads=2,vocab=256,sequence=8", "--batch-size=8", "--dtype=float32")
 
 
 @pytest.fixture

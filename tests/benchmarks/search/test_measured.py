@@ -20,7 +20,7 @@ from tests.strategies.wrong_gradients import strategy_with
 
 main = command("search")
 
-TINY = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=8", "--dtype=float32")
+TINY = ("--model=layers=2,embed=16,heads=2,vocab=256,sequence=8", "--batch-size=8", "--dtype=float32")
 
 
 def test_steps_that_differ_are_measured_first() -> None:

@@ -44,7 +44,7 @@ def kind_of(strategy, mesh):
 
 def test_the_nearest_published_runs_are_shown(tmp_path, capsys):
     """Below are published runs of such a model on such devices, with their speed and source."""
-    asked = "--preset=llama3-8b", "--batch-size=16", "--sequence=8192", "--strategy=fsdp"
+    asked = "--preset=llama3-8b", "--batch-size=16", "--model=sequence=8192", "--strategy=fsdp"
     near = found(tmp_path, *asked)["nearest"]
     said = capsys.readouterr().out
     assert len({(run["stack"], run["device"]) for run in near}) == len(near) >= 3

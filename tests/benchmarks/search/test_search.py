@@ -67,7 +67,7 @@ def test_an_option_takes_all_values_that_it_is_given(tmp_path):
 
 def test_bytes_that_do_not_divide_are_numbers(tmp_path):
     """A third of the gradients is no whole number of bytes; seconds are numbers all the same, which JSON takes."""
-    sizes = ("--layers=3", "--embed=48", "--heads=3", "--vocab=63", "--sequence=24", "--batch-size=6")
+    sizes = ("--model=layers=3,embed=48,heads=3,vocab=63,sequence=24", "--batch-size=6")
     for devices in (3, 24):
         topology = f"--topology=h100:{-(-devices // 8)}x{min(devices, 8)}"
         more = (topology, *sizes, "--strategy=data", "--batch-size=24")
@@ -101,7 +101,7 @@ def test_the_report_says_what_limits_the_best(tmp_path, capsys):
 def test_the_report_says_which_layers_stages_do_not_split(tmp_path, capsys):
     """Every stage of a pipeline runs the leading dense layers of a mixture. Without stages there is no such line."""
     for mesh, says in (("pipeline=2", True), ("tensor=2", False)):
-        found(tmp_path, "--preset=nano-moe", "--dense-layers=2", "--topology=h100:1x2", f"--mesh={mesh}")
+        found(tmp_path, "--preset=nano-moe", "--model=dense_layers=2", "--topology=h100:1x2", f"--mesh={mesh}")
         assert ("dense_layers=2: every stage of a pipeline runs these layers" in capsys.readouterr().out) == says
 
 
@@ -120,7 +120,7 @@ def test_four_hosts_need_a_network(tmp_path, capsys):
     host.write_text(json.dumps(FILE | {"specifications": specifications, "constants": constants}))
     asked = ["--topology=cpu:4x1", "--preset=nano", "--batch-size=16", "--dtype=float32", f"--machine={host}"]
     for more, problem in (
-        ([], "does not say how fast the network between hosts is; give --set inter_host_bandwidth=10Gbit/s"),
+        ([], "does not say how fast the network between hosts is; pass --set inter_host_bandwidth=10Gbit/s"),
         (["--set=inter_host_bandwidth=2x"], "'2x' is a multiple of what is not known; write an amount with its unit"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -220,19 +220,19 @@ def test_nothing_fits(capsys):
         (["--machine=abacus"], "machine 'abacus' is not known; known are a100_fsdp, a100"),
         (["--topology=cpu:4x1"], "measure yours: meshmark calibrate --out mine.json"),
         (["--topology=cpu:4x1", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and these are cpu"),
-        (["--topology=cpu:8"], "give --topology here --measure 8"),
-        (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; leave --scaling out"),
-        (["--compile=2", "--scaling=8..16"], "--compile is of one topology; leave --scaling out"),
-        (["--price=2"], "--price is of --tokens; give --tokens, too"),
-        (["--sequences-per-device=2"], "--sequences-per-device is of --scaling; give --scaling, too"),
-        (["--workers=2"], "--workers is of --compile; give --compile, too"),
+        (["--topology=cpu:8"], "pass --topology here --measure 8"),
+        (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; remove --scaling"),
+        (["--compile=2", "--scaling=8..16"], "--compile is of one topology; remove --scaling"),
+        (["--price=2"], "--price is of --tokens; pass --tokens, too"),
+        (["--sequences-per-device=2"], "--sequences-per-device is of --scaling; pass --scaling, too"),
+        (["--workers=2"], "--workers is of --compile; pass --compile, too"),
         (["--set=hbm=141mB"], "'141mB' cannot be read"),
         (["--set=inter_host_latency=50ks"], "'50ks' cannot be read"),
         (["--mesh=fsdp=4"], "fsdp=4"),
-        (["--measure=2"], "--measure times steps on the devices of this machine; give --topology here"),
+        (["--measure=2"], "--measure times steps on the devices of this machine; pass --topology here"),
         (["--scaling=8"], "'8' is not a range of devices such as 8..16384"),
         (["--scaling=16..8"], "'16..8' is not a range"),
-        (["--scaling=8..16", "--mesh=fsdp=8"], "leave --mesh out"),
+        (["--scaling=8..16", "--mesh=fsdp=8"], "remove --mesh"),
         (["--scaling=8..1048576"], "devices; take 65,536 or fewer"),
         (["--topology=here"], "cpu:8: virtual CPU devices share the cores of a host, so their steps are measured, not"),
         (["--topology=here", "--machine=meshmark_gpus", "--measure=2"], "--machine is about predictions"),

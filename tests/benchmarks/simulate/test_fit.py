@@ -107,7 +107,7 @@ def test_a_source_is_left_out_with_all_of_its_runs(table, tmp_path, capsys):
         (
             ["{unmeasured}", "--machine=a100_fsdp"],
             2,
-            "no measured row of this stack and device can be expressed; give rows",
+            "no measured row of this stack and device can be expressed; add rows",
         ),
         (["{table}", "--machine=a100_fsdp", "--out={table}"], 5, "would overwrite the input"),
         (["{few}", "--machine=a100_fsdp"], 2, "2 runs cannot fix"),

@@ -232,7 +232,7 @@ def test_the_report_has_a_line_for_each_machine(rows, write, tmp_path, capsys):
     [
         (["{good}", "--machine=abacus"], 2, "machine 'abacus' is not known; known are a100_fsdp, a100"),
         (["{folder}/none.csv"], 5, "does not exist"),
-        (["{good}", "{good}"], 2, "is given twice, and its rows would count twice; give each table once"),
+        (["{good}", "{good}"], 2, "is given twice, and its rows would count twice; pass each table once"),
         (["{folder}"], 5, "is a folder, not a file"),
         (["{good}", "--out={good}"], 5, "would overwrite the input"),
         (["{good}", "--out=/dev/full"], 5, "/dev/full cannot be written: No space left on device; the result is in"),

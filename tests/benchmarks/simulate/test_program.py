@@ -17,7 +17,7 @@ from benchmarks.simulate.program import Priced, ideal, replay
 from benchmarks.simulate.queues import Timeline
 from strategies import STRATEGIES, GPTConfig, TrainConfig
 from strategies.core.sizes import BYTES
-from tests.benchmarks.explain.fragments import DONE, DOT, GATHER, H100S, LOOP, LOOPING, MATMUL, program
+from tests.benchmarks.program.fragments import DONE, DOT, GATHER, H100S, LOOP, LOOPING, MATMUL, program
 from tests.strategies.quick import compiled
 
 ENDLESS = 1e30

@@ -8,7 +8,7 @@ from benchmarks.training.plan import LOG
 
 FSDP = ("--strategy=fsdp", "--mesh=fsdp=2")
 DATA = ("--strategy=data", "--mesh=data=2")
-SMALL = ("--layers=2", "--embed=32", "--heads=2", "--sequence=16", "--batch-size=8")
+SMALL = ("--model=layers=2,embed=32,heads=2,sequence=16", "--batch-size=8")
 OFTEN = ("--log-every=1", "--evaluate-every=4", "--evaluation-batches=2", "--checkpoint-every=4")
 RECIPE = ("--warmup-steps=3", "--decay-steps=12")
 RUN = (*SMALL, *OFTEN, *RECIPE)

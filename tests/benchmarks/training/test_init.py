@@ -24,7 +24,7 @@ def test_an_exported_run_goes_on_with_its_weights(tmp_path: Path, capsys: pytest
     first, second, folder = tmp_path / "first", tmp_path / "second", tmp_path / "folder"
     begin = [*OFTEN, "--steps=1", "--batch-size=8"]
     with ahead_of_time():
-        assert train(["--preset=nano-llama", "--key-heads=2", *SMALL, *begin, f"--out={first}"]) == 0
+        assert train(["--preset=nano-llama", "--model=key_heads=2", *SMALL, *begin, f"--out={first}"]) == 0
         assert export([str(first / CHECKPOINTS), f"--to-huggingface={folder}"]) == 0
         others = [*begin, f"--init={folder}", f"--out={second}"]
         assert train(["--strategy=pipeline", "--mesh=pipeline=2", *others]) == 0
@@ -36,7 +36,7 @@ def test_an_exported_run_goes_on_with_its_weights(tmp_path: Path, capsys: pytest
         assert train([*begin, f"--init={folder}", f"--out={tmp_path / wrong}"]) == 5
         assert f"folder: {name} has {wrong} among its weights; name a folder" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        train([*others, "--layers=3"])
+        train([*others, "--model=layers=3"])
     assert "config.json has layers=2, which cannot be layers=3" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         export([str(first / CHECKPOINTS), f"--to-huggingface={folder}", "--format=csv"])

@@ -11,7 +11,7 @@ from benchmarks.training.plan import CHECKPOINTS, Plan, checkpoint_of
 from strategies.checkpoints.info import INFO, CheckpointInfo, as_text
 from tests.benchmarks.training.small_run import OFTEN, RECIPE, RUN, SMALL
 
-MIXTURE = ("--preset=nano-moe", "--key-heads=2", "--balance-loss=0.1", "--microbatches=2")
+MIXTURE = ("--preset=nano-moe", "--model=key_heads=2,balance_loss=0.1", "--microbatches=2")
 
 
 def planned(out: Path, *options: str) -> Plan:
@@ -48,7 +48,7 @@ def test_a_run_is_resumed_with_the_model_that_was_saved(where: str, mixture: Pla
         plan = planned(mixture.out, *how, *sizes)
         assert (plan.case.config, plan.case.preset) == (mixture.case.config, mixture.case.preset)
         assert plan.train.microbatches == 2
-    with pytest.raises(ValueError, match=r"experts=8, not None \(--experts\); .*resume it with its own"):
+    with pytest.raises(ValueError, match=r"experts=8, not None \(--model experts=...\); .*resume it with its own"):
         planned(mixture.out, *how, *SMALL, "--preset=nano")
 
 
@@ -58,14 +58,14 @@ def test_microbatches_decide_a_balance_loss(mixture: Plan) -> None:
         planned(mixture.out, *RUN, "--microbatches=4", "--resume")
     before = {name: value for name, value in mixture.recipe.items() if name != "microbatches"}
     written(mixture, {"recipe": before})  # as earlier versions did
-    with pytest.raises(ValueError, match=r"does not say its number of microbatches, .*; give --microbatches"):
+    with pytest.raises(ValueError, match=r"does not say its number of microbatches, .*; pass --microbatches"):
         planned(mixture.out, *RUN, "--resume")
     assert planned(mixture.out, *RUN, "--microbatches=2", "--resume").case.preset.startswith("the saved model")
 
 
 def test_microbatches_of_other_models_may_change(tmp_path: Path) -> None:
     """Without a balance loss microbatches decide no loss: a resumed run has those of its options, or the default."""
-    plan = planned(tmp_path / "run", *RUN, *MIXTURE, "--balance-loss=0")
+    plan = planned(tmp_path / "run", *RUN, *MIXTURE, "--model=balance_loss=0")
     written(plan, {"recipe": plan.recipe, "preset": plan.case.preset})
     for options, expected in ((["--microbatches=4"], 4), ([], 1)):
         assert planned(plan.out, *RUN, *options, "--resume").train.microbatches == expected

@@ -243,7 +243,7 @@ def test_a_sample_of_bytes_has_bytes_alone(tmp_path: Path, capsys: pytest.Captur
     One device draws it, also after training with an option that only several devices have.
     """
     master = ("--strategy=zero1", "--mesh=data=2", "--dtype=bfloat16", "--option=master=float32")
-    assert main([*SMALL, *master, "--vocab=512", "--steps=1", "--sample=40", f"--out={tmp_path / 'run'}"]) == 0
+    assert main([*SMALL, *master, "--model=vocab=512", "--steps=1", "--sample=40", f"--out={tmp_path / 'run'}"]) == 0
     assert "step 1/1: validation loss" in capsys.readouterr().out
 
 
@@ -271,7 +271,7 @@ def test_characters_are_learnt_and_written(tmp_path: Path, capsys: pytest.Captur
         ),
         (["--resume", "--learning-rate=1"], "has learning_rate=0.001, not 1.0"),
         (["--resume", "--steps=7"], "is at step 12; --steps must be at least 12"),
-        (["--resume", "--layers=3"], "has layers=2, not 3"),
+        (["--resume", "--model=layers=3"], "has layers=2, not 3"),
         (["--resume", "--dtype=bfloat16"], "has dtype=float32, not bfloat16"),
         (["--resume", "--option=reduce_dtype=bfloat16"], "has reduce_dtype=float32, not bfloat16"),
         (["--resume", *DATA, "--option=compression=int8"], "has compression=none, not int8"),

@@ -50,7 +50,7 @@ from tests.results.gates.source_edits import (
 )
 
 # Steps that compile fast, on one device and on two; each gets a plant of its own.
-SELECTION = ("--layers=1", *SIZES, "--strategy=single,data,fsdp", "--devices=1,2")
+SELECTION = ("--model=layers=1", *SIZES, "--strategy=single,data,fsdp", "--devices=1,2")
 CASES = tuple(f"{spread}-b{batch}" for batch in (16, 8) for spread in ("single-data=1", "data-data=2", "fsdp-fsdp=2"))
 SLOWER = """
 
@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plants = [each for each in PLANTS if options.gate in (each.gate, "both")]
     chosen = [each for each in plants if each.name in (options.plant or names)]
     if not chosen:
-        parser.error(f"--gate {options.gate} has no {options.plant[0]!r}; leave --gate out")
+        parser.error(f"--gate {options.gate} has no {options.plant[0]!r}; remove --gate")
     findings: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="meshmark-gate-") as folder:
         try:

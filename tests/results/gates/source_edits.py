@@ -15,13 +15,13 @@ from typing import Literal
 from results.gates.verdict import RED, Finding, Report
 
 COPIED = ("strategies", "benchmarks", "conftest.py", "pyproject.toml")
-SIZES = ("--embed=64", "--heads=4", "--sequence=64")
+SIZES = ("--model=embed=64,heads=4,sequence=64",)
 # Sizes that compile fast. Two layers, because one makes no loop.
-COMPILED_SIZES = (*SIZES, "--layers=2", "--batch-size=8", "--compile-only")
+COMPILED_SIZES = (*SIZES, "--model=layers=2", "--batch-size=8", "--compile-only")
 COMPILED = (*COMPILED_SIZES, "--strategy=data,fsdp", "--devices=2")
 FOR_TPU = (*COMPILED_SIZES, "--strategy=fsdp", "--dtype=bfloat16", "--topology=v5e:2x2")
 """Only a compiler of TPUs shows what is sent in which dtype: XLA's CPU backend sends bfloat16 as float32."""
-TIMED = (*SIZES, "--layers=1", "--batch-size=8", "--strategy=single", "--devices=1", "--rounds=6")
+TIMED = (*SIZES, "--model=layers=1", "--batch-size=8", "--strategy=single", "--devices=1", "--rounds=6")
 QUICK = "--xla_backend_optimization_level=0"  # LLVM's optimisation changes no counter
 SINGLE, DATA, FSDP, ON_TPU = "single-data=1-b8", "data-data=2-b8", "fsdp-fsdp=2-b8", "fsdp-fsdp=4-b8"
 ALARMS = ("red", "not comparable", "broken input")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.program.compiled import read_program
-from benchmarks.run.expert_load import expert_facts
+from benchmarks.run.prepare import expert_facts
 from strategies.costs.layer import flops_per_token
 from strategies.model.block import BLOCKS, LlamaBlock
 from strategies.model.router import forced

@@ -206,9 +206,9 @@ def test_a_selection_that_nobody_knows_is_a_usage_error(tmp_path: Path, capsys: 
     checkout = stub(tmp_path, refuse="'ddp' is no strategy")
     with pytest.raises(SystemExit, match="2"):
         command("regress paired")(
-            [f"--base={checkout}", f"--head={checkout}", "--strategy", "ddp", "--untied", "--devices=8"]
+            [f"--base={checkout}", f"--head={checkout}", "--strategy", "ddp", "--model=tied=false", "--devices=8"]
         )
-    assert "'ddp' is no strategy in ['--strategy=ddp', '--untied', '--devices=8']" in capsys.readouterr().err
+    assert "'ddp' is no strategy in ['--strategy=ddp', '--model=tied=false', '--devices=8']" in capsys.readouterr().err
 
 
 def test_the_selection_is_that_of_the_benchmarks() -> None:
@@ -235,7 +235,7 @@ def test_bad_options_are_refused_at_once(option: str, message: str, capsys: pyte
 
 def test_too_few_launches_are_refused() -> None:
     """Two launches have no interval, whatever they measure."""
-    with pytest.raises(Refused, match="2 launches settle nothing; give 3 or more"):
+    with pytest.raises(Refused, match="2 launches settle nothing; use 3 or more"):
         compare(".", ".", "--launches=2")
 
 
@@ -299,7 +299,7 @@ def test_a_planted_slowdown_is_found(tmp_path: Path) -> None:
     """Of two real checkouts, the one whose blocks take twice as long is slower, by a factor of two."""
     base = plant(ROOT, tmp_path / "base", {})
     head = plant(ROOT, tmp_path / "head", {"single-data=1-b4": 1.0})
-    tiny = "--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--strategy=single"
+    tiny = "--model=layers=1,embed=16,heads=2,sequence=16", "--batch-size=4", "--strategy=single"
     (finding,) = compare(base, head, "--blocks=9", *tiny).findings
     assert finding.word == "slower"
     assert finding.ratio == pytest.approx(2.0, rel=0.2)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.case import Case
+from benchmarks.devices.advice import GATHER_OPTIONS, SCATTER_OPTIONS, advice
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.advice import GATHER_OPTIONS, SCATTER_OPTIONS, advice
-from benchmarks.explain.explanations import cost_of
+from benchmarks.program.explanations import cost_of
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=2, embed=64, heads=4, vocab=256, sequence=8)

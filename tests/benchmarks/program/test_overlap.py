@@ -4,10 +4,10 @@ from typing import cast
 
 import pytest
 
-from benchmarks.explain.overlap import OVERLAP_KINDS, overlap
 from benchmarks.program.collectives import OverlappedWork
 from benchmarks.program.compiled import Program
-from tests.benchmarks.explain.fragments import DONE, DOT, GATHER, GROUPS, LOOP, LOOPING, MATMUL, program
+from benchmarks.program.explanations import OVERLAP_KINDS, overlap
+from tests.benchmarks.program.fragments import DONE, DOT, GATHER, GROUPS, LOOP, LOOPING, MATMUL, program
 
 
 def row(program: Program) -> tuple[int | None, ...]:

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.explain.memory import (
+from benchmarks.devices.attached import (
     free_cgroup_bytes,
     planned_memory,
     processes_that_fit,
@@ -49,8 +49,8 @@ def test_memory_counts_an_alias_once() -> None:
 
 def test_container_may_have_less_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget is half of the least free memory of the machine and the control groups around the process."""
-    monkeypatch.setattr("benchmarks.explain.memory.free_host_bytes", lambda: [1000])
-    monkeypatch.setattr("benchmarks.explain.memory.free_cgroup_bytes", lambda: [10**18, 600])
+    monkeypatch.setattr("benchmarks.devices.attached.free_host_bytes", lambda: [1000])
+    monkeypatch.setattr("benchmarks.devices.attached.free_cgroup_bytes", lambda: [10**18, 600])
     assert states_budget_bytes() == 300
 
 
@@ -58,8 +58,8 @@ def test_container_may_have_less_than_its_machine(monkeypatch: pytest.MonkeyPatc
 def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch, free: int, most: int) -> None:
     """As many processes run as free memory holds: at least one, and at most one for each core."""
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    monkeypatch.setattr("benchmarks.explain.memory.free_host_bytes", lambda: [free])
-    monkeypatch.setattr("benchmarks.explain.memory.free_cgroup_bytes", lambda: [])
+    monkeypatch.setattr("benchmarks.devices.attached.free_host_bytes", lambda: [free])
+    monkeypatch.setattr("benchmarks.devices.attached.free_cgroup_bytes", lambda: [])
     assert processes_that_fit(100) == most
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from benchmarks.cases.case import Case
-from benchmarks.explain.explanations import predicted_columns
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
+from benchmarks.program.explanations import predicted_columns
 from results.gates.counters import read_snapshot
 from strategies import PRESETS, STRATEGIES, MeshSpec
 from strategies.model.gpt import param_count

@@ -23,7 +23,7 @@ def main(option: argparse.Namespace) -> None:
     """
     with refusing():
         if option.json and str(option.json) in STRATEGIES:
-            raise Infeasible(f"--json {option.json} names a file; give the strategy before --json")
+            raise Infeasible(f"--json {option.json} names a file; put the strategy before --json")
         option.option = one_of_each(option.option)
         if option.png and len(option.names or STRATEGIES) > 1:
             raise Infeasible(f"--png draws one strategy, and {len(option.names or STRATEGIES)} are named; name one")
@@ -52,7 +52,7 @@ def one_of_each(given: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """The options of a strategy, each with one value."""
     found = values_of(given)
     if several := [name for name, values in found if len(values) > 1]:
-        raise Infeasible(f"--option {several[0]} has several values, and one step is shown; leave the others out")
+        raise Infeasible(f"--option {several[0]} has several values, and one step is shown; remove the others")
     return {name: value for name, (value,) in found}
 
 

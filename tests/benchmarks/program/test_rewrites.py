@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.explain.rewrites import Rewrite, decomposed_axes, rewrites
 from benchmarks.program.collectives import Collective
+from benchmarks.program.explanations import Rewrite, decomposed_axes, rewrites
 from benchmarks.program.flops import unstated_flops
 from strategies import GPTConfig, MeshSpec, TrainConfig
 from strategies.costs.predict import Cost, predict

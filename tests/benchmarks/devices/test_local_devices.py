@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from benchmarks.devices.attached import topology_of
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.local_devices import predicting_machine, topology_of
-from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for
+from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for, predicting_machine
 from tests.benchmarks.simulate.host import FILE, parsed
 
 
@@ -113,7 +113,7 @@ def test_constants_are_carried_over_inside_a_generation(kind, stack, name):
 def test_a_run_is_predicted_by_a_machine_of_its_devices():
     """Virtual devices are measured, and a machine of other devices is refused; so are names of none."""
     refused = {
-        None: "--machine meshmark_tpus: virtual CPU devices share the cores of a host, .* leave --machine out",
+        None: "--machine meshmark_tpus: virtual CPU devices share the cores of a host, .* remove --machine",
         "cpu:2x4": "virtual CPU devices share the cores",
         "cpu:2x1": "machine meshmark_tpus is one of tpu devices, and these are cpu",
         "h100:1x8": "machine meshmark_tpus is one of tpu devices, and h100 is not",

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from jax.sharding import Mesh
 
 from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.simulate.links import extents, group_along
+from benchmarks.devices.placement import extents, group_along
 from strategies import STRATEGIES
 
 GATHER_OPTIONS: Mapping[str, str] = {

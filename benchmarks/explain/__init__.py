@@ -1,1 +1,0 @@
-"""Interpretation of a compiled program: against the formulas, against a chip's specifications, and advice."""
