@@ -23,6 +23,7 @@ in the compute dtype. Positions, leading dense layers and the last norm are repl
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +36,12 @@ from strategies.core.axis import Axis
 from strategies.core.gradients import microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.model.gpt import GPT, map_weights
-from strategies.model.passes import Leaves, Result
+from strategies.model.gpt import GPT, Collect, map_weights
+from strategies.model.layers import Leaves, Result
 from strategies.model.weights import Weights, WeightSpec
 from strategies.pipelining.executor import Executor, Parts
-from strategies.pipelining.forward import run_forward
-from strategies.step import Differentiate, Divisor, Implementation, Losses, LossTerms, Tokens
+from strategies.pipelining.forward import by_slot, run_forward
+from strategies.step import Differentiate, Divisor, Forward, Implementation, LossTerms, Tokens
 from strategies.strategy import Strategy
 
 
@@ -54,7 +55,7 @@ def implement(plan: Plan) -> Implementation:
     return Implementation(
         differentiate=scheduled(plan),
         schedules_microbatches=True,
-        losses=forward(plan.schedule.chunks, plan.train.microbatches),
+        forward=forward(plan.schedule.chunks, plan.train.microbatches),
     )
 
 
@@ -111,20 +112,22 @@ def _cast_ahead(blocks: Weights, plan: Plan) -> Weights:
     return map_weights(cast_one, plan.config, {"blocks": blocks})["blocks"]
 
 
-def forward(chunks: int, microbatches: int) -> Losses:
-    """Losses by a forward pass through the stages, with `chunks` chunks each, microbatch by microbatch."""
+def forward(chunks: int, microbatches: int) -> Forward:
+    """A forward pass through the stages, with `chunks` chunks each, microbatch by microbatch."""
 
-    def losses(build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens) -> Array:
-        def run(blocks: Weights, x_bTD: Array) -> Array:
-            return build({**weights, "blocks": blocks}).run(x_bTD)[0]
+    def through_stages(
+        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, collect: Collect | None
+    ) -> tuple[Array, Any]:
+        def run(blocks: Weights, x_bTD: Array) -> tuple[Array, Any]:
+            return build({**weights, "blocks": blocks}).run(x_bTD, collect)
 
         model, tokens_MbS = build(weights), tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
         x_MbTD = lax.map(lambda tokens_bS: model.embed(tokens_bS[:, :-1]), tokens_MbS)
-        y_MbTD = run_forward(run, weights["blocks"], x_MbTD, chunks)
+        y_MbTD, found = run_forward(run, weights["blocks"], x_MbTD, chunks)
         losses_MN = lax.map(lambda each: model.losses(each[0], each[1][:, 1:]), (y_MbTD, tokens_MbS))
-        return losses_MN.reshape(-1)
+        return losses_MN.reshape(-1), by_slot(found, microbatches) if collect else None
 
-    return losses
+    return through_stages
 
 
 def exchanges(plan: Plan) -> Iterator[Traffic]:

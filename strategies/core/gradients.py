@@ -17,7 +17,7 @@ from strategies.core.plan import Plan
 from strategies.core.shards import gather, scatter
 from strategies.device_mesh import mark_varying
 from strategies.model.gpt import map_weights, spec_tree
-from strategies.model.order import after
+from strategies.model.layers import after
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import LossTerms, Tokens
 

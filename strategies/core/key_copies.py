@@ -16,7 +16,7 @@ from jaxtyping import Array
 from strategies.core.plan import Plan
 from strategies.model.attention.qkv import copied
 from strategies.model.gpt import map_weights, spec_tree
-from strategies.model.order import after
+from strategies.model.layers import after
 from strategies.model.weights import Weights, WeightSpec
 
 KEYS = {"qkv": 2, "qk": 1}

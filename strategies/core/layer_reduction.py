@@ -23,7 +23,7 @@ from strategies.core.plan import Plan
 from strategies.core.shards import own_parts, scatter
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
-from strategies.model.order import after
+from strategies.model.layers import after
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Differentiate, Divisor, Implementation, LossTerms, Tokens
 

@@ -23,7 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from strategies.arguments import described, guarded, jitted, require_key
 from strategies.config import TrainConfig
-from strategies.core.expert_load import expert_load
+from strategies.core.expert_load import routed, total_load
 from strategies.core.gradients import (
     accumulated,
     prepare_weights,
@@ -40,7 +40,7 @@ from strategies.core.plan import Plan
 from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
-from strategies.model.gpt import GPT
+from strategies.model.gpt import GPT, Collect
 from strategies.model.weights import Weights
 from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, Optimizer, State, Step, Tokens
 
@@ -178,23 +178,26 @@ class _Assembly:
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
         """The mean loss of a batch, computed forward, microbatch by microbatch."""
-        strategy, placement = self.implementation, self.placement
-        axes = () if strategy.compiler_partitioned else (*placement.batch, *placement.tokens)
-        microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
-
-        def total(tokens_bS: Tokens) -> Array:
-            return strategy.losses(partial(nnx.merge, self.abstract[0]), weights, tokens_bS).sum()
-
-        with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            weights = self.prepared(params, evaluated=True)
-            loss = total_of_microbatches(total, tokens_BS, microbatches)
-        loss = loss / (self.train.batch_size * self.config.sequence)
+        axes = () if self.implementation.compiler_partitioned else (*self.placement.batch, *self.placement.tokens)
+        loss = self.forward(params, tokens_BS) / (self.train.batch_size * self.config.sequence)
         return lax.psum(loss, axes) if axes else loss
 
     def load(self, params: Weights, tokens_BS: Tokens) -> Load:
+        load_LX = self.forward(params, tokens_BS, routed)
+        return total_load(load_LX, self.plan, whole=self.implementation.compiler_partitioned)
+
+    def forward(self, params: Weights, tokens_BS: Tokens, collect: Collect | None = None) -> Array:
+        """The sum of the tokens' losses, or of what `collect` finds in each layer, over microbatches."""
+        build, strategy = partial(nnx.merge, self.abstract[0]), self.implementation
+        microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
+
+        def total(tokens_bS: Tokens) -> Array:
+            losses_N, found = strategy.forward(build, weights, tokens_bS, collect)
+            return found if collect else losses_N.sum()
+
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            model = nnx.merge(self.abstract[0], self.prepared(params))
-            return expert_load(model, tokens_BS, self.plan, self.implementation)
+            weights = self.prepared(params, evaluated=True)
+            return total_of_microbatches(total, tokens_BS, microbatches)
 
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         in_parts = bool(self.placement.updates)

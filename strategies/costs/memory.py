@@ -12,8 +12,8 @@ from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
 from strategies.costs import layer
-from strategies.model.layers import is_ordered
-from strategies.model.passes import layers_at_once
+from strategies.model.gpt import is_ordered
+from strategies.model.layers import layers_at_once
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:

@@ -8,8 +8,8 @@ from jaxtyping import Array
 
 from strategies.gpt_config import GPTConfig
 from strategies.model.hooks import LayerInfo
+from strategies.model.layers import Result
 from strategies.model.part import Part, add_bias, add_branch
-from strategies.model.passes import Result
 from strategies.model.weights import WeightSpec, matmul, matrix, vector
 
 

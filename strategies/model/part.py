@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from strategies.gpt_config import GPTConfig
 from strategies.model.hooks import Hooks
-from strategies.model.passes import Extras, Sums
+from strategies.model.layers import Extras, Sums
 from strategies.model.remat import KEPT
 from strategies.model.weights import WeightSpec, create
 

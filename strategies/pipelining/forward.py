@@ -9,6 +9,7 @@ Dims: M microbatches, b sequences of one, T tokens, D embed.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,28 +21,38 @@ from strategies.model.weights import Weights
 
 
 def run_forward(
-    run: Callable[[Weights, Array], Array], blocks: Weights, x_MbTD: Float[Array, "M b T D"], chunks: int
-) -> Float[Array, "M b T D"]:
+    run: Callable[[Weights, Array], tuple[Array, Any]], blocks: Weights, x_MbTD: Float[Array, "M b T D"], chunks: int
+) -> tuple[Float[Array, "M b T D"], list[Any]]:
     """Run all layers on embedded microbatches x, which are equal on all stages, as is the result after the last layer.
 
-    `run` maps (weights of layers, x) to y. `blocks` are the weights of this stage's layers, chunk after chunk.
+    `run` maps (weights of layers, x) to (y, what it finds in these layers). `blocks` are the weights of this stage's
+    layers, chunk after chunk. Also returns what was found in each chunk, by tick: microbatch m is in tick stage + m.
     """
     leaves, structure = jax.tree.flatten(blocks)
+    found = []
     for chunk in zip(*(jnp.split(leaf, chunks) for leaf in leaves), strict=True):
-        x_MbTD = _around(partial(run, jax.tree.unflatten(structure, chunk)), x_MbTD)
-    return x_MbTD
+        x_MbTD, found_t = _around(partial(run, jax.tree.unflatten(structure, chunk)), x_MbTD)
+        found.append(found_t)
+    return x_MbTD, found
 
 
-def _around(run: Callable[[Array], Array], x_MbTD: Array) -> Array:
+def by_slot(found: list[Array], microbatches: int) -> Array:
+    """What `run_forward` has found [ticks,L,...] in each chunk -> its sum over microbatches, by slot of all stages."""
+    stage = lax.axis_index("pipeline")
+    sums = [lax.dynamic_slice_in_dim(found_t, stage, microbatches).sum(0) for found_t in found]
+    return lax.all_gather(jnp.concatenate(sums), "pipeline", tiled=True, to="invarying")
+
+
+def _around(run: Callable[[Array], tuple[Array, Any]], x_MbTD: Array) -> tuple[Array, Any]:
     """One round: through one chunk of each stage."""
     microbatches, stages, stage = len(x_MbTD), lax.axis_size("pipeline"), lax.axis_index("pipeline")
     x_MbTD = mark_varying(x_MbTD, "pipeline")
     onward = [(sender, sender + 1) for sender in range(stages - 1)]
 
-    def tick(arrived_bTD: Array, number: Array) -> tuple[Array, Array]:
+    def tick(arrived_bTD: Array, number: Array) -> tuple[Array, tuple[Array, Any]]:
         entered_bTD = x_MbTD[jnp.minimum(number, microbatches - 1)]
-        y_bTD = run(jnp.where(stage == 0, entered_bTD, arrived_bTD))
-        return lax.ppermute(y_bTD, "pipeline", onward), y_bTD
+        y_bTD, found = run(jnp.where(stage == 0, entered_bTD, arrived_bTD))
+        return lax.ppermute(y_bTD, "pipeline", onward), (y_bTD, found)
 
-    _, y_tbTD = lax.scan(tick, jnp.zeros_like(x_MbTD[0]), jnp.arange(microbatches + stages - 1))
-    return lax.psum(jnp.where(stage == stages - 1, y_tbTD[stages - 1 :], 0), "pipeline")
+    _, (y_tbTD, found_t) = lax.scan(tick, jnp.zeros_like(x_MbTD[0]), jnp.arange(microbatches + stages - 1))
+    return lax.psum(jnp.where(stage == stages - 1, y_tbTD[stages - 1 :], 0), "pipeline"), found_t

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool
 
 from strategies.backends.layouts import row_major
 from strategies.device_mesh import mark_missing
-from strategies.model.passes import (
+from strategies.model.layers import (
     Extras,
     Leaves,
     Run,
