@@ -33,13 +33,12 @@ from strategies.core.gradients import (
     total_of_microbatches,
 )
 from strategies.core.key_copies import counted_once, with_copies
-from strategies.core.layer_reduction import LayerReduction
+from strategies.core.layer_reduction import sum_by_layer
 from strategies.core.optimizer import adamw, loss_scaled, moves_biases, without_biases
 from strategies.core.placement import Placement, Split, Weight, partition
 from strategies.core.plan import Plan
 from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
-from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, Collect
 from strategies.model.weights import Weights
 from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, Optimizer, State, Step, Tokens
@@ -47,8 +46,8 @@ from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, O
 
 def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
     """Assemble the step of a strategy on devices. Nothing is lowered or compiled yet."""
-    if plan.train.reduce == "layer" and implementation.reduce and not implementation.sum_layer:
-        raise Infeasible("reduce=layer needs `sum_layer` in addition to `reduce`; set it, or use reduce=step")
+    if plan.train.reduce == "layer":
+        implementation = sum_by_layer(implementation, plan)
     return _Assembly(plan, mesh, implementation).step()
 
 
@@ -96,11 +95,6 @@ class _Assembly:
         optimizer = self.implementation.optimizer(moves_biases(trained, self.update_specs, self.config, self.train))
         return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
-    @cached_property
-    def layer_reduction(self) -> LayerReduction | None:
-        """Gradient sums in the backward loop; None if all are summed after it."""
-        return LayerReduction(self.plan, self.implementation) if self.train.reduce == "layer" else None
-
     @property
     def layer_slots(self) -> tuple[int, ...] | None:
         """The layer in each slot of the stacked blocks, -1 for none; None if in order."""
@@ -119,7 +113,7 @@ class _Assembly:
             nnx.Rngs(key),
             padded_vocab=self.plan.padded_vocab,
             layer_slots=self.layer_slots,
-            hooks=self.layer_reduction.hooks if self.layer_reduction else self.implementation.hooks,
+            hooks=self.implementation.hooks,
             attention=self.plan.kernel(partitioned=self.implementation.compiler_partitioned),
         )
 
@@ -134,10 +128,7 @@ class _Assembly:
 
     def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
         """This device's share of the loss and gradients of a microbatch or batch."""
-        build, differentiate = partial(nnx.merge, self.abstract[0]), self.implementation.differentiate
-        if self.layer_reduction:
-            differentiate = self.layer_reduction.differentiate(differentiate)
-        found = differentiate(build, params, tokens_BS, divisor)
+        found = self.implementation.differentiate(partial(nnx.merge, self.abstract[0]), params, tokens_BS, divisor)
         loss, grads = require_gradients(found, params, "differentiate")
         if self.placement.reduce_scatter_per_microbatch:
             remaining, summed = split_summed_in_loop(grads, self.plan)
