@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from strategies.backends.device_mesh import mark_missing
 from strategies.core.plan import Plan
-from strategies.device_mesh import mark_missing
 from strategies.model.block import Block
 from strategies.model.experts import Experts
 from strategies.model.layers import Sums

@@ -17,8 +17,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
-from strategies.core.gradients import all_reduce_listed, cast, mark_shares
-from strategies.core.key_copies import sum_listed_copies
+from strategies.core.gradients import all_reduce_listed, cast, mark_shares, sum_listed_copies
 from strategies.core.plan import Plan
 from strategies.core.shards import own_parts, scatter
 from strategies.infeasible import Infeasible

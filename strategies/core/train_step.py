@@ -26,13 +26,14 @@ from strategies.config import TrainConfig
 from strategies.core.expert_load import routed, total_load
 from strategies.core.gradients import (
     accumulated,
+    counted_once,
     prepare_weights,
     scatter_updates,
     split_summed_in_loop,
     sum_remaining,
     total_of_microbatches,
+    with_copies,
 )
-from strategies.core.key_copies import counted_once, with_copies
 from strategies.core.layer_reduction import sum_by_layer
 from strategies.core.optimizer import adamw, loss_scaled, moves_biases, without_biases
 from strategies.core.placement import Placement, Split, Weight, partition

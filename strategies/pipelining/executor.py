@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from strategies.device_mesh import mark_varying
+from strategies.backends.device_mesh import mark_varying
 from strategies.model.layers import Extras, Leaves, Run, after, write_slot, zeros_buffer
 from strategies.model.weights import Weights
 from strategies.pipelining.layer_backward import Passes, Slots

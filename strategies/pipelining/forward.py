@@ -1,4 +1,4 @@
-"""Forward pass through the stages of a pipeline, without a backward pass: for evaluation.
+"""Forward pass through the stages of a pipeline, without a backward pass: for evaluation, and for the load of experts.
 
 Every stage runs its layers in every tick. In tick t stage s has microbatch t - s. In the first and last ticks of a
 round some stages have none, and their results are not used. With several chunks per stage, the microbatches go around
@@ -16,11 +16,31 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from strategies.device_mesh import mark_varying
+from strategies.backends.device_mesh import mark_varying
+from strategies.model.gpt import GPT, Collect
 from strategies.model.weights import Weights
+from strategies.step import Forward, Tokens
 
 
-def run_forward(
+def forward(chunks: int, microbatches: int) -> Forward:
+    """A forward pass through the stages, with `chunks` chunks each, microbatch by microbatch."""
+
+    def through_stages(
+        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, collect: Collect | None
+    ) -> tuple[Array, Any]:
+        def run(blocks: Weights, x_bTD: Array) -> tuple[Array, Any]:
+            return build({**weights, "blocks": blocks}).run(x_bTD, collect)
+
+        model, tokens_MbS = build(weights), tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
+        x_MbTD = lax.map(lambda tokens_bS: model.embed(tokens_bS[:, :-1]), tokens_MbS)
+        y_MbTD, found = _run_forward(run, weights["blocks"], x_MbTD, chunks)
+        losses_MN = lax.map(lambda each: model.losses(each[0], each[1][:, 1:]), (y_MbTD, tokens_MbS))
+        return losses_MN.reshape(-1), _by_slot(found, microbatches) if collect else None
+
+    return through_stages
+
+
+def _run_forward(
     run: Callable[[Weights, Array], tuple[Array, Any]], blocks: Weights, x_MbTD: Float[Array, "M b T D"], chunks: int
 ) -> tuple[Float[Array, "M b T D"], list[Any]]:
     """Run all layers on embedded microbatches x, which are equal on all stages, as is the result after the last layer.
@@ -36,8 +56,8 @@ def run_forward(
     return x_MbTD, found
 
 
-def by_slot(found: list[Array], microbatches: int) -> Array:
-    """What `run_forward` has found [ticks,L,...] in each chunk -> its sum over microbatches, by slot of all stages."""
+def _by_slot(found: list[Array], microbatches: int) -> Array:
+    """What `_run_forward` has found [ticks,L,...] in each chunk -> its sum over microbatches, by slot of all stages."""
     stage = lax.axis_index("pipeline")
     sums = [lax.dynamic_slice_in_dim(found_t, stage, microbatches).sum(0) for found_t in found]
     return lax.all_gather(jnp.concatenate(sums), "pipeline", tiled=True, to="invarying")

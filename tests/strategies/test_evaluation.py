@@ -11,7 +11,7 @@ import pytest
 from benchmarks.program.compiled import read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from strategies import STRATEGIES, MeshSpec, TrainConfig
-from strategies.device_mesh import first_devices
+from strategies.backends.device_mesh import first_devices
 from tests.strategies.equality import CONFIG, ROUNDING
 from tests.strategies.meshes import WIDEST
 from tests.strategies.quick import compiled

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from strategies import STRATEGIES, Infeasible, MeshSpec
-from strategies.device_mesh import device_mesh
+from strategies.backends.device_mesh import device_mesh
 from strategies.mesh import all_axes, factorisations
 
 

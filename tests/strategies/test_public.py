@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.backends.device_mesh import device_mesh
 from strategies.costs.predict import predict
-from strategies.device_mesh import device_mesh
 from strategies.pipelining.schedules import SCHEDULES
 from strategies.tokens import CheckedBatches
 

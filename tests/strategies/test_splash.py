@@ -8,9 +8,9 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.backends.device_mesh import first_devices
 from strategies.core import plan
 from strategies.costs.predict import predict
-from strategies.device_mesh import first_devices
 from tests.strategies.equality import ROUNDING, assert_equal, train
 from tests.strategies.jaxprs import assert_kept, gradients_of
 from tests.strategies.sampling import nightly

@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec, State
+from strategies.backends.device_mesh import first_devices
 from strategies.costs.predict import predict
-from strategies.device_mesh import first_devices
 from tests.strategies.equality import (
     CONFIG,
     ROUNDING,
