@@ -4,6 +4,7 @@ A strategy asks the record for a fact, such as `prefetches`, and never for the n
 facts are in docs/experiments/2026-11-25-defaults-of-backends.md, with the versions where they were recorded.
 """
 
+import importlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,23 @@ import jax
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array
+
+HAVE_PRIVATE_NAMES = "0.10.2 and 0.12.0.1"
+"""Versions of JAX with which the private names that we use are tested."""
+
+
+def private(owner: Any, name: str) -> Any:
+    """A private name of JAX, where no public one exists: of a module, given by name, or of an object.
+
+    Raises:
+        RuntimeError: the installed JAX has no such name; it says which versions do.
+    """
+    try:
+        return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
+    except (ImportError, AttributeError) as error:
+        where = owner if isinstance(owner, str) else type(owner).__name__
+        problem = f"JAX {jax.__version__} has no `{where}.{name}`, which has no public replacement"
+        raise RuntimeError(f"{problem}; install a JAX that has it, such as {HAVE_PRIVATE_NAMES}") from error
 
 
 def reduce_scatters_wrongly() -> bool:

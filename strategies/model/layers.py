@@ -32,6 +32,8 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array
 
+from strategies.backends.backend import private
+
 Leaves = list[Array]
 """Weights of one layer or of stacked layers, as `jax.tree.leaves` lists them."""
 Sums = dict[str, Array]
@@ -50,9 +52,9 @@ def forward(run: Run, weights: Any, x_BTD: Array) -> tuple[Result, Any]:
 
     JAX has no public way to take apart the result of `jax.vjp`: this function and `backward` use two of its fields.
     """
-    pull: Any
     result, pull = jax.vjp(run, weights, x_BTD)
-    return result, (pull.args_res[1], pull.opaque_residuals)  # residuals: the argument x, and what `run` computed
+    # Residuals: the argument x, and what `run` computed.
+    return result, (private(pull, "args_res")[1], private(pull, "opaque_residuals"))
 
 
 def backward(run: Run, known: tuple[Any, Any], dy_BTD: Array, dextras: Extras | None = None) -> tuple[Any, Array]:
