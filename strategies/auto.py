@@ -51,7 +51,7 @@ from jaxtyping import Array
 
 from strategies import data, expert, fsdp, tensor
 from strategies.core.axis import Axis
-from strategies.core.key_copies import sum_whole_copies
+from strategies.core.gradients import sum_whole_copies
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import Plan
 from strategies.model.hooks import Hooks

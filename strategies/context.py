@@ -70,7 +70,7 @@ from strategies.model.attention import (
 from strategies.model.attention.ring import AXIS as RING
 from strategies.model.experts import require_groups
 from strategies.model.hooks import Hooks
-from strategies.model.order import after
+from strategies.model.layers import after
 from strategies.model.remat import KEPT
 from strategies.step import Implementation
 from strategies.strategy import Strategy

@@ -32,7 +32,7 @@ from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, replica_sums, traffic
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import weight_specs
-from strategies.model.order import after
+from strategies.model.layers import after
 from strategies.model.weights import Weights
 from strategies.step import Implementation
 from strategies.strategy import Strategy

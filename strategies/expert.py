@@ -59,10 +59,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from strategies import data, tensor
-from strategies.core.collectives import all_gather, all_to_all, exchange_parts, parts_of, reduce_scatter
 from strategies.core.expert_rows import batch_parts
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan, require_default
+from strategies.core.shards import all_gather, all_to_all, exchange_parts, parts_of, reduce_scatter
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import WrongSize, divisors, require_divides
 from strategies.model.expert_rows import buffer_rows, kept_slots, sent_rows

@@ -42,7 +42,7 @@ from strategies.core.shards import gather, scatter
 from strategies.core.traffic import Traffic, is_tied, traffic
 from strategies.infeasible import Infeasible
 from strategies.model.hooks import Hooks
-from strategies.model.order import after
+from strategies.model.layers import after
 from strategies.model.remat import GATHERED
 from strategies.model.weights import WeightSpec
 from strategies.step import Implementation

@@ -142,7 +142,7 @@ class GPTConfig:
         return (self.key_heads or self.heads) * self.head_dim
 
     def copied(self, devices: int) -> "GPTConfig":
-        """The model as held by `devices` devices that split its heads, with one KV head each (core/key_copies.py)."""
+        """The model as held by `devices` devices that split its heads, with one KV head each (core/gradients.py)."""
         keys = self.key_heads or self.heads
         more = devices > keys and devices % keys == 0 and self.heads % devices == 0
         return replace(self, key_heads=devices) if more else self

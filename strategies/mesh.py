@@ -1,6 +1,6 @@
 """MeshSpec: a mesh as named axis sizes, spelled the same in test ids, records, plots and errors.
 
-This module needs no JAX. `device_mesh.py` makes a `jax.sharding.Mesh` from a spec.
+This module needs no JAX. backends/device_mesh.py makes a `jax.sharding.Mesh` from a spec.
 """
 
 import math

@@ -30,18 +30,17 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from strategies.core import vocabulary
 from strategies.core.axis import Axis
 from strategies.core.gradients import microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.model.gpt import GPT, map_weights
-from strategies.model.passes import Leaves, Result
+from strategies.model.layers import Leaves, Result
 from strategies.model.weights import Weights, WeightSpec
 from strategies.pipelining.executor import Executor, Parts
-from strategies.pipelining.forward import run_forward
-from strategies.step import Differentiate, Divisor, Implementation, Losses, LossTerms, Tokens
-from strategies.strategy import Strategy
+from strategies.pipelining.forward import forward
+from strategies.step import Differentiate, Divisor, Implementation, LossTerms, Tokens
+from strategies.strategy import Strategy, vocabulary_traffic
 
 
 def require(plan: Plan) -> None:
@@ -54,7 +53,7 @@ def implement(plan: Plan) -> Implementation:
     return Implementation(
         differentiate=scheduled(plan),
         schedules_microbatches=True,
-        losses=forward(plan.schedule.chunks, plan.train.microbatches),
+        forward=forward(plan.schedule.chunks, plan.train.microbatches),
     )
 
 
@@ -111,22 +110,6 @@ def _cast_ahead(blocks: Weights, plan: Plan) -> Weights:
     return map_weights(cast_one, plan.config, {"blocks": blocks})["blocks"]
 
 
-def forward(chunks: int, microbatches: int) -> Losses:
-    """Losses by a forward pass through the stages, with `chunks` chunks each, microbatch by microbatch."""
-
-    def losses(build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens) -> Array:
-        def run(blocks: Weights, x_bTD: Array) -> Array:
-            return build({**weights, "blocks": blocks}).run(x_bTD)[0]
-
-        model, tokens_MbS = build(weights), tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
-        x_MbTD = lax.map(lambda tokens_bS: model.embed(tokens_bS[:, :-1]), tokens_MbS)
-        y_MbTD = run_forward(run, weights["blocks"], x_MbTD, chunks)
-        losses_MN = lax.map(lambda each: model.losses(each[0], each[1][:, 1:]), (y_MbTD, tokens_MbS))
-        return losses_MN.reshape(-1)
-
-    return losses
-
-
 def exchanges(plan: Plan) -> Iterator[Traffic]:
     """Activations and gradients that stages send to their neighbours, in each exchange."""
     sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
@@ -149,6 +132,6 @@ AXIS = Axis(
     require=require,
     partial_gradient=has_partial_gradient,
     implement=implement,
-    traffic=(exchanges, all_reduces, vocabulary.traffic_of),
+    traffic=(exchanges, all_reduces, vocabulary_traffic),
 )
 PIPELINE = Strategy("pipeline", (AXIS,))

@@ -31,9 +31,8 @@ from strategies.backends.pace import keep_pace
 from strategies.backends.xla_options import as_read
 from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
-from strategies.model.gpt import GPT
+from strategies.model.gpt import GPT, Collect
 from strategies.model.hooks import ONE_DEVICE, Hooks
-from strategies.model.passes import Extras
 from strategies.model.weights import Weights
 from strategies.tokens import CheckedBatches, as_array, as_tokens
 
@@ -71,10 +70,13 @@ LossTerms = dict[str, Float[Array, ""]]
 the sum."""
 
 
-def forward(model: GPT, tokens_BS: Tokens) -> tuple[Float[Array, " N"], Extras]:
-    """The loss of each token of sequences [B,T+1], N = B x T, and the auxiliary losses of all layers."""
-    x_BTD, extras = model.run(model.embed(tokens_BS[:, :-1]))
-    return model.losses(x_BTD, tokens_BS[:, 1:]), jax.tree.map(model.hooks.replicated_loss, extras)
+def forward(model: GPT, tokens_BS: Tokens, collect: Collect | None = None) -> tuple[Float[Array, " N"], Any]:
+    """The loss of each token of sequences [B,T+1], N = B x T, and the auxiliary losses of all layers (`Extras`); or
+    what `collect` finds in each block, stacked.
+    """
+    x_BTD, found = model.run(model.embed(tokens_BS[:, :-1]), collect)
+    losses_N = model.losses(x_BTD, tokens_BS[:, 1:])
+    return losses_N, found if collect else jax.tree.map(model.hooks.replicated_loss, found)
 
 
 Divisor = int | Array
@@ -98,8 +100,9 @@ def autodiff(
     return terms, grads
 
 
-Losses = Callable[[Callable[[Weights], GPT], Weights, Tokens], Float[Array, " N"]]
-"""(function from weights to a model, weights, this device's sequences) -> the loss of each token, by a forward pass."""
+Forward = Callable[[Callable[[Weights], GPT], Weights, Tokens, Collect | None], tuple[Float[Array, " N"], Any]]
+"""(function from weights to a model, weights, this device's sequences, collect) -> as `forward` of the model, for all
+layers in the order of their slots (`Step.layer_slots`)."""
 
 
 class Optimizer(NamedTuple):
@@ -130,8 +133,7 @@ class Implementation:
         differentiate: this device's shard of the batch, or of a microbatch -> its part of loss and gradients.
         schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
             does. Otherwise gradients are accumulated, microbatch by microbatch.
-        losses: this device's shard of the batch or of a microbatch, as for `differentiate` -> the loss of each of its
-            tokens, by a forward pass.
+        forward: a forward pass alone of this device's shard of the batch or of a microbatch, as for `differentiate`.
         reduce: each device's part of loss and gradients -> their sums; None is `gradients.sum_remaining`.
         sum_layer: one layer's gradients -> their sums over replicas, in the backward loop (layer_reduction.py).
         optimizer: AdamW with clipping -> the optimizer that replaces it.
@@ -142,7 +144,7 @@ class Implementation:
     hooks: Hooks = ONE_DEVICE
     differentiate: Differentiate = autodiff
     schedules_microbatches: bool = False
-    losses: Losses = lambda build, weights, tokens_BS: forward(build(weights), tokens_BS)[0]
+    forward: Forward = lambda build, weights, tokens_BS, collect: forward(build(weights), tokens_BS, collect)
     reduce: Callable[[LossTerms, Weights], tuple[LossTerms, Weights]] | None = None
     sum_layer: Callable[[list[Array]], list[Array]] | None = None
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer

@@ -4,8 +4,9 @@ import functools
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Annotated, Any
 
 from jax import lax
@@ -15,14 +16,15 @@ from msgspec import Meta
 
 from strategies.arguments import require_count, require_instance
 from strategies.backends.backend import backend_of
+from strategies.backends.device_mesh import device_mesh, mark_varying
 from strategies.backends.xla_options import xla_options
 from strategies.config import TrainConfig
-from strategies.core import vocabulary
 from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import DEFAULTS, Plan, applicable, require_options
+from strategies.core.shards import reduce_scatter
+from strategies.core.traffic import Traffic, traffic
 from strategies.core.train_step import assemble
-from strategies.device_mesh import device_mesh, mark_varying
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec, all_axes, factorisations
@@ -40,7 +42,7 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
     def batch_sum(x: Array) -> Array:
         return mark_varying(lax.psum(x, split), split)
 
-    of_all = {"grouped_matmuls": plan.grouped_matmuls, "needs_loop": plan.needs_loop, **vocabulary.hooks_of(plan)}
+    of_all = {"grouped_matmuls": plan.grouped_matmuls, "needs_loop": plan.needs_loop, **vocabulary_hooks(plan)}
     of_all |= {"batch_sum": batch_sum} if split else {}
     hooks, functions = dict.fromkeys(of_all, ""), dict[str, str]()
     found: dict[str, Any] = {}
@@ -227,3 +229,37 @@ class Strategy:
 def _local_device(step: Step) -> Any:
     """One of the step's devices, preferably of this process."""
     return [*step.mesh.local_devices, *step.mesh.devices.flat][0]
+
+
+def vocabulary_hooks(plan: Plan) -> Mapping[str, Callable[..., Any]]:
+    """The hooks of the model (`Hooks`) by name; none if no axis splits the vocabulary."""
+    axes = plan.vocab_axes
+    if not axes:
+        return {}
+    tensors = plan.axes_of("head_features")
+    others = tuple(axis for axis in axes if axis not in tensors)
+
+    def scattered(x_BTD: Array) -> Array:
+        return lax.psum(reduce_scatter(x_BTD, tensors, 1), others)
+
+    return {
+        "embed_sum": scattered if plan.sequence_parallel else partial(lax.psum, axis_name=axes),
+        "vocab_start": lambda rows: rows * lax.axis_index(axes),
+        "vocab_sum": partial(lax.psum, axis_name=axes),
+        "vocab_max": partial(lax.pmax, axis_name=axes),
+    }
+
+
+def vocabulary_traffic(plan: Plan) -> Iterator[Traffic]:
+    """Sums of embedding and loss over the split vocabulary; recomputed leading dense layers embed again."""
+    axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.recomputed_prefix_layers else 1
+    if plan.sequence_parallel:
+        tensors = plan.axes_of("head_features")
+        other_axes = tuple(axis for axis in axes if axis not in tensors)
+        yield from traffic(plan, "embedding", "reduce_scatter", tensors, times * plan.residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_reduce", other_axes, times * plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
+    else:
+        yield from traffic(plan, "embedding", "all_reduce", axes, times * plan.residual, dtype=dtype)
+    # Three numbers per token: the largest logit, the sum of exponentials, and the target's logit.
+    yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens, when="forward")

@@ -14,7 +14,7 @@ are split over the tokens (sequence parallel; Korthikanti et al. 2022, "Reducing
     for the loss, an all-reduce of three numbers a token: largest logit, sum of exponentials, target's logit
     with norms over all heads (OLMoE) all-reduces of two numbers a token in each layer, forward and again backward
     dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, which are replicated
-    with fewer KV heads J than devices (core/key_copies.py), in groups of the n/J devices that copy a head:
+    with fewer KV heads J than devices (core/gradients.py), in groups of the n/J devices that copy a head:
     dW[D,2,K] -all_gather(tensor)-> dW[n/J,D,2,K], once a step, in `reduce_dtype`; each device adds them up. With
         `reduce="layer"` those of the blocks are gathered in the backward loop, a layer at a time
 
@@ -37,20 +37,19 @@ from typing import Any
 from jax import lax
 from jaxtyping import Array
 
-from strategies.core import vocabulary
+from strategies.backends.device_mesh import mark_varying
 from strategies.core.axis import Axis
-from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.core.expert_rows import batch_parts
-from strategies.core.key_copies import copied_elements
+from strategies.core.gradients import copied_elements
 from strategies.core.plan import Plan
+from strategies.core.shards import all_gather, reduce_scatter
 from strategies.core.traffic import Traffic, traffic
-from strategies.device_mesh import mark_varying
 from strategies.infeasible import WrongSize, divisors, require_divides
 from strategies.model.gpt import weight_specs
 from strategies.model.hooks import Hooks
 from strategies.model.weights import WeightSpec
 from strategies.step import Implementation
-from strategies.strategy import Strategy
+from strategies.strategy import Strategy, vocabulary_traffic
 
 DIMS = "heads", "head_features", "key_features", "mlp", "expert_mlp", "shared_mlp", "vocab"
 
@@ -173,6 +172,6 @@ AXIS = Axis(
     require=require,
     partial_gradient=has_partial_gradient,
     implement=implement,
-    traffic=(layers, vocabulary.traffic_of),
+    traffic=(layers, vocabulary_traffic),
 )
 TENSOR = Strategy("tensor", (AXIS,))

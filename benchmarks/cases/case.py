@@ -10,9 +10,9 @@ import jax
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import Backend, backend_for, backend_of
+from strategies.backends.device_mesh import first_devices
 from strategies.config import Dtype, Remat
 from strategies.core.plan import Plan
-from strategies.device_mesh import first_devices
 from strategies.mesh import Devices
 from strategies.registry import distinct_meshes
 from strategies.step import Step

@@ -32,6 +32,7 @@ from jaxtyping import Int
 from benchmarks.cases.failures import CaseFailure, Status, reason_of, status_of
 from benchmarks.cluster.joining import join_timeout, several_processes_requested
 from benchmarks.cluster.liveness import PeerHeartbeat
+from strategies.backends.backend import private
 
 T = TypeVar("T")
 
@@ -122,8 +123,7 @@ def join(option: Namespace) -> None:
         raise ValueError(f"the processes do not find each other: {error}") from error
     # The client of the service, whose barriers can time out, has no public name. The public alternative,
     # `jax.experimental.multihost_utils`, uses a device collective, which waits forever if a process is missing.
-    from jax._src.distributed import global_state
-
+    global_state = private("jax._src.distributed", "global_state")
     index, count = global_state.process_id, global_state.num_processes or 1
     _group = _Group(global_state.client, index, count, BARRIER_FRACTION * option.case_timeout)
     stderr = os.dup(sys.stderr.fileno())  # the real stderr, because pytest captures the other one

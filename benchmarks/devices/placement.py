@@ -11,14 +11,13 @@ from jax.sharding import Mesh
 
 from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
+from strategies.backends.device_mesh import device_mesh, positions
 from strategies.backends.topologies import DEVICES_PER_CHIP
-from strategies.backends.torus import positions
-from strategies.device_mesh import device_mesh
 
 
 @dataclass(frozen=True, eq=False)
 class DevicePosition:
-    """Stands in for a JAX device: the attributes by which JAX and strategies/backends/torus.py arrange devices."""
+    """Stands in for a JAX device: the attributes by which JAX and backends/device_mesh.py arrange devices."""
 
     id: int
     platform: str

@@ -45,6 +45,7 @@ from benchmarks.run.progress import Progress, print_summary, say_regularly
 from benchmarks.run.states import RunSettings
 from benchmarks.run.supervise import JOURNAL, RESUMED, STOP
 from benchmarks.simulate.machines import predicting_machine
+from strategies.backends.backend import private
 
 OF_RUNNING = "memory_profile", "trace_dir", "attribution"
 """Options that need steps that run."""
@@ -165,8 +166,7 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, supervisor:
 
 def forget_effects() -> None:
     """Discard the errors of failed callbacks. JAX would otherwise wait for them at exit and print them again."""
-    from jax._src.dispatch import runtime_tokens  # `jax.effects_barrier` keeps failed ones
-
+    runtime_tokens = private("jax._src.dispatch", "runtime_tokens")  # `jax.effects_barrier` keeps failed ones
     with suppress(Exception):
         runtime_tokens.block_until_ready()
     runtime_tokens.clear()

@@ -20,7 +20,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.simulate.machine import Constants, Machine
 from benchmarks.simulate.queues import Event
 from strategies import MeshSpec
-from strategies.backends.torus import positions
+from strategies.backends.device_mesh import positions
 from strategies.core.placement import Axes
 from strategies.core.traffic import Bytes
 

@@ -10,7 +10,6 @@ from benchmarks.devices.topology import Topology
 from benchmarks.simulate.published_row import AXES, Published, ZeroStage
 from strategies import context, expert, tensor, zero
 from strategies.config import TrainConfig
-from strategies.core import vocabulary
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan, applicable
@@ -19,6 +18,7 @@ from strategies.costs.predict import Cost, predict_axes
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
+from strategies.strategy import vocabulary_traffic
 from strategies.three_d import THREE_D
 
 
@@ -46,7 +46,7 @@ def _axes(sharded: ZeroStage | None) -> tuple[Axis, ...]:
     changes = {
         "context": replace(context.AXIS, resolve=_ring),
         "expert": replace(expert.AXIS, traffic=(_exchanges,)),
-        "tensor": replace(tensor.AXIS, traffic=(_layers, vocabulary.traffic_of)),
+        "tensor": replace(tensor.AXIS, traffic=(_layers, vocabulary_traffic)),
     }
     if sharded:
         shards = zero.AXIS2 if sharded == "zero2" else zero.AXIS1

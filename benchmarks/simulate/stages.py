@@ -17,8 +17,7 @@ from benchmarks.simulate.queues import Parts, added, scaled
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
 from strategies.pipelining.schedules import Kind, Op, Schedule
-from strategies.pipelining.stages import order_of
-from strategies.pipelining.timetable import KINDS
+from strategies.pipelining.timetable import KINDS, order_of
 
 MANY = 4
 """Microbatches for each stage from which an interleaved schedule with sends is not simulated pass by pass. That takes

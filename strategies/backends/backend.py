@@ -4,11 +4,32 @@ A strategy asks the record for a fact, such as `prefetches`, and never for the n
 facts are in docs/experiments/2026-11-25-defaults-of-backends.md, with the versions where they were recorded.
 """
 
+import importlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array
+
+HAVE_PRIVATE_NAMES = "0.10.2 and 0.12.0.1"
+"""Versions of JAX with which the private names that we use are tested."""
+
+
+def private(owner: Any, name: str) -> Any:
+    """A private name of JAX, where no public one exists: of a module, given by name, or of an object.
+
+    Raises:
+        RuntimeError: the installed JAX has no such name; it says which versions do.
+    """
+    try:
+        return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
+    except (ImportError, AttributeError) as error:
+        where = owner if isinstance(owner, str) else type(owner).__name__
+        problem = f"JAX {jax.__version__} has no `{where}.{name}`, which has no public replacement"
+        raise RuntimeError(f"{problem}; install a JAX that has it, such as {HAVE_PRIVATE_NAMES}") from error
 
 
 def reduce_scatters_wrongly() -> bool:
@@ -42,11 +63,11 @@ class Backend:
             a stack before casting it.
         sends_ragged: whether the compiler supports `jax.lax.ragged_all_to_all`.
         reduce_scatters_wrongly: whether the transport's reduce-scatter has a bug, so that steps use an all-to-all
-            (core/collectives.py).
+            (core/shards.py).
         waits_at_conditionals: whether the host waits for the condition of each conditional. Skipping a matmul then
             takes longer than the matmul (docs/experiments/2026-11-26-first-gpu.md).
         grouped_kernel: whether grouped matmuls in bfloat16 and float16 are kernels (model/pallas/grouped_kernel.py).
-        two_dim_torus: whether the chips form a torus of two dims (torus.py).
+        two_dim_torus: whether the chips form a torus of two dims (device_mesh.py).
     """
 
     platform: str | None = None
@@ -161,3 +182,13 @@ def platform_of(device: Any) -> str:
 def are_virtual(devices: Collection[Any]) -> bool:
     """Whether these are several virtual CPU devices, which share the cores and may deadlock."""
     return len(devices) > 1 and next(iter(devices)).platform == "cpu"
+
+
+def row_major(x: Array) -> Array:
+    """Fix the layout of a residual that is read from a buffer, for NVIDIA GPUs.
+
+    Otherwise XLA (of JAX 0.10) chooses the consumer's layout, and transposes the whole buffer in every pass
+    (docs/experiments/2026-11-25-defaults-of-backends.md).
+    """
+    layout = Layout(tuple(range(x.ndim)))
+    return lax.platform_dependent(x, cuda=lambda x: with_layout_constraint(x, layout), default=lambda x: x)

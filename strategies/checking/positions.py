@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from strategies.checkpoints.canonical import Index, Leaf
-from strategies.core.key_copies import KEYS
+from strategies.core.gradients import KEYS
 
 Places = Sequence[Any]
 
@@ -94,7 +94,7 @@ def _index(leaf: Leaf, places: Places) -> Any:
 
 
 def _without_replicas(leaf: Leaf, row: Any, feature: Any) -> tuple[Any, Any]:
-    """Row and feature in the model, from row and feature where KV heads have replicas (core/key_copies.py)."""
+    """Row and feature in the model, from row and feature where KV heads have replicas (core/gradients.py)."""
     held_rows, rows, kv_rows = leaf.stored.shape[-2], leaf.shape[-2], KEYS[leaf.dims[-2]]
     copy, within = feature // leaf.head_dim, feature % leaf.head_dim
     query_row = copy % leaf.key_copies * (held_rows - kv_rows) + row

@@ -75,7 +75,7 @@ class Leaf:
 
     @property
     def key_copies(self) -> int:
-        """How many replicas it has of each KV head (core/key_copies.py)."""
+        """How many replicas it has of each KV head (core/gradients.py)."""
         return self.stored.shape[-1] // self.shape[-1] if self.dims[-1:] == ("key_features",) else 1
 
     def pieces(self, index: Index, *, every_copy: bool = True) -> Iterator[tuple[Index, Index]]:

@@ -17,13 +17,12 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
-from strategies.core.gradients import all_reduce_listed, cast, mark_shares
-from strategies.core.key_copies import sum_listed_copies
+from strategies.core.gradients import all_reduce_listed, cast, mark_shares, sum_listed_copies
 from strategies.core.plan import Plan
 from strategies.core.shards import own_parts, scatter
+from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, map_weights
-from strategies.model.hooks import Hooks
-from strategies.model.order import after
+from strategies.model.layers import after
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Differentiate, Divisor, Implementation, LossTerms, Tokens
 
@@ -59,76 +58,78 @@ class Paired:
     target: Array
 
 
-@dataclass(frozen=True)
-class LayerReduction:
-    """Sums of each layer's gradients in the backward loop."""
+def sum_by_layer(implementation: Implementation, plan: Plan) -> Implementation:
+    """The same implementation, but the backward loop over layers sums the gradients of the blocks over devices."""
+    if implementation.reduce and not implementation.sum_layer:
+        raise Infeasible("reduce=layer needs `sum_layer` in addition to `reduce`; set it, or use reduce=step")
+    layer = partial(_weights_of_layer, partial(_summed, plan, implementation.sum_layer))
+    hooks = replace(implementation.hooks, layer=layer, overlap_grad_reduction=plan.overlap_grad_reduction)
+    return replace(implementation, hooks=hooks, differentiate=partial(_of_targets, plan, implementation.differentiate))
 
-    plan: Plan
-    implementation: Implementation
 
-    @property
-    def hooks(self) -> Hooks:
-        """The strategy's hooks, with `layer` replaced: it runs a layer with its weights and sums their gradients."""
-        return replace(
-            self.implementation.hooks, layer=self.run_layer, overlap_grad_reduction=self.plan.overlap_grad_reduction
-        )
+def _of_targets(
+    plan: Plan,
+    differentiate: Differentiate,
+    build: Callable[[Weights], GPT],
+    weights: Weights,
+    tokens_BS: Tokens,
+    divisor: Divisor,
+) -> tuple[LossTerms, Weights]:
+    """A `Differentiate` whose gradients of the blocks are summed: those of the targets."""
+    blocks = {"blocks": weights["blocks"]}
+    run_with = map_weights(
+        lambda weight, spec: mark_shares(lax.stop_gradient(weight), plan.placed(spec.dims)), plan.config, blocks
+    )["blocks"]
+    # Sums of gradients are float32, whatever dtype `master` gives the weights.
+    targets = cast(own_parts(blocks, plan), "float32") if plan.placement.updates else blocks
 
-    def differentiate(self, differentiate: Differentiate) -> Differentiate:
-        """A `Differentiate` whose gradients of the blocks are summed over devices."""
+    def paired(weights: Weights) -> GPT:
+        return build({**weights, "blocks": jax.tree.map(Paired, run_with, weights["blocks"])})
 
-        def of_targets(
-            build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
-        ) -> tuple[LossTerms, Weights]:
-            plan, blocks = self.plan, {"blocks": weights["blocks"]}
-            run_with = map_weights(
-                lambda weight, spec: mark_shares(lax.stop_gradient(weight), plan.placed(spec.dims)), plan.config, blocks
-            )["blocks"]
-            # Sums of gradients are float32, whatever dtype `master` gives the weights.
-            targets = cast(own_parts(blocks, plan), "float32") if plan.placement.updates else blocks
+    loss, grads = differentiate(paired, {**weights, **targets}, tokens_BS, divisor)
+    return loss, _after_blocks(grads, plan) if plan.virtual else grads
 
-            def paired(weights: Weights) -> GPT:
-                return build({**weights, "blocks": jax.tree.map(Paired, run_with, weights["blocks"])})
 
-            loss, grads = differentiate(paired, {**weights, **targets}, tokens_BS, divisor)
-            return loss, self._after_blocks(grads) if self.plan.virtual else grads
+def _weights_of_layer(summed: Callable[[list[Array], list[WeightSpec]], list[Array]], layer: nnx.State) -> nnx.State:
+    """`Hooks.layer`: paired weights of a layer -> the weights. Its transpose sums their gradients.
 
-        return of_targets
+    Unpaired weights, as in evaluation, stay as they are.
+    """
+    params, structure = jax.tree.flatten(layer, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
+    pairs = [param.get_value() for param in params]
+    if not isinstance(pairs[0], Paired):
+        return layer
 
-    def run_layer(self, layer: nnx.State) -> nnx.State:
-        """Paired weights of a layer -> the weights. Unpaired weights, as in evaluation, stay as they are."""
-        params, structure = jax.tree.flatten(layer, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
-        pairs = [param.get_value() for param in params]
-        if not isinstance(pairs[0], Paired):
-            return layer
+    @jax.custom_vjp
+    def weights_of(weights: list[Array], targets: list[Array]) -> list[Array]:
+        return weights
 
-        @jax.custom_vjp
-        def weights_of(weights: list[Array], targets: list[Array]) -> list[Array]:
-            return weights
+    specs = [param.spec for param in params]
+    weights_of.defvjp(lambda weights, _: (weights, None), lambda _, grads: (None, summed(grads, specs)))
+    weights = weights_of([pair.weight for pair in pairs], [pair.target for pair in pairs])
+    return jax.tree.unflatten(structure, [param.replace(w) for param, w in zip(params, weights, strict=True)])
 
-        specs = [param.spec for param in params]
-        weights_of.defvjp(lambda weights, _: (weights, None), lambda _, grads: (None, self.summed(grads, specs)))
-        weights = weights_of([pair.weight for pair in pairs], [pair.target for pair in pairs])
-        return jax.tree.unflatten(structure, [param.replace(w) for param, w in zip(params, weights, strict=True)])
 
-    def summed(self, grads: list[Array], specs: list[WeightSpec]) -> list[Array]:
-        """One layer's gradients on this device -> the gradients of the targets."""
-        plan, grads = self.plan, sum_listed_copies(grads, specs, self.plan)
-        if plan.placement.updates:
-            grads = [
-                scatter(grad, plan.placed(spec.dims).update_shard, spec, plan.train.reduce_dtype)
-                for grad, spec in zip(grads, specs, strict=True)
-            ]
-        if self.implementation.sum_layer:
-            return self.implementation.sum_layer(grads)
-        return all_reduce_listed(grads, specs, plan)
+def _summed(
+    plan: Plan, sum_layer: Callable[[list[Array]], list[Array]] | None, grads: list[Array], specs: list[WeightSpec]
+) -> list[Array]:
+    """One layer's gradients on this device -> the gradients of the targets."""
+    grads = sum_listed_copies(grads, specs, plan)
+    if plan.placement.updates:
+        grads = [
+            scatter(grad, plan.placed(spec.dims).update_shard, spec, plan.train.reduce_dtype)
+            for grad, spec in zip(grads, specs, strict=True)
+        ]
+    return sum_layer(grads) if sum_layer else all_reduce_listed(grads, specs, plan)
 
-    def _after_blocks(self, grads: Weights) -> Weights:
-        """Make the gradients of the head depend on the gradients of the blocks. Finite values do not change.
 
-        Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock
-        (benchmarks/program/deadlock.py). The embedding's gradients depend on the loop anyway.
-        """
-        # A block's norm varies over the same mesh axes as the last norm.
-        norms = map_weights(lambda g, spec: g if spec.dims == ("layers", "embed") else None, self.plan.config, grads)
-        last = (jax.tree.leaves(norms["blocks"]) or jax.tree.leaves(grads["blocks"]))[-1]
-        return {**grads, "head": after(last, grads["head"])}
+def _after_blocks(grads: Weights, plan: Plan) -> Weights:
+    """Make the gradients of the head depend on the gradients of the blocks. Finite values do not change.
+
+    Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock
+    (benchmarks/program/deadlock.py). The embedding's gradients depend on the loop anyway.
+    """
+    # A block's norm varies over the same mesh axes as the last norm.
+    norms = map_weights(lambda g, spec: g if spec.dims == ("layers", "embed") else None, plan.config, grads)
+    last = (jax.tree.leaves(norms["blocks"]) or jax.tree.leaves(grads["blocks"]))[-1]
+    return {**grads, "head": after(last, grads["head"])}

@@ -23,8 +23,8 @@ from strategies.infeasible import Infeasible, WrongSize, legal
 from strategies.mesh import MeshSpec
 from strategies.model.attention import kernel_for
 from strategies.model.grouped_matmul import GroupedMatmuls
+from strategies.model.layers import is_loop
 from strategies.model.pallas import grouped_kernel
-from strategies.model.passes import is_loop
 
 DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}
 """Default values of options."""
@@ -188,7 +188,7 @@ class Plan(Sizes):
         """Whether the layers are a loop even if one iteration runs all of them.
 
         They need no loop where a loop copies what it stacks, if layers send nothing but their counts of choices
-        (model/passes.py).
+        (model/layers.py).
         """
         within = any(axis.dims for axis in self.active) or self.size(*self.placement.tokens) > 1 or self.shards > 1
         return within or self.train.reduce == "layer" or not self.backend.copies_into_stacks

@@ -11,7 +11,7 @@ from strategies.model.attention import Reach
 from strategies.model.attention.splash import computed_keys
 from strategies.model.block import block_of
 from strategies.model.grouped_matmul import GroupedMatmuls
-from strategies.model.part import Part
+from strategies.model.parts import Part
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Share:
 
     @property
     def reuses_residual_buffers(self) -> bool:
-        """Whether everything that waits for gradients of weights reuses memory of residuals (pipelining/slot_reuse.py).
+        """Whether everything that waits for gradients of weights reuses memory of residuals (`split_backward.reuse`).
 
         With `remat="none"` it does, unless sequence parallelism gathers it; it is then larger than the residuals.
         """

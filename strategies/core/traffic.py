@@ -103,7 +103,7 @@ def traffic(
     device.
 
     `group` is the number of devices of a group; default: all along the axes. The other arguments are as for `Traffic`.
-    Where the transport's reduce-scatter has a bug, it is an all-to-all (collectives.py).
+    Where the transport's reduce-scatter has a bug, it is an all-to-all (shards.py).
     """
     over = plan.over(axes)
     if kind == "reduce_scatter" and plan.backend.reduce_scatters_wrongly:

@@ -23,32 +23,32 @@ from jaxtyping import Array, PRNGKeyArray
 
 from strategies.arguments import described, guarded, jitted, require_key
 from strategies.config import TrainConfig
-from strategies.core.expert_load import expert_load
+from strategies.core.expert_load import routed, total_load
 from strategies.core.gradients import (
     accumulated,
+    counted_once,
     prepare_weights,
     scatter_updates,
     split_summed_in_loop,
     sum_remaining,
     total_of_microbatches,
+    with_copies,
 )
-from strategies.core.key_copies import counted_once, with_copies
-from strategies.core.layer_reduction import LayerReduction
+from strategies.core.layer_reduction import sum_by_layer
 from strategies.core.optimizer import adamw, loss_scaled, moves_biases, without_biases
 from strategies.core.placement import Placement, Split, Weight, partition
 from strategies.core.plan import Plan
 from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
-from strategies.infeasible import Infeasible
-from strategies.model.gpt import GPT
+from strategies.model.gpt import GPT, Collect
 from strategies.model.weights import Weights
 from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, Optimizer, State, Step, Tokens
 
 
 def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
     """Assemble the step of a strategy on devices. Nothing is lowered or compiled yet."""
-    if plan.train.reduce == "layer" and implementation.reduce and not implementation.sum_layer:
-        raise Infeasible("reduce=layer needs `sum_layer` in addition to `reduce`; set it, or use reduce=step")
+    if plan.train.reduce == "layer":
+        implementation = sum_by_layer(implementation, plan)
     return _Assembly(plan, mesh, implementation).step()
 
 
@@ -96,11 +96,6 @@ class _Assembly:
         optimizer = self.implementation.optimizer(moves_biases(trained, self.update_specs, self.config, self.train))
         return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
-    @cached_property
-    def layer_reduction(self) -> LayerReduction | None:
-        """Gradient sums in the backward loop; None if all are summed after it."""
-        return LayerReduction(self.plan, self.implementation) if self.train.reduce == "layer" else None
-
     @property
     def layer_slots(self) -> tuple[int, ...] | None:
         """The layer in each slot of the stacked blocks, -1 for none; None if in order."""
@@ -119,7 +114,7 @@ class _Assembly:
             nnx.Rngs(key),
             padded_vocab=self.plan.padded_vocab,
             layer_slots=self.layer_slots,
-            hooks=self.layer_reduction.hooks if self.layer_reduction else self.implementation.hooks,
+            hooks=self.implementation.hooks,
             attention=self.plan.kernel(partitioned=self.implementation.compiler_partitioned),
         )
 
@@ -134,10 +129,7 @@ class _Assembly:
 
     def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
         """This device's share of the loss and gradients of a microbatch or batch."""
-        build, differentiate = partial(nnx.merge, self.abstract[0]), self.implementation.differentiate
-        if self.layer_reduction:
-            differentiate = self.layer_reduction.differentiate(differentiate)
-        found = differentiate(build, params, tokens_BS, divisor)
+        found = self.implementation.differentiate(partial(nnx.merge, self.abstract[0]), params, tokens_BS, divisor)
         loss, grads = require_gradients(found, params, "differentiate")
         if self.placement.reduce_scatter_per_microbatch:
             remaining, summed = split_summed_in_loop(grads, self.plan)
@@ -178,23 +170,26 @@ class _Assembly:
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
         """The mean loss of a batch, computed forward, microbatch by microbatch."""
-        strategy, placement = self.implementation, self.placement
-        axes = () if strategy.compiler_partitioned else (*placement.batch, *placement.tokens)
-        microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
-
-        def total(tokens_bS: Tokens) -> Array:
-            return strategy.losses(partial(nnx.merge, self.abstract[0]), weights, tokens_bS).sum()
-
-        with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            weights = self.prepared(params, evaluated=True)
-            loss = total_of_microbatches(total, tokens_BS, microbatches)
-        loss = loss / (self.train.batch_size * self.config.sequence)
+        axes = () if self.implementation.compiler_partitioned else (*self.placement.batch, *self.placement.tokens)
+        loss = self.forward(params, tokens_BS) / (self.train.batch_size * self.config.sequence)
         return lax.psum(loss, axes) if axes else loss
 
     def load(self, params: Weights, tokens_BS: Tokens) -> Load:
+        load_LX = self.forward(params, tokens_BS, routed)
+        return total_load(load_LX, self.plan, whole=self.implementation.compiler_partitioned)
+
+    def forward(self, params: Weights, tokens_BS: Tokens, collect: Collect | None = None) -> Array:
+        """The sum of the tokens' losses, or of what `collect` finds in each layer, over microbatches."""
+        build, strategy = partial(nnx.merge, self.abstract[0]), self.implementation
+        microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
+
+        def total(tokens_bS: Tokens) -> Array:
+            losses_N, found = strategy.forward(build, weights, tokens_bS, collect)
+            return found if collect else losses_N.sum()
+
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            model = nnx.merge(self.abstract[0], self.prepared(params))
-            return expert_load(model, tokens_BS, self.plan, self.implementation)
+            weights = self.prepared(params, evaluated=True)
+            return total_of_microbatches(total, tokens_BS, microbatches)
 
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         in_parts = bool(self.placement.updates)

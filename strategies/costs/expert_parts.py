@@ -12,7 +12,7 @@ from strategies.core.expert_rows import (
 from strategies.core.share import Share
 from strategies.costs.parts import Matmul, PartCosts
 from strategies.gpt_config import GPTConfig
-from strategies.model.part import Part
+from strategies.model.parts import Part
 from strategies.model.router import KINDS
 from strategies.model.weights import matrix
 

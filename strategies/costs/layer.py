@@ -23,9 +23,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.block import Block, block_of, part_and_layer
 from strategies.model.clamped_experts import ClampedExperts
 from strategies.model.experts import Experts
-from strategies.model.mlp import MLP, GatedMLP
-from strategies.model.norm import LayerNorm, RMSNorm
-from strategies.model.part import Part
+from strategies.model.parts import MLP, GatedMLP, LayerNorm, Part, RMSNorm
 from strategies.model.self_attention import Attention, HeadNormAttention, WidthNormAttention
 
 COSTS: dict[type[Part], type[PartCosts]] = {

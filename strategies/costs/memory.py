@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 from strategies.core.compression import padded
-from strategies.core.key_copies import copied_elements
+from strategies.core.gradients import copied_elements
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
 from strategies.costs import layer
-from strategies.model.layers import is_ordered
-from strategies.model.passes import layers_at_once
+from strategies.model.gpt import is_ordered
+from strategies.model.layers import layers_at_once
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
@@ -100,7 +100,7 @@ def reduction_bytes(plan: Plan) -> int:
 
 
 def copy_sum_bytes(plan: Plan) -> int:
-    """Bytes of gathered gradients of replicated KV heads, and of their float32 sum (core/key_copies.py)."""
+    """Bytes of gathered gradients of replicated KV heads, and of their float32 sum (core/gradients.py)."""
     return (BYTES[plan.train.reduce_dtype] * plan.key_copies + 4) * copied_elements(plan)
 
 

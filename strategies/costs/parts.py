@@ -14,7 +14,7 @@ from jax import lax
 from strategies.core.share import Share
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention.splash import LANES
-from strategies.model.part import Part
+from strategies.model.parts import Part
 from strategies.model.weights import WeightSpec
 
 

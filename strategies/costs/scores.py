@@ -73,7 +73,7 @@ def _contractions(share: Share, matmul: int) -> tuple[int, int, int]:
     """FLOPs of a matmul that contracts features, keys, or queries.
 
     XLA compiles a contraction of one key or one query to an elementwise multiplication, not a matmul, and with one
-    query and one key to nothing. A block's queries are those of all heads that share its KV head (attention/blocks.py).
+    query and one key to nothing. A block's queries are those of all heads that share its KV head (attention/dense.py).
     """
     tokens = share.config.sequence
     if share.skipping:

@@ -20,10 +20,8 @@ from strategies.model.attention import Reach
 from strategies.model.clamped_experts import ClampedExperts
 from strategies.model.experts import Experts
 from strategies.model.hooks import Hooks, LayerInfo
-from strategies.model.mlp import MLP, GatedMLP
-from strategies.model.norm import LayerNorm, RMSNorm
-from strategies.model.part import Part
-from strategies.model.passes import Extras, Sums, added
+from strategies.model.layers import Extras, Sums, added
+from strategies.model.parts import MLP, GatedMLP, LayerNorm, Part, RMSNorm
 from strategies.model.self_attention import (
     Attention,
     BiasedRotaryAttention,

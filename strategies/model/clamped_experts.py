@@ -16,7 +16,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.experts import Experts
 from strategies.model.grouped_matmul import Rows
 from strategies.model.hooks import Hooks
-from strategies.model.part import add_bias
+from strategies.model.parts import add_bias
 from strategies.model.remat import KEPT
 from strategies.model.weights import WeightSpec, vector
 

@@ -20,7 +20,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
-from strategies.model.passes import scan_kept
+from strategies.model.layers import scan_kept
 from strategies.model.remat import TOTALS
 from strategies.model.weights import WeightSpec, create, matrix
 

@@ -36,8 +36,8 @@ from strategies.model.expert_rows import (
 )
 from strategies.model.grouped_matmul import Rows, from_rows
 from strategies.model.hooks import Hooks, LayerInfo
-from strategies.model.part import Part, add_branch
-from strategies.model.passes import Extras, Result, Sums
+from strategies.model.layers import Extras, Result, Sums
+from strategies.model.parts import Part, add_branch
 from strategies.model.remat import KEPT, TOTALS
 from strategies.model.router import (
     Routed,

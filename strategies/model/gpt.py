@@ -24,13 +24,14 @@ from strategies.model.block import Block, block_of
 from strategies.model.ends import Embedding, Head
 from strategies.model.halves import by_halves
 from strategies.model.hooks import ONE_DEVICE, Hooks, LayerInfo
-from strategies.model.layers import Layers, is_ordered
-from strategies.model.passes import Result, is_loop, layers_at_once
+from strategies.model.layers import Layers, Result, Sums, is_loop, layers_at_once
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
 from strategies.model.weights import Weights, WeightSpec
 
 Split = tuple[Any, Any]
 """Graph and weights of a module, as `nnx.split` returns them."""
+Collect = Callable[[Block, Mapping[str, Sums]], Any]
+"""(a block, each branch's sums) -> what a forward pass collects of it."""
 
 
 class GPT(nnx.Module):
@@ -78,14 +79,22 @@ class GPT(nnx.Module):
         if not hasattr(self, "lead"):
             return x_BTD
         layers, stacked = self._layers(self.lead)
-        return layers.differentiated(stacked, x_BTD, in_loop=False)[0]
+        return layers.differentiated(stacked, x_BTD)[0]
 
-    def run(self, x_BTD: Float[Array, "B T D"], *, in_loop: bool = False) -> Result:
-        """Run this device's blocks in order, rematerialised by `TrainConfig.remat`; with `in_loop` a single block."""
-        layers, stacked = self._layers(self.blocks)
-        return (layers.differentiated if in_loop else layers)(stacked, x_BTD)
+    def run(
+        self, x_BTD: Float[Array, "B T D"], collect: Collect | None = None, *, in_loop: bool = False
+    ) -> tuple[Array, Any]:
+        """Run this device's blocks in order, rematerialised by `TrainConfig.remat`; with `in_loop` a single block.
 
-    def _layers(self, stack: Block) -> tuple[Layers, nnx.State]:
+        Returns the residual stream, and the sum of all extras; or, in a forward pass alone, what `collect` finds in
+        each block, stacked.
+        """
+        layers, stacked = self._layers(self.blocks, collect)
+        if collect:
+            return layers.forward(stacked, x_BTD)
+        return layers.differentiated(stacked, x_BTD, in_loop=True) if in_loop else layers(stacked, x_BTD)
+
+    def _layers(self, stack: Block, collect: Collect | None = None) -> tuple[Layers, nnx.State]:
         train, (graph, stacked) = self.train_config, nnx.split(stack)
         count = jax.tree.leaves(stacked)[0].shape[0]
 
@@ -96,7 +105,7 @@ class GPT(nnx.Module):
             block, info = nnx.merge(graph, weights), self.layer_info
             layer = partial(block, info=info)
             y_BTD, sums = by_halves(layer, x_BTD) if train.halves == "on" else layer(x_BTD)
-            return y_BTD, block.extras_of(sums, info.hooks)
+            return y_BTD, collect(block, sums) if collect else block.extras_of(sums, info.hooks)
 
         return Layers(
             gather,
@@ -108,10 +117,6 @@ class GPT(nnx.Module):
             ordered=is_ordered(train, count),
             loops=is_loop(count, train.layers_in_loop, needed=self.hooks.needs_loop),
         ), stacked
-
-    def block(self, stored: nnx.State) -> Block:
-        """The block with one layer's stored weights, gathered."""
-        return self._ready((nnx.split(self.blocks)[0], self.hooks.layer(stored)))
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Loss of each token, from the residual stream after the last block."""
@@ -144,6 +149,16 @@ class GPT(nnx.Module):
 
     def _gathered(self, weight: Any) -> Array:
         return self.hooks.gather(weight[...], weight.spec, weight.spec.used_dtype(self.train_config.dtype))
+
+
+def is_ordered(train: TrainConfig, layers: int) -> bool:
+    """Whether the gathers outside the two loops wait for the result before them.
+
+    Unordered, they overlap with the embedding and the head. But a compiler would move them out of a loop over
+    microbatches, and with few layers, whose loops it unrolls, it would merge the gathers of both loops. Either way two
+    layers' weights would stay in memory.
+    """
+    return train.microbatches > 1 or layers <= train.layers_in_loop + 2
 
 
 def _stacked(kind: type[Block], config: GPTConfig, layer_keys: Array, slots: Sequence[int] | None = None) -> Block:

@@ -50,7 +50,7 @@ class Hooks:
             their choices of this device's experts; and the function back: sums of outputs [M,D] for these tokens ->
             sums [N,D] over all experts for its own tokens.
         grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
-        needs_loop: whether layers stay a loop even if one iteration runs all of them (passes.py).
+        needs_loop: whether layers stay a loop even if one iteration runs all of them (layers.py).
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of vocabulary rows on this device -> index of the first.

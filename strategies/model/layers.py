@@ -1,4 +1,4 @@
-"""The loop over the layers of a device, forward and backward.
+"""The loop over the layers of a device, and what every such loop is made of: passes through a layer, slots, scans.
 
 XLA does not move collectives across loop iterations. A gather issued in the iteration that needs it is exposed, and so
 is the last reduction. Two options avoid that:
@@ -13,33 +13,163 @@ is the last reduction. Two options avoid that:
 
 With either option both loops are written here: autodiff would keep all layers' gathered weights, because the loop
 carries them, and would reduce a layer's gradients in its own iteration. Without them autodiff differentiates the loop.
+Pipeline stages run `forward` and `backward` of a layer in a loop of their own (pipelining/layer_backward.py).
+
+XLA replaces a loop of one iteration by its body, and then merges operations that the forward and backward pass share,
+such as gathers and recomputed matmuls. The step would hold more and send less than its strategy says, and virtual CPU
+devices could deadlock. So loops stay loops in the compiled program, however few layers or chunks there are. Layers
+without collectives need no loop (`Plan.needs_loop`): XLA's GPU backend would copy their residuals into stacks.
 """
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array
 
-from strategies.config import TrainConfig
-from strategies.model.order import after
-from strategies.model.passes import Extras, Result, Run, added, backward, forward, read_slot, scan_layers, write_slot
+from strategies.backends.backend import private
 
-Tree = Any
-"""Weights of one layer, or of all layers stacked, as a tree of arrays."""
+Leaves = list[Array]
+"""Weights of one layer or of stacked layers, as `jax.tree.leaves` lists them."""
+Sums = dict[str, Array]
+"""Sums over a branch's tokens that it returns with the residual stream, by name."""
+Extras = dict[str, Array]
+"""Terms that layers add to the sum of the tokens' losses, such as a router's loss, by name. Each is a float32 [], a sum
+over a branch's tokens: all of this device's sequences. GPT-2 has none."""
+Result = tuple[Array, Extras]
+"""The residual stream y[B,T,D] after one layer or all, and their extras."""
+Run = Callable[[Any, Array], Result]
+"""(weights, x) -> result. The weights are a tree of arrays, as `Leaves`."""
 
 
-def is_ordered(train: TrainConfig, layers: int) -> bool:
-    """Whether the gathers outside the two loops wait for the result before them.
+def forward(run: Run, weights: Any, x_BTD: Array) -> tuple[Result, Any]:
+    """Run one layer. Returns its result and its residuals, without the weights.
 
-    Unordered, they overlap with the embedding and the head. But a compiler would move them out of a loop over
-    microbatches, and with few layers, whose loops it unrolls, it would merge the gathers of both loops. Either way two
-    layers' weights would stay in memory.
+    JAX has no public way to take apart the result of `jax.vjp`: this function and `backward` use two of its fields.
     """
-    return train.microbatches > 1 or layers <= train.layers_in_loop + 2
+    result, pull = jax.vjp(run, weights, x_BTD)
+    # Residuals: the argument x, and what `run` computed.
+    return result, (private(pull, "args_res")[1], private(pull, "opaque_residuals"))
+
+
+def backward(run: Run, known: tuple[Any, Any], dy_BTD: Array, dextras: Extras | None = None) -> tuple[Any, Array]:
+    """(weights and residuals), gradients of the result -> gradients of the weights and of the input.
+
+    By default the gradient of each extra is one, because extras are added to the loss unscaled.
+    """
+    weights, (x_BTD, residuals) = known
+    pull: Any
+    (_, extras), pull = jax.eval_shape(partial(jax.vjp, run), weights, dy_BTD)
+    dextras = jax.tree.map(jnp.ones_like, extras) if dextras is None else dextras
+    return dataclasses.replace(pull, args_res=[weights, x_BTD], opaque_residuals=residuals)((dy_BTD, dextras))
+
+
+def added(extras: Extras, more: Extras) -> Extras:
+    """The sums of extras by name."""
+    return extras | {name: extras[name] + value if name in extras else value for name, value in more.items()}
+
+
+def zeros_buffer(shapes: Any, *counts: int) -> Any:
+    """Zeros [*counts, *shape] for each array, varying over the same mesh axes as the array."""
+    return jax.tree.map(lambda like: jnp.zeros_like(like, shape=(*counts, *like.shape)), shapes)
+
+
+def write_slot(buffers: Any, values: Any, *at: Any) -> Any:
+    """Write values to an index of the buffers, in place."""
+
+    def replaced(buffer: Array, value: Array) -> Array:
+        start = [*at, *[0] * value.ndim]
+        return lax.dynamic_update_slice(buffer, value[(None,) * len(at)], start)
+
+    return jax.tree.map(replaced, buffers, values)
+
+
+def read_slot(buffers: Any, *at: Any) -> Any:
+    """Read an index of the buffers."""
+    return jax.tree.map(lambda buffer: buffer[at], buffers)
+
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+"""(carry, x) -> (carry, y), as `lax.scan` takes it."""
+KEEPS_LOOP = "skip-simplify-while-loops_trip-count-one"
+"""Loop attribute that stops XLA's WhileLoopSimplifier from replacing a loop by its only iteration."""
+
+
+def is_loop(layers: int, unroll: int, *, needed: bool) -> bool:
+    """Whether the layers are a loop in the program: if one is needed, or unless a single iteration runs several layers.
+
+    >>> is_loop(4, 4, needed=False), is_loop(4, 2, needed=False), is_loop(1, 1, needed=False)
+    (False, True, True)
+    """
+    return needed or not 1 < layers <= unroll
+
+
+def layers_at_once(layers: int, unroll: int) -> int:
+    """The largest divisor of the layer count up to `unroll`: the layers of a scan iteration.
+
+    >>> layers_at_once(12, 4), layers_at_once(9, 4), layers_at_once(2, 4)
+    (4, 3, 2)
+    """
+    return max(count for count in range(1, min(layers, unroll) + 1) if layers % count == 0)
+
+
+def scan_layers(
+    step: Step, carry: Any, xs: Any, *, unroll: int, reverse: bool = False, loops: bool = True
+) -> tuple[Any, Any]:
+    """`lax.scan` with `layers_at_once` layers in an iteration, in a loop that stays one; without `loops` no loop.
+
+    No layer runs outside of it: XLA would merge its gathers in the forward loop with those in the backward loop.
+    """
+    layers = jax.tree.leaves(xs)[0].shape[0]
+    if not loops:
+        return _unrolled(step, carry, xs)
+    if layers < 2:
+        return scan_kept(step, carry, xs)
+    if (at_once := layers_at_once(layers, unroll)) < layers:
+        return lax.scan(step, carry, xs, reverse=reverse, unroll=at_once)
+
+    def all_layers(carry: Any, xs: Any) -> tuple[Any, Any]:
+        return lax.scan(step, carry, xs, reverse=reverse, unroll=layers)
+
+    carry, ys = scan_kept(all_layers, carry, jax.tree.map(lambda x: x[None], xs))
+    return carry, jax.tree.map(lambda y: y[0], ys)
+
+
+def scan_kept(step: Step, carry: Any, xs: Any) -> tuple[Any, Any]:
+    """`lax.scan` that stays a loop when it is compiled, even with a single iteration."""
+    if jax.tree.leaves(xs)[0].shape[0] != 1:
+        return lax.scan(step, carry, xs)
+
+    def inner(*inputs: Any) -> tuple[Any, Any]:
+        with set_xla_metadata(**{KEEPS_LOOP: None}):
+            return step(*inputs)
+
+    with set_xla_metadata(**{KEEPS_LOOP: "true"}):
+        return lax.scan(inner, carry, xs)
+
+
+def after(earlier: Array, later: Any) -> Any:
+    """Make a tree's floating-point arrays depend on `earlier`. Their values do not change if it is finite.
+
+    `lax.optimization_barrier` is not enough: XLA's CPU backend of JAX 0.10 removes it before it merges equal
+    computations. XLA cannot remove a product with 0, which may be NaN.
+    """
+    zero = 0 * earlier.reshape(-1)[0]
+    return jax.tree.map(lambda x: x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x, later)
+
+
+def _unrolled(step: Step, carry: Any, xs: Any) -> tuple[Any, Any]:
+    stacks, structure = jax.tree.flatten(xs)
+    ys = []
+    for leaves in zip(*map(unstacked, stacks), strict=True):
+        carry, y = step(carry, jax.tree.unflatten(structure, leaves))
+        ys.append(y)
+    return carry, jax.tree.map(lambda *each: jnp.stack(each), *ys)
 
 
 @jax.custom_vjp
@@ -51,7 +181,7 @@ def unstacked(stack: Array) -> tuple[Array, ...]:
 unstacked.defvjp(lambda stack: (tuple(stack), None), lambda _, grads: (jnp.stack(grads),))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Layers:
     """Runs all layers in order: (weights of all layers, stacked [L,...]; input of the first) -> result of the last.
 
@@ -59,11 +189,11 @@ class Layers:
         gather: one layer's stored weights -> its gathered weights. Its transpose sums gradients over devices.
         gathers_ahead: needs two layers.
         sums_late: needs three layers.
-        ordered: with `gathers_ahead`, as `is_ordered` returns it.
+        ordered: with `gathers_ahead`, whether the gathers outside the two loops wait for the result before them.
         loops: whether the layers are a loop, as `is_loop` returns it.
     """
 
-    gather: Callable[[Tree], Tree]
+    gather: Callable[[Any], Any]
     run: Run
     policy: Callable[..., Any]
     unroll: int
@@ -72,47 +202,43 @@ class Layers:
     ordered: bool = False
     loops: bool = True
 
-    def __call__(self, stored: Tree, x_BTD: Array) -> Result:
+    def __call__(self, stored: Any, x_BTD: Array) -> Result:
         """The residual stream after the last layer, and the sum of all layers' extras."""
         if not (self.gathers_ahead or self.sums_late):
-            return self.differentiated(stored, x_BTD, in_loop=False)
+            return self.differentiated(stored, x_BTD)
         function = jax.custom_vjp(lambda stored, x_BTD: self._forward(stored, x_BTD)[0])
         function.defvjp(self._forward, self._backward)
         return function(stored, x_BTD)
 
-    def differentiated(self, stored: Tree, x_BTD: Array, *, in_loop: bool = True) -> Result:
-        """`__call__` as a `lax.scan` that autodiff differentiates. It may run inside another loop."""
+    def differentiated(self, stored: Any, x_BTD: Array, *, in_loop: bool = False) -> Result:
+        """`__call__` as a loop that autodiff differentiates. With `in_loop` a single layer, inside another loop."""
+        y_BTD, extras = self.forward(stored, x_BTD, in_loop=in_loop)
+        return y_BTD, _summed(extras)
 
-        def layer(x_BTD: Array, stored: Tree) -> Result:
+    def forward(self, stored: Any, x_BTD: Array, *, in_loop: bool = False) -> tuple[Array, Any]:
+        """The residual stream after the last layer, and what `run` returns with it, stacked by layer."""
+
+        def layer(x_BTD: Array, stored: Any) -> tuple[Array, Any]:
             return self.run(self.gather(stored), x_BTD)
 
         # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier (`prevent_cse`).
         layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop or not self.loops)
-        if not self.loops:
-            extras: Extras = {}
-            stacks, structure = jax.tree.flatten(stored)
-            for leaves in zip(*map(unstacked, stacks), strict=True):
-                x_BTD, more = layer(x_BTD, jax.tree.unflatten(structure, leaves))
-                extras = added(extras, more)
-            return x_BTD, extras
-        y_BTD, extras = (lax.scan if in_loop else scan_layers)(layer, x_BTD, stored, unroll=self.unroll)
-        return y_BTD, _summed(extras)
+        if in_loop:
+            return lax.scan(layer, x_BTD, stored)
+        return scan_layers(layer, x_BTD, stored, unroll=self.unroll, loops=self.loops)
 
-    @property
-    def _run(self) -> Run:
-        return jax.checkpoint(self.run, policy=self.policy)
-
-    def _forward(self, stored: Tree, x_BTD: Array) -> tuple[Result, Any]:
+    def _forward(self, stored: Any, x_BTD: Array) -> tuple[Result, Any]:
         """The result, and the residuals that the backward loop takes."""
+        run = jax.checkpoint(self.run, policy=self.policy)
 
-        def ahead(carried: tuple[Array, Tree], layer: Array) -> tuple[tuple[Array, Tree], Any]:
+        def ahead(carried: tuple[Array, Any], layer: Array) -> tuple[tuple[Array, Any], Any]:
             x_BTD, weights = carried
             following = self.gather(read_slot(stored, layer + 1))
-            (y_BTD, extras), kept = forward(self._run, weights, x_BTD)
+            (y_BTD, extras), kept = forward(run, weights, x_BTD)
             return (y_BTD, following), (kept, extras)
 
-        def here(x_BTD: Array, layer: Tree) -> tuple[Array, Any]:
-            (y_BTD, extras), kept = forward(self._run, self.gather(layer), x_BTD)
+        def here(x_BTD: Array, layer: Any) -> tuple[Array, Any]:
+            (y_BTD, extras), kept = forward(run, self.gather(layer), x_BTD)
             return y_BTD, (kept, extras)
 
         if not self.gathers_ahead:
@@ -121,24 +247,24 @@ class Layers:
         first = self._gather_after(x_BTD, read_slot(stored, 0))
         layers = jnp.arange(_count(stored) - 1)
         (x_BTD, last), (kept, extras) = scan_layers(ahead, (x_BTD, first), layers, unroll=self.unroll)
-        (y_BTD, extras_last), kept_last = forward(self._run, last, x_BTD)
+        (y_BTD, extras_last), kept_last = forward(run, last, x_BTD)
         extras = jax.tree.map(jnp.add, _summed(extras), extras_last)
         return (y_BTD, extras), (stored, kept, (last, kept_last))
 
-    def _backward(self, known: Any, dresult: Result) -> tuple[Tree, Array]:
+    def _backward(self, known: Any, dresult: Result) -> tuple[Any, Array]:
         (stored, kept, last), (dy_BTD, dextras) = known, dresult
-        final, ahead = _count(stored) - 1, self.gathers_ahead
+        final, ahead, run = _count(stored) - 1, self.gathers_ahead, jax.checkpoint(self.run, policy=self.policy)
 
-        def summed(grads: Tree, dweights: Tree, layer: Any) -> Tree:
+        def summed(grads: Any, dweights: Any, layer: Any) -> Any:
             transpose = jax.vjp(self.gather, read_slot(stored, layer))[1]
             return write_slot(grads, transpose(dweights)[0], layer)
 
-        def step(carried: tuple[Array, Tree, Tree, Tree], layer: Array) -> tuple[Any, None]:
+        def step(carried: tuple[Array, Any, Any, Any], layer: Array) -> tuple[Any, None]:
             dx_BTD, weights, later, grads = carried
             preceding = self.gather(read_slot(stored, layer - 1)) if ahead else None
             grads = summed(grads, later, layer + 1)
             weights = weights if ahead else self.gather(read_slot(stored, layer))
-            dweights, dx_BTD = backward(self._run, (weights, read_slot(kept, layer)), dx_BTD, dextras)
+            dweights, dx_BTD = backward(run, (weights, read_slot(kept, layer)), dx_BTD, dextras)
             return (dx_BTD, preceding, dweights, grads), None
 
         # Outside a loop a compiler could recompute a layer long before its gradient arrives: merged with the last
@@ -147,20 +273,20 @@ class Layers:
         kept_last = after(dy_BTD, kept_last)
         preceding = self._gather_after(dy_BTD, read_slot(stored, final - 1)) if ahead else None
         weights = weights if ahead else self.gather(read_slot(stored, final))
-        dweights, dx_BTD = backward(self._run, (weights, kept_last), dy_BTD, dextras)
+        dweights, dx_BTD = backward(run, (weights, kept_last), dy_BTD, dextras)
         carried, layers = (dx_BTD, preceding, dweights, jax.tree.map(jnp.zeros_like, stored)), jnp.arange(ahead, final)
         carried, _ = scan_layers(step, carried, layers, reverse=True, unroll=self.unroll)
         dx_BTD, weights, later, grads = carried
         if ahead:
             grads, kept_first = summed(grads, later, 1), after(dx_BTD, read_slot(kept, 0))
-            later, dx_BTD = backward(self._run, (weights, kept_first), dx_BTD, dextras)
+            later, dx_BTD = backward(run, (weights, kept_first), dx_BTD, dextras)
         return summed(grads, later, 0), dx_BTD
 
-    def _gather_after(self, earlier: Array, stored: Tree) -> Tree:
+    def _gather_after(self, earlier: Array, stored: Any) -> Any:
         return self.gather(after(earlier, stored) if self.ordered else stored)
 
 
-def _count(stored: Tree) -> int:
+def _count(stored: Any) -> int:
     return jax.tree.leaves(stored)[0].shape[0]
 
 

@@ -13,9 +13,8 @@ from jaxtyping import Array
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention import QKV
 from strategies.model.hooks import LayerInfo
-from strategies.model.norm import rms_scaled
-from strategies.model.part import Part, add_bias, add_branch
-from strategies.model.passes import Result
+from strategies.model.layers import Result
+from strategies.model.parts import Part, add_bias, add_branch, rms_scaled
 from strategies.model.remat import KEPT
 from strategies.model.rotary import Rotary, Yarn, rotated
 from strategies.model.weights import WeightSpec, matmul, matrix, vector

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from strategies.device_mesh import mark_varying
-from strategies.model.order import after
-from strategies.model.passes import Extras, Leaves, Run, write_slot, zeros_buffer
+from strategies.backends.device_mesh import mark_varying
+from strategies.model.layers import Extras, Leaves, Run, after, write_slot, zeros_buffer
 from strategies.model.weights import Weights
 from strategies.pipelining.layer_backward import Passes, Slots
 from strategies.pipelining.schedules import Schedule

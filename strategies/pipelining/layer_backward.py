@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool
 
-from strategies.backends.layouts import row_major
-from strategies.device_mesh import mark_missing
-from strategies.model.passes import (
+from strategies.backends.backend import row_major
+from strategies.backends.device_mesh import mark_missing
+from strategies.model.layers import (
     Extras,
     Leaves,
     Run,
@@ -31,8 +31,7 @@ from strategies.model.passes import (
     write_slot,
     zeros_buffer,
 )
-from strategies.pipelining.slot_reuse import reuse
-from strategies.pipelining.split_backward import SplitBackward
+from strategies.pipelining.split_backward import SplitBackward, reuse
 from strategies.pipelining.timetable import Turn
 
 

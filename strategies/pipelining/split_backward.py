@@ -3,17 +3,18 @@
 Autodiff computes both at once. Here its equations are sorted by use: those that lead to input gradients run first;
 matmuls that lead only to weight gradients can wait (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1).
 Gradients of biases and norms need no matmul and also run first; otherwise their operands would have to wait. Values
-that the second half needs from the first are stored in between.
+that the second half needs from the first are stored in between, if possible in memory of consumed residuals (`reuse`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from strategies.device_mesh import mark_missing
+from strategies.backends.device_mesh import mark_missing
 from strategies.pipelining.jaxpr import Loop, Values, bind, evaluate, run
 
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "split", "squeeze", "transpose"}
@@ -179,3 +180,29 @@ def _unrolled(equation: core.JaxprEqn, inputs: Values) -> Values:
         state, rows[i] = outputs[:carry], outputs[carry:]
     stacked = [lax.concatenate([rows[i][k][None] for i in range(len(rows))], 0) for k in range(len(rows[0]))]
     return [*state, *stacked]
+
+
+def reuse(free: Mapping[int, Any], values: Sequence[Any]) -> list[int | None]:
+    """For each value the key of the smallest free array that can hold it; None without one.
+
+    An array can hold a value with the same number of elements if its dtype is the same or a wider float, and both vary
+    over the same mesh axes. Arrays and values are types (`jax.typeof`). A value of None is skipped.
+
+    >>> import jax
+    >>> x, wide, hidden = (jax.typeof(jnp.zeros(*each)) for each in (((2, 4), "bfloat16"), ((2, 4),), ((2, 16),)))
+    >>> reuse({0: wide, 3: x, 4: hidden}, [x, x, x])
+    [3, 0, None]
+    """
+    left = dict(free)
+    found: list[int | None] = []
+    for value in values:
+        able = [key for key, array in left.items() if value is not None and _can_hold(array, value)]
+        found.append(min(able, key=lambda key: left[key].dtype.itemsize, default=None))
+        left = {key: array for key, array in left.items() if key != found[-1]}
+    return found
+
+
+def _can_hold(array: Any, value: Any) -> bool:
+    wide_enough = jnp.promote_types(array.dtype, value.dtype) == array.dtype
+    exact = wide_enough and jnp.issubdtype(array.dtype, jnp.inexact) == jnp.issubdtype(value.dtype, jnp.inexact)
+    return exact and array.size == value.size and array.manual_axis_type == value.manual_axis_type

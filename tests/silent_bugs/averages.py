@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from strategies.backends.device_mesh import mark_missing
 from strategies.core.plan import Plan
-from strategies.device_mesh import mark_missing
 from strategies.step import Implementation
 from tests.silent_bugs.changed_implementations import (
     Plant,

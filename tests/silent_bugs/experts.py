@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from strategies import expert
-from strategies.core import collectives
+from strategies.core import shards
 from strategies.core.plan import Plan
 from strategies.step import Implementation
 from tests.silent_bugs.changed_implementations import (
@@ -27,7 +27,7 @@ GATHERED = {"dispatch": "all_gather"}
 
 @jax.custom_vjp
 def _gathered_without_sum(x: Any) -> Any:
-    return collectives.all_gather(x, "expert", 0)
+    return shards.all_gather(x, "expert", 0)
 
 
 def _own_slice(rows: int, dx: Any) -> tuple[Any]:
@@ -58,7 +58,7 @@ def exchanged_by(gather: Any) -> Plant:
 def weights_without_sum(joined_NX: Any, embed: int) -> Any:
     """Gather tokens soundly, and their router's weights without the sum of their gradients."""
     tokens, rest = joined_NX[:, :embed], joined_NX[:, embed:]
-    return jnp.concatenate([collectives.all_gather(tokens, "expert", 0), _gathered_without_sum(rest)], 1)
+    return jnp.concatenate([shards.all_gather(tokens, "expert", 0), _gathered_without_sum(rest)], 1)
 
 
 def detached(alike: Any) -> Any:

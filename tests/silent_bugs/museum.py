@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.device_mesh import first_devices
+from strategies.backends.device_mesh import first_devices
 from strategies.gpt_config import GPTConfig
 from strategies.step import Step
 from strategies.strategy import Strategy

@@ -4,7 +4,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from strategies import MeshSpec
-from strategies.device_mesh import device_mesh
+from strategies.backends.device_mesh import device_mesh
 
 WHOLE, SPLIT = P(), P("context")
 

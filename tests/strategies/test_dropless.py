@@ -10,7 +10,7 @@ from strategies import STRATEGIES, MeshSpec, strategy
 from strategies.backends.backend import CPU
 from strategies.core.plan import Plan
 from strategies.costs.predict import Cost
-from strategies.model.order import after
+from strategies.model.layers import after
 from strategies.model.router import forced
 from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, trained
 from tests.strategies.jaxprs import assert_kept, gradients_of

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from strategies import STRATEGIES, GPTConfig
-from strategies.model import mlp, part, self_attention
+from strategies.model import parts, self_attention
 from tests.strategies.equality import CONFIG, ROUNDING, TO_FLOAT32, TRAIN, assert_equal, build, initial, single, train
 from tests.strategies.meshes import WIDEST
 from tests.strategies.models import FORCED
@@ -138,7 +138,7 @@ def test_a_bfloat16_sum_of_gradients_is_caught(dtype, monkeypatch):
     def add_bias(x, bias):
         return (x + jnp.broadcast_to(bias.astype("bfloat16"), x.shape)).astype(x.dtype)
 
-    for module in (self_attention, mlp, part):
+    for module in (self_attention, parts):
         monkeypatch.setattr(module, "add_bias", add_bias)
     planted = train("single", "data=1", dtype=dtype)
     for expected, rounding in ((reference, ROUNDING[dtype]), (exact, TO_FLOAT32[dtype])):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strategies.device_mesh import first_devices
+from strategies.backends.device_mesh import first_devices
 from tests.processes import run_together
 from tests.strategies.equality import TRAIN
 from tests.strategies.meshes import WIDEST

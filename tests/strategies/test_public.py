@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.backends.device_mesh import device_mesh
 from strategies.costs.predict import predict
-from strategies.device_mesh import device_mesh
 from strategies.tokens import CheckedBatches
 from tests.strategies import quick
 

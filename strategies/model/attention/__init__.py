@@ -4,11 +4,10 @@ A kernel takes queries, keys and values as one value, `QKV`. With fewer KV heads
 grouped-query attention (Ainslie et al. 2023, "GQA").
 
     causal.py   chooses the kernel and runs it on whole sequences
-    dense.py    dense attention in XLA operations
+    dense.py    dense attention in XLA operations, and what all but fused kernels share: one block of keys
     sparse.py   attention to a window or a stride (reach.py); skips keys outside it
     cudnn.py    a fused kernel for NVIDIA GPUs; splash.py: one for TPUs
     ring.py     attention over sequences sharded by token, chunk by chunk (chunk.py)
-    blocks.py   arithmetic shared by all but fused kernels: attention over one block of keys, and its merge over blocks
 
 The kernels know nothing else about the model.
 """

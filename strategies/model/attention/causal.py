@@ -69,8 +69,8 @@ def _misfits(config: GPTConfig, train: TrainConfig, backend: Backend) -> dict[st
             problems[kind] = f"has no kernel for attention_stride={stride}"
         elif not runs or train.dtype not in ("bfloat16", other):
             problems[kind] = f"takes bfloat16 and {other} on {name}, not {train.dtype} on {backend.platform or name}"
-    if block_tokens(config.sequence, reach) is None:
-        problems.setdefault("splash", f"needs a multiple of {BLOCKS[-1]} tokens, not sequence={config.sequence}")
+    if "splash" not in problems and block_tokens(config.sequence, reach) is None:
+        problems["splash"] = f"needs a multiple of {BLOCKS[-1]} tokens, not sequence={config.sequence}"
     return problems
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.model.attention import blocks, cudnn, splash
-from strategies.model.attention.blocks import Mix, Queries, delta, normalised, sink_gradient
+from strategies.model.attention import cudnn, dense, splash
+from strategies.model.attention.dense import Mix, Queries, delta, normalised, sink_gradient
 from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
 
@@ -60,9 +60,9 @@ def _mix_of(mixed_BHTK: Array, log_total_BHT: Array) -> Mix:
 
 
 def mix(kind: str, q_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = False) -> Mix:
-    """Attention of a chunk's queries to its keys by "cudnn", "splash" or "xla"; otherwise like `blocks.mix`."""
+    """Attention of a chunk's queries to its keys by "cudnn", "splash" or "xla"; otherwise like `dense.mix`."""
     if kind == "xla":
-        return blocks.mix(q_BHTK, k_BJSK, v_BJSK, causal)
+        return dense.mix(q_BHTK, k_BJSK, v_BJSK, causal)
     return _mix_of(*FUSED[kind].attended(q_BHTK, k_BJSK, v_BJSK, causal=causal))
 
 
@@ -71,7 +71,7 @@ def gradients(
 ) -> tuple[Array, ...]:
     """A chunk's contributions to dQ, dK and dV, in float32. `mixed` is the attention output over all keys."""
     if kind == "xla":
-        return blocks.gradients(queries, k_BJSK, v_BJSK, causal)
+        return dense.gradients(queries, k_BJSK, v_BJSK, causal)
     known = mixed_BHTK, queries.log_total_BHT1[..., 0], queries.dmixed_BHTK
     grads = FUSED[kind].gradients(queries.q_BHTK, k_BJSK, v_BJSK, *known, causal=causal)
     return tuple(grad.astype(jnp.float32) for grad in grads)

@@ -30,8 +30,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.model.attention.blocks import Mix, Queries, delta, merged, normalised, sink_gradient
 from strategies.model.attention.chunk import gradients, mix
+from strategies.model.attention.dense import Mix, Queries, delta, merged, normalised, sink_gradient
 from strategies.model.attention.qkv import ATTENDED, QKV, in_a_row
 
 AXIS = "context"

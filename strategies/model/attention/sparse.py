@@ -5,7 +5,7 @@ before it that the window reaches. Far keys of strided attention: tokens whose p
 to each other, so there is a group for each remainder. Far keys of fixed attention: all queries are one group, and the
 keys are the last tokens of each block. Attention to near and far keys is merged by `blocks.merged`.
 
-Each group is a batched matmul without scores kept for the backward pass (blocks.py).
+Each group is a batched matmul without scores kept for the backward pass (dense.py).
 
 Dims: B batch, N groups, T query tokens (t of a group), S key tokens (s of a group), H query heads, J KV heads, K head
 dim, C = 2 (key, value), A = H x K, E = J x K.
@@ -22,7 +22,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
-from strategies.model.attention.blocks import Mix, Queries, delta, gradients, merged, mix, normalised, sink_gradient
+from strategies.model.attention.dense import Mix, Queries, delta, gradients, merged, mix, normalised, sink_gradient
 from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
 

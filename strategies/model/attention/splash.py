@@ -17,6 +17,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
+from strategies.backends.backend import private
 from strategies.model.attention.reach import Reach
 from strategies.model.pallas.vma import call_without_vma
 
@@ -83,14 +84,14 @@ def gradients(
 
     In a ring the keys are one chunk's, and `mixed` and `log_total` are over all keys.
     """
-    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import _splash_attention_bwd
+    backward = private(
+        "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel", "_splash_attention_bwd"
+    )
 
     def run(q_HTK: Array, k_JTK: Array, v_JTK: Array, mixed_HTK: Array, log_total_HT: Array, dmixed_HTK: Array) -> Any:
         kernel = _kernel(q_HTK, reach, causal)
         known = _scaled(q_HTK), k_JTK, v_JTK, None, None, mixed_HTK, log_total_HT
-        grads = _splash_attention_bwd(
-            res=(*known, kernel.dq_mask_info, kernel.dkv_mask_info), do=dmixed_HTK, **kernel.kwargs
-        )
+        grads = backward(res=(*known, kernel.dq_mask_info, kernel.dkv_mask_info), do=dmixed_HTK, **kernel.kwargs)
         _, _, _, dq_HTK, dk_JTK, dv_JTK, _, _ = grads
         return _scaled(dq_HTK), dk_JTK, dv_JTK
 

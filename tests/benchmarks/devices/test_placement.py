@@ -12,7 +12,7 @@ from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.links import bandwidth, extents, group_along, mesh_group
 from strategies import MeshSpec
-from strategies.device_mesh import device_mesh
+from strategies.backends.device_mesh import device_mesh
 from strategies.mesh import all_axes, factorisations
 
 TORI = {

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import read_program
 from strategies import MeshSpec
-from strategies.device_mesh import device_mesh
+from strategies.backends.device_mesh import device_mesh
 
 MESH = {"data": 2, "tensor": 4}
 BOTH = ("data", "tensor")

@@ -95,7 +95,7 @@ EXACT = (
     harmless("nothing, timed", options=TIMED),
     harmless(
         "other names and comments",
-        "strategies/model/mlp.py",
+        "strategies/model/parts.py",
         ("        hidden_BTF = jax", "        # What the MLP holds.\n        wide_BTF = jax"),
         ("matmul(hidden_BTF,", "matmul(wide_BTF,"),
     ),
@@ -154,9 +154,8 @@ EXACT = (
     ),
     regression(
         "an activation kept twice",  # before the GELU and after it
-        "strategies/model/mlp.py",
+        "strategies/model/parts.py",
         ("approximate=True)", 'approximate=True)\n        hidden_BTF = checkpoint_name(hidden_BTF, "kept")'),
-        ("from flax import nnx\n", "from flax import nnx\nfrom jax.ad_checkpoint import checkpoint_name\n"),
         evidence="worse memory.temp_bytes",
     ),
     regression(

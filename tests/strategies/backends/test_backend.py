@@ -1,12 +1,26 @@
 """Facts about chips are in strategies/backends, and nowhere else among the strategies."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import jax
 import pytest
 
-from strategies.backends.backend import GPU, KINDS, NVIDIA_GPU, PLATFORMS, TPU, V5E, Backend, backend_for, backend_of
+from strategies.backends.backend import (
+    GPU,
+    KINDS,
+    NVIDIA_GPU,
+    PLATFORMS,
+    TPU,
+    V5E,
+    Backend,
+    backend_for,
+    backend_of,
+    private,
+)
 from strategies.backends.topologies import DEVICES_PER_CHIP
 from tests.processes import ROOT
 
@@ -72,3 +86,22 @@ def test_pages_that_records_name_exist() -> None:
     named = {page for path in MODULES for page in re.findall(r"docs/experiments/[\w.-]+\.md", text_of(path))}
     assert named
     assert {page for page in named if not (ROOT / page).exists()} == set()
+
+
+@pytest.mark.parametrize(("owner", "where"), [("jax.absent", "jax.absent"), ("jax", "jax"), (1j, "complex")])
+def test_a_private_name_that_a_newer_jax_lacks_is_named(owner: Any, where: str) -> None:
+    """The error says which name is missing, in which JAX, and which versions have it."""
+    problem = rf"JAX {jax.__version__} has no `{where}\._lost`, .*; install a JAX that has it, such as 0\.10\.2"
+    with pytest.raises(RuntimeError, match=problem):
+        private(owner, "_lost")
+    assert private("jax", "__version__") == jax.__version__
+
+
+def test_each_private_module_of_jax_is_named_in_one_file() -> None:
+    """A newer JAX that moves one of them is met in one file."""
+    found = defaultdict(set)
+    for path in (*STRATEGIES.rglob("*.py"), *(STRATEGIES.parent / "benchmarks").rglob("*.py")):
+        for module in re.findall(r"jax\._src[\w.]*", path.read_text()):
+            found[module].add(path.name)
+    assert len(found) >= 3
+    assert [module for module, files in found.items() if len(files) > 1] == []

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import DEVICE_KINDS
-from strategies.backends.torus import TWO_DIMS, in_rings
+from strategies.backends.device_mesh import TWO_DIMS, in_rings
 from strategies.mesh import all_axes
 
 Coords = tuple[int, ...]

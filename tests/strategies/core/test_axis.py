@@ -25,7 +25,7 @@ from strategies import (
     pipeline,
     tensor,
 )
-from strategies.core.collectives import all_gather
+from strategies.core.shards import all_gather
 from strategies.core.traffic import traffic
 from strategies.costs.arrays import held_arrays
 from strategies.costs.predict import predict_axes

@@ -5,7 +5,7 @@ import pytest
 
 from strategies import MeshSpec, TrainConfig
 from strategies.backends import backend
-from strategies.core import collectives
+from strategies.core import shards
 from strategies.costs.predict import predict
 from tests.strategies.equality import BATCH, ROUNDING, assert_equal, single, train
 from tests.strategies.formulas import by_axes, compiled, sent
@@ -17,7 +17,7 @@ from tests.strategies.sampling import nightly
 @pytest.fixture
 def gloo(monkeypatch):
     """Steps are built as if their devices communicated by gloo."""
-    for module in (collectives, backend):
+    for module in (shards, backend):
         monkeypatch.setattr(module, "reduce_scatters_wrongly", lambda: True)
 
 

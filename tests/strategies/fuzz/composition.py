@@ -35,7 +35,7 @@ from strategies.backends.backend import CPU, GPU, NVIDIA_GPU, TPU, V5E, V5P, V6E
 from strategies.checking import check_step
 from strategies.core.axis import Axis
 from strategies.costs.predict import Cost, predict_axes
-from strategies.model import block, clamped_experts, experts, mlp, norm, self_attention
+from strategies.model import block, clamped_experts, experts, parts, self_attention
 from tests.strategies.equality import assert_equal, initial, rounding_of, trained
 
 AXES: dict[str, Axis] = {
@@ -52,7 +52,7 @@ AXES: dict[str, Axis] = {
 }
 """Axes of user-defined strategies. Their names, joined by "+", are the strategy of a composition."""
 PARTS: tuple[tuple[type, ...], ...] = (
-    (norm.LayerNorm, norm.RMSNorm),
+    (parts.LayerNorm, parts.RMSNorm),
     (
         self_attention.Attention,
         self_attention.RotaryAttention,
@@ -61,7 +61,7 @@ PARTS: tuple[tuple[type, ...], ...] = (
         self_attention.WidthNormAttention,
         self_attention.SinkAttention,
     ),
-    (mlp.MLP, mlp.GatedMLP),
+    (parts.MLP, parts.GatedMLP),
     (experts.Experts, clamped_experts.ClampedExperts),
 )
 """Parts of user-defined blocks. The names of one of each kind, joined by "+", are the block of a composition."""

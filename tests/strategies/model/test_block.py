@@ -14,10 +14,10 @@ from benchmarks.search.ranking import ranked
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
 from strategies import STRATEGIES, GPTConfig, TrainConfig, checkpoints
+from strategies.backends.device_mesh import first_devices
 from strategies.costs.layer import COSTS, flops_per_token
 from strategies.costs.overview import asked_overview
 from strategies.costs.predict import predict
-from strategies.device_mesh import first_devices
 from strategies.model.block import BLOCKS
 from strategies.model.gpt import param_count
 from tests.processes import ROOT

@@ -8,7 +8,7 @@ import pytest
 
 from strategies.costs.predict import predict
 from strategies.model.block import BLOCKS, Block, LlamaBlock
-from strategies.model.mlp import GatedMLP
+from strategies.model.parts import GatedMLP
 from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
 from tests.strategies.formulas import by_axes, compiled_step, sent
 from tests.strategies.model.toy_blocks import register

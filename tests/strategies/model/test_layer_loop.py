@@ -11,8 +11,7 @@ import pytest
 
 from strategies import strategy
 from strategies.backends.backend import CPU
-from strategies.model.layers import unstacked
-from strategies.model.passes import scan_layers
+from strategies.model.layers import scan_layers, unstacked
 from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, trained
 from tests.strategies.jaxprs import gradients_of, loops
 from tests.strategies.models import DROPPING

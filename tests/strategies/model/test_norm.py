@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies.model.norm import rms_scaled
+from strategies.model.parts import rms_scaled
 from tests.strategies.equality import ROUNDOFF
 
 EPSILON = 1e-6

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from strategies.model.block import BLOCKS, Block, LlamaBlock
-from strategies.model.mlp import GatedMLP
+from strategies.model.parts import GatedMLP
 
 
 class Alternating(Block):

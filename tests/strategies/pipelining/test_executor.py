@@ -16,8 +16,7 @@ from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.pipelining import layer_backward, split_backward
 from strategies.pipelining.executor import Executor
 from strategies.pipelining.schedules import SCHEDULES
-from strategies.pipelining.stages import layer_slots
-from strategies.pipelining.timetable import Ticks
+from strategies.pipelining.timetable import Ticks, layer_slots
 from tests.strategies.quick import compiled, jit
 from tests.strategies.sampling import nightly
 

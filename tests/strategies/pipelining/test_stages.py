@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.infeasible import Infeasible
-from strategies.pipelining.stages import layer_slots
+from strategies.pipelining.timetable import layer_slots
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 4))

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies.model.attention import QKV, blocks, causal_attention
-from strategies.model.attention.blocks import Mix, Queries, delta, gradients, merged, mix, normalised
-from strategies.model.attention.dense import blocks_of
+from strategies.model.attention import QKV, causal_attention, dense
+from strategies.model.attention.dense import Mix, Queries, blocks_of, delta, gradients, merged, mix, normalised
 from strategies.model.remat import LAYER_POLICIES
 from tests.strategies.sampling import nightly
 
@@ -95,12 +94,12 @@ def test_bfloat16_keeps_scores_in_float32(planted, monkeypatch):
     shape = (BATCH, HEADS, TOKENS, head_dim)  # the scale is a power of two, and rounds nothing
     q, k, v = (normal(i, shape, math.sqrt(s)).astype(jnp.bfloat16) for i, s in enumerate((size, size, 1)))
     if planted:
-        scores = blocks._scores
+        scores = dense._scores
 
         def rounded_scores(*of):
             return scores(*of).astype(jnp.bfloat16).astype(jnp.float32)
 
-        monkeypatch.setattr(blocks, "_scores", rounded_scores)
+        monkeypatch.setattr(dense, "_scores", rounded_scores)
     off = distance(attended(q, k, v).astype(jnp.float32), softmax_attention(q, k, v))
     assert (off < 2 * 2**-9) != planted
 

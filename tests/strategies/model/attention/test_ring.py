@@ -17,10 +17,10 @@ from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import NVIDIA_GPU, backend_for
+from strategies.backends.device_mesh import first_devices
 from strategies.config import Attention, Remat
 from strategies.core import plan
 from strategies.costs.predict import Cost, predict
-from strategies.device_mesh import first_devices
 from strategies.model.attention import QKV, causal, cudnn, kernel_for, ring_attention, zigzag
 from strategies.model.attention.dense import attend
 from strategies.step import Step
