@@ -20,6 +20,7 @@ PULL_REQUEST, PUSH = "pull_request", "push"
 STAND_INS = {
     "meshmark": f'exec {sys.executable} -m benchmarks "$@"',
     "pytest": f'exec {sys.executable} -m pytest "$@"',
+    "python": f'exec {sys.executable} "$@"',
     "bencher": 'test "$1" = run && cp "${@: -1}" "$RUNNER_TEMP/sent"',
 }
 """What is installed on a runner. Bencher's command keeps the file that it would send."""

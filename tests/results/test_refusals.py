@@ -94,19 +94,19 @@ OPTIONS = [
     *rows("plot a.jsonl b.json --out=x.png", 2, ((LOG, TWO), "a.jsonl is of the kind training, and b.json is not; pl")),
     *rows("plot a.json a.json --out=x.png", 2, (SCHEDULE, "a picture is of one schedule; plot the 2 files apart")),
     *rows("plot . --out=x.png", 2, ((), ". is a folder, and files are drawn; name one, such as ok.json")),
-    *rows(f"{PICTURE} --between=1,2", 2, (TWO, "--between is a part of a trace, and this is of the kind run; leave")),
+    *rows(f"{PICTURE} --between=1,2", 2, (TWO, "--between is a part of a trace, and this is of the kind run; remove")),
     *rows(f"{LOSSES} --batch-size=8", 2, (LOG, "--batch-size chooses among measured cases, .* of the kind training")),
     *rows(f"{PICTURE} --metric=mfu", 2, (SCHEDULE, "--metric is of measured cases, and this is of the kind schedule")),
     *rows(f"{PICTURE} --metric=speed", 2, (TWO, "--metric speed is unknown; it can be throughput, speedup, eff")),
     *rows(f"{PICTURE} --strategy=tensor", 2, (TWO, "--strategy tensor: the files have no row .* data, fsdp, single")),
     *rows(f"{PICTURE} --devices=4", 2, (TWO, "--devices 4: the files have no row of it; it can be 1, 2")),
-    *rows(f"{PICTURE} --size=3", 2, (TWO, "'3' is not a size in inches; give width and height from 1 to 100")),
+    *rows(f"{PICTURE} --size=3", 2, (TWO, "'3' is not a size in inches; use width and height from 1 to 100")),
     *rows(f"{PICTURE} --metric=mfu", 5, (TWO, "nothing to draw; mfu_vs_devices: 3 of 3 rows not drawn: 3 without mfu")),
     *rows("plot a.json --out=x --batch-size=7", 5, (run(row(), row(batch=8)), "a global batch of 7; it can be 8, 16")),
     *rows("plot a.json --out=x.xyz", 5, (trace(LANE, SPAN), "x.xyz has no suffix of a picture")),
     *rows("plot a.json --out=a.json", 5, (trace(LANE, SPAN), "would overwrite the input")),
-    *rows(f"{PICTURE} --between=3,2", 2, (trace(LANE, SPAN), "'3,2' is no interval; give its begin and its end")),
-    *rows(f"{PICTURE} --between=now", 2, (trace(LANE, SPAN), "'now' is no interval")),
+    *rows(f"{PICTURE} --between=3,2", 2, (trace(LANE, SPAN), "'3,2' is not an interval; write its begin and its end")),
+    *rows(f"{PICTURE} --between=now", 2, (trace(LANE, SPAN), "'now' is not an interval")),
     *rows("export a.json --format=csv --columns=meshs", 2, (ALONE, "no column is called 'meshs'; there are mesh")),
 ]
 OTHER_FILES = [
@@ -212,8 +212,8 @@ GATE = [
         for allowed, message in (
             ("memory.temp=1%", "'memory.temp' names no exact metric; .* memory.temp_b"),
             ("compiled.flops", "'compiled.flops' is not an option with a value"),
-            ("compiled.flops=-1", "'-1' is no allowance; give a number of at least 0"),
-            ("compiled.flops=nan%", "'nan%' is no allowance; .* a percentage such as"),
+            ("compiled.flops=-1", "'-1' is not an allowance; use a number of at least 0"),
+            ("compiled.flops=nan%", "'nan%' is not an allowance; .* a percentage such as"),
             ("tokens_per_second=1", "'tokens_per_second' names no exact metric"),
         )
         for each in rows(f"regress exact ok.json ok.json --allow {allowed}", 2, ((), message))

@@ -251,9 +251,8 @@ def test_too_little_time_is_never_green(tmp_path: Path) -> None:
 def test_a_ref_is_compared_with_uncommitted_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """HEAD is the commit, '.' the working tree with uncommitted changes, and git keeps no extra worktree."""
     monkeypatch.chdir(stub(tmp_path))
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "--message=stub")
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=stub"]):
+        git(tmp_path, *words)
     stub(tmp_path, factor=1.5)
     report = compare("HEAD", ".")
     assert [finding.word for finding in report.findings] == ["slower"]
@@ -263,16 +262,13 @@ def test_a_ref_is_compared_with_uncommitted_changes(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
-    """After SIGINT or SIGTERM workers and worktrees are gone, the report and its file say how many launches were made,
-    and the exit code is 130.
-    """
+    """After SIGINT or SIGTERM workers and worktrees are gone, report and file count the launches, and the code is 130."""
     log = tmp_path / "log"
     repository = stub(tmp_path / "repository", cases=["a", "b"], log=str(log), prepare={"b": "hang"})
-    git(repository, "init", "--quiet")
-    git(repository, "add", ".")
-    git(repository, "commit", "--quiet", "--message=stub")
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=stub"]):
+        git(repository, *words)
     command = [sys.executable, "-P", "-m", "benchmarks", "regress", "paired", "--base=HEAD", "--head=HEAD", *QUICK]
-    command.append(f"--markdown={tmp_path / 'report.md'}")
+    command += [f"--markdown={tmp_path / 'report.md'}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=repository, env=environment, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr
@@ -284,8 +280,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
     assert "stopped before the end" in output
     assert "launches 1 first: inconclusive" in " ".join(output.split())
     assert "no launch was finished" in output
-    assert "1 of 3 launches of" in output
-    assert "1 of 3 launches of" in (tmp_path / "report.md").read_text()
+    assert all("1 of 3 launches of" in report for report in (output, (tmp_path / "report.md").read_text()))
     workers = [int(line.split()[0]) for line in log.read_text().splitlines() if line.endswith("start")]
     assert len(workers) == 7  # two of them only say hello, and two check
     for worker in workers:
