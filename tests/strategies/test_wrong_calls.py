@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, Infeasible, MeshSpec, State, Step, TrainConfig
+from strategies.backends.device_mesh import device_mesh, first_devices
 from strategies.backends.topologies import devices_of
 from strategies.checking import check_step
 from strategies.checkpoints import positions, restore, save
-from strategies.backends.device_mesh import device_mesh, first_devices
 from strategies.huggingface import HuggingFaceError, read, write
 from strategies.huggingface.config_json import config_of, facts_of
 from strategies.schema import SchemaError

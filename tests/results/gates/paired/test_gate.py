@@ -262,7 +262,7 @@ def test_a_ref_is_compared_with_uncommitted_changes(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
-    """After SIGINT or SIGTERM workers and worktrees are gone, report and file count the launches, and the code is 130."""
+    """After SIGINT or SIGTERM workers and worktrees are gone, both reports count the launches, and it ends with 130."""
     log = tmp_path / "log"
     repository = stub(tmp_path / "repository", cases=["a", "b"], log=str(log), prepare={"b": "hang"})
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=stub"]):
