@@ -111,7 +111,7 @@ def overview(
     """The overview of a strategy.
 
     Args:
-        preset: name of the model; default: nano-moe on a mesh with an expert axis, otherwise gpt2.
+        preset: name of the model; default: nano, or nano-moe on a mesh with an expert axis.
         mesh: the mesh; default: `example_mesh`.
         options: other fields of `TrainConfig`; the default number of microbatches is the benchmarks'.
     """
@@ -120,7 +120,7 @@ def overview(
     if strategy.make_step:
         raise Infeasible(f"{name} has no formulas for what it holds and sends, because it has a `make_step`")
     mesh = MeshSpec.of(example_mesh(strategy) if mesh is None else mesh)
-    preset = ("nano-moe" if "expert" in mesh.sizes else "gpt2") if preset is None else preset
+    preset = ("nano-moe" if "expert" in mesh.sizes else "nano") if preset is None else preset
     config = PRESETS[require_instance(preset, str, "the preset")]
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
     cost = None if strategy.twins else predict(name, config, mesh, train)
