@@ -17,7 +17,7 @@ from tests.processes import ROOT
 
 PAGES = ROOT / "docs" / "strategies"
 SVG = "{http://www.w3.org/2000/svg}"
-ANEW = "meshmark show --json | meshmark plot - --out docs/strategies"
+ANEW = "meshmark show {name} --preset {preset} --json | meshmark plot - --out docs/strategies/{name}.svg"
 MOST_BYTES = 60_000
 
 
@@ -40,7 +40,8 @@ def drawn(name: str, **others: Any) -> Tree.Element:
 def test_the_committed_picture_is_what_is_drawn_today(name: str) -> None:
     """Of today's layouts and formulas, to the byte, and it is small; a page shows it, with words that describe it."""
     committed = (PAGES / f"{name}.svg").read_text(encoding="utf-8")
-    assert committed == communication(read_one(name)), f"draw it anew: {ANEW}"
+    preset = "nano-moe" if name == "expert" else "gpt2"
+    assert committed == communication(read_one(name, preset=preset)), ANEW.format(name=name, preset=preset)
     assert len(committed) < MOST_BYTES
     pages = [page.read_text(encoding="utf-8") for page in PAGES.glob("*.md")]
     shown = [line for page in pages for line in page.splitlines() if line.endswith(f"]({name}.svg)")]
