@@ -31,7 +31,7 @@ def test_a_schedule_is_printed_as_text_and_as_json(capsys: pytest.CaptureFixture
     assert "pipeline=2 does not divide microbatches=3" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["gpipe", "--stages", "0", "--microbatches", "3"])
-    assert "give a whole number of at least 1" in capsys.readouterr().err
+    assert "use a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_a_schedule_needs_no_jax() -> None:
