@@ -101,8 +101,8 @@ def autodiff(
 
 
 Forward = Callable[[Callable[[Weights], GPT], Weights, Tokens, Collect | None], tuple[Float[Array, " N"], Any]]
-"""(function from weights to a model, weights, this device's sequences, collect) -> as `forward` of the model, for all
-layers in the order of their slots (`Step.layer_slots`)."""
+"""(function from weights to a model, weights, this device's sequences, collect) -> what `forward` of the model returns.
+What was collected is in the order of slots (`Step.layer_slots`)."""
 
 
 class Optimizer(NamedTuple):

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.processes import LIMIT_SECONDS, ROOT, environment
+from tests.results.gates.source_edits import EXACT
 
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "docs/examples/ci").glob("*.yml")}
 PULL_REQUEST, PUSH = "pull_request", "push"
@@ -28,7 +29,7 @@ STAND_INS = {
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A commit of the files of this checkout, which is the pull request's, above origin/main."""
+    """The files of this checkout as origin/main, and as the branch of a pull request."""
     folder = tmp_path / "checkout"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -41,7 +42,7 @@ def checkout(tmp_path: Path) -> Path:
         ["add", "-A"],
         ["commit", "-qm", "The base"],
         ["update-ref", "refs/remotes/origin/main", "main"],
-        ["commit", "-qm", "The pull request", "--allow-empty"],
+        ["checkout", "-q", "-b", "request"],
     ):
         subprocess.run([*git, *words], cwd=folder, check=True)
     for name, line in STAND_INS.items():
@@ -58,12 +59,13 @@ def steps(name: str, event: str) -> Iterator[dict[str, Any]]:
     conditions = "always()", f"github.event_name == '{event}'"
     for step in WORKFLOWS[name]["jobs"]["meshmark"]["steps"]:
         command = step.get("run", "pip install")
-        if not command.startswith("pip install") and step.get("if", "always()") in conditions:
+        if not command.startswith("pip install") and step.get("if", "always()").partition(" && ")[0] in conditions:
             yield step
 
 
-def run(checkout: Path, name: str, event: str, *, verdict: str = "nothing fails") -> None:
-    """Run these steps in order; the first that fails without this verdict ends the test."""
+def run(checkout: Path, name: str, event: str, *, verdict: str = "nothing fails") -> str:
+    """Run these steps in order, and return what they print; the first that fails without this verdict ends the test."""
+    said = ""
     folder = checkout.parent
     here = {"GITHUB_BASE_REF": "main", "RUNNER_TEMP": folder, "GITHUB_STEP_SUMMARY": folder / "summary"}
     env = environment(**here, PYTHONPATH="", PATH=f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -71,14 +73,22 @@ def run(checkout: Path, name: str, event: str, *, verdict: str = "nothing fails"
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
         options = {"cwd": checkout, "env": env, "capture_output": True, "text": True, "timeout": LIMIT_SECONDS}
         done = subprocess.run(command, **options)
-        said = done.stdout[-3000:] + done.stderr[-3000:]
-        assert done.returncode == 0 or verdict in said, f"{step['run']}\n{said}"
+        said += done.stdout + done.stderr
+        assert done.returncode == 0 or verdict in said, f"{step['run']}\n{said[-6000:]}"
+    return said
 
 
-def test_the_exact_gate_compares_a_request_with_its_base(checkout: Path) -> None:
-    """The report is in the summary of the job: nothing is worse."""
-    run(checkout, "exact-gate", PULL_REQUEST)
-    assert re.search(r"green: \d+ same", (checkout.parent / "summary").read_text())
+@pytest.mark.parametrize("worse", [True, pytest.param(False, marks=pytest.mark.processes)])
+def test_the_exact_gate_compares_a_request_with_its_base(checkout: Path, *, worse: bool) -> None:
+    """The summary of the job has the report: green, or red if a gather has left its loop."""
+    edit = next(edit for edit in EXACT if edit.name == "a gather out of its loop")
+    file = checkout / edit.file
+    for before, after in edit.changes if worse else ():
+        file.write_text(file.read_text().replace(before, after))
+    run(checkout, "exact-gate", PULL_REQUEST, verdict="red: 1 worse")
+    said = (checkout.parent / "summary").read_text()
+    assert re.search(r"red: 1 worse" if worse else r"green: 1 same", said)
+    assert ("collectives.all_gather.outside_loops" in said) == worse
 
 
 @pytest.mark.processes
@@ -104,7 +114,7 @@ def test_pytest_benchmark_compares_with_the_last_run_of_main(checkout: Path) -> 
     """A run of main is saved, with which the pull request's is compared. Beside other processes it may be slower."""
     run(checkout, "pytest-benchmark", PUSH)
     assert len([*(checkout / ".benchmarks").rglob("0001_*.json")]) == 1
-    run(checkout, "pytest-benchmark", PULL_REQUEST, verdict="Performance has regressed")
+    assert "(0001_" in run(checkout, "pytest-benchmark", PULL_REQUEST, verdict="Performance has regressed")
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

@@ -1,8 +1,7 @@
 """Child processes: started in one way, bound to this process, and talked to over a connection.
 
-The process that measures and those that compile are such, and so are timing servers (`benchmarks/run/server.py`), which
-answer requests. It needs the standard library alone: `results` compares two checkouts by a timing server in each, where
-JAX may be missing.
+The measuring process, compile workers and timing servers (`benchmarks/run/server.py`) are child processes. This module
+needs the standard library alone: `results` compares two checkouts by a timing server in each, where JAX may be missing.
 """
 
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from benchmarks.cli.parent import bound, ignoring_signals
+from benchmarks.cli.statuses import WRONG_USAGE
 
 CONNECTION = "MESHMARK_CONNECTION"
 """Environment variable with the file descriptor of the child's end of the connection."""
@@ -25,7 +25,6 @@ PROTOCOL = 2
 """Version of the requests and answers, raised with every change of them. Only equal versions are compared."""
 SERVER = "benchmarks.run.server"
 TAIL_LINES = 6
-USAGE = 2  # exit status of argparse for invalid options
 
 
 class Child:
@@ -135,7 +134,7 @@ class Server:
         quiet: keep what it writes to stderr for the message of its failure, instead of printing it.
 
     Attributes:
-        deaths: how each process died that did, in order.
+        deaths: how each process that died ended, in order.
     """
 
     def __init__(
@@ -215,7 +214,7 @@ class Server:
         assert self._child
         self._child.process.wait()
         code, last_words = self.end()
-        if code == USAGE:
+        if code == WRONG_USAGE:
             return ServerFailure("refused", last_words.rpartition(f"python -m {SERVER}: ")[2])
         how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
         self.deaths.append(f"{how}\n{last_words}".rstrip())

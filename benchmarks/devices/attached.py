@@ -73,7 +73,7 @@ def topology_of(devices: Devices) -> Topology:
         like = "or take one like it: --topology h100:1x1 --set flops=165TFLOP/s --set hbm=24GiB"
         raise ValueError(f"the specifications of {name!r} are not known; known are {', '.join(OUR_KINDS)}; {like}")
     if device_count(topology) != len(devices):
-        way_out = "start a whole slice, or as many devices in each process"
+        way_out = "start a whole slice, or the same number of devices in each process"
         raise ValueError(f"these {len(devices)} devices are not all of {topology}; {way_out}")
     return topology
 

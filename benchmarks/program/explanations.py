@@ -104,7 +104,7 @@ def cost_of(case: Case) -> Cost | None:
 
 
 def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str, Any]:
-    """The columns that are known. Those of rewrites are not for a step that the compiler partitions.
+    """Columns on overlap, and on rewrites unless the compiler partitions the step.
 
     `rewrites.sent_bytes` and `rewrites.flops` are what a device sends and computes per step beyond the formulas.
     `rewrites.text` says by which collectives. `rewrites.advice` says how to avoid the costly ones, where that is known.
@@ -125,7 +125,7 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
 
 
 def advice_on(case: Case, mesh: Mesh, rewritten: Iterable[Rewrite]) -> list[str]:
-    """What keeps the collectives that became all-reduces, where that is known."""
+    """Options that keep gathers and scatters from becoming all-reduces, where they are known."""
     if not (chip := case.topology and case.topology.chip):
         return []
     axes = decomposed_axes(rewritten)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jax.errors import JaxRuntimeError
+
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import ERRORS, CaseFailure, ProcessDied, TimedOut, reason_of, status_of
 from benchmarks.cases.row import Row
@@ -69,7 +71,8 @@ class CaseStates:
     def fail(self, case: Case, error: BaseException) -> None:
         """A case has ended with an error."""
         facts: dict[str, Any] = {"status": status_of(error), "reason": reason_of(error)}
-        if facts["status"] == "error":  # of the others the reason says it all
+        # Of other failures, and of what the compiler says, the reason says it all.
+        if facts["status"] in ("error", "compile_error") and not isinstance(error.__cause__, JaxRuntimeError):
             self.journal.report_traceback(str(case), "".join(traceback.format_exception(error)))
         # Frames keep training states alive, whose memory the next case needs.
         traceback.clear_frames(error.__traceback__)

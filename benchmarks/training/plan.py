@@ -207,11 +207,11 @@ def _model_of(
         raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; remove one of them")
     init = read(option.init) if option.init else None
     if option.tokenizer == "chars" and not init:
-        vocab = dict(option.model).setdefault("vocab", text.vocab)
+        vocab = dict(option.model).get("vocab", text.vocab)
         if vocab != text.vocab:
             problem = f"--model vocab={vocab}, and the corpus {text.name} has {text.vocab} characters"
             raise ValueError(f"{problem}; remove it, or use --tokenizer bytes")
-        option.model.append(("vocab", vocab))
+        option.model = [*((key, value) for key, value in option.model if key != "vocab"), ("vocab", vocab)]
     base = (str(init.folder), init.config) if init else None
     if saved and not option.preset and not init:
         base = str(saved.metadata.get("preset", "the saved model")), saved.config

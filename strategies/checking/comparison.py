@@ -99,9 +99,9 @@ class Comparison:
         self._require_replicas()
         if not self._turned_at(0).any():
             # Gradients before choices: a wrong gradient may change later choices, and its name is more helpful.
-            # In 16 bits two tokens may have swapped their experts, which numbers of tokens do not show.
-            turned = 1.0 if self.in_16_bits else 0.0
-            self._refuse(self._deviations("gradient", self.mine.of_first_step, self.single.of_first_step, turned))
+            self._refuse(
+                self._deviations("gradient", self.mine.of_first_step, self.single.of_first_step, first_step=True)
+            )
         self._require_choices()
         gradients = self._deviations("gradient", self.mine.gradients, self.single.gradients)
         if not gradients or self._is_common_factor(gradients):
@@ -207,26 +207,25 @@ class Comparison:
         return ""
 
     def _deviations(
-        self, what: str, mine: Mapping[str, Projection], single: Mapping[str, Projection], turned: float = 1.0
+        self, what: str, mine: Mapping[str, Projection], single: Mapping[str, Projection], *, first_step: bool = False
     ) -> list[Deviation]:
-        """All numbers that differ more than rounding explains.
-
-        `what` is "gradient" or "change"; `turned` is the share of changed choices of experts that the numbers depend
-        on.
-        """
+        """All numbers that differ more than rounding explains. `what` is "gradient" or "change"."""
         if mine.keys() != single.keys():
             names = ", ".join(sorted(mine.keys() ^ single.keys()))
             problem = f"the {what} of {names} cannot be compared, because only one of the two states has it"
             raise Mismatch(f"{problem}; an optimizer keeps the mean of the gradients as `mu`")
         return [
-            deviation for name in mine for deviation in self._of_weight(what, name, mine[name], single[name], turned)
+            deviation
+            for name in mine
+            for deviation in self._of_weight(
+                name, mine[name], single[name], what, self._bound_LU(what, name, single[name], first_step=first_step)
+            )
         ]
 
     def _of_weight(
-        self, what: str, name: str, mine: Projection, single: Projection, turned: float
+        self, name: str, mine: Projection, single: Projection, what: str, bound_LU: np.ndarray
     ) -> Iterator[Deviation]:
         """Numbers of one weight that differ more than rounding explains: the worse one for each layer and unit."""
-        bound_LU = self._bound_LU(what, name, single, turned)
         layers, units = bound_LU.shape
         for at in np.ndindex(layers, units):
             bound, norms = float(bound_LU[at]), (float(mine.norm_LU[at]), float(single.norm_LU[at]))
@@ -243,8 +242,14 @@ class Comparison:
             bound *= 1 if kind == "norm" else TAIL
             yield Deviation(f"{what} of {name}{place}", kind, *values, bound, ratio, scaled, relative)
 
-    def _bound_LU(self, what: str, name: str, single: Projection, turned: float = 1.0) -> np.ndarray:
-        """The difference of a norm that rounding, and choices of experts changed by it, may cause."""
+    def _bound_LU(self, what: str, name: str, single: Projection, *, first_step: bool = False) -> np.ndarray:
+        """The difference of a norm that rounding, and choices of experts changed by it, may cause.
+
+        No choice differs in the first step, as far as numbers of tokens show. They do not show two tokens that swap
+        their experts, so in 16 bits its gradients may differ as much as if all choices that differ did so there.
+        """
+        if first_step and not self.in_16_bits:
+            return self.rounding.gradient * np.maximum(single.norm_LU, self._floor)
         loosened = self._loosened
         if "expert 0" in single.units and self._flips:
             least_LE = np.maximum(sum(self.single.choices), 1)
@@ -252,9 +257,9 @@ class Comparison:
             # The choices are of layers; a weight of a block of several layers has those of its place in the block.
             _, place = part_and_layer(name.split(".")[1])
             loosened = loosened + turned_LE[place :: len(turned_LE) // len(single.norm_LU)]
-        if what == "gradient":
+        if what == "gradient" and not first_step:
             loosened = loosened + self._router_drift
-        loosened_LU = turned * loosened * single.norm_LU
+        loosened_LU = loosened * single.norm_LU
         if what == "change":
             # Router biases do not drift, because they move by equal steps.
             drift_LU = self.single.drifts_LU.get(name, 2.0**-20 * single.norm_LU)

@@ -70,7 +70,7 @@ class Recorder:
             self._choices.append(self.step.load(state.params, batch).choices_LE)
 
     def after(self, state: State, metrics: Metrics) -> None:
-        """Record a step's metrics, and its gradients if it is the first step with experts."""
+        """Record a step's metrics, on one device its drift, and with experts the gradients of the first step."""
         self._metrics.append(metrics)
         if self._choices and len(self._metrics) == 1:
             moments = _moments(self.step, state)
@@ -139,8 +139,8 @@ def weight_of(placed: tuple[Leaf, Any]) -> str:
 
 
 def _drift(step: Step) -> Callable[..., list[Any]]:
-    """The function (second moments, weights, their relative error, sum of Adam's weights) -> how far one update may
-    drive apart each element in two runs whose gradients agree up to rounding.
+    """The function (second moments, weights, relative error of the gradients, Adam's bias correction) -> how far one
+    update may drive apart each element in two runs whose gradients agree up to rounding.
 
     AdamW divides each element of a gradient by its own size. So an element much smaller than the others of its array
     has a larger relative error, up to a step of the opposite sign. Each new weight is also rounded.

@@ -60,7 +60,7 @@ def sum_remaining(
 
 
 def split_summed_in_loop(weights: Weights, plan: Plan) -> tuple[Weights, Weights]:
-    """Weights whose gradients are summed after the backward pass, and weights whose are summed in its loop."""
+    """Weights whose gradients are summed after the backward pass, and those whose gradients are summed in its loop."""
     in_loop = {"blocks": weights["blocks"]} if plan.train.reduce == "layer" else {}
     return {name: part for name, part in weights.items() if name not in in_loop}, in_loop
 

@@ -75,7 +75,7 @@ def _of_targets(
     tokens_BS: Tokens,
     divisor: Divisor,
 ) -> tuple[LossTerms, Weights]:
-    """A `Differentiate` whose gradients of the blocks are summed: those of the targets."""
+    """A `Differentiate` that returns the blocks' gradients summed over devices, as gradients of the targets."""
     blocks = {"blocks": weights["blocks"]}
     run_with = map_weights(
         lambda weight, spec: mark_shares(lax.stop_gradient(weight), plan.placed(spec.dims)), plan.config, blocks

@@ -22,7 +22,7 @@ STEPS = np.arange(10, 60, 10)
 
 
 def candidate(strategy: str, gib: float | None, seconds: float | None, **others: Any) -> dict[str, Any]:
-    """A candidate that takes so much memory, in GiB, and so long, as predicted."""
+    """A candidate with this memory, in GiB, and this predicted time."""
     status = "infeasible" if gib is None else "too_large" if seconds is None else "fits"
     layout = {"strategy": strategy, "mesh": f"{strategy}=16", "microbatches": 1, "remat": "dots", "options": {}}
     formulas = {"needed_bytes": gib and gib * GIB, "predicted_seconds": seconds, "bound_seconds": seconds and 1.0}
@@ -61,7 +61,7 @@ def predictions(cell: str) -> str:
 
 
 def point(scaling: str, devices: int, seconds: float | None, limit: str | None = None) -> dict[str, Any]:
-    """A point of a step that takes so long."""
+    """A point of a step with this predicted time."""
     batch = 64 if scaling == "strong" else 4 * devices
     used = None if seconds is None else batch * 1024 / seconds / devices / 8192
     known = {"model_flops_utilization": used, "waits_for": limit and {limit: 0.5}, "mesh": f"fsdp={devices}"}

@@ -26,7 +26,6 @@ from tests.strategies import quick
 from tests.strategies.refusals import Row, assert_short, cases
 
 CONFIG = GPTConfig(layers=2, embed=16, heads=4, vocab=31, sequence=8)
-LONG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=1024)
 TRAIN = TrainConfig(batch_size=8)
 TOKENS = np.zeros((8, 9), int)
 

@@ -21,6 +21,8 @@ from results.gates.verdict import Report
 from results.records.launches import MIN_LAUNCHES
 from results.records.reading import NotComparable
 
+SIGNALS = signal.SIGINT, signal.SIGTERM
+
 
 def run(options: argparse.Namespace) -> Report:
     """Compare two checkouts."""
@@ -57,6 +59,8 @@ def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started
     try:
         comparison.run()
     except KeyboardInterrupt:
+        for number in SIGNALS:  # a second one, while workers end, loses no report
+            signal.signal(number, signal.SIG_IGN)
         report = conclude(f"{title}, stopped before the end", of_base, of_head, comparison)
         return replace(report, stopped=True)
     return conclude(title, of_base, of_head, comparison)
@@ -85,10 +89,9 @@ def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> l
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM too, so that a job stopped by a service cleans up as after Ctrl-C."""
-    signals = signal.SIGINT, signal.SIGTERM
-    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    before = [signal.signal(number, signal.default_int_handler) for number in SIGNALS]
     try:
         yield
     finally:
-        for number, handler in zip(signals, before, strict=True):
+        for number, handler in zip(SIGNALS, before, strict=True):
             signal.signal(number, handler)

@@ -81,7 +81,7 @@ def test_options_of_pytest_that_cannot_be_read_are_named() -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["benchmarks show fsdp", "benchmarks strategies", "benchmarks schedule"])
+@pytest.mark.parametrize("command", ["benchmarks show fsdp", "benchmarks doctor", "benchmarks schedule"])
 def test_a_wrong_number_of_virtual_devices_is_refused_in_a_line(command: str) -> None:
     """JAX would refuse it with a traceback."""
     given = {**os.environ, "JAX_NUM_CPU_DEVICES": "zero"}
