@@ -73,7 +73,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "page file.txt": (5, "or not JSON: Input data was truncated; write it with `pytest benchmarks --benchmark-json"),
     "predict file.txt": (5, "file.txt lacks the columns stack, device, devices, devices_per_host, layers and 12 more;"),
     "export run.json --at=3": (2, "--at and --dtype are of a checkpoint; pass --to-huggingface FOLDER, or remove them"),
-    "show --mesh=tensor=7": (2, "tensor=7 does not divide heads=12; tensor can be 1, 2 or 4"),
+    "show --mesh=tensor=7": (2, "tensor=7 does not divide heads=8; tensor can be 1, 2, 4 or 8"),
     "page missing.json": (5, "missing.json does not exist"),
     "page list.json": (5, "is JSON but not pytest-benchmark's"),
     "page negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
