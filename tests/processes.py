@@ -20,6 +20,12 @@ LIMIT_SECONDS = 1200
 Ended = subprocess.CompletedProcess[str]
 
 
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder, and return its output."""
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
 def environment(**variables: Any) -> dict[str, str]:
     """The environment of a process that a test starts: CPUs, fast compilation, and no trace of the pytest around it."""
     from tests.strategies.quick import OPTIONS  # with JAX, which conftest.py sets up before

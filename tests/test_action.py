@@ -1,7 +1,6 @@
 """The GitHub action `.github/actions/meshmark`: its steps run as a runner would run them, and it can fail."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.processes import ROOT, environment
+from tests.processes import ROOT
+from tests.runner import MESHMARK, install, run_step
 
 FOLDER = ROOT / ".github" / "actions" / "meshmark"
 ACTION = yaml.safe_load((FOLDER / "action.yml").read_text())
@@ -44,22 +44,14 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runner")
     (folder / "gh.py").write_text(GH)
     gh = f'exec {sys.executable} {folder}/gh.py {folder} "$@"'
-    for name, line in (("gh", gh), ("meshmark", f'exec {sys.executable} -m benchmarks "$@"')):
-        script = folder / "bin" / name
-        script.parent.mkdir(exist_ok=True)
-        script.write_text(f"#!/bin/bash\n{line}\n")
-        script.chmod(0o755)
+    install(folder, {"gh": gh, "meshmark": MESHMARK})
     return folder
 
 
 def start(runner: Path, name: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-    """Run a step of the action as a runner does: bash without a profile, with the given variables."""
+    """Run a step of the action with the given variables."""
     (step,) = [step for step in ACTION["runs"]["steps"] if step["name"] == name]
-    files = {"GITHUB_OUTPUT": runner / "output", "GITHUB_STEP_SUMMARY": runner / "summary", "RUNNER_TEMP": runner}
-    path = f"{runner / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-    variables = {**files, "PATH": path, "GITHUB_REPOSITORY": "some/repository", **variables}
-    return subprocess.run(command, cwd=runner, env=environment(**variables), capture_output=True, text=True)
+    return run_step(step["run"], runner, runner, GITHUB_REPOSITORY="some/repository", **variables)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """The workflows of docs/examples/ci: their steps run on this repository, as a runner would run them."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.processes import LIMIT_SECONDS, ROOT, environment
-from tests.results.gates.source_edits import EXACT
+from tests.processes import ROOT, git
+from tests.results.gates.source_edits import EXACT, edited
+from tests.runner import MESHMARK, install, run_step
 
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "docs/examples/ci").glob("*.yml")}
 PULL_REQUEST, PUSH = "pull_request", "push"
 STAND_INS = {
-    "meshmark": f'exec {sys.executable} -m benchmarks "$@"',
+    "meshmark": MESHMARK,
     "pytest": f'exec {sys.executable} -m pytest "$@"',
     "python": f'exec {sys.executable} "$@"',
     "bencher": 'test "$1" = run && cp "${@: -1}" "$RUNNER_TEMP/sent"',
@@ -31,12 +30,10 @@ STAND_INS = {
 def checkout(tmp_path: Path) -> Path:
     """The files of this checkout as origin/main, and as the branch of a pull request."""
     folder = tmp_path / "checkout"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
+    for name in filter(None, git(ROOT, "ls-files", "-z").split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    git = ["git", "-c", "user.name=meshmark", "-c", "user.email=meshmark@example.com"]
     for words in (
         ["init", "-q", "-b", "main"],
         ["add", "-A"],
@@ -44,12 +41,8 @@ def checkout(tmp_path: Path) -> Path:
         ["update-ref", "refs/remotes/origin/main", "main"],
         ["checkout", "-q", "-b", "request"],
     ):
-        subprocess.run([*git, *words], cwd=folder, check=True)
-    for name, line in STAND_INS.items():
-        script = tmp_path / "bin" / name
-        script.parent.mkdir(exist_ok=True)
-        script.write_text(f"#!/bin/bash\n{line}\n")
-        script.chmod(0o755)
+        git(folder, *words)
+    install(tmp_path, STAND_INS)
     return folder
 
 
@@ -66,13 +59,8 @@ def steps(name: str, event: str) -> Iterator[dict[str, Any]]:
 def run(checkout: Path, name: str, event: str, *, verdict: str = "nothing fails") -> str:
     """Run these steps in order, and return what they print; the first that fails without this verdict ends the test."""
     said = ""
-    folder = checkout.parent
-    here = {"GITHUB_BASE_REF": "main", "RUNNER_TEMP": folder, "GITHUB_STEP_SUMMARY": folder / "summary"}
-    env = environment(**here, PYTHONPATH="", PATH=f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
     for step in steps(name, event):
-        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-        options = {"cwd": checkout, "env": env, "capture_output": True, "text": True, "timeout": LIMIT_SECONDS}
-        done = subprocess.run(command, **options)
+        done = run_step(step["run"], checkout.parent, checkout, GITHUB_BASE_REF="main", PYTHONPATH="")
         said += done.stdout + done.stderr
         assert done.returncode == 0 or verdict in said, f"{step['run']}\n{said[-6000:]}"
     return said
@@ -82,9 +70,8 @@ def run(checkout: Path, name: str, event: str, *, verdict: str = "nothing fails"
 def test_the_exact_gate_compares_a_request_with_its_base(checkout: Path, *, worse: bool) -> None:
     """The summary of the job has the report: green, or red if a gather has left its loop."""
     edit = next(edit for edit in EXACT if edit.name == "a gather out of its loop")
-    file = checkout / edit.file
-    for before, after in edit.changes if worse else ():
-        file.write_text(file.read_text().replace(before, after))
+    if worse:
+        (checkout / edit.file).write_text(edited(checkout, edit))
     run(checkout, "exact-gate", PULL_REQUEST, verdict="red: 1 worse")
     said = (checkout.parent / "summary").read_text()
     assert re.search(r"red: 1 worse" if worse else r"green: 1 same", said)

@@ -106,7 +106,7 @@ def dashed(name: str) -> str:
 
 
 MOVED = {f"--{dashed(key)}": f"--model {key}={{}}" for key in MODEL_KEYS} | {"--untied": "--model tied=false"}
-"""Former options -> what to pass instead."""
+"""Options that the keys of --model replace -> what to pass instead."""
 
 
 def model_value(text: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.cli.commands import SECTIONS
-from benchmarks.cli.options import MODEL_KEYS, joined
+from benchmarks.cli.options import MODEL_KEYS
 from benchmarks.cli.parser import Option, sentence
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,8 @@ def spelled(option: Option) -> str:
 def meaning(option: Option) -> str:
     """What the help says of an option, without keys of models and paths; some options are passed on to `measure`."""
     text = option.help % {"default": option.default} if option.help else "as of [measure](#measure)"
-    text = text.replace(joined(MODEL_KEYS), "[keys](#keys-of---model), such as layers=2,embed=64")
+    if option.name == "--model" and option.help:
+        text = "change the preset by [keys](#keys-of---model), such as layers=2,embed=64"
     return text.replace(f"{ROOT}/", "").replace(str(Path.home()), "~")
 
 

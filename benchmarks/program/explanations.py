@@ -1,4 +1,4 @@
-"""Columns of a row on a compiled program beside the formulas: predictions, what the compiler changed, and overlap.
+"""What a row says of its compiled program compared with the formulas: what the compiler changed, and overlap.
 
 A compiler may send an all-gather as an all-reduce, add gradients up before it sends them, or send bfloat16 as float32.
 Two collectives in flight at once each count all work between their own start and end as overlap. The simulated schedule

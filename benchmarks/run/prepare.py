@@ -178,8 +178,8 @@ def built(record: Record) -> Step:
 def case_seconds(case: Case, machine: Machine) -> float | None:
     """Predicted seconds of a step; of a step that the compiler partitions, those of its hand-written twin.
 
-    None where there are no formulas, on a torus of this machine, whose shape is not known, and on several hosts whose
-    network is not known. Other local devices are numbered host by host, as many on each as this process has.
+    It is None without formulas, on this machine's TPUs, whose torus has an unknown shape, and on several hosts whose
+    network is unknown. Other devices of this machine are numbered host by host, and hosts have equal numbers of them.
     """
     cost = cost_of(case)
     topology = case.topology or Topology(CPU, (jax.process_count(), jax.local_device_count()))

@@ -79,7 +79,7 @@ def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] 
     if not free:
         raise ValueError(f"no prediction of these runs depends on {', '.join(only)}; name other constants")
     if len(runs) < len(free):
-        raise ValueError(f"{len(runs)} runs cannot fix {len(free)} constants; pass at least as many runs")
+        raise ValueError(f"{len(runs)} runs cannot fix {len(free)} constants; pass {len(free)} runs or more")
     low = np.array([RANGES[name].low for name in free])
     span = np.array([RANGES[name].high for name in free]) - low
 

@@ -211,7 +211,7 @@ def _model_of(
         if vocab != text.vocab:
             problem = f"--model vocab={vocab}, and the corpus {text.name} has {text.vocab} characters"
             raise ValueError(f"{problem}; remove it, or use --tokenizer bytes")
-        option.model = [*((key, value) for key, value in option.model if key != "vocab"), ("vocab", vocab)]
+        option.model = [*option.model, ("vocab", vocab)]
     base = (str(init.folder), init.config) if init else None
     if saved and not option.preset and not init:
         base = str(saved.metadata.get("preset", "the saved model")), saved.config

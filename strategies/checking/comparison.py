@@ -218,12 +218,12 @@ class Comparison:
             deviation
             for name in mine
             for deviation in self._of_weight(
-                name, mine[name], single[name], what, self._bound_LU(what, name, single[name], first_step=first_step)
+                what, name, mine[name], single[name], self._bound_LU(what, name, single[name], first_step=first_step)
             )
         ]
 
     def _of_weight(
-        self, name: str, mine: Projection, single: Projection, what: str, bound_LU: np.ndarray
+        self, what: str, name: str, mine: Projection, single: Projection, bound_LU: np.ndarray
     ) -> Iterator[Deviation]:
         """Numbers of one weight that differ more than rounding explains: the worse one for each layer and unit."""
         layers, units = bound_LU.shape
@@ -248,25 +248,28 @@ class Comparison:
         No choice differs in the first step, as far as numbers of tokens show. They do not show two tokens that swap
         their experts, so in 16 bits its gradients may differ as much as if all choices that differ did so there.
         """
-        if first_step and not self.in_16_bits:
-            return self.rounding.gradient * np.maximum(single.norm_LU, self._floor)
-        loosened = self._loosened
-        if "expert 0" in single.units and self._flips:
-            least_LE = np.maximum(sum(self.single.choices), 1)
-            turned_LE = 2 * np.sqrt(self._turned_LE / least_LE)
-            # The choices are of layers; a weight of a block of several layers has those of its place in the block.
-            _, place = part_and_layer(name.split(".")[1])
-            loosened = loosened + turned_LE[place :: len(turned_LE) // len(single.norm_LU)]
-        if what == "gradient" and not first_step:
-            loosened = loosened + self._router_drift
-        loosened_LU = loosened * single.norm_LU
+        loosened_LU = np.zeros_like(single.norm_LU)
+        if not first_step or self.in_16_bits:
+            loosened_LU = self._turned_share(name, single) * single.norm_LU
         if what == "change":
             # Router biases do not drift, because they move by equal steps.
             drift_LU = self.single.drifts_LU.get(name, 2.0**-20 * single.norm_LU)
             if name not in self.single.drifts_LU and self._flips:
                 return 2 * single.norm_LU  # a changed choice may flip the sign of a router bias's step
             return self.drift_factor * drift_LU + 2 * loosened_LU
+        if not first_step:
+            loosened_LU = loosened_LU + self._router_drift * single.norm_LU
         return self.rounding.gradient * np.maximum(single.norm_LU, self._floor) + loosened_LU
+
+    def _turned_share(self, name: str, single: Projection) -> float | np.ndarray:
+        """Relative difference that changed choices of experts cause: in each expert's array by those of this expert."""
+        if "expert 0" not in single.units or not self._flips:
+            return self._loosened
+        least_LE = np.maximum(sum(self.single.choices), 1)
+        turned_LE = 2 * np.sqrt(self._turned_LE / least_LE)
+        # The choices are of layers; a weight of a block of several layers has those of its place in the block.
+        _, place = part_and_layer(name.split(".")[1])
+        return self._loosened + turned_LE[place :: len(turned_LE) // len(single.norm_LU)]
 
 
 def _require_finite(steps: FirstSteps, whose: str) -> None:

@@ -1,5 +1,5 @@
-"""Dense causal self-attention, and attention of one block of queries to one block of keys, of which all is made but
-fused kernels. Neither keeps residuals of size [B,H,T,T].
+"""Dense causal self-attention, and attention of one block of queries to one block of keys, from which all attention
+but fused kernels is built. Neither keeps residuals of size [B,H,T,T].
 
 A block is a range of queries and a range of keys. With `causal=True` the last keys belong to the query tokens, and a
 query attends to no key after its own token. With a mask it attends to the keys where the mask is true. Otherwise each

@@ -18,7 +18,7 @@ from results.gates.paired.launches import WARM_UP_ROUNDS
 from results.gates.verdict import Finding, Report
 from results.records.reading import NotComparable
 from tests.commands import command, parsed
-from tests.processes import ROOT
+from tests.processes import ROOT, git
 from tests.results.gates.proof import plant
 
 STUB = Path(__file__).with_name("stub_worker.py").read_text()
@@ -45,12 +45,6 @@ def compare(base: Path | str, head: Path | str, *options: str) -> Report:
 def findings(report: Report) -> dict[str, Finding]:
     """The findings by case id."""
     return {finding.case.partition("[")[2].partition("]")[0]: finding for finding in report.findings}
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder, and return its output."""
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def test_equal_checkouts_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
