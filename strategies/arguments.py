@@ -124,18 +124,21 @@ def guarded(function: Any, require: Callable[..., None]) -> Any:
 
 def jitted(
     mesh: Mesh,
-    partitioned: bool,
+    mode: str,
     function: Callable,
     inputs: Mapping[str, Any],
     outputs: Any,
     donate_argnums: tuple[int, ...] = (),
 ) -> Any:
-    """Jit a function over a mesh: in `jax.shard_map`, or on whole arrays that the compiler partitions.
+    """Jit a function over a mesh, in a mode of `Implementation.mode`.
 
     It raises Infeasible for deleted arrays, and for arguments whose shapes differ from `inputs`, by name.
     """
     specs = jax.tree.map(lambda array: array.sharding.spec, tuple(inputs.values()))
-    mapped = function if partitioned else jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs)
+    if mode == "explicit":
+        mapped = explicit(function, mesh, specs)
+    else:
+        mapped = function if mode == "auto" else jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs)
 
     @wraps(function)
     def checked(*given: Any) -> Any:
@@ -150,3 +153,14 @@ def jitted(
     # These shardings equal `init`'s. Otherwise the second step would be compiled again.
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
     return guarded(jax.jit(checked, out_shardings=out_shardings, donate_argnums=donate_argnums), require)
+
+
+def explicit(function: Callable, mesh: Mesh, specs: Any) -> Callable:
+    """A function that sees explicit mesh axes, of a mesh whose axes are not. Axes of size one stay out of all types."""
+    inside = jax.sharding.explicit_axes(function, in_sharding=specs)
+
+    def run(*given: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return inside(*given)
+
+    return run

@@ -126,7 +126,8 @@ def implement(plan: Plan, mesh: Mesh) -> Implementation:
     return Implementation(
         hooks=replace(hooks(mesh, plan.placement, plan.train.sequence_parallel), needs_loop=plan.needs_loop),
         reduce=lambda loss, grads: (loss, sum_whole_copies(grads, plan)),
-        compiler_partitioned=True,
+        prepare=lambda weights: weights,
+        mode="auto",
     )
 
 

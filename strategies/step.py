@@ -17,7 +17,7 @@ A strategy is a list of mesh axes. This is how it builds a step, and what a step
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ class Implementation:
     """The functions by which the axes of a strategy change a step. The defaults are for one device.
 
     An axis sets the fields that it changes, and no other axis of the mesh may set the same. The functions run inside
-    `jax.shard_map`, unless the compiler partitions the step.
+    `jax.shard_map` unless `mode` says otherwise.
 
     Attributes:
         hooks: functions that the model calls, for communication inside it.
@@ -138,7 +138,9 @@ class Implementation:
         sum_layer: one layer's gradients -> their sums over replicas, in the backward loop (layer_reduction.py).
         optimizer: AdamW with clipping -> the optimizer that replaces it.
         inexact: why the step, by design, does not compute what one device computes; empty if it does.
-        compiler_partitioned: whether the compiler partitions the step, so that functions see global arrays.
+        prepare: stored weights -> the weights to differentiate; None is `gradients.prepare_weights`.
+        mode: where the functions run: inside `jax.shard_map`; or on whole arrays, which the compiler partitions, by its
+            own choice ("auto") or by the types of the arrays ("explicit").
     """
 
     hooks: Hooks = ONE_DEVICE
@@ -149,7 +151,8 @@ class Implementation:
     sum_layer: Callable[[list[Array]], list[Array]] | None = None
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
     inexact: str = ""
-    compiler_partitioned: bool = False
+    prepare: Callable[[Weights], Weights] | None = None
+    mode: Literal["shard_map", "auto", "explicit"] = "shard_map"
 
 
 Inputs = ParamSpec("Inputs")

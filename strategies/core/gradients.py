@@ -8,7 +8,7 @@ gradients. The global norm counts a head once.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import jax
@@ -25,6 +25,7 @@ from strategies.core.shards import gather, scatter
 from strategies.model.attention.qkv import copied
 from strategies.model.gpt import map_weights, spec_tree
 from strategies.model.layers import after
+from strategies.model.sharding import completed, is_partial, partial_sum, zeros_like
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import LossTerms, Tokens
 
@@ -164,7 +165,7 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
 
         tokens_MbS = microbatched(tokens_BS, microbatches)
         shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])  # and the axes over which they vary
-        zeros = jax.tree.map(lambda like: jnp.zeros_like(like, jnp.float32), shapes)
+        zeros = jax.tree.map(partial(zeros_like, dtype=jnp.float32), shapes)
         return lax.scan(add, zeros, tokens_MbS)[0]
 
     return accumulate
@@ -181,14 +182,14 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
     for part in sorted(grads, key=lambda part: (part != "lead", part)):
         for grad, spec in zip(jax.tree.leaves(grads[part]), jax.tree.leaves(specs[part]), strict=True):
             axes = tuple(sorted(axis for axis in jax.tree.leaves(tuple(spec)) if axis))
-            squares[axes].append(jnp.sum(jnp.square(grad)))
+            squares[axes].append(partial_sum(jnp.square(grad)))
 
     sums: list[Array] = []
     for axes, parts in squares.items():
-        local: Any = sum(parts)
+        local: Any = reduce(jnp.add, parts)
         if sums and "lead" in grads:
             local = after(sums[-1], local)
-        sums.append(lax.psum(local, axes) if axes else local)
+        sums.append(completed(lax.psum(local, axes) if axes and not is_partial(local) else local))
     total: Any = sum(sums)
     return jnp.sqrt(total)
 

@@ -73,6 +73,11 @@ class _Assembly:
         return self.plan.placement
 
     @property
+    def whole(self) -> bool:
+        """Whether the functions see whole arrays."""
+        return self.implementation.mode != "shard_map"
+
+    @property
     def scales_loss(self) -> bool:
         return self.train.dtype == "float16"
 
@@ -90,7 +95,7 @@ class _Assembly:
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        whole = self.implementation.compiler_partitioned
+        whole = self.implementation.mode == "auto"
         once = partial(counted_once, plan=self.plan)
         trained = adamw(self.train, without_biases(self.update_specs, self.config)[0], once, whole=whole)
         optimizer = self.implementation.optimizer(moves_biases(trained, self.update_specs, self.config, self.train))
@@ -115,7 +120,7 @@ class _Assembly:
             padded_vocab=self.plan.padded_vocab,
             layer_slots=self.layer_slots,
             hooks=self.implementation.hooks,
-            attention=self.plan.kernel(partitioned=self.implementation.compiler_partitioned),
+            attention=self.plan.kernel(partitioned=self.whole),
         )
 
     def init(self, key: PRNGKeyArray) -> State:
@@ -162,21 +167,18 @@ class _Assembly:
             return sum_remaining(loss, grads, plan)
 
     def prepared(self, params: Weights, *, evaluated: bool = False) -> Weights:
-        return (
-            params
-            if self.implementation.compiler_partitioned
-            else prepare_weights(params, self.plan, evaluated=evaluated)
-        )
+        prepare = self.implementation.prepare
+        return prepare(params) if prepare else prepare_weights(params, self.plan, evaluated=evaluated)
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
         """The mean loss of a batch, computed forward, microbatch by microbatch."""
-        axes = () if self.implementation.compiler_partitioned else (*self.placement.batch, *self.placement.tokens)
+        axes = () if self.whole else (*self.placement.batch, *self.placement.tokens)
         loss = self.forward(params, tokens_BS) / (self.train.batch_size * self.config.sequence)
         return lax.psum(loss, axes) if axes else loss
 
     def load(self, params: Weights, tokens_BS: Tokens) -> Load:
         load_LX = self.forward(params, tokens_BS, routed)
-        return total_load(load_LX, self.plan, whole=self.implementation.compiler_partitioned)
+        return total_load(load_LX, self.plan, whole=self.whole)
 
     def forward(self, params: Weights, tokens_BS: Tokens, collect: Collect | None = None) -> Array:
         """The sum of the tokens' losses, or of what `collect` finds in each layer, over microbatches."""
@@ -216,7 +218,7 @@ class _Assembly:
         grads = jax.tree.map(self.placed, grads, grad_specs)
         batch = self.placed(tokens, P(self.placement.batch or None))
         shardings = jax.tree.map(partial(NamedSharding, self.mesh), state_specs)
-        function = partial(jitted, self.mesh, self.implementation.compiler_partitioned)
+        function = partial(jitted, self.mesh, self.implementation.mode)
         return Step(
             config=self.config,
             mesh=self.mesh,

@@ -22,6 +22,7 @@ from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
 from strategies.model.layers import scan_kept
 from strategies.model.remat import TOTALS
+from strategies.model.sharding import merged, spread
 from strategies.model.weights import WeightSpec, create, matrix
 
 
@@ -45,16 +46,11 @@ class Embedding(nnx.Module):
         """Look up the tokens in this device's rows of the table, and sum over the devices that hold other rows."""
         sequence = tokens_BT.shape[1]
         tokens_BT, rows = hooks.own_context(tokens_BT, 1), self.token_VD.shape[0]
-        row_BT = tokens_BT - hooks.vocab_start(rows)
-        held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
-        # Sum gradients in float32, for positions and for rows that are looked up several times.
-        wide_VD, dtype = self.token_VD.astype(jnp.float32), self.token_VD.dtype
-        found_BTD = jnp.where(held_BT1, wide_VD[jnp.clip(row_BT, 0, rows - 1)], 0).astype(dtype)
-        x_BTD = hooks.embed_sum(found_BTD)
+        x_BTD = hooks.embed_sum(hooks.look_up(self.token_VD[...], tokens_BT - hooks.vocab_start(rows)))
         if not hasattr(self, "position_TD"):
             return x_BTD
         position_TD = hooks.own_tokens(hooks.own_context(self.position_TD[:sequence], 0))
-        return (x_BTD + position_TD.astype(jnp.float32)).astype(dtype)
+        return (x_BTD + spread(position_TD.astype(jnp.float32), x_BTD)).astype(self.token_VD.dtype)
 
 
 TABLE = matrix("vocab", "embed")
@@ -80,7 +76,7 @@ class Head(nnx.Module):
         self, x_BTD: Float[Array, "B T D"], token_VD: Array, targets_BT: Int[Array, "B T"], hooks: Hooks
     ) -> Float[Array, " N"]:
         """Compute the loss of each token in float32. A device computes logits only for its rows of the table."""
-        normed_ND = hooks.all_tokens(self.norm(x_BTD)).reshape(-1, x_BTD.shape[-1])
+        normed_ND = merged(hooks.all_tokens(self.norm(x_BTD)))
         return losses(normed_ND, token_VD, targets_BT.reshape(-1), hooks, vocab=self.vocab, train=self.train_config)
 
 

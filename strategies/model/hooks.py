@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.router import Routed
-from strategies.model.weights import WeightSpec, project
+from strategies.model.weights import WeightSpec, look_up, project
 
 Exchanged = tuple[Routed, Callable[[Array], Array]]
 """Result of `Hooks.exchange`."""
@@ -52,6 +52,7 @@ class Hooks:
         grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
         needs_loop: whether layers stay a loop even if one iteration runs all of them (layers.py).
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
+        look_up: (rows of the token table on this device, row of each token) -> the rows found; zero for others.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of vocabulary rows on this device -> index of the first.
         vocab_sum: a sum over this device's vocabulary rows -> the sum over all rows.
@@ -80,6 +81,7 @@ class Hooks:
     needs_loop: bool = True
     batch_sum: Callable[[Array], Array] = lambda x: x
     embed_sum: Callable[[Array], Array] = lambda x: x
+    look_up: Callable[[Array, Array], Array] = look_up
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x
     vocab_max: Callable[[Array], Array] = lambda x: x

@@ -18,6 +18,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.hooks import Hooks, LayerInfo
 from strategies.model.layers import Extras, Result, Sums
 from strategies.model.remat import KEPT
+from strategies.model.sharding import spread
 from strategies.model.weights import WeightSpec, create, matmul, matrix, vector
 
 
@@ -63,7 +64,7 @@ def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
 
 def add_bias(x: Array, bias: Any) -> Array:
     """Add a bias in float32. The result has the dtype of the array."""
-    return (x + bias).astype(x.dtype)
+    return (x + spread(bias[...], x)).astype(x.dtype)
 
 
 class LayerNorm(Part):
@@ -79,9 +80,8 @@ class LayerNorm(Part):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Normalise over D. The result has the dtype of x."""
-        return (_normalise(x_BTD.astype(jnp.float32), self.config.norm_epsilon) * self.scale_D + self.bias_D).astype(
-            x_BTD.dtype
-        )
+        y_BTD = _normalise(x_BTD.astype(jnp.float32), self.config.norm_epsilon)
+        return (y_BTD * spread(self.scale_D[...], x_BTD) + spread(self.bias_D[...], x_BTD)).astype(x_BTD.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -140,6 +140,7 @@ def rms_scaled(
     the mesh axes over which x varies.
     """
     # `remat="none"` keeps an array with extra dims. It keeps no gathered weight, which would be gathered again.
+    scale = spread(scale, x)
     return _rms_scaled(x, jnp.expand_dims(scale, range(x.ndim - scale.ndim)), epsilon, mean)
 
 

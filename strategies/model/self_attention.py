@@ -17,6 +17,7 @@ from strategies.model.layers import Result
 from strategies.model.parts import Part, add_bias, add_branch, rms_scaled
 from strategies.model.remat import KEPT
 from strategies.model.rotary import Rotary, Yarn, rotated
+from strategies.model.sharding import flat, spread
 from strategies.model.weights import WeightSpec, matmul, matrix, vector
 
 
@@ -147,10 +148,11 @@ class HeadNormAttention(NormAttention):
         backend sums over tokens and heads at once, it also transposes everything computed with that sum.
         """
         qk_BTCJK = qk_BTCA.reshape(*qk_BTCA.shape[:3], -1, self.config.head_dim)
+        scales = (spread(scale_K[...], qk_BTCJK[:, :, 0]) for scale_K in (self.q_norm_K, self.k_norm_K))
         q_norm_JK, k_norm_JK = (
-            jnp.broadcast_to(scale_K[...], qk_BTCJK.shape[-2:]) for scale_K in (self.q_norm_K, self.k_norm_K)
+            jnp.broadcast_to(scale, jnp.broadcast_shapes(scale.shape, qk_BTCJK.shape[-2:])) for scale in scales
         )
-        scale_CJK = jnp.stack([*[q_norm_JK] * (qk_BTCA.shape[2] - 1), k_norm_JK])
+        scale_CJK = jnp.stack([*[q_norm_JK] * (qk_BTCA.shape[2] - 1), k_norm_JK], -3)
         return rms_scaled(qk_BTCJK, scale_CJK, self.config.norm_epsilon).reshape(qk_BTCA.shape)
 
 
@@ -174,7 +176,7 @@ class WidthNormAttention(NormAttention):
         normed = [
             rms_scaled(
                 qk_BTCA[:, :, part].reshape(*qk_BTCA.shape[:2], -1),
-                self.qk_norm_CA[part].reshape(-1),
+                flat(self.qk_norm_CA[part]),
                 self.config.norm_epsilon,
                 mean,
             )

@@ -1,0 +1,207 @@
+"""Explicit sharding: data, fsdp, tensor, and products of two of them, in JAX's types (docs of JAX, "Explicit sharding").
+
+The step is that of one device, as in auto.py, but the mesh axes are explicit: the type of each array says which axes
+split its dims, and an operation whose result would be ambiguous is an error. Two tags in the types say what sharding
+constraints cannot. The gradient of a `reduced` weight stays a partial sum on each device; an `unreduced` array is such
+a sum. So gradients are accumulated over microbatches as partial sums, and summed over devices once:
+
+    dW[D,F]{unreduced: data} -reshard(data)-> dW[D,F], each weight, once a step, in `reduce_dtype`
+
+XLA's CPU backend makes no reduce-scatter of a reshard from a partial sum to a split array: it sums all of it and takes
+a part. So the collectives of layers, and they alone, stand in small `jax.shard_map`s:
+
+    W[D_fsdp,F] -all_gather(fsdp)-> W[D,F]{reduced: fsdp}, and its transpose, a reduce-scatter, as in fsdp.py
+    x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D]{reduced: tensor}, and its transpose, as in tensor.py
+    x[B,T,D]{unreduced: tensor} -reduce_scatter(tensor)-> x[B,T_tensor,D], and its transpose, as in tensor.py
+
+A device sends the bytes of data.py, fsdp.py and tensor.py: the formulas are theirs.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from strategies import data, fsdp, tensor
+from strategies.core.axis import Axis
+from strategies.core.placement import partition
+from strategies.core.plan import Plan
+from strategies.infeasible import Infeasible
+from strategies.model.gpt import GPT, map_weights
+from strategies.model.hooks import Hooks
+from strategies.model.sharding import completed, partial_sum, resharded, spec_of
+from strategies.model.weights import Weights, WeightSpec
+from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
+from strategies.strategy import Strategy, vocabulary_traffic
+
+
+def require(plan: Plan) -> None:
+    """Refuse what has no rule here."""
+    if plan.config.experts:
+        raise Infeasible("explicit has no rule for experts; use auto or expert")
+    if plan.key_copies > 1:
+        keys = plan.config.key_heads or plan.config.heads
+        raise Infeasible(f"explicit does not replicate key_heads={keys} over tensor={plan.tensors}; use auto or tensor")
+
+
+def summed_later(plan: Plan, spec: WeightSpec) -> tuple[str, ...]:
+    """Mesh axes over which a weight's gradient is a partial sum on each device until the end of the step."""
+    parts = (axis.name for axis in plan.active if axis.partial_gradient(plan, spec))
+    return (*plan.placed(spec.dims).summed, *parts)
+
+
+def tagged(weights: Weights, plan: Plan) -> Weights:
+    """Weights whose gradients stay partial sums."""
+
+    def one(weight: Array, spec: WeightSpec) -> Array:
+        return resharded(weight, reduced=summed_later(plan, spec))
+
+    return map_weights(one, plan.config, weights)
+
+
+def summed(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, Weights]:
+    """Sum loss and gradients over devices, as `gradients.sum_remaining` does: axis by axis, then over replicas."""
+
+    def one(grad: Array, spec: WeightSpec) -> Array:
+        dtype = spec.summed_dtype(plan.train.reduce_dtype)
+        for axis in plan.active:
+            if axis.partial_gradient(plan, spec):
+                left = spec_of(grad).unreduced - {axis.name}
+                grad = resharded(grad.astype(dtype), unreduced=left).astype("float32")
+        return completed(grad.astype(dtype)).astype("float32") if spec_of(grad).unreduced else grad
+
+    return completed(loss), map_weights(one, plan.config, grads)
+
+
+def differentiate(
+    build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
+) -> tuple[LossTerms, Weights]:
+    """Loss and gradients by autodiff. The returned loss is a partial sum on each device, like the gradients."""
+
+    def objective(weights: Weights) -> tuple[Array, LossTerms]:
+        losses_N, _ = forward(build(weights), tokens_BS)
+        losses_N = losses_N / divisor
+        return losses_N.sum(), {"loss": partial_sum(losses_N)}
+
+    (_, terms), grads = jax.value_and_grad(objective, has_aux=True)(weights)
+    return terms, grads
+
+
+def gather(plan: Plan, weight: Array, spec: WeightSpec, dtype: str) -> Array:
+    """`Hooks.gather`: all-gather a weight that fsdp splits, in `dtype`; gradients are scattered in `reduce_dtype`."""
+    shard, stored = plan.placed(spec.dims).stored_shard, spec_of(weight)
+    if shard is None:
+        return weight.astype(dtype)
+    whole = [None if i == shard.dim else axes for i, axes in enumerate(stored.partitions)]
+    used = P(*whole, reduced=stored.reduced | {*shard.axes})
+    partial_sums = P(*whole, unreduced=stored.reduced | {*shard.axes})
+    kept = P(*stored.partitions, unreduced=stored.reduced)
+    along: Any = {"axis_name": shard.axes, "tiled": True}
+
+    @jax.custom_vjp
+    def gathered(part: Array) -> Array:
+        return jax.shard_map(partial(lax.all_gather, axis=shard.dim, to="reduced", **along), in_specs=stored, out_specs=used)(part.astype(dtype))
+
+    def scattered(_: None, grad: Array) -> tuple[Array]:
+        scatter = partial(lax.psum_scatter, scatter_dimension=shard.dim, **along)
+        grad = grad.astype(spec.summed_dtype(plan.train.reduce_dtype))
+        return (jax.shard_map(scatter, in_specs=partial_sums, out_specs=kept)(grad).astype(weight.dtype),)
+
+    gathered.defvjp(lambda part: (gathered(part), None), scattered)
+    return gathered(weight)
+
+
+def hooks(plan: Plan) -> Hooks:
+    """Collectives of layers, and shardings where operations leave them open."""
+    batch = plan.over(plan.placement.batch) or None
+
+    def look_up(table_VD: Array, row_BT: Array) -> Array:
+        return table_VD.at[row_BT].get(out_sharding=P(batch))
+
+    def project(x_BTD: Array, w_DCA: Array) -> Array:
+        return jnp.tensordot(x_BTD, w_DCA, 1)
+
+    of_all = {"gather": partial(gather, plan), "project": project}
+    if plan.tensors == 1:
+        return Hooks(**of_all, look_up=look_up)
+    return Hooks(**of_all, **tensor_hooks(plan, batch))
+
+
+def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
+    """Hooks of an axis that splits features and, between matmuls, tokens."""
+    own = P(batch, "tensor") if plan.sequence_parallel else P(batch)
+
+    def total(x_BTD: Array) -> Array:
+        if not plan.sequence_parallel:
+            return jax.reshard(x_BTD, own)
+        scatter = partial(lax.psum_scatter, axis_name="tensor", scatter_dimension=1, tiled=True)
+        return jax.shard_map(scatter, in_specs=spec_of(x_BTD), out_specs=own)(x_BTD)
+
+    def all_tokens(x_BTD: Array) -> Array:
+        if not plan.sequence_parallel:
+            return resharded(x_BTD, reduced=("tensor",))
+        gather = partial(lax.all_gather, axis_name="tensor", axis=1, tiled=True, to="reduced")
+        return jax.shard_map(gather, in_specs=own, out_specs=P(batch, reduced={"tensor"}))(x_BTD)
+
+    def own_tokens(x_TD: Array) -> Array:
+        if not plan.sequence_parallel:
+            return x_TD
+        return jax.reshard(x_TD, P("tensor", reduced=spec_of(x_TD).reduced - {"tensor"}))
+
+    def look_up(table_VD: Array, row_BT: Array) -> Array:
+        table = spec_of(table_VD)
+
+        def local(table_VD: Array, row_BT: Array) -> Array:
+            """Each device looks up tokens in its rows."""
+            if table.reduced:
+                table_VD = lax.pcast(table_VD, tuple(table.reduced), to="varying")
+            rows = len(table_VD)
+            row_BT = row_BT - rows * lax.axis_index("tensor")
+            held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
+            found_BTD = jnp.where(held_BT1, table_VD[jnp.clip(row_BT, 0, rows - 1)], 0)
+            return lax.pcast(found_BTD, "tensor", to="unreduced")
+
+        found = P(batch, unreduced={"tensor"})
+        return jax.shard_map(local, in_specs=(table, P(batch)), out_specs=found)(table_VD, row_BT)
+
+    return {"sum": total, "embed_sum": total, "all_tokens": all_tokens, "own_tokens": own_tokens, "look_up": look_up}
+
+
+def implement(plan: Plan, mesh: Any) -> Implementation:
+    """The functions of all axes."""
+    require(plan)
+    return Implementation(
+        hooks=hooks(plan),
+        differentiate=differentiate,
+        prepare=partial(tagged, plan=plan),
+        reduce=partial(summed, plan=plan),
+        mode="explicit",
+    )
+
+
+AXES = (
+    Axis("data", batch=True, options=("reduce_dtype",)),
+    Axis("fsdp", batch=True, shards=True, may_split_dim_twice=False, options=("reduce_dtype",), traffic=fsdp.AXIS.traffic),
+    Axis(
+        "tensor",
+        dims=tensor.DIMS,
+        options=("sequence_parallel", "reduce_dtype"),
+        require=tensor.require,
+        partial_gradient=tensor.has_partial_gradient,
+        traffic=(tensor.layers, vocabulary_traffic),
+    ),
+)
+TWINS = {
+    **{(name,): name for name in ("data", "fsdp", "tensor")},
+    ("data", "fsdp"): "hsdp",
+    ("data", "tensor"): "three_d",
+    ("fsdp", "tensor"): "three_d",
+}
+"""Mesh axes that may be combined -> the hand-written strategy that does the same."""
+EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, usual_axes=("data", "fsdp", "tensor"))
