@@ -138,4 +138,6 @@ TWINS = {
     ("fsdp", "expert"): "three_d",
 }
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
-AUTO = Strategy("auto", AXES, implement, twins=TWINS, usual_axes=("data", "fsdp", "tensor"))
+AUTO = Strategy(
+    "auto", AXES, implement, twins=TWINS, usual_axes=("data", "fsdp", "tensor"), compiler_communicates=True
+)

@@ -18,7 +18,7 @@ A device sends the bytes of data.py, fsdp.py and tensor.py: the formulas are the
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from strategies import data, fsdp, tensor
 from strategies.core.axis import Axis
 from strategies.core.placement import partition
 from strategies.core.plan import Plan
+from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
@@ -152,7 +153,7 @@ def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
     def own_tokens(x_TD: Array) -> Array:
         if not plan.sequence_parallel:
             return x_TD
-        return jax.reshard(x_TD, P("tensor", reduced=spec_of(x_TD).reduced - {"tensor"}))
+        return jax.reshard(x_TD, P("tensor", reduced=spec_of(x_TD).reduced))
 
     def look_up(table_VD: Array, row_BT: Array) -> Array:
         table = spec_of(table_VD)
@@ -171,6 +172,23 @@ def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
         return jax.shard_map(local, in_specs=(table, P(batch)), out_specs=found)(table_VD, row_BT)
 
     return {"sum": total, "embed_sum": total, "all_tokens": all_tokens, "own_tokens": own_tokens, "look_up": look_up}
+
+
+def has_partial_gradient(plan: Plan, spec: WeightSpec) -> bool:
+    """Whether each device has only a part of the gradient of a weight that `tensor` does not split.
+
+    Not of positions: a reshard gives each device those of its own tokens, so the gradient is gathered.
+    """
+    return tensor.has_partial_gradient(plan, spec) and "sequence" not in spec.dims
+
+
+def positions(plan: Plan) -> Iterator[Traffic]:
+    """Gathers of the gradient of the positions, by each microbatch."""
+    weight = plan.weights.get("embedding.position_TD")
+    if plan.sequence_parallel and weight:
+        elements = plan.train.microbatches * weight.elements // plan.tensors
+        axes, dtype = plan.axes_of("head_features"), plan.dtype(weight)
+        yield from traffic(plan, "positions", "all_gather", axes, elements, dtype=dtype, array="gradients", when="backward")
 
 
 def implement(plan: Plan, mesh: Any) -> Implementation:
@@ -193,8 +211,8 @@ AXES = (
         dims=tensor.DIMS,
         options=("sequence_parallel", "reduce_dtype"),
         require=tensor.require,
-        partial_gradient=tensor.has_partial_gradient,
-        traffic=(tensor.layers, vocabulary_traffic),
+        partial_gradient=has_partial_gradient,
+        traffic=(tensor.layers, vocabulary_traffic, positions),
     ),
 )
 TWINS = {

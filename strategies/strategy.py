@@ -78,6 +78,7 @@ class Strategy:
         usual_axes: names of the axes of meshes that are measured by default; None: all axes.
         twins: for a strategy that the compiler partitions: combinations of mesh axes -> the hand-written strategy with
             the same sharding.
+        compiler_communicates: whether the compiler decides what is sent, so that no formulas can.
         make_step: (config, mesh, train, devices) -> the step, for a strategy that is not composed of axes; such a
             strategy has no formulas.
 
@@ -92,6 +93,7 @@ class Strategy:
     microbatches: Count = 1
     usual_axes: tuple[str, ...] | None = None
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
+    compiler_communicates: bool = False
     make_step: Callable[..., Step] | None = None
 
     def __post_init__(self) -> None:
@@ -130,7 +132,7 @@ class Strategy:
     @property
     def has_formulas(self) -> bool:
         """Whether formulas predict its communication and memory: not if the compiler or `make_step` decides them."""
-        return not self.twins and self.make_step is None
+        return not self.compiler_communicates and self.make_step is None
 
     def build(
         self, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, devices: Devices | None = None

@@ -16,7 +16,9 @@ GATHERED = "gathered"
 TOTALS = "totals"
 """Name of sums over the vocabulary, one number per token. Recomputing them would communicate again."""
 
-_REARRANGING = {"all_gather", "sharding_constraint", "reshape", "transpose", "convert_element_type"}
+_GATHERING = {"all_gather", "all_gather_reduced", "sharding_constraint"}
+"""Primitives that gather. Explicit arrays are gathered by the second."""
+_REARRANGING = _GATHERING | {"reshard", "reshape", "transpose", "convert_element_type"}
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -26,7 +28,7 @@ def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
 
 def _is_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     """Keep everything gathered, explicitly or by the compiler."""
-    return primitive.name in {"all_gather", "sharding_constraint"}
+    return primitive.name in _GATHERING
 
 
 def _is_fused_attention(primitive: Any, *_: Any, **__: Any) -> bool:
