@@ -105,17 +105,18 @@ def gather(plan: Plan, weight: Array, spec: WeightSpec, dtype: str) -> Array:
     kept = P(*stored.partitions, unreduced=stored.reduced)
     along: Any = {"axis_name": shard.axes, "tiled": True}
 
-    @jax.custom_vjp
     def gathered(part: Array) -> Array:
-        return jax.shard_map(partial(lax.all_gather, axis=shard.dim, to="reduced", **along), in_specs=stored, out_specs=used)(part.astype(dtype))
+        gather = partial(lax.all_gather, axis=shard.dim, to="reduced", **along)
+        return jax.shard_map(gather, in_specs=stored, out_specs=used)(part.astype(dtype))
 
     def scattered(_: None, grad: Array) -> tuple[Array]:
         scatter = partial(lax.psum_scatter, scatter_dimension=shard.dim, **along)
         grad = grad.astype(spec.summed_dtype(plan.train.reduce_dtype))
         return (jax.shard_map(scatter, in_specs=partial_sums, out_specs=kept)(grad).astype(weight.dtype),)
 
-    gathered.defvjp(lambda part: (gathered(part), None), scattered)
-    return gathered(weight)
+    function = jax.custom_vjp(gathered)
+    function.defvjp(lambda part: (gathered(part), None), scattered)
+    return function(weight)
 
 
 def hooks(plan: Plan) -> Hooks:
@@ -128,7 +129,8 @@ def hooks(plan: Plan) -> Hooks:
     def project(x_BTD: Array, w_DCA: Array) -> Array:
         return jnp.tensordot(x_BTD, w_DCA, 1)
 
-    of_all = {"gather": partial(gather, plan), "project": project}
+    shards = plan.size(*plan.placement.batch), plan.tensors
+    of_all = {"compiler_shards": shards, "gather": partial(gather, plan), "project": project}
     if plan.tensors == 1:
         return Hooks(**of_all, look_up=look_up)
     return Hooks(**of_all, **tensor_hooks(plan, batch))
@@ -186,7 +188,7 @@ def positions(plan: Plan) -> Iterator[Traffic]:
     """Gathers of the gradient of the positions, by each microbatch."""
     weight = plan.weights.get("embedding.position_TD")
     if plan.sequence_parallel and weight:
-        elements = plan.train.microbatches * weight.elements // plan.tensors
+        elements = plan.train.microbatches * plan.config.sequence * plan.config.embed // plan.tensors
         axes, dtype = plan.axes_of("head_features"), plan.dtype(weight)
         yield from traffic(plan, "positions", "all_gather", axes, elements, dtype=dtype, array="gradients", when="backward")
 

@@ -22,7 +22,7 @@ from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
 from strategies.model.layers import scan_kept
 from strategies.model.remat import TOTALS
-from strategies.model.sharding import merged, spread
+from strategies.model.sharding import reshape, spread
 from strategies.model.weights import WeightSpec, create, matrix
 
 
@@ -76,7 +76,7 @@ class Head(nnx.Module):
         self, x_BTD: Float[Array, "B T D"], token_VD: Array, targets_BT: Int[Array, "B T"], hooks: Hooks
     ) -> Float[Array, " N"]:
         """Compute the loss of each token in float32. A device computes logits only for its rows of the table."""
-        normed_ND = merged(hooks.all_tokens(self.norm(x_BTD)))
+        normed_ND = reshape(hooks.all_tokens(self.norm(x_BTD)), (-1, x_BTD.shape[-1]))
         return losses(normed_ND, token_VD, targets_BT.reshape(-1), hooks, vocab=self.vocab, train=self.train_config)
 
 
@@ -103,13 +103,13 @@ def losses(
 
     @partial(jax.checkpoint, prevent_cse=False, policy=keep_totals)  # iterations of a loop do not share subexpressions
     def of_chunk(x_pnD: Array, targets_pn: Array) -> Array:
-        x_ND, targets_N = x_pnD.reshape(-1, x_pnD.shape[-1]), targets_pn.reshape(-1)
+        x_ND, targets_N = reshape(x_pnD, (-1, x_pnD.shape[-1])), targets_pn.reshape(-1)
         losses_N = _losses(x_ND, wide_VD.astype(token_VD.dtype), targets_N, hooks, vocab, train.z_loss)
         return losses_N.reshape(targets_pn.shape)
 
     # The compiler's parts (p) of the tokens are on different devices, so a chunk takes equally many tokens of each
     # part.
-    x_CpnD = x_ND.reshape(parts, -1, at_once, x_ND.shape[1]).swapaxes(0, 1)
+    x_CpnD = reshape(x_ND, (parts, -1, at_once, x_ND.shape[1])).swapaxes(0, 1)
     targets_Cpn = targets_N.reshape(parts, -1, at_once).swapaxes(0, 1)
     _, losses_Cpn = scan_kept(lambda carry, chunk: (carry, of_chunk(*chunk)), (), (x_CpnD, targets_Cpn))
     return losses_Cpn.swapaxes(0, 1).reshape(-1)

@@ -17,7 +17,7 @@ from strategies.model.layers import Result
 from strategies.model.parts import Part, add_bias, add_branch, rms_scaled
 from strategies.model.remat import KEPT
 from strategies.model.rotary import Rotary, Yarn, rotated
-from strategies.model.sharding import flat, spread
+from strategies.model.sharding import reshape, spread
 from strategies.model.weights import WeightSpec, matmul, matrix, vector
 
 
@@ -176,7 +176,7 @@ class WidthNormAttention(NormAttention):
         normed = [
             rms_scaled(
                 qk_BTCA[:, :, part].reshape(*qk_BTCA.shape[:2], -1),
-                flat(self.qk_norm_CA[part]),
+                reshape(self.qk_norm_CA[part], (-1,)),
                 self.config.norm_epsilon,
                 mean,
             )

@@ -7,7 +7,7 @@ Without explicit mesh axes the functions below do what the plain operations do, 
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -51,18 +51,18 @@ def zeros_like(x: Any, dtype: Any) -> Array:
     return resharded(jnp.zeros(x.shape, dtype, out_sharding=P(*spec.partitions)), unreduced=spec.unreduced)
 
 
-def merged(x_BTD: Array) -> Float[Array, "N D"]:
-    """Merge all dims but the last. Only the first may be split."""
-    spec, shape = spec_of(x_BTD), (math.prod(x_BTD.shape[:-1]), x_BTD.shape[-1])
-    if not spec.reduced:
-        return x_BTD.reshape(shape)
-    return lax.reshape(x_BTD, shape, out_sharding=P(spec.partitions[0], spec.partitions[-1], reduced=spec.reduced))
+def reshape(x: Array, shape: Sequence[int]) -> Array:
+    """Reshape an array of which at most the first and the last dim are split. Both stay split, and the last as it is.
 
-
-def flat(weight: Array) -> Float[Array, " N"]:
-    """A weight that no axis splits, as one dim."""
-    spec = spec_of(weight)
-    return lax.reshape(weight, (weight.size,), out_sharding=P(None, reduced=spec.reduced)) if spec.reduced else weight.reshape(-1)
+    JAX 0.10 has no rule for the reshape of an array with tags.
+    """
+    spec = spec_of(x)
+    if not (spec.reduced or spec.unreduced):
+        return x.reshape(shape)
+    shape = [x.size // -math.prod(shape) if size == -1 else size for size in shape]
+    first, *_, last = (*spec.partitions, None) if x.ndim == 1 else spec.partitions
+    split = [first, *[None] * (len(shape) - 2), last][: len(shape)]
+    return lax.reshape(x, shape, out_sharding=P(*split, reduced=spec.reduced, unreduced=spec.unreduced))
 
 
 def matmul(x_BTD: Array, w_DF: Array) -> Array:
@@ -70,13 +70,12 @@ def matmul(x_BTD: Array, w_DF: Array) -> Array:
 
     Where the summed dim is split, the result is `unreduced`.
     """
-    x_ND, shape = merged(x_BTD), (*x_BTD.shape[:-1], w_DF.shape[-1])
+    x_ND, shape = reshape(x_BTD, (-1, x_BTD.shape[-1])), (*x_BTD.shape[:-1], w_DF.shape[-1])
     tokens, summed = spec_of(x_ND).partitions
     if not summed:
         return (x_ND @ w_DF).reshape(shape)
     features = spec_of(w_DF).partitions[1]
-    y_NF = jnp.dot(x_ND, w_DF, out_sharding=P(tokens, features, unreduced={summed}))
-    return lax.reshape(y_NF, shape, out_sharding=P(tokens, *[None] * (x_BTD.ndim - 2), features, unreduced={summed}))
+    return reshape(jnp.dot(x_ND, w_DF, out_sharding=P(tokens, features, unreduced={summed})), shape)
 
 
 def spread(weight: Array, x: Array) -> Array:
