@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from results.formats import FORMS
 from results.gates.report import changed_lines, counted_words, own_words, ratio, shared_words
 from results.gates.stored import compare_runs
 from results.gates.verdict import Finding, Report
-from results.reports.tables import FORMS
 from strategies.files import shown
 
 SIDES = "<>>><<"

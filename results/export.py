@@ -9,9 +9,9 @@ from typing import Any
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from results.compare import milliseconds
+from results.formats import FORMS
 from results.gates.counters import KEPT
 from results.records.reading import read_run, records_of
-from results.reports.tables import FORMS
 from results.words import ending
 
 Record = Mapping[str, Any]

@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +101,10 @@ def drawn(options: argparse.Namespace) -> list[Path]:
     folder = kind.folder if out is None else not is_file(out) and (kind.folder or not out.suffix)
     if not folder:
         return [draw_one(kind, source, out or first.with_suffix(".png"), inputs)]
-    if kind.into and style != PLAIN:
-        raise Refused("--size, --font-size and --no-title are for a single picture; name it with --out")
     out = out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
     require_folder(out)
     paths = list[Path]()
-    into = kind.into or partial(draw_all, kind)
-    save(out, lambda folder: paths.extend(into(source, folder)))
+    save(out, lambda folder: paths.extend(draw_all(kind, source, folder)))
     return paths
 
 
@@ -118,7 +114,7 @@ def draw_one(kind: Kind, source: Inputs, out: Path, inputs: Sequence[Path]) -> P
     require_picture(out)
     found = kind.drawings(source)
     if len(found) != 1:
-        names = ", ".join(drawing.name for drawing in found) or "a page and its tables"
+        names = ", ".join(drawing.name for drawing in found)
         problem = f"{shown(out)} is one picture, and there are {len(found)} of {source.where} ({names})"
         raise Refused(f"{problem}; name a folder as --out, and take one of them from there")
     with themed(source.style):

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from results.figures.frame import PLAIN, described
+from results.figures.frame import PLAIN, Style, described, legend, opened
 from results.figures.marks import stacked_bars
 from results.figures.palette import GREY, PURE_BLACK, SPENT_COLOURS, STRATEGY_COLOURS, WHITE
 from results.records.predictions import FIGURE_PARTS
@@ -32,11 +32,11 @@ COLUMNS = 5
 """Sources side by side."""
 
 
-def predicted_figure(rows: pd.DataFrame) -> Figure:
+def predicted_figure(rows: pd.DataFrame, style: Style = PLAIN) -> Figure:
     """Draw predicted seconds, and below them the errors, against published seconds, two panels for each source."""
     sources = list(rows["source"].unique())
     columns, bands = min(COLUMNS, len(sources)), -(-len(sources) // COLUMNS)
-    figure = Figure(figsize=(max(5, 3.3 * columns), 6.6 * bands), layout="constrained")
+    figure = Figure(figsize=style.size or (max(5, 3.3 * columns), 6.6 * bands), layout="constrained")
     grid = figure.subplots(2 * bands, columns, squeeze=False, height_ratios=(1.4, 1) * bands)
     pairs = [pair for band in range(bands) for pair in grid[2 * band : 2 * band + 2].T]
     for above, below in pairs[len(sources) :]:
@@ -48,9 +48,9 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
         panel(above, part, "predicted_seconds")
         limits = np.array(above.get_xlim())
         for error in (-NEAR, 0.0, NEAR):
-            style = {"color": GREY, "linewidth": 1, "linestyle": "--" if error else "-", "zorder": 1}
-            above.plot(limits, limits * (1 + error), **style)
-            below.axhline(100 * error, **style)
+            line = {"color": GREY, "linewidth": 1, "linestyle": "--" if error else "-", "zorder": 1}
+            above.plot(limits, limits * (1 + error), **line)
+            below.axhline(100 * error, **line)
         above.set(yscale="log", ylim=limits)
         seconds_axis(above.yaxis)
         above.set_title("\n".join(textwrap.wrap(f"{short(source)}, {len(part)} runs", 40)), size="x-small", y=1)
@@ -61,9 +61,9 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
             below.set_ylabel("error of the prediction (%)")
     used = [name for name in SPREADS if name in set(rows.apply(spread_of, axis=1))]
     handles = [Line2D([], [], color=SPREADS[name][0], marker=SPREADS[name][1], ls="", label=name) for name in used]
-    figure.legend(handles=handles, title="the model is split over", loc="outside right center", frameon=False)
+    legend(figure, handles, title="the model is split over")
     heading = "Predicted against published seconds of a step"
-    return described(figure, PLAIN, [heading], [f"Lines: no error, and {NEAR:.0%} more or less."])
+    return described(figure, style, [heading], [f"Lines: no error, and {NEAR:.0%} more or less."])
 
 
 def short(source: str) -> str:
@@ -99,12 +99,13 @@ def spread_of(row: pd.Series) -> str:
     return " and ".join(axes) or "data or fsdp"
 
 
-def parts_figure(rows: pd.DataFrame) -> Figure:
+def parts_figure(rows: pd.DataFrame, style: Style = PLAIN) -> Figure:
     """Draw where the predicted time goes in the worst rows of each source, as parts of the published time."""
     sources = [part for _, part in worst_first(rows).groupby("source", sort=False)]
     drawn = [part.head(WORST) for part in sources]
-    figure = Figure(figsize=(11, 1.2 + 0.26 * sum(len(part) + 2 for part in drawn)), layout="constrained")
-    grid = figure.subplots(len(drawn), squeeze=False, sharex=True, height_ratios=[len(part) for part in drawn])[:, 0]
+    size = (11, 1.2 + 0.26 * sum(len(part) + 2 for part in drawn))
+    heights = [len(part) for part in drawn]
+    figure, grid = opened(style, len(drawn), size, columns=1, sharey=False, height_ratios=heights)
     for axes, part in zip(grid, drawn, strict=True):
         shares = {name: part[f"part.{name}"] / part["measured_seconds"] for name in SPENT_COLOURS}
         stacked_bars(axes, pd.DataFrame(shares), SPENT_COLOURS, [label_of(row) for row in part.to_dict("records")])
@@ -114,9 +115,9 @@ def parts_figure(rows: pd.DataFrame) -> Figure:
     grid[-1].set_xlabel("predicted over published time of a step")
     handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
     handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    legend(figure, handles, below=True)
     title = "Worst rows: layers x embed, sequences x tokens in the number of microbatches, mesh"
-    return described(figure, PLAIN, [title], [])
+    return described(figure, style, [title], [])
 
 
 def worst_first(rows: pd.DataFrame) -> pd.DataFrame:
