@@ -37,14 +37,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def text(times: Report, counters: Report, names: Sequence[str], form: str) -> Iterator[str]:
-    """Yield the lines of a comparison of two runs.
-
-    Args:
-        times: findings about step times.
-        counters: findings about exact counters.
-        names: headers of the two columns of times.
-        form: a key of `FORMS`; with "csv" there is only the table.
-    """
+    """Yield the lines of a comparison of two runs, whose names are the headers of times; as CSV only the table."""
     table = FORMS[form](rows_of(times, names), SIDES)
     if form == "csv":
         yield table

@@ -60,13 +60,7 @@ def chosen(records: Sequence[Record], columns: Sequence[str]) -> list[list[str]]
 
 
 def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
-    """Return the records as a table.
-
-    Args:
-        records: the records of a run.
-        form: a key of `FORMS`.
-        columns: names of columns; if empty, Markdown has the short table and CSV has all columns.
-    """
+    """Return records as a table in one of `FORMS`; without names of columns Markdown has a short one, and CSV all."""
     if form == "markdown" and not columns:
         return FORMS[form]([SHORT, *map(short, records)], SIDES)
     others = dict.fromkeys(name for record in records for name in record if name not in ("name", "samples"))

@@ -12,7 +12,7 @@ from benchmarks.cli.outputs import is_picture, safe_name
 from results.figures import losses, predicted_scaling, search, tokens
 from results.figures.frame import Drawing, Style
 from results.figures.lanes import lanes
-from results.figures.predictions import parts_figure, predicted_figure
+from results.figures.predictions import predicted_figure
 from results.figures.run import BY_NAME, CURVES, chosen, drawings_of_run
 from results.figures.shards import shards
 from results.figures.timeline import timeline
@@ -128,14 +128,12 @@ def draw_overviews(inputs: Inputs) -> list[Drawing]:
 
 
 def draw_predictions(inputs: Inputs) -> list[Drawing]:
-    """Return the figures of predicted and measured seconds."""
+    """Return the figure of predicted and measured seconds."""
     rows = judged(read_predictions(inputs.paths[0]))
     if rows.empty:
         raise RecordError(f"{inputs.where} has no row that is both predicted and measured")
-    return [
-        Drawing("predicted_vs_measured", partial(predicted_figure, without_own_source(rows), inputs.style)),
-        Drawing("parts_of_the_worst", partial(parts_figure, rows, inputs.style)),
-    ]
+    figure = partial(predicted_figure, without_own_source(rows), inputs.style)
+    return [Drawing(inputs.paths[0].stem, figure)]
 
 
 def draw_training(inputs: Inputs) -> list[Drawing]:
@@ -146,7 +144,7 @@ def draw_training(inputs: Inputs) -> list[Drawing]:
 
 KINDS: Mapping[str, Kind] = {
     "training": Kind(lambda path, content: path.suffix == SUFFIX, draw_training, together=True, folder=True),
-    "predictions": Kind(lambda path, content: path.suffix == ".csv", draw_predictions, folder=True),
+    "predictions": Kind(lambda path, content: path.suffix == ".csv", draw_predictions),
     "overviews": Kind(
         lambda path, content: (
             isinstance(content, list) and (path == STDIN or bool(content and has()(path, content[0])))

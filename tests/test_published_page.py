@@ -11,8 +11,8 @@ from benchmarks.cli.accuracy import LEAST_RANKED
 from benchmarks.simulate.machine import NOT_FITTED
 from benchmarks.simulate.machines import machine, machine_names
 from docs.reference import published as page
-from docs.reference.published import errors_of
-from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
+from docs.reference.published import WORST, errors_of, parts_figure, worst_first
+from results.figures.predictions import predicted_figure
 from results.records.predictions import FIGURE_PARTS, judged, read
 from tests.commands import command
 from tests.processes import ROOT
@@ -53,14 +53,11 @@ def test_the_committed_page_is_what_is_written(every_row: pd.DataFrame) -> None:
         assert (page.FOLDER / name).exists()
 
 
-def test_plot_draws_both_figures(predicted: Path, tmp_path: Path) -> None:
-    """Into a folder, of a user's own table, too."""
-    header, *lines = predicted.read_text().splitlines(keepends=True)
-    (tmp_path / "own.csv").write_text("".join([header, *lines[:12]]))
+def test_plot_draws_a_table(predicted: Path, tmp_path: Path) -> None:
+    """Such as a user's own, with the predictions to which a row's source did not contribute."""
+    (tmp_path / "own.csv").write_text("".join(predicted.read_text().splitlines(keepends=True)[:12]))
     command("plot")([str(tmp_path / "own.csv")])
-    names = "predicted_vs_measured", "parts_of_the_worst"
-    written = {path.name for path in (tmp_path / "own-figures").iterdir()}
-    assert written == {"captions.txt", *(f"{name}.{suffix}" for name in names for suffix in ("png", "svg"))}
+    assert (tmp_path / "own.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", machine_names())

@@ -8,18 +8,25 @@ import csv
 import io
 import math
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from benchmarks.cli import accuracy
 from benchmarks.cli.accuracy import Errors, quantile
-from results.figures.frame import themed
-from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
+from results.figures.frame import PLAIN, described, legend, opened, themed
+from results.figures.marks import stacked_bars
+from results.figures.palette import PURE_BLACK, SPENT_COLOURS
+from results.figures.predictions import predicted_figure, short
 from results.formats import as_markdown
-from results.records.predictions import AXES, LEFT_OUT, SECONDS, judged, read, without_own_source
+from results.records.predictions import AXES, FIGURE_PARTS, LEFT_OUT, SECONDS, judged, read, without_own_source
 
 FOLDER = Path(__file__).parent
 PAGE, TABLE, PICTURE, PARTS_PICTURE = "published.md", "published.csv", "published.png", "published-parts.png"
@@ -36,6 +43,8 @@ LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
 """Of a group, and groups in the table of the largest regrets."""
 LEAST_RANK, MOST_REGRET = 0.9, 0.03
 """Of a group whose configurations are ranked well."""
+WORST = 4
+"""Rows of each source of which the parts are drawn."""
 DPI = 110
 """Of the pictures, which are large."""
 COVERAGE = 0.8
@@ -213,6 +222,41 @@ def every_row(rows: pd.DataFrame) -> str:
         [[*ROW.values()], *([cell(value) for value in row.values()] for row in found)]
     )
     return text.getvalue()
+
+
+def parts_figure(rows: pd.DataFrame) -> Figure:
+    """Draw where the predicted time goes in the worst rows of each source, as parts of the published time."""
+    sources = [part for _, part in worst_first(rows).groupby("source", sort=False)]
+    drawn = [part.head(WORST) for part in sources]
+    size = (11, 1.2 + 0.26 * sum(len(part) + 2 for part in drawn))
+    heights = [len(part) for part in drawn]
+    figure, grid = opened(PLAIN, len(drawn), size, columns=1, sharey=False, height_ratios=heights)
+    for axes, part in zip(grid, drawn, strict=True):
+        shares = {name: part[f"part.{name}"] / part["measured_seconds"] for name in SPENT_COLOURS}
+        stacked_bars(axes, pd.DataFrame(shares), SPENT_COLOURS, [label_of(row) for row in part.to_dict("records")])
+        axes.axvline(1, color=PURE_BLACK, linewidth=1.5)
+        name = textwrap.shorten(short(part["source"].iloc[0]), 100, placeholder=" ...")
+        axes.set_title(name, size="small", loc="left", y=1)
+    grid[-1].set_xlabel("predicted over published time of a step")
+    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
+    handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
+    legend(figure, handles, below=True)
+    title = "Worst rows: layers x embed, sequences x tokens in the number of microbatches, mesh"
+    return described(figure, PLAIN, [title], [])
+
+
+def worst_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, the largest error first; sources in the order of the rows."""
+    return rows.sort_values("error", key=lambda error: -error.abs(), kind="stable").sort_values(
+        "source", key=lambda source: source.map({name: place for place, name in enumerate(rows["source"].unique())}),
+        kind="stable",
+    )  # fmt: skip
+
+
+def label_of(row: dict) -> str:
+    """Name a row: its model, batch, tokens of a sequence, microbatches and mesh."""
+    work = f"{row['model']}, {row['batch_size']:.0f} x {row['sequence']:.0f}"
+    return f"{work} in {row['microbatches']:.0f}, {row['mesh']}"
 
 
 def cell(value: Any) -> str:

@@ -1,21 +1,17 @@
-"""Figures of predictions: predicted against published seconds, and where the predicted time of the worst rows goes."""
+"""The figure of predictions: predicted against published seconds, a panel for each source."""
 
 import textwrap
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from results.figures.frame import PLAIN, Style, described, legend, opened
-from results.figures.marks import stacked_bars
-from results.figures.palette import GREY, PURE_BLACK, SPENT_COLOURS, STRATEGY_COLOURS, WHITE
-from results.records.predictions import FIGURE_PARTS
+from results.figures.frame import PLAIN, Style, described, legend
+from results.figures.palette import GREY, STRATEGY_COLOURS, WHITE
 
 NEAR = 0.1
 """Lines are drawn at this error, above and below zero."""
@@ -26,8 +22,6 @@ SPREADS = {
     "data or fsdp": (STRATEGY_COLOURS["fsdp"], "o"),
 }
 """Mesh axes over which a model is split -> colour and marker of its rows. Batches may be split as well."""
-WORST = 4
-"""Rows of each source of which the parts are drawn."""
 COLUMNS = 5
 """Sources side by side."""
 
@@ -97,38 +91,3 @@ def spread_of(row: pd.Series) -> str:
     """Which of `SPREADS` a row is."""
     axes = [axis for axis in ("tensor", "pipeline") if row[axis] > 1]
     return " and ".join(axes) or "data or fsdp"
-
-
-def parts_figure(rows: pd.DataFrame, style: Style = PLAIN) -> Figure:
-    """Draw where the predicted time goes in the worst rows of each source, as parts of the published time."""
-    sources = [part for _, part in worst_first(rows).groupby("source", sort=False)]
-    drawn = [part.head(WORST) for part in sources]
-    size = (11, 1.2 + 0.26 * sum(len(part) + 2 for part in drawn))
-    heights = [len(part) for part in drawn]
-    figure, grid = opened(style, len(drawn), size, columns=1, sharey=False, height_ratios=heights)
-    for axes, part in zip(grid, drawn, strict=True):
-        shares = {name: part[f"part.{name}"] / part["measured_seconds"] for name in SPENT_COLOURS}
-        stacked_bars(axes, pd.DataFrame(shares), SPENT_COLOURS, [label_of(row) for row in part.to_dict("records")])
-        axes.axvline(1, color=PURE_BLACK, linewidth=1.5)
-        name = textwrap.shorten(short(part["source"].iloc[0]), 100, placeholder=" ...")
-        axes.set_title(name, size="small", loc="left", y=1)
-    grid[-1].set_xlabel("predicted over published time of a step")
-    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
-    handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
-    legend(figure, handles, below=True)
-    title = "Worst rows: layers x embed, sequences x tokens in the number of microbatches, mesh"
-    return described(figure, style, [title], [])
-
-
-def worst_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows, the largest error first; sources in the order of the rows."""
-    return rows.sort_values("error", key=lambda error: -error.abs(), kind="stable").sort_values(
-        "source", key=lambda source: source.map({name: place for place, name in enumerate(rows["source"].unique())}),
-        kind="stable",
-    )  # fmt: skip
-
-
-def label_of(row: dict) -> str:
-    """Name a row: its model, batch, tokens of a sequence, microbatches and mesh."""
-    work = f"{row['model']}, {row['batch_size']:.0f} x {row['sequence']:.0f}"
-    return f"{work} in {row['microbatches']:.0f}, {row['mesh']}"

@@ -34,12 +34,7 @@ FIGURE_PARTS = {
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Read a table of predictions.
-
-    Returns:
-        Its rows, with `error` of the prediction, `left_out` of the one without the row's source, and the names `model`
-        and `mesh`.
-    """
+    """Read a table of predictions, with `error` of each prediction, and `left_out` of the one without its source."""
     names = [f"predicted.{part}_seconds" for parts in FIGURE_PARTS.values() for part in parts]
     table = read_table(path, [*NUMBERS, *TEXTS, *names], WRITTEN_BY)
     kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, LEFT_OUT), Positive | None)}
