@@ -21,7 +21,7 @@ from results.records.documents import read_search
 from results.records.metrics import METRICS, with_metrics
 from results.records.predictions import judged, without_own_source
 from results.records.predictions import read as read_predictions
-from results.records.reading import RecordError
+from results.records.reading import RecordError, as_run
 from results.records.training import SUFFIX, read_training
 from strategies.files import shown
 
@@ -38,11 +38,10 @@ OPTIONS = {
 
 
 class Inputs(NamedTuple):
-    """Files of one kind: their paths, the content of each, and the text of the first; and how they are drawn."""
+    """Files of one kind, their paths and contents, and how they are drawn."""
 
     paths: Sequence[Path]
     contents: Sequence[Any]
-    text: str
     options: argparse.Namespace
     style: Style
 
@@ -84,7 +83,8 @@ def has(**facts: Sequence[object]) -> Callable[[Path, Any], bool]:
 def draw_run(inputs: Inputs) -> list[Drawing]:
     """Return the figures of runs: those of a folder, or the one of a file."""
     options = inputs.options
-    table = chosen(with_metrics(rows.load(inputs.paths)), options.strategy, options.devices)
+    runs = ((path, as_run(path, content)) for path, content in zip(inputs.paths, inputs.contents, strict=True))
+    table = chosen(with_metrics(rows.table_of(runs)), options.strategy, options.devices)
     return drawings_of_run(table, inputs.style, options.batch_size, names_of(options), first=is_file(options.out))
 
 
@@ -117,13 +117,13 @@ def draw_trace(inputs: Inputs) -> list[Drawing]:
 
 def draw_schedule(inputs: Inputs) -> list[Drawing]:
     """Return the figure of a schedule."""
-    schedule = schedules.read(inputs.text, inputs.where)
+    schedule = schedules.read(inputs.contents[0], inputs.where)
     return [Drawing(safe_name(schedule.schedule), partial(timeline, schedule, inputs.style))]
 
 
 def draw_overviews(inputs: Inputs) -> list[Drawing]:
     """Return the figure of each overview."""
-    found = overviews.read(inputs.text, inputs.where)
+    found = overviews.read(inputs.contents[0], inputs.where)
     return [Drawing(safe_name(each.strategy), partial(shards, each, inputs.style)) for each in found]
 
 

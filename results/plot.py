@@ -21,7 +21,7 @@ from results.figures.frame import save as write
 from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file
 from results.records.reading import RecordError
 from results.records.training import SUFFIX
-from strategies.files import decode_json, read_json, read_text, shown
+from strategies.files import decode_json, read_json, shown
 
 __all__ = ["efficiency", "main", "memory", "mfu", "speedup", "step_time", "throughput"]
 CAPTIONS = "captions.txt"
@@ -43,15 +43,17 @@ def read_stdin() -> str:
         raise RecordError(f"stdin is not text ({error})") from error
 
 
-def content_of(path: Path, text: str) -> Any:
-    """Return the content of a file, None if it is not one document; `text` is what stdin has."""
+def content_of(path: Path) -> Any:
+    """Return the content of a file or of stdin, None if it is not one document."""
+    if path == STDIN:
+        return decode_json(read_stdin(), "stdin")
     if path.is_dir():
         with suppress(OSError):
             if found := sorted(each for each in path.iterdir() if each.suffix in READ):
                 raise Refused(f"{shown(path)} is a folder, and files are drawn; name one, such as {shown(found[0])}")
     if path.suffix in (SUFFIX, ".csv"):
         return None
-    return decode_json(text, "stdin") if path == STDIN else read_json(path, DRAWN)
+    return read_json(path, DRAWN)
 
 
 def kind_of(path: Path, content: Any) -> str:
@@ -89,15 +91,12 @@ def main(options: argparse.Namespace) -> None:
 def drawn(options: argparse.Namespace) -> list[Path]:
     """Draw files of one kind, and return the paths written. Errors are those of `main`."""
     first, inputs = options.files[0], [path for path in options.files if path != STDIN]
-    text = read_stdin() if STDIN in options.files else ""
-    contents = [content_of(path, text) for path in options.files]
+    contents = [content_of(path) for path in options.files]
     kinds = [kind_of(path, content) for path, content in zip(options.files, contents, strict=True)]
     require_effect(options, kinds)
     kind, out = KINDS[kinds[0]], options.out
-    if kinds[0] in ("overviews", "schedule") and inputs:
-        text = read_text(first)
     style = Style(options.size, options.font_size or PLAIN.font_size, not options.no_title)
-    source = Inputs(options.files, contents, text, options, style)
+    source = Inputs(options.files, contents, options, style)
     folder = kind.folder if out is None else not is_file(out) and (kind.folder or not out.suffix)
     if not folder:
         return [draw_one(kind, source, out or first.with_suffix(".png"), inputs)]

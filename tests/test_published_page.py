@@ -11,9 +11,9 @@ from benchmarks.cli.accuracy import LEAST_RANKED
 from benchmarks.simulate.machine import NOT_FITTED
 from benchmarks.simulate.machines import machine, machine_names
 from docs.reference import published as page
-from docs.reference.published import WORST, errors_of, parts_figure, worst_first
+from docs.reference.published import WORST, errors_of, parts_figure, parts_of, worst_first
 from results.figures.predictions import predicted_figure
-from results.records.predictions import FIGURE_PARTS, judged, read
+from results.records.predictions import judged, read
 from tests.commands import command
 from tests.processes import ROOT
 
@@ -72,8 +72,7 @@ def test_a_machine_file_names_the_sources_of_its_fit(name: str, rows: pd.DataFra
 
 def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
     """What the figure draws is the whole predicted step."""
-    whole = rows[[f"part.{name}" for name in FIGURE_PARTS]].sum(axis=1)
-    assert np.allclose(whole, rows["predicted_seconds"], rtol=1e-4)
+    assert np.allclose(parts_of(rows).sum(axis=1), rows["predicted_seconds"], rtol=1e-4)
 
 
 def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:

@@ -23,10 +23,10 @@ from benchmarks.cli import accuracy
 from benchmarks.cli.accuracy import Errors, quantile
 from results.figures.frame import PLAIN, described, legend, opened, themed
 from results.figures.marks import stacked_bars
-from results.figures.palette import PURE_BLACK, SPENT_COLOURS
+from results.figures.palette import BLACK, BROWN, INDIGO, PURE_BLACK, RED, SAND, SKY, TEAL
 from results.figures.predictions import predicted_figure, short
 from results.formats import as_markdown
-from results.records.predictions import AXES, FIGURE_PARTS, LEFT_OUT, SECONDS, judged, read, without_own_source
+from results.records.predictions import AXES, LEFT_OUT, SECONDS, judged, read, without_own_source
 
 FOLDER = Path(__file__).parent
 PAGE, TABLE, PICTURE, PARTS_PICTURE = "published.md", "published.csv", "published.png", "published-parts.png"
@@ -43,6 +43,18 @@ LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
 """Of a group, and groups in the table of the largest regrets."""
 LEAST_RANK, MOST_REGRET = 0.9, 0.03
 """Of a group whose configurations are ranked well."""
+PARTS = {
+    "matmuls": ("matmul",),
+    "attention and memory": ("attention", "memory"),
+    "launches": ("launches",),
+    "collectives of layers": ("layer_collectives", "gathers"),
+    "embedding and head": ("head", "head_collectives"),
+    "sends and bubble": ("sends", "bubble"),
+    "after the passes": ("gradients", "optimizer", "fixed"),
+}
+"""Parts of a step as a figure shows them -> the parts that the table has."""
+SPENT_COLOURS = dict(zip(PARTS, (INDIGO, SKY, BROWN, RED, TEAL, SAND, BLACK), strict=True))
+"""What the predicted time of a step is spent on."""
 WORST = 4
 """Rows of each source of which the parts are drawn."""
 DPI = 110
@@ -224,6 +236,12 @@ def every_row(rows: pd.DataFrame) -> str:
     return text.getvalue()
 
 
+def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """The seconds of a predicted step by what they are spent on."""
+    seconds = {name: [f"predicted.{part}_seconds" for part in parts] for name, parts in PARTS.items()}
+    return pd.DataFrame({name: rows[columns].apply(pd.to_numeric).sum(axis=1) for name, columns in seconds.items()})
+
+
 def parts_figure(rows: pd.DataFrame) -> Figure:
     """Draw where the predicted time goes in the worst rows of each source, as parts of the published time."""
     sources = [part for _, part in worst_first(rows).groupby("source", sort=False)]
@@ -232,13 +250,13 @@ def parts_figure(rows: pd.DataFrame) -> Figure:
     heights = [len(part) for part in drawn]
     figure, grid = opened(PLAIN, len(drawn), size, columns=1, sharey=False, height_ratios=heights)
     for axes, part in zip(grid, drawn, strict=True):
-        shares = {name: part[f"part.{name}"] / part["measured_seconds"] for name in SPENT_COLOURS}
-        stacked_bars(axes, pd.DataFrame(shares), SPENT_COLOURS, [label_of(row) for row in part.to_dict("records")])
+        shares = parts_of(part).div(part["measured_seconds"], axis="index")
+        stacked_bars(axes, shares, SPENT_COLOURS, [label_of(row) for row in part.to_dict("records")])
         axes.axvline(1, color=PURE_BLACK, linewidth=1.5)
         name = textwrap.shorten(short(part["source"].iloc[0]), 100, placeholder=" ...")
         axes.set_title(name, size="small", loc="left", y=1)
     grid[-1].set_xlabel("predicted over published time of a step")
-    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
+    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in PARTS]
     handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
     legend(figure, handles, below=True)
     title = "Worst rows: layers x embed, sequences x tokens in the number of microbatches, mesh"

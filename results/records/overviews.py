@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from results.records.reading import RecordError
-from strategies.files import decode_json
 from strategies.schema import Count, Whole, checked
 
 Axes = tuple[str, ...]
@@ -58,9 +57,9 @@ class Overview(msgspec.Struct, frozen=True):
         return index, count
 
 
-def read(text: str, where: str = "stdin") -> list[Overview]:
-    """Parse the printed overviews; `where` is their file, for messages."""
-    overviews = checked(decode_json(text, where), Annotated[list[Overview], Meta(min_length=1)], where)
+def read(content: Any, where: str = "stdin") -> list[Overview]:
+    """Read printed overviews; `where` is their file, for messages."""
+    overviews = checked(content, Annotated[list[Overview], Meta(min_length=1)], where)
     for each in overviews:
         if (devices := math.prod(size for _, size in each.mesh)) > MOST_DEVICES:
             raise RecordError(f"{each.strategy} has {devices} devices; a picture has room for {MOST_DEVICES}")

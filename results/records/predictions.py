@@ -8,7 +8,7 @@ import msgspec
 import pandas as pd
 
 from strategies.files import read_table, shown
-from strategies.schema import Amount, Count, Positive, SchemaError, checked
+from strategies.schema import Count, Positive, SchemaError, checked
 
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
 SIZES = "layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES
@@ -21,36 +21,20 @@ NOTHING = "", "-", "nan", "none", "null", "n/a"
 """Cells of numbers that are not known."""
 WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
 TEXTS = "source", "device", "recompute", "problem", "kind", "machine.name", "machine.fitted"
-FIGURE_PARTS = {
-    "matmuls": ("matmul",),
-    "attention and memory": ("attention", "memory"),
-    "launches": ("launches",),
-    "collectives of layers": ("layer_collectives", "gathers"),
-    "embedding and head": ("head", "head_collectives"),
-    "sends and bubble": ("sends", "bubble"),
-    "after the passes": ("gradients", "optimizer", "fixed"),
-}
-"""Parts of a step as a figure shows them -> the parts that the table has."""
 
 
 def read(path: Path) -> pd.DataFrame:
     """Read a table of predictions, with `error` of each prediction, and `left_out` of the one without its source."""
-    names = [f"predicted.{part}_seconds" for parts in FIGURE_PARTS.values() for part in parts]
-    table = read_table(path, [*NUMBERS, *TEXTS, *names], WRITTEN_BY)
+    table = read_table(path, [*NUMBERS, *TEXTS], WRITTEN_BY)
     kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, LEFT_OUT), Positive | None)}
-    kinds |= dict.fromkeys(names, Amount | None)
     rows = pd.DataFrame(
         [{**row, **numbers_in(row, kinds, f"{shown(path)}: row {place}")} for place, row in enumerate(table, start=1)]
     )
     rows[list(kinds)] = rows[list(kinds)].astype(float)
     rows["context"] = rows["context"].fillna(1)
-    parts = {
-        f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)
-        for name, inside in FIGURE_PARTS.items()
-    }
     errors = {"error": rows["predicted_seconds"], "left_out": rows[LEFT_OUT]}
     errors = {name: seconds / rows["measured_seconds"] - 1 for name, seconds in errors.items()}
-    return with_names(rows.assign(**errors, **parts))
+    return with_names(rows.assign(**errors))
 
 
 def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> dict[str, float | None]:

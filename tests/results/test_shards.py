@@ -26,7 +26,7 @@ show = command("show")
 
 def read_one(name: str, **others: Any) -> Overview:
     """An overview as it is read."""
-    return read(json.dumps([overview(name, "nano", **others).as_dict()]))[0]
+    return read(json.loads(json.dumps([overview(name, "nano", **others).as_dict()])))[0]
 
 
 def stripes(axes: Axes) -> list[Rectangle]:
