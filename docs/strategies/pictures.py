@@ -5,6 +5,8 @@ python docs/strategies/pictures.py toy      # of one, such as your own in MESHMA
 """
 
 import dataclasses
+import io
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -375,12 +377,12 @@ def shade(colour: str, index: int, count: int) -> str:
 
 def write(name: str, folder: Path = FOLDER) -> Path:
     """Write the picture of a strategy with the model of its page."""
-    path = folder / f"{name}.svg"
+    path, drawn = folder / f"{name}.svg", io.StringIO()
+    about = {"Title": f"{name}: what each device holds and sends", "Date": None, "Creator": None}
     with themed(), mpl.rc_context(FONTS):
         figure = picture(overview(name, "nano-moe" if name == "expert" else "gpt2"))
-        figure.savefig(
-            path, metadata={"Title": f"{name}: what each device holds and sends", "Date": None, "Creator": None}
-        )
+        figure.savefig(drawn, format="svg", metadata=about)
+    path.write_text(re.sub(r"\s*\n(?=[LQCMz\"])", " ", drawn.getvalue()), encoding="utf-8")  # a path in one line
     return path
 
 
