@@ -1,5 +1,6 @@
 """Predicted against published seconds: the page with its tables and rows, and the figures."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from benchmarks.simulate.machine import NOT_FITTED
 from benchmarks.simulate.machines import machine, machine_names
 from docs.reference import published as page
 from docs.reference.published import WORST, errors_of, parts_figure, parts_of, worst_first
+from results.figures.frame import PLAIN
 from results.figures.predictions import predicted_figure
+from results.kinds import KINDS, Inputs
 from results.records.predictions import judged, read
 from tests.commands import command
 from tests.processes import ROOT
@@ -55,9 +58,14 @@ def test_the_committed_page_is_what_is_written(every_row: pd.DataFrame) -> None:
 
 def test_plot_draws_a_table(predicted: Path, tmp_path: Path) -> None:
     """Such as a user's own, with the predictions to which a row's source did not contribute."""
-    (tmp_path / "own.csv").write_text("".join(predicted.read_text().splitlines(keepends=True)[:12]))
-    command("plot")([str(tmp_path / "own.csv")])
-    assert (tmp_path / "own.png").read_bytes().startswith(b"\x89PNG")
+    path = tmp_path / "own.csv"
+    path.write_text("".join(predicted.read_text().splitlines(keepends=True)[:6]))
+    command("plot")([str(path)])
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    (drawing,) = KINDS["predictions"].drawings(Inputs([path], [None], Namespace(), PLAIN))
+    lines = (line for line in drawing.figure().axes[0].lines if line.get_marker() != "None")
+    found = [float(seconds) for line in lines for seconds in np.asarray(line.get_ydata())]
+    assert sorted(found) == sorted(judged(read(path))["left_out_seconds"])
 
 
 @pytest.mark.parametrize("name", machine_names())

@@ -9,7 +9,7 @@ import io
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from matplotlib.patches import Rectangle
 from results.figures.frame import themed
 from results.figures.palette import ARRAY_COLOURS, GREY, INK, LINE, PAPER, PASS_COLOURS, WHITE
 from results.figures.shards import size
+from results.records import overviews
+from results.records.overviews import Device
 from results.records.schedules import KINDS
 from strategies import STRATEGIES
 from strategies.costs.exchanges import Sent
@@ -54,8 +56,8 @@ HELD = (
 )
 FONTS: dict[Any, Any] = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "Arial"]}
 """Text stays text, in a font of the reader's system."""
-Device = Mapping[str, int]
-"""The position of a device along each mesh axis."""
+HATCHED = {"hatch": "////", "edgecolor": PAPER}
+"""How a share of a sum is drawn."""
 
 
 class Segment(NamedTuple):
@@ -78,8 +80,8 @@ class Picture:
 
     def __init__(self, shown: Overview) -> None:
         self.shown, self.y = shown, 0.0
-        axes, sizes = zip(*shown.mesh, strict=True)
-        self.devices: list[Device] = [dict(zip(axes, at, strict=True)) for at in product(*map(range, sizes))]
+        numbered = overviews.Overview(shown.strategy, shown.mesh, shown.workload, ())
+        self.devices, self.part = numbered.devices, numbered.part
         self.column = (WIDTH - GUTTER - MARGIN) / max(4, len(self.devices))
         self.box = self.column - (10 if self.column > 50 else 5)
         self.figure = Figure(facecolor=PAPER)
@@ -89,13 +91,6 @@ class Picture:
     def x(self, index: int) -> float:
         """The left edge of a device's box."""
         return GUTTER + index * self.column + (self.column - self.box) / 2
-
-    def part(self, device: Device, axes: Iterable[str]) -> tuple[int, int]:
-        """The index of a device's part of an array that `axes` split, outermost first, and the number of parts."""
-        index, count, sizes = 0, 1, dict(self.shown.mesh)
-        for axis in axes:
-            index, count = index * sizes[axis] + device[axis], count * sizes[axis]
-        return index, count
 
     def group(self, device: Device, along: Sequence[str]) -> list[Device]:
         """The devices that differ from `device` along these axes only, including itself."""
@@ -258,14 +253,8 @@ def draw_bar(drawn: Picture, x: float, y: float, segments: Iterable[Segment], ha
     drawn.outline(x, y, drawn.box, BAR, WHITE)
     for each in segments:
         left, width = x + each.start * drawn.box, (each.end - each.start) * drawn.box
-        draw_share(drawn, left, y + each.top * BAR, width, (each.bottom - each.top) * BAR, each.colour, hatched)
-
-
-def draw_share(
-    drawn: Picture, x: float, y: float, width: float, height: float, colour: str, hatched: bool = True
-) -> None:
-    """Draw a rectangle, hatched if it is a share of a sum."""
-    drawn.rect(x, y, width, height, colour, **({"hatch": "////", "edgecolor": PAPER} if hatched else {}))
+        height, style = (each.bottom - each.top) * BAR, HATCHED if hatched else {}
+        drawn.rect(left, y + each.top * BAR, width, height, each.colour, **style)
 
 
 def before(drawn: Picture, lane: Sent, device: Device) -> list[Segment]:
@@ -329,7 +318,7 @@ def arrows(drawn: Picture, lane: Sent) -> Iterator[tuple[float, float, str]]:
 
 def draw_key(drawn: Picture, small: Sequence[Sent]) -> None:
     """Explain hatched bars and arrows, and list what is too small to be drawn, with its total bytes."""
-    draw_share(drawn, MARGIN, drawn.y, 22, BAR, tint(GREY, 0.6))
+    drawn.rect(MARGIN, drawn.y, 22, BAR, tint(GREY, 0.6), **HATCHED)
     drawn.text(MARGIN + 28, drawn.y + 9, "its own share of a sum, before all shares are added", 10, GREY)
     drawn.text(MARGIN, drawn.y + 24, "Lines: whose data reaches whom. The hardware chooses the route.", 10, GREY)
     drawn.y += 34
