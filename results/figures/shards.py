@@ -132,8 +132,8 @@ def draw_parts(axes: Axes, parts: Parts, colours: Sequence[str]) -> None:
 def size(count: int) -> str:
     """Return a number of bytes as text, in the largest unit from B to GiB that does not exceed it.
 
-    >>> size(746_855_424), size(5_059_584), size(196_608), size(6)
-    ('712 MiB', '4.8 MiB', '192 KiB', '6 B')
+    >>> size(746_855_424), size(5_059_584), size(1024), size(6)
+    ('712 MiB', '4.8 MiB', '1.0 KiB', '6 B')
     """
     for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= unit:
