@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from benchmarks.cases.columns import column_of
 from benchmarks.cli.parser import one_line
 from benchmarks.cli.tables import aligned, screen_width
+from results.formats import escaped
 from results.gates.verdict import RED, Finding, Report
-from results.reports.tables import escaped
 
 # GitHub refuses a comment of more than 65,536 characters, and there may be two tables in it.
 TABLE_LETTERS = 30_000
