@@ -6,7 +6,7 @@
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,16 @@ from strategies.infeasible import Infeasible, WrongSize
 from strategies.mesh import MeshSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.presets import PRESETS
+
+Formatter = Callable[[Sequence[Sequence[str]], str], Sequence[str]]
+"""Lines of a table, from its rows of cells and the side, "<" or ">", on which each column is aligned."""
+
+
+def _table(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Lines of a table as wide as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shapes = [f"{side}{width}" for side, width in zip(sides, widths, strict=True)]
+    return ["  " + "  ".join(map(format, row, shapes)).rstrip() for row in rows]
 
 
 @dataclass(frozen=True)
@@ -80,18 +90,22 @@ class Overview:
 
     def __str__(self) -> str:
         """Two tables: what a device holds, and what it sends."""
+        return self.text(_table)
+
+    def text(self, table: Formatter) -> str:
+        """What a device holds and sends, with tables as `table` formats them."""
         held = [(each.what, _joined(each.rows + each.columns), _bytes(each.held_bytes)) for each in self.held]
         title = f"{self.strategy} on {MeshSpec(self.mesh)}: {self.workload}"
-        lines = [title, "", *_table(("a device holds", "split over", "bytes"), held), ""]
+        lines = [title, "", *table([("a device holds", "split over", "bytes"), *held], "<<>"), ""]
         if self.sent is None:
             return "\n".join([*lines, f"the compiler decides what is sent; the same by hand is {self.twin}"])
         if not self.sent:
             return "\n".join([*lines, "nothing is sent"])
         sent = [(s.what, s.kind.replace("_", "-"), _joined(s.along), s.when, _bytes(s.sent_bytes)) for s in self.sent]
         total = ("all", "", "", "", _bytes(sum(each.sent_bytes for each in self.sent)))
-        return "\n".join([*lines, *_table(("a device sends", "by", "along", "when", "bytes"), [*sent, total])])
+        return "\n".join([*lines, *table([("a device sends", "by", "along", "when", "bytes"), *sent, total], "<<<<>")])
 
-    def array_table(self) -> str:
+    def array_table(self, table: Formatter = _table) -> str:
         """A table of each array's dims, splitting axes, and whole and held bytes; equally split arrays share a line."""
         alike: dict[tuple[str, str, int, int], list[str]] = {}
         for each in self.arrays:
@@ -100,9 +114,8 @@ class Overview:
             (name, ", ".join(kinds), split, _bytes(whole), _bytes(held))
             for (name, split, whole, held), kinds in alike.items()
         ]
-        return "\n".join(
-            _table(("array", "as", "dims / axes that split them", "bytes", "on a device"), rows, numbers=2)
-        )
+        header = "array", "as", "dims / axes that split them", "bytes", "on a device"
+        return "\n".join(table([header, *rows], "<<<>>"))
 
 
 def overview(
@@ -204,17 +217,3 @@ def _joined(axes: Axes) -> str:
 
 def _bytes(count: int | None) -> str:
     return "?" if count is None else f"{count:,}"
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], numbers: int = 1) -> list[str]:
-    """Lines of a table. The last `numbers` columns are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    texts = len(header) - numbers
-    cells = (
-        [
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in (header, *rows)
-    )
-    return ["  " + "  ".join(row).rstrip() for row in cells]
