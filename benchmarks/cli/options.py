@@ -214,7 +214,10 @@ TRAINING = Group(
 LOGGING = Group(
     "text, log and checkpoints",
     *TEXT.options,
-    option("--tokenizer bytes|chars", "what a token is: a byte or a character; default: %(default)s", default="bytes"),
+    option(
+        "--tokenizer bytes|chars|init",
+        "what a token is: a byte, a character, or one of --init's tokenizer.json; default: init if it exists, or bytes",
+    ),
     option("--out DIR", "folder for the log and the checkpoints; default: runs/STRATEGY-MESH", Path),
     option("--log-every N", "log every N steps; default: %(default)s", count, 10),
     option("--evaluate-every N", "evaluate on held-out text every N steps; default: %(default)s", count, 250),
