@@ -48,7 +48,9 @@ def text_of(overview: Overview, option: argparse.Namespace) -> str:
 def of_strategy(name: str, option: argparse.Namespace) -> Overview:
     """The overview of a strategy with the options of the command."""
     topology = option.topology and str(option.topology)
-    return asked_overview(name, option.preset, option.mesh, topology, option.batch_size, **option.option)
+    return asked_overview(
+        name, option.preset, option.mesh, topology, option.batch_size, sizes=dict(option.model), **option.option
+    )
 
 
 def one_of_each(given: Iterable[tuple[str, str]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import strategies
@@ -119,13 +120,19 @@ class Overview:
 
 
 def overview(
-    name: str, preset: str | None = None, mesh: MeshSpec | str | None = None, batch_size: int = 16, **options: Any
+    name: str,
+    preset: str | None = None,
+    mesh: MeshSpec | str | None = None,
+    batch_size: int = 16,
+    sizes: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
 ) -> Overview:
     """The overview of a strategy.
 
     Args:
         preset: name of the model; default: nano, or nano-moe on a mesh with an expert axis.
         mesh: the mesh; default: `example_mesh`.
+        sizes: fields of `GPTConfig` that differ from the preset's.
         options: other fields of `TrainConfig`; the default number of microbatches is the benchmarks'.
     """
     require_instance(name, str, "the strategy")
@@ -134,17 +141,19 @@ def overview(
         raise Infeasible(f"{name} has no formulas for what it holds and sends, because it has a `make_step`")
     mesh = MeshSpec.of(example_mesh(strategy) if mesh is None else mesh)
     preset = ("nano-moe" if "expert" in mesh.sizes else "nano") if preset is None else preset
-    config = PRESETS[require_instance(preset, str, "the preset")]
+    config = dataclasses.replace(PRESETS[require_instance(preset, str, "the preset")], **sizes)
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
     cost = None if strategy.twins else predict(name, config, mesh, train)
     plan = cost.plan if cost else Plan.of(strategy.axes, config, mesh, train)
     tokens = f"{batch_size} × {config.sequence:,} tokens"
-    given = (f"{option}={value}" for option, value in options.items() if option not in ("microbatches", "dtype"))
+    given = texts({option: value for option, value in options.items() if option not in ("microbatches", "dtype")})
     arrays = tuple(each for each in held_arrays(plan) if cost or each.what != "gradient")
     return Overview(
         strategy=name,
         mesh=mesh.axes,
-        workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype, *given)),
+        workload=", ".join(
+            (",".join([preset, *texts(sizes)]), tokens, f"microbatches={train.microbatches}", train.dtype, *given)
+        ),
         held=tuple(holdings(plan, cost, arrays)),
         sent=cost and tuple(exchanges(cost)),
         zigzag=cost is not None and cost.plan.share.zigzag,
@@ -152,6 +161,11 @@ def overview(
         twin=strategy.twins.get(mesh.split_axes(strategy.axis_names)),
         arrays=arrays,
     )
+
+
+def texts(fields: Mapping[str, Any]) -> list[str]:
+    """Fields as they are written in a command."""
+    return [f"{name}={value}" for name, value in fields.items()]
 
 
 def asked_overview(
@@ -170,7 +184,7 @@ def asked_overview(
         mesh: the mesh as a string; default: the usual mesh of the topology's devices, or `example_mesh`.
         topology: as `devices_of` reads it; None for any devices.
         batch_size: sequences in the global batch; default: 16, or one per device of the topology.
-        options: as for `overview`.
+        options: as for `overview`, `sizes` too.
     """
     devices = None if topology is None else devices_of(topology)
     spec = None if mesh is None else MeshSpec.of(mesh)
