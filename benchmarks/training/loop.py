@@ -190,7 +190,7 @@ class Run:
         return state
 
     def _due(self, every: int | None) -> bool:
-        """Whether something that is done every so many steps, and at the end, is done now."""
+        """Whether something that is due every N steps, and at the end, is due now."""
         return self.position == self.plan.steps or (every is not None and self.position % every == 0)
 
     def _stops(self) -> bool:

@@ -130,7 +130,8 @@ class Text:
         """Check that both parts have a sequence and its last target."""
         if len(self.validation_N) <= sequence:
             held = f"the corpus {self.name} holds out {len(self.validation_N):,} of {len(self.tokens_N):,} tokens"
-            raise ValueError(f"{held}; sequence={sequence} needs {sequence + 1:,} or more")
+            needed = f"sequence={sequence} needs {sequence + 1:,} or more"
+            raise ValueError(f"{held}; {needed}: name a longer --corpus, or a smaller --model sequence=")
 
 
 def drawn(tokens_N: Int[np.ndarray, " N"], seed: int, index: int, batch_size: int, sequence: int) -> Sequences:

@@ -80,7 +80,7 @@ def read(path: Path, content: Any = None) -> Trace:
     """Read a trace; `content` is that of the file, if it was read before."""
     content = read_json(path, WRITTEN_BY) if content is None else content
     if not isinstance(content, dict) or "otherData" not in content:
-        raise SchemaError(f"{shown(path)} is no trace of a replayed or predicted step; {WRITTEN_BY}")
+        raise SchemaError(f"{shown(path)} is not a trace of a replayed or predicted step; {WRITTEN_BY}")
     document = checked(content, Document, shown(path))
     lanes: dict[int, dict[str, list[Span]]] = {}
     names: dict[int, str] = {}
