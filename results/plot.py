@@ -7,6 +7,7 @@ In a notebook, `plot.throughput(load("run.json"))` and a function for each other
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -99,7 +100,8 @@ def drawn(options: argparse.Namespace) -> list[Path]:
         text = read_text(first)
     style = Style(options.size, options.font_size or PLAIN.font_size, not options.no_title)
     source = Inputs(options.files, contents, text, options, style)
-    folder = kind.folder if out is None else not is_file(out) and (kind.folder or not out.suffix)
+    exists = out is not None and os.path.isdir(out)  # noqa: PTH112 (a long name has no Path.is_dir)
+    folder = kind.folder if out is None else exists or (not is_file(out) and (kind.folder or not out.suffix))
     if not folder:
         return [draw_one(kind, source, out or first.with_suffix(".png"), inputs)]
     if kind.into and style != PLAIN:

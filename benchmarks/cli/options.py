@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from benchmarks.cli.parser import Group, one_of, option
 from benchmarks.cli.values import (
+    MIN_ROUNDS,
     assignment,
     count,
     refuse,
@@ -162,7 +163,9 @@ MEASURING = Group(
     option("--topology TOPOLOGY", "compile for all devices of a topology such as v5p:4x4x4, and run nothing", topology),
     option("--machine FILE", "also predict the time of each step by this machine file, a name or a path", str),
     option(
-        "--rounds N", f"times each case is timed; default: {ROUNDS}, and more for {EXTRA_SECONDS:g} seconds", rounds
+        "--rounds N",
+        f"times each case is timed, at least {MIN_ROUNDS}; default: {ROUNDS}, and more for {EXTRA_SECONDS:g} seconds",
+        rounds,
     ),
     option("--resume", "continue the interrupted run with the same --benchmark-json"),
     option("--trace-dir DIR", "write a profiler trace of each case; it is not part of what is timed", Path),
