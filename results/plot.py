@@ -7,7 +7,6 @@ In a notebook, `plot.throughput(load("run.json"))` and a function for each other
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from benchmarks.cli.outputs import log, require_apart, require_folder, require_p
 from results.figures.axes import efficiency, memory, mfu, speedup, step_time, throughput
 from results.figures.frame import PLAIN, Style, caption_of, themed
 from results.figures.frame import save as write
-from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file
+from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file, is_folder
 from results.records.reading import RecordError
 from results.records.training import SUFFIX
 from strategies.files import decode_json, read_json, read_text, shown
@@ -100,8 +99,7 @@ def drawn(options: argparse.Namespace) -> list[Path]:
         text = read_text(first)
     style = Style(options.size, options.font_size or PLAIN.font_size, not options.no_title)
     source = Inputs(options.files, contents, text, options, style)
-    exists = out is not None and os.path.isdir(out)  # noqa: PTH112 (a long name has no Path.is_dir)
-    folder = kind.folder if out is None else exists or (not is_file(out) and (kind.folder or not out.suffix))
+    folder = kind.folder if out is None else not is_file(out) and (kind.folder or is_folder(out))
     if not folder:
         return [draw_one(kind, source, out or first.with_suffix(".png"), inputs)]
     if kind.into and style != PLAIN:
