@@ -159,6 +159,11 @@ KINDS: Mapping[str, Kind] = {
 """The kinds by name; a file is of the first that recognises it."""
 
 
+def is_folder(out: Path) -> bool:
+    """Return whether an output is a folder: it has no suffix, or is one that exists without the suffix of a picture."""
+    return not out.suffix or (os.path.isdir(out) and not is_picture(out))  # noqa: PTH112 (a long name has no Path.is_dir)
+
+
 def is_file(out: Path | None) -> bool:
     """Return whether an output is one picture: its suffix is the format of one, and it is not an existing folder."""
     return bool(out and is_picture(out) and not os.path.isdir(out))  # noqa: PTH112 (a long name has no Path.is_dir)

@@ -18,7 +18,7 @@ from benchmarks.cli.outputs import log, require_apart, require_folder, require_p
 from results.figures.axes import efficiency, memory, mfu, speedup, step_time, throughput
 from results.figures.frame import PLAIN, Style, caption_of, themed
 from results.figures.frame import save as write
-from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file
+from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file, is_folder
 from results.records.reading import RecordError
 from results.records.training import SUFFIX
 from strategies.files import decode_json, read_json, shown
@@ -97,7 +97,7 @@ def drawn(options: argparse.Namespace) -> list[Path]:
     kind, out = KINDS[kinds[0]], options.out
     style = Style(options.size, options.font_size or PLAIN.font_size, not options.no_title)
     source = Inputs(options.files, contents, options, style)
-    folder = kind.folder if out is None else not is_file(out) and (kind.folder or not out.suffix)
+    folder = kind.folder if out is None else not is_file(out) and (kind.folder or is_folder(out))
     if not folder:
         return [draw_one(kind, source, out or first.with_suffix(".png"), inputs)]
     out = out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package

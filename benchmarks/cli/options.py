@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from benchmarks.cli.parser import Group, one_of, option
 from benchmarks.cli.values import (
+    MIN_ROUNDS,
     assignment,
     count,
     refuse,
@@ -162,7 +163,9 @@ MEASURING = Group(
     option("--topology TOPOLOGY", "compile for all devices of a topology such as v5p:4x4x4, and run nothing", topology),
     option("--machine FILE", "also predict the time of each step by this machine file, a name or a path", str),
     option(
-        "--rounds N", f"times each case is timed; default: {ROUNDS}, and more for {EXTRA_SECONDS:g} seconds", rounds
+        "--rounds N",
+        f"times each case is timed, at least {MIN_ROUNDS}; default: {ROUNDS}, and more for {EXTRA_SECONDS:g} seconds",
+        rounds,
     ),
     option("--resume", "continue the interrupted run with the same --benchmark-json"),
     option("--trace-dir DIR", "write a profiler trace of each case; it is not part of what is timed", Path),
@@ -214,7 +217,10 @@ TRAINING = Group(
 LOGGING = Group(
     "text, log and checkpoints",
     *TEXT.options,
-    option("--tokenizer bytes|chars", "what a token is: a byte or a character; default: %(default)s", default="bytes"),
+    option(
+        "--tokenizer bytes|chars|init",
+        "what a token is: a byte, a character, or one of --init's tokenizer.json; default: init if it exists, or bytes",
+    ),
     option("--out DIR", "folder for the log and the checkpoints; default: runs/STRATEGY-MESH", Path),
     option("--log-every N", "log every N steps; default: %(default)s", count, 10),
     option("--evaluate-every N", "evaluate on held-out text every N steps; default: %(default)s", count, 250),

@@ -86,7 +86,7 @@ class Record:
         """The record with further columns and other fields."""
         for name in columns:
             if (column := column_of(name)) is None or column.source != "columns":
-                raise ValueError(f"{name} is no column of source `columns`; add it to benchmarks/cases/columns.csv")
+                raise ValueError(f"{name} is not a column of source `columns`; add it to benchmarks/cases/columns.csv")
         return replace(self, columns={**self.columns, **columns}, **facts)
 
     @property

@@ -24,6 +24,7 @@ from benchmarks.training.text import drawn, spread_evenly
 from strategies import CheckpointError, State, Step
 from strategies.checkpoints import Saving, positions, save
 from strategies.core.optimizer import learning_rate_at
+from strategies.huggingface import METADATA
 
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 ERASE = "\r\x1b[K"
@@ -189,7 +190,7 @@ class Run:
         return state
 
     def _due(self, every: int | None) -> bool:
-        """Whether something that is done every so many steps, and at the end, is done now."""
+        """Whether something that is due every N steps, and at the end, is due now."""
         return self.position == self.plan.steps or (every is not None and self.position % every == 0)
 
     def _stops(self) -> bool:
@@ -227,6 +228,7 @@ class Run:
         if self.saved != self.position:
             folder = self.plan.out / CHECKPOINTS
             metadata = {"recipe": self.plan.recipe, "preset": self.plan.case.preset}
+            metadata |= {METADATA: self.plan.huggingface} if self.plan.huggingface else {}
             with self._failures_said():
                 if self.saving:
                     self.saving.wait()

@@ -25,7 +25,7 @@ def sampled(
     seed: int,
     vocab: int,
 ) -> list[int]:
-    """Continue a prompt by so many tokens, each drawn from the model's prediction.
+    """Continue a prompt by `count` tokens, each drawn from the model's prediction.
 
     Args:
         config, train: of the model.

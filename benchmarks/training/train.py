@@ -153,8 +153,8 @@ def sample(plan: Plan, count: int, temperature: float) -> str:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the checkpoint's quantisation errors")  # a sample has no use for them
         state: State = restore(single, plan.out / CHECKPOINTS)
-    prompt = plan.text.encode(PROMPT) or [int(plan.text.tokens_N[0])]
-    how = temperature, plan.seed, plan.text.vocab
+    prompt = plan.text.codec.encode(PROMPT) or [int(plan.text.tokens_N[0])]
+    how = temperature, plan.seed, plan.text.codec.vocab
     tokens = sampled(plan.case.config, single.train, state.params, prompt, count, *how)
-    text = plan.text.decode(tokens)
+    text = plan.text.codec.decode(tokens)
     return "".join(letter if letter.isprintable() or letter in "\n\t" else UNPRINTABLE for letter in text)

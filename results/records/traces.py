@@ -79,7 +79,7 @@ class Occurred(msgspec.Struct, frozen=True):
 def read(path: Path, content: Any) -> Trace:
     """Read a trace from the content of a file."""
     if not isinstance(content, dict) or "otherData" not in content:
-        raise SchemaError(f"{shown(path)} is no trace of a replayed or predicted step; {WRITTEN_BY}")
+        raise SchemaError(f"{shown(path)} is not a trace of a replayed or predicted step; {WRITTEN_BY}")
     document = checked(content, Document, shown(path))
     lanes: dict[int, dict[str, list[Span]]] = {}
     names: dict[int, str] = {}
