@@ -105,7 +105,7 @@ class Preparation:
             warnings.warn(f"{self.case}: its compiled program was not read: {program.unread}", stacklevel=2)
         self.program = program
         between = program.as_row_between(crossing_axes(step.mesh))
-        explained: Any = {} if program.unread else explanation_columns(self.case, step.mesh, program)
+        explained: Any = {} if program.unread else explanation_columns(self.case, program)
         return record.adding({**program.as_row(), **between, **explained})
 
     def require_safe(self, record: Record) -> Record:
