@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Self
 
-from benchmarks.cli.parent import bound, ignoring_signals
+from benchmarks.cli.starting import bound
 from benchmarks.cli.statuses import WRONG_USAGE
 
 CONNECTION = "MESHMARK_CONNECTION"
@@ -93,6 +94,18 @@ class Child:
         status = self.kill()
         self.connection.close()
         return status
+
+
+@contextmanager
+def ignoring_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes started in the body ignore these signals. Only the main thread can set that."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers if main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def same_code() -> dict[str, str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.cli.ending import Refused
-from benchmarks.cli.parent import bound
+from benchmarks.cli.starting import bound
 from benchmarks.cli.statuses import INTERRUPTED, NORMAL_EXITS
 
 MOST_PROCESSES = max(64, 4 * (os.cpu_count() or 1))

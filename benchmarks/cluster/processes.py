@@ -20,22 +20,24 @@ import re
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Int
 
 from benchmarks.cases.failures import CaseFailure, Status, reason_of, status_of
-from benchmarks.cluster.joining import join_timeout, several_processes_requested
+from benchmarks.cli.options import several_processes_requested
+from benchmarks.cli.outputs import log
+from benchmarks.cli.statuses import REFUSED
 from benchmarks.cluster.liveness import PeerHeartbeat
 from strategies.backends.backend import private
 
 T = TypeVar("T")
 
+NOTICE_SECONDS = 5.0
+"""Time after which a process says which ones it waits for. JAX alone waits silently, and aborts with a C++ stack."""
 EXIT_SECONDS = 60
 """Longest time from the loss of a process to the end of the others, which still write a report on a busy machine."""
 BARRIER_FRACTION = 0.9
@@ -136,6 +138,43 @@ def join(option: Namespace) -> None:
     jax.devices()  # in all processes now, because a backend that starts waits for those of the others
 
 
+@contextmanager
+def join_timeout(option: Namespace) -> Iterator[None]:
+    """Limit the time spent in the body to `--join-timeout` seconds.
+
+    When time is up, the process exits with the status of a usage error.
+    """
+    joined = threading.Event()
+    watch = threading.Thread(target=_watch, args=(option, joined), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        joined.set()
+        watch.join()
+
+
+def _watch(option: Namespace, joined: threading.Event) -> None:
+    notice_seconds = min(NOTICE_SECONDS, option.join_timeout / 2)
+    if joined.wait(notice_seconds):
+        return
+    log(f"waiting for {awaited_processes(option)}, {option.join_timeout:g} seconds at most")
+    if not joined.wait(option.join_timeout - notice_seconds):
+        problem = f"waited {option.join_timeout:g} seconds for {awaited_processes(option)}"
+        advice = "start all processes with the same options, or raise --join-timeout"
+        log(f"ERROR: {problem}; {advice}")
+        os._exit(REFUSED)
+
+
+def awaited_processes(option: Namespace) -> str:
+    """Describe which processes this one waits for."""
+    if option.distributed:
+        return "the other processes of the cluster"
+    if option.process_id == 0:
+        return f"the other {option.processes - 1} of {option.processes} processes to connect to {option.coordinator}"
+    return f"process 0 at {option.coordinator}, or processes that it waits for"
+
+
 def write_line(descriptor: int, text: str) -> None:
     """Write a line to an open file descriptor, bypassing buffers and pytest's capture."""
     os.write(descriptor, f"{text}\n".encode())
@@ -227,21 +266,3 @@ def _missing(message: str, seconds: float) -> str:
     if name:
         return f"process {name[1]} did not arrive within {seconds:g} seconds: it hangs, or took another code path"
     return f"the other processes are gone: {message.partition(chr(10))[0]}"
-
-
-def crossing_axes(mesh: Mesh) -> tuple[str, ...]:
-    """Mesh axes along which neighbouring devices belong to different processes."""
-    process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
-    return axes_between(process_of, tuple(map(str, mesh.axis_names)))
-
-
-def axes_between(process_of: Int[np.ndarray, "..."], axes: Sequence[str]) -> tuple[str, ...]:
-    """Mesh axes that cross process boundaries. Communication over them may go through a network.
-
-    Args:
-        process_of: process index of each device of the mesh, one dim per mesh axis.
-
-    >>> axes_between(np.array([[0, 0], [1, 1]]), ("data", "tensor"))
-    ('data',)
-    """
-    return tuple(axis for dim, axis in enumerate(axes) if np.diff(process_of, axis=dim).any())
