@@ -44,14 +44,10 @@ class Child:
         errors: int | IO[Any] | None = None,
         own_group: bool = True,
     ) -> None:
-        """Start it.
+        """Start a command, which calls `parent_connection`. What is not given is as in this process.
 
         Args:
-            command: the program and its arguments; it calls `parent_connection`.
             environment: variables that differ from those of this process.
-            folder: where it runs; None for the current folder.
-            output: its stdout; None for that of this process.
-            errors: its stderr; None for that of this process.
             own_group: whether processes that it starts are killed with it. They then miss what a terminal does to a
                 group, such as Ctrl-Z.
         """

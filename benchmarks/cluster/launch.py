@@ -88,10 +88,7 @@ def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
 
 
 def environment(index: int, devices: int, gpus: Sequence[str]) -> dict[str, str]:
-    """Environment of process `index`: its own devices, and how it communicates.
-
-    Args:
-        gpus: GPUs that may be used; empty for virtual CPU devices.
+    """Environment of process `index`: its own devices, of these GPUs or else virtual ones, and how it communicates.
 
     >>> environment(1, 2, ["0", "1", "2", "3"])["CUDA_VISIBLE_DEVICES"]
     '2,3'
@@ -140,9 +137,8 @@ def forward_stderr(errors: IO[str], index: int) -> None:
 def wait(running: Sequence[subprocess.Popen[str]]) -> int:
     """Wait for all processes; when one fails, end the others.
 
-    Returns:
-        The exit status of the first process that failed, or else of process 0. Failed cases are no failure of the
-        process here, because they fail in all processes.
+    The exit status is that of the first process that failed, or else of process 0. Failed cases are no failure of the
+    process here, because they fail in all processes.
     """
     bad, deadline = 0, math.inf
     while any(process.poll() is None for process in running):

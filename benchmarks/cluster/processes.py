@@ -58,24 +58,18 @@ class ProcessLost(BaseException):
 
 @dataclass
 class _Group:
-    """The group of processes that this process belongs to.
-
-    Attributes:
-        timeout_seconds: how long a barrier waits for the others.
-        barriers: number of barriers so far; it is equal in all processes and names the next one.
-    """
+    """The group of processes that this process belongs to."""
 
     client: Any
     index: int
     count: int
     timeout_seconds: float
     barriers: int = 0
+    """Number of barriers so far; it is equal in all processes and names the next one."""
 
     def exchange(self, failure: tuple[str, str] | None, value: Any) -> dict[int, tuple[Any, Any]]:
-        """Wait for all processes and exchange results.
-
-        Returns:
-            Failure and value of the first process, and of each other one that has either, by process number.
+        """Wait for all processes and exchange results: failure and value of the first process, and of each other one
+        that has either, by process number.
         """
         self.barriers += 1
         barrier = f"meshmark/{self.barriers}"
@@ -194,13 +188,11 @@ def _disconnect(jax_state: Any, heartbeat: PeerHeartbeat, beating: threading.Thr
 
 
 def end(*, in_order: bool, why: str | None = None) -> None:
-    """Announce that this process ends. Only the first call counts.
+    """Announce that this process ends. Only the first call counts; a process that exits without one ends out of order.
 
     Args:
         in_order: whether it completed everything that all processes do together. If not, the others end as well.
         why: reason that the others then print.
-
-    A process that exits without this call counts as not in order.
     """
     if _heartbeat and not _heartbeat.over.is_set():
         _heartbeat.finished, _heartbeat.why = in_order, why

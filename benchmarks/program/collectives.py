@@ -91,13 +91,8 @@ def collective(
     computation: Computation,
     mesh: Mapping[str, int],
 ) -> Collective | None:
-    """Describe the collective that an instruction starts, for one execution outside of loops.
-
-    Args:
-        mesh: sizes of the mesh axes, outermost first.
-
-    Returns:
-        The collective; None if its groups have one device each.
+    """Describe the collective that an instruction starts, for one execution outside of loops; None if its groups have
+    one device each. Mesh axes are given outermost first.
     """
     devices = math.prod(mesh.values())
     if kind == "permute":

@@ -32,13 +32,7 @@ OVERLAP_KINDS = {
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Bytes that a device sends in a step by one kind of collective, where they are not those of the formulas.
-
-    Attributes:
-        kind: of collective.
-        axes: mesh axes that it spans.
-        stated_bytes, sent_bytes: by the formulas, and as compiled.
-    """
+    """Bytes that a device sends in a step by one kind of collective, where they are not those of the formulas."""
 
     kind: str
     axes: Axes
@@ -60,11 +54,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
     """The columns of a row, per device and step; None where the formulas or `compiled` do not know.
 
     A step that the compiler partitions has the predictions of its hand-written twin, for comparison only:
-    `sent_as_predicted` is None for it.
-
-    Args:
-        case: the case.
-        compiled: columns of the compiled program, or empty.
+    `sent_as_predicted` is None for it. `compiled` are the columns of the compiled program, if there is one.
     """
     twin = case.twin
     cost = cost_of(case)

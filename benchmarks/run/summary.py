@@ -26,8 +26,7 @@ LEFT_ALIGNED = "strategy", "mesh", "loss check", "status"
 def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = False) -> dict[str, list[str]]:
     """Return the lines of the summary of a run by title: the table of steps, and where their time goes.
 
-    Args:
-        absent: whether the cases were compiled for devices that are absent.
+    `absent` says whether the cases were compiled for devices that are absent.
     """
     canaries = noise(rows)
     measured = [*resolution(rows), *table(rows, width), *unpredicted(rows), *canaries, *([LAUNCH] * bool(canaries))]
