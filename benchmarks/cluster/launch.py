@@ -112,12 +112,8 @@ def visible_gpus() -> list[str]:
 
 def first_platform() -> str:
     """The platform that JAX uses: the first in JAX_PLATFORMS; without one CUDA if its plugin is there, or else CPUs."""
-    return os.environ.get("JAX_PLATFORMS", "").partition(",")[0] or ("cuda" if has_cuda() else "cpu")
-
-
-def has_cuda() -> bool:
-    """Whether a CUDA plugin for JAX is installed."""
-    return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
+    has_cuda = any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
+    return os.environ.get("JAX_PLATFORMS", "").partition(",")[0] or ("cuda" if has_cuda else "cpu")
 
 
 def free_port() -> int:

@@ -35,7 +35,7 @@ class PeerHeartbeat:
     index: int
     count: int
     lost_after_seconds: float
-    say: Callable[[str], None]
+    say: Callable[[str], object]
     finished: bool = False
     why: str | None = None
     over: threading.Event = field(default_factory=threading.Event)

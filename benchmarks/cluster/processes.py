@@ -124,7 +124,7 @@ def join(option: Namespace) -> None:
     _group = _Group(global_state.client, index, count, BARRIER_FRACTION * option.case_timeout)
     stderr = os.dup(sys.stderr.fileno())  # the real stderr, because pytest captures the other one
     _heartbeat = PeerHeartbeat(
-        global_state.client, index, count, option.lost_after, lambda text: write_line(stderr, text)
+        global_state.client, index, count, option.lost_after, lambda text: os.write(stderr, f"{text}\n".encode())
     )
     beating = threading.Thread(target=_heartbeat.beat, daemon=True)
     beating.start()
@@ -167,11 +167,6 @@ def awaited_processes(option: Namespace) -> str:
     if option.process_id == 0:
         return f"the other {option.processes - 1} of {option.processes} processes to connect to {option.coordinator}"
     return f"process 0 at {option.coordinator}, or processes that it waits for"
-
-
-def write_line(descriptor: int, text: str) -> None:
-    """Write a line to an open file descriptor, bypassing buffers and pytest's capture."""
-    os.write(descriptor, f"{text}\n".encode())
 
 
 def _disconnect(jax_state: Any, heartbeat: PeerHeartbeat, beating: threading.Thread) -> None:

@@ -43,11 +43,13 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
 
 
 def corpus_bytes(path: Path | None) -> Corpus:
-    """The bytes of a file, mapped into memory; without a file, Python's syntax documentation."""
+    """The bytes of a file, mapped into memory; without a file, Python's syntax documentation (`pydoc_data.topics`)."""
     try:
-        return map_file(path) if path else python_documentation()
+        if path:
+            return map_file(path)
     except OSError as error:
         raise ValueError(f"the corpus {path} cannot be read: {error.strerror}; name a text file") from error
+    return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
 
 
 def map_file(path: Path) -> Corpus:
@@ -61,11 +63,6 @@ def corpus_source(corpus_N: Corpus) -> Path | Corpus:
     """What to send to another process for the same corpus: the path of a memory-mapped file, or else the bytes."""
     mapped = corpus_N.base
     return Path(mapped.filename) if isinstance(mapped, np.memmap) and mapped.filename else corpus_N
-
-
-def python_documentation() -> Corpus:
-    """Python's syntax documentation (`pydoc_data.topics`)."""
-    return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
 
 
 @dataclass(frozen=True)

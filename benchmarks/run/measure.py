@@ -224,18 +224,16 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        """Half the width, as a fraction of the median."""
-        return (self.high - self.low) / 2 / self.median
-
     def further_rounds(self, rounds: int) -> int:
-        """Rounds to add to these until the half width is about `WIDE`; it falls with the square root of their number.
+        """Rounds to add to these until the interval is about as narrow as `WIDE`.
+
+        Its width falls with the square root of their number.
 
         >>> Interval(1.0, 0.9, 1.02).further_rounds(20), Interval(1.0, 0.98, 1.02).further_rounds(20)
         (60, 0)
         """
-        return max(0, math.ceil(rounds * ((self.half_width / WIDE) ** 2 - 1) - 1e-9))
+        half_width = (self.high - self.low) / 2 / self.median
+        return max(0, math.ceil(rounds * ((half_width / WIDE) ** 2 - 1) - 1e-9))
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval | None":
