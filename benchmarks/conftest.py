@@ -52,11 +52,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     run = config.stash[RUN] = Supervisor(
-        measuring_options(option),
-        journal,
-        alone=alone,
-        timeout_seconds=option.case_timeout,
-        listing=option.collectonly,
+        measuring_options(option), journal, alone=alone, timeout_seconds=option.case_timeout, listing=option.collectonly
     )
     config.add_cleanup(run.close)
     try:

@@ -169,11 +169,6 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    @property
-    def process_id(self) -> int | None:
-        """Id of the process, if it has started and not ended."""
-        return self._child.process.pid if self._child and self._child.runs else None
-
     def ask(self, do: str, *, begin: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
         """Send a request and return the answer; `begin` is called whenever another part of a long one begins."""
         self.tell(do, **arguments)

@@ -10,17 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from benchmarks.cli.parser import Group, one_of, option
-from benchmarks.cli.values import (
-    assignment,
-    count,
-    refuse,
-    rounds,
-    seconds,
-    topology,
-    whole,
-    window,
-    workers,
-)
+from benchmarks.cli.values import assignment, count, refuse, rounds, seconds, topology, whole, window, workers
 from strategies.config import Dtype, PipelineSchedule, Remat
 from strategies.gpt_config import AttentionPattern, GPTConfig, Router
 from strategies.names import unknown

@@ -82,10 +82,7 @@ def kind_of(instruction: Instruction) -> str | None:
 
 
 def collective(
-    kind: str,
-    instruction: Instruction,
-    computation: Computation,
-    mesh: Mapping[str, int],
+    kind: str, instruction: Instruction, computation: Computation, mesh: Mapping[str, int]
 ) -> Collective | None:
     """Describe the collective that an instruction starts, for one execution outside of loops; None if its groups have
     one device each. Mesh axes are given outermost first.

@@ -179,10 +179,7 @@ class BlockTimes:
 
 
 def time_interleaved(
-    trainings: Mapping[str, Timeable],
-    times: Mapping[str, BlockTimes],
-    rounds: int,
-    begin: Callable[[str], None],
+    trainings: Mapping[str, Timeable], times: Mapping[str, BlockTimes], rounds: int, begin: Callable[[str], None]
 ) -> None:
     """Time blocks in rounds. Each round has one block of every step, in a new random order.
 

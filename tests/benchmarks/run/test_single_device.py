@@ -137,12 +137,12 @@ def test_a_dead_process_raises_died_and_is_replaced() -> None:
     It knows no training run of the dead one: requests about that still say how it died.
     """
     ask("hello")
-    first, training = server.process_id, RemoteTraining(1, FirstSteps((), (), ()), len(server.deaths))
+    first, training = server._child, RemoteTraining(1, FirstSteps((), (), ()), len(server.deaths))
     kill()
     with pytest.raises(ProcessDied, match="the single-device process was ended by SIGABRT"):
         ask("matmul", dtype="float32")
     ask("hello")
-    assert server.process_id not in (None, first)
+    assert server._child not in (None, first)
     with pytest.raises(ProcessDied, match="the single-device process was ended by SIGABRT"):
         training.block(1)
 
