@@ -222,9 +222,9 @@ class Interval:
     high: float
 
     def further_rounds(self, rounds: int) -> int:
-        """Rounds to add to these until the interval is about as narrow as `WIDE`.
+        """Rounds to add to these until half the width is about `WIDE` of the median.
 
-        Its width falls with the square root of their number.
+        The width falls with the square root of their number.
 
         >>> Interval(1.0, 0.9, 1.02).further_rounds(20), Interval(1.0, 0.98, 1.02).further_rounds(20)
         (60, 0)
