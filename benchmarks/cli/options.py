@@ -3,6 +3,7 @@
 The table is declared to argparse and to pytest. It needs no JAX.
 """
 
+import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from pathlib import Path
@@ -262,3 +263,21 @@ def add_options(parser: "pytest.Parser") -> None:
         group = parser.getgroup(f"meshmark-{declared.title}", f"meshmark: {declared.title}")
         if not getattr(group, "options", None):  # otherwise the conftest.py of a checkout has declared them
             declared.declare(group.addoption)
+
+
+def several_processes_requested(option: Namespace) -> bool:
+    """Whether the options ask for a multi-process run."""
+    manual = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
+    missing = [name for name, value in manual.items() if value is None]
+    if option.distributed and len(missing) < len(manual):
+        raise ValueError(f"--distributed detects {', '.join(manual)}; remove --distributed, or those")
+    if 0 < len(missing) < len(manual):
+        raise ValueError(f"{', '.join(manual)} go together; {', '.join(missing)} missing")
+    if not missing and option.process_id >= option.processes:
+        raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
+    if option.coordinator is not None:
+        host, _, port = option.coordinator.rpartition(":")
+        if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+            address = "is not an address; pass HOST:PORT, such as node0:12345"
+            raise ValueError(f"--coordinator {option.coordinator} {address}")
+    return option.distributed or not missing

@@ -45,19 +45,13 @@ LOG = "log.jsonl"
 
 @dataclass(frozen=True)
 class Plan:
-    """A training run.
+    """A training run: the options of these names, and what follows from others.
 
     Attributes:
-        case: strategy, mesh, model and batch.
-        train: of the step.
-        text: to train on.
         init: the folder with the first weights; None if they are drawn.
         huggingface: fields of the folder's config.json to write again (`Pretrained.kept`).
-        steps: where it ends.
-        seed: of weights, batches and sample.
         out: the folder of its log and checkpoints.
         log_every, evaluate_every, checkpoint_every: steps between two of them; a checkpoint at the end only if None.
-        evaluation_batches: in an evaluation.
         keep: how many checkpoints are kept; None for all.
     """
 

@@ -92,8 +92,7 @@ def first_position(option: argparse.Namespace, plan: Plan, holding: ExitStack) -
 def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> int:
     """Train from this position to the end, and write a sample.
 
-    Returns:
-        The exit status: 0 at the end, 5 or 141 if stdout took no more, 130 if the run was told to stop.
+    The exit status is 0 at the end, 5 or 141 if stdout took no more, 130 if the run was told to stop.
     """
     disable_compilation_cache()
     first = processes.is_first()
@@ -127,11 +126,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
 
 
 def checked(plan: Plan) -> str:
-    """Compare the step with one device (strategies/checking).
-
-    Returns:
-        What was compared, in a line.
-    """
+    """Compare the step with one device (strategies/checking), and say in a line what was compared."""
     case = plan.case
     try:
         agrees = checking.check(STRATEGIES[case.strategy], case.config, case.mesh, plan.train, case.devices)
