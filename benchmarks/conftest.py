@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.cli.options import add_options, measuring_options
+from benchmarks.cli.options import add_options, measuring_options, several_processes_requested
 from benchmarks.cli.starting import environment_problem, steps_problem
 from benchmarks.cli.statuses import INTERRUPTED, REFUSED, UNWRITTEN
-from benchmarks.cluster.joining import several_processes_requested
 from benchmarks.run import publish
 from benchmarks.run.journal import journal_path, require_journal
 from benchmarks.run.supervise import Ended, Supervisor
@@ -53,11 +52,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     run = config.stash[RUN] = Supervisor(
-        measuring_options(option),
-        journal,
-        alone=alone,
-        timeout_seconds=option.case_timeout,
-        listing=option.collectonly,
+        measuring_options(option), journal, alone=alone, timeout_seconds=option.case_timeout, listing=option.collectonly
     )
     config.add_cleanup(run.close)
     try:

@@ -7,11 +7,13 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from benchmarks.cases.selection import values_of
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import present
+from benchmarks.cli.tables import aligned
 from strategies import STRATEGIES, Infeasible, MeshSpec
 from strategies.costs.overview import Overview, asked_overview
 
@@ -34,9 +36,10 @@ def main(option: argparse.Namespace) -> None:
 
 def text_of(overview: Overview, option: argparse.Namespace) -> str:
     """An overview as text; of a mesh with each array by itself, and in a list of all strategies with the options."""
-    parts = [str(overview)]
+    table = partial(aligned, indent="  ")
+    parts = [overview.text(table)]
     if option.mesh or option.topology:
-        parts.append(overview.array_table())
+        parts.append(overview.array_table(table))
     if not option.names and (options := STRATEGIES[overview.strategy].options):
         parts.append(f"options: {', '.join(options)}")
     return "\n\n".join(parts)
@@ -45,7 +48,9 @@ def text_of(overview: Overview, option: argparse.Namespace) -> str:
 def of_strategy(name: str, option: argparse.Namespace) -> Overview:
     """The overview of a strategy with the options of the command."""
     topology = option.topology and str(option.topology)
-    return asked_overview(name, option.preset, option.mesh, topology, option.batch_size, **option.option)
+    return asked_overview(
+        name, option.preset, option.mesh, topology, option.batch_size, sizes=dict(option.model), **option.option
+    )
 
 
 def one_of_each(given: Iterable[tuple[str, str]]) -> dict[str, Any]:

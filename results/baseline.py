@@ -55,10 +55,7 @@ def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
 def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
     """Write the baseline of a run's JAX version atomically, and return its path.
 
-    Args:
-        snapshot: the run.
-        folder: where `jax-VERSION.json` is written, for other devices than CPUs `jax-VERSION-PLATFORM.json`; it is
-            created if it does not exist.
+    Its name is `jax-VERSION.json`, for other devices than CPUs `jax-VERSION-PLATFORM.json`. A new folder is created.
     """
     version = snapshot.facts["jax"]
     if not isinstance(version, str) or not re.fullmatch(r"[\w.+-]+", version):

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from results.formats import FORMS
 from results.gates.report import changed_lines, counted_words, own_words, ratio, shared_words
 from results.gates.stored import compare_runs
 from results.gates.verdict import Finding, Report
-from results.reports.tables import FORMS
 from strategies.files import shown
 
 SIDES = "<>>><<"
@@ -37,14 +37,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def text(times: Report, counters: Report, names: Sequence[str], form: str) -> Iterator[str]:
-    """Yield the lines of a comparison of two runs.
-
-    Args:
-        times: findings about step times.
-        counters: findings about exact counters.
-        names: headers of the two columns of times.
-        form: a key of `FORMS`; with "csv" there is only the table.
-    """
+    """Yield the lines of a comparison of two runs, whose names are the headers of times; as CSV only the table."""
     table = FORMS[form](rows_of(times, names), SIDES)
     if form == "csv":
         yield table

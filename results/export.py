@@ -9,9 +9,9 @@ from typing import Any
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from results.compare import milliseconds
+from results.formats import FORMS
 from results.gates.counters import KEPT
 from results.records.reading import read_run, records_of
-from results.reports.tables import FORMS
 from results.words import ending
 
 Record = Mapping[str, Any]
@@ -60,13 +60,7 @@ def chosen(records: Sequence[Record], columns: Sequence[str]) -> list[list[str]]
 
 
 def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
-    """Return the records as a table.
-
-    Args:
-        records: the records of a run.
-        form: a key of `FORMS`.
-        columns: names of columns; if empty, Markdown has the short table and CSV has all columns.
-    """
+    """Return records as a table in one of `FORMS`; without names of columns Markdown has a short one, and CSV all."""
     if form == "markdown" and not columns:
         return FORMS[form]([SHORT, *map(short, records)], SIDES)
     others = dict.fromkeys(name for record in records for name in record if name not in ("name", "samples"))

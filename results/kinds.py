@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.cli.ending import Refused
-from benchmarks.cli.outputs import is_picture, safe_name, save_text
+from benchmarks.cli.outputs import is_picture, safe_name
 from results.figures import losses, predicted_scaling, search, tokens
-from results.figures.communication import communication
 from results.figures.frame import Drawing, Style
 from results.figures.lanes import lanes
+from results.figures.predictions import predicted_figure
 from results.figures.run import BY_NAME, CURVES, chosen, drawings_of_run
-from results.figures.shards import MOST_DEVICES, shards
+from results.figures.shards import shards
 from results.figures.timeline import timeline
 from results.records import overviews, rows, schedules, traces
 from results.records.documents import read_search
 from results.records.metrics import METRICS, with_metrics
+from results.records.predictions import judged, without_own_source
+from results.records.predictions import read as read_predictions
+from results.records.reading import RecordError, as_run
 from results.records.training import SUFFIX, read_training
-from results.reports.predictions import write_page
 from strategies.files import shown
 
 STDIN = Path("-")
@@ -36,11 +38,10 @@ OPTIONS = {
 
 
 class Inputs(NamedTuple):
-    """Files of one kind: their paths, the content of each, and the text of the first; and how they are drawn."""
+    """Files of one kind, their paths and contents, and how they are drawn."""
 
     paths: Sequence[Path]
     contents: Sequence[Any]
-    text: str
     options: argparse.Namespace
     style: Style
 
@@ -59,7 +60,6 @@ class Kind(NamedTuple):
         options: those of `OPTIONS` that it has.
         together: whether several files are drawn together.
         folder: whether the default output is a folder.
-        into: (inputs, folder) -> the paths of what is written into a folder in place of the pictures.
     """
 
     recognised: Callable[[Path, Any], bool]
@@ -67,7 +67,6 @@ class Kind(NamedTuple):
     options: Sequence[str] = ()
     together: bool = False
     folder: bool = False
-    into: Callable[[Inputs, Path], list[Path]] | None = None
 
 
 def has(**facts: Sequence[object]) -> Callable[[Path, Any], bool]:
@@ -84,7 +83,8 @@ def has(**facts: Sequence[object]) -> Callable[[Path, Any], bool]:
 def draw_run(inputs: Inputs) -> list[Drawing]:
     """Return the figures of runs: those of a folder, or the one of a file."""
     options = inputs.options
-    table = chosen(with_metrics(rows.load(inputs.paths)), options.strategy, options.devices)
+    runs = ((path, as_run(path, content)) for path, content in zip(inputs.paths, inputs.contents, strict=True))
+    table = chosen(with_metrics(rows.table_of(runs)), options.strategy, options.devices)
     return drawings_of_run(table, inputs.style, options.batch_size, names_of(options), first=is_file(options.out))
 
 
@@ -117,23 +117,23 @@ def draw_trace(inputs: Inputs) -> list[Drawing]:
 
 def draw_schedule(inputs: Inputs) -> list[Drawing]:
     """Return the figure of a schedule."""
-    schedule = schedules.read(inputs.text, inputs.where)
+    schedule = schedules.read(inputs.contents[0], inputs.where)
     return [Drawing(safe_name(schedule.schedule), partial(timeline, schedule, inputs.style))]
 
 
 def draw_overviews(inputs: Inputs) -> list[Drawing]:
     """Return the figure of each overview."""
-    found = overviews.read(inputs.text, inputs.where, MOST_DEVICES)
+    found = overviews.read(inputs.contents[0], inputs.where)
     return [Drawing(safe_name(each.strategy), partial(shards, each, inputs.style)) for each in found]
 
 
-def draw_communication(inputs: Inputs, folder: Path) -> list[Path]:
-    """Draw what each device of some strategies holds and sends, and return the paths written."""
-    found = overviews.read(inputs.text, inputs.where)
-    paths = [folder / f"{safe_name(overview.strategy)}.svg" for overview in found]
-    for overview, path in zip(found, paths, strict=True):
-        save_text(path, communication(overview))
-    return paths
+def draw_predictions(inputs: Inputs) -> list[Drawing]:
+    """Return the figure of predicted and measured seconds."""
+    rows = judged(read_predictions(inputs.paths[0]))
+    if rows.empty:
+        raise RecordError(f"{inputs.where} has no row that is both predicted and measured")
+    figure = partial(predicted_figure, without_own_source(rows), inputs.style)
+    return [Drawing(inputs.paths[0].stem, figure)]
 
 
 def draw_training(inputs: Inputs) -> list[Drawing]:
@@ -144,18 +144,12 @@ def draw_training(inputs: Inputs) -> list[Drawing]:
 
 KINDS: Mapping[str, Kind] = {
     "training": Kind(lambda path, content: path.suffix == SUFFIX, draw_training, together=True, folder=True),
-    "predictions": Kind(
-        lambda path, content: path.suffix == ".csv",
-        lambda inputs: [],
-        folder=True,
-        into=lambda inputs, folder: write_page(inputs.paths[0], folder),
-    ),
+    "predictions": Kind(lambda path, content: path.suffix == ".csv", draw_predictions),
     "overviews": Kind(
         lambda path, content: (
             isinstance(content, list) and (path == STDIN or bool(content and has()(path, content[0])))
         ),
         draw_overviews,
-        into=draw_communication,
     ),
     "trace": Kind(has(otherData=()), draw_trace, ["between"]),
     "schedule": Kind(has(schedule=()), draw_schedule),
@@ -163,6 +157,11 @@ KINDS: Mapping[str, Kind] = {
     "run": Kind(lambda path, content: path != STDIN, draw_run, [*OPTIONS][:-1], together=True, folder=True),
 }
 """The kinds by name; a file is of the first that recognises it."""
+
+
+def is_folder(out: Path) -> bool:
+    """Return whether an output is a folder: it has no suffix, or is one that exists without the suffix of a picture."""
+    return not out.suffix or (os.path.isdir(out) and not is_picture(out))  # noqa: PTH112 (a long name has no Path.is_dir)
 
 
 def is_file(out: Path | None) -> bool:

@@ -24,11 +24,7 @@ NAMED = 3
 def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
     """Merge runs: all rows are kept, each with the number of its launch, and the launches of a case form a group.
 
-    Args:
-        runs: the runs by path; a run may itself be merged.
-
-    Returns:
-        The merged run, in the format of pytest-benchmark.
+    A run may itself be merged.
     """
     (first, base), *others = runs.items()
     for path, run in others:

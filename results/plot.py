@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from benchmarks.cli.outputs import log, require_apart, require_folder, require_p
 from results.figures.axes import efficiency, memory, mfu, speedup, step_time, throughput
 from results.figures.frame import PLAIN, Style, caption_of, themed
 from results.figures.frame import save as write
-from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file
+from results.kinds import KINDS, OPTIONS, STDIN, Inputs, Kind, is_file, is_folder
 from results.records.reading import RecordError
 from results.records.training import SUFFIX
-from strategies.files import decode_json, read_json, read_text, shown
+from strategies.files import decode_json, read_json, shown
 
 __all__ = ["efficiency", "main", "memory", "mfu", "speedup", "step_time", "throughput"]
 CAPTIONS = "captions.txt"
@@ -44,15 +43,17 @@ def read_stdin() -> str:
         raise RecordError(f"stdin is not text ({error})") from error
 
 
-def content_of(path: Path, text: str) -> Any:
-    """Return the content of a file, None if it is not one document; `text` is what stdin has."""
+def content_of(path: Path) -> Any:
+    """Return the content of a file or of stdin, None if it is not one document."""
+    if path == STDIN:
+        return decode_json(read_stdin(), "stdin")
     if path.is_dir():
         with suppress(OSError):
             if found := sorted(each for each in path.iterdir() if each.suffix in READ):
                 raise Refused(f"{shown(path)} is a folder, and files are drawn; name one, such as {shown(found[0])}")
     if path.suffix in (SUFFIX, ".csv"):
         return None
-    return decode_json(text, "stdin") if path == STDIN else read_json(path, DRAWN)
+    return read_json(path, DRAWN)
 
 
 def kind_of(path: Path, content: Any) -> str:
@@ -90,25 +91,19 @@ def main(options: argparse.Namespace) -> None:
 def drawn(options: argparse.Namespace) -> list[Path]:
     """Draw files of one kind, and return the paths written. Errors are those of `main`."""
     first, inputs = options.files[0], [path for path in options.files if path != STDIN]
-    text = read_stdin() if STDIN in options.files else ""
-    contents = [content_of(path, text) for path in options.files]
+    contents = [content_of(path) for path in options.files]
     kinds = [kind_of(path, content) for path, content in zip(options.files, contents, strict=True)]
     require_effect(options, kinds)
     kind, out = KINDS[kinds[0]], options.out
-    if kinds[0] in ("overviews", "schedule") and inputs:
-        text = read_text(first)
     style = Style(options.size, options.font_size or PLAIN.font_size, not options.no_title)
-    source = Inputs(options.files, contents, text, options, style)
-    folder = kind.folder if out is None else not is_file(out) and (kind.folder or not out.suffix)
+    source = Inputs(options.files, contents, options, style)
+    folder = kind.folder if out is None else not is_file(out) and (kind.folder or is_folder(out))
     if not folder:
         return [draw_one(kind, source, out or first.with_suffix(".png"), inputs)]
-    if kind.into and style != PLAIN:
-        raise Refused("--size, --font-size and --no-title are for a single picture; name it with --out")
     out = out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
     require_folder(out)
     paths = list[Path]()
-    into = kind.into or partial(draw_all, kind)
-    save(out, lambda folder: paths.extend(into(source, folder)))
+    save(out, lambda folder: paths.extend(draw_all(kind, source, folder)))
     return paths
 
 
@@ -118,7 +113,7 @@ def draw_one(kind: Kind, source: Inputs, out: Path, inputs: Sequence[Path]) -> P
     require_picture(out)
     found = kind.drawings(source)
     if len(found) != 1:
-        names = ", ".join(drawing.name for drawing in found) or "a page and its tables"
+        names = ", ".join(drawing.name for drawing in found)
         problem = f"{shown(out)} is one picture, and there are {len(found)} of {source.where} ({names})"
         raise Refused(f"{problem}; name a folder as --out, and take one of them from there")
     with themed(source.style):

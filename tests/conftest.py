@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,3 +87,14 @@ def _interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Make stdout a terminal of a width in characters, or a pipe for None."""
+
+    def terminal(width: int | None) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: width is not None)
+        monkeypatch.setenv("COLUMNS", str(width or 40))
+
+    return terminal

@@ -11,6 +11,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 MISSING = {
     "libtpu": "" if find_spec("libtpu") else "takes the tpu extra: pip install -e '.[tpu]'",
     "cuda": "" if find_spec("jax_cuda13_plugin") else "takes the gpu extra: pip install -e '.[gpu]'",
+    "tokenizers": "" if find_spec("tokenizers") else "takes the text extra: pip install -e '.[text]'",
     "chromium": "" if CHROMIUM else "takes chromium",
 }
 """Marker of tests -> why they are skipped here; empty where they run."""

@@ -26,8 +26,12 @@ def test_there_is_an_example_for_each_situation():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_examples_are_what_search_prints(example, capsys):
-    """The whole table of the best of each strategy. Later versions of JAX keep less memory, as the page says."""
+def test_examples_are_what_search_prints(example, capsys, terminal):
+    """The whole table of the best of each strategy, on a terminal of 100 columns.
+
+    Later versions of JAX keep less memory, as the page says.
+    """
+    terminal(100)
     assert command("search")(example.arguments) == 0
     printed = capsys.readouterr().out
     assert f"\n\n{MEMORY.sub('GiB', example.shown)}\n\n" in MEMORY.sub("GiB", printed)
@@ -47,9 +51,9 @@ def test_readme_quotes_these_times():
         assert dict(re.findall(r"`(\w+)` ([\d,]+) ms", quoted)) == best
 
 
-def test_readme_shows_what_search_prints(capsys, monkeypatch):
+def test_readme_shows_what_search_prints(capsys, terminal):
     """The report on a terminal of 100 columns, from its table on."""
-    monkeypatch.setenv("COLUMNS", "100")
+    terminal(100)
     (example,) = examples(README, "search")
     assert command("search")(example.arguments) == 0
     assert f"\n{example.shown}\n\n" in capsys.readouterr().out

@@ -2,8 +2,10 @@
 
 import re
 
+import pytest
+
 import strategies
-from docs.reference.api import PAGE, SECTIONS, page
+from docs.reference import api, commands
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"
@@ -22,13 +24,14 @@ def test_pages_are_few_and_short():
 
 def test_the_reference_has_every_public_name():
     """Once, and nothing else."""
-    names = [name for _, section in SECTIONS.values() for name in section if "." not in name]
+    names = [name for _, section in api.SECTIONS.values() for name in section if "." not in name]
     assert sorted(names) == sorted(strategies.__all__)
 
 
-def test_the_reference_is_made_of_the_docstrings():
-    """To regenerate it: `python docs/reference/api.py`."""
-    assert PAGE.read_text() == page()
+@pytest.mark.parametrize("script", [api, commands], ids=lambda script: script.__name__)
+def test_the_reference_is_what_its_script_makes(script):
+    """From docstrings and from the table of commands. To regenerate it: `python docs/reference/NAME.py`."""
+    assert script.PAGE.read_text() == script.page()
 
 
 def test_every_experiment_has_one_line_of_result():

@@ -16,8 +16,6 @@ PROGRAMS = {
     "benchmarks.run.__main__",
     "benchmarks.run.pool",
     "benchmarks.run.server",
-    "benchmarks.cases.columns",
-    "benchmarks.cli.reference",
     "benchmarks.simulate.intervals",
 }
 """The modules that are programs, each described where it begins. Their own tests run them."""

@@ -28,20 +28,12 @@ ALL_TO_ALL = "dispatch", "all_to_all"  # how `auto` exchanges tokens, as an opti
 
 @dataclass(frozen=True)
 class Case:
-    """One step to measure: a strategy on a mesh, with a model and a global batch.
+    """One step to measure: a strategy on a mesh, with a model and a global batch of sequences.
 
     Attributes:
-        strategy: its name, or the stack's name in a search for another stack.
-        mesh: sizes of the mesh axes.
         preset: name of the model, with the sizes that were overridden.
-        config: sizes of the model.
-        batch_size: sequences in the global batch.
-        microbatches: parts that the batch is split into.
-        dtype: of the computation.
-        remat: what the backward pass recomputes.
-        options: strategy options that were given.
+        options, compiler_options: those that were given.
         topology: topology of devices that need not be present, all of which are used; None for this machine's devices.
-        compiler_options: XLA options that were given.
     """
 
     strategy: str
@@ -62,18 +54,14 @@ class Case:
         It contains microbatches, experts, the attention and the routing only if they are not the default. Options are
         in alphabetical order, in whichever order they were given.
         """
-        default = default_microbatches(self.strategy, self.mesh, self.batch_size)
+        default = STRATEGIES[self.strategy].default_microbatches(self.mesh, self.batch_size)
         parts = () if self.microbatches == default else (("microbatches", self.microbatches),)
         parts += ((("experts", self.config.experts),) if self.config.experts else ()) + model_options(self.config)
         texts = option_texts((*parts, *sorted(self.options)))
         return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *texts])
 
     def build(self, **training: Any) -> Step:
-        """Build the step on the case's devices.
-
-        Args:
-            training: fields of its `TrainConfig` to override.
-        """
+        """Build the step on the case's devices, with some fields of its `TrainConfig` overridden."""
         return STRATEGIES[self.strategy].build(self.config, self.mesh, self.training(**training), self.devices)
 
     @property
@@ -95,8 +83,8 @@ class Case:
     @property
     def resolved(self) -> TrainConfig:
         """Its training configuration, without "auto"; it raises `Infeasible` if a given option is impossible there."""
-        strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
-        if strategy is None or not strategy.has_formulas:
+        strategy = STRATEGIES[self.strategy]
+        if not strategy.has_formulas:
             return self.training()
         return Plan.of(strategy.axes, self.config, self.mesh, self.training(), self.backend, checked=False).train
 
@@ -112,8 +100,7 @@ class Case:
 
         Where devices split experts it has `dispatch="all_to_all"`, as `auto` exchanges tokens.
         """
-        strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
-        name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
+        name = STRATEGIES[self.strategy].twins.get(tuple(self.mesh.sizes))
         twin = self._with_strategy(name) if name else None
         exchanges = self.config.experts and "expert" in self.mesh.sizes
         return replace(twin, options=(*twin.options, ALL_TO_ALL)) if twin and exchanges else twin
@@ -134,22 +121,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a run should measure.
+    """What a run should measure. Fields that `Case` has, too, are values of it, one or several.
 
     Attributes:
-        strategies: names; empty for all.
+        strategies: empty for all.
         meshes: empty for the usual ones of each strategy on each of `devices`.
-        devices: numbers of devices.
-        batch_sizes: sequences in a global batch.
-        microbatches: numbers of microbatches; empty for `default_microbatches`.
-        preset: name of `config`, with the sizes that were overridden.
-        config: sizes of the model.
-        dtype: of the computation.
-        remat: what the backward pass recomputes.
+        microbatches: empty for `Strategy.default_microbatches`.
         sparse: measure a part that shows how time depends on devices and on the batch size (`_shown`).
         options: values to vary of further `TrainConfig` fields, for the strategies that have them.
-        topology: of devices that need not be present.
-        compiler_options: of every case.
         windows: attention windows of the model, None for dense attention; empty for that of `config`.
         routings: of tokens to experts; empty for that of `config`.
         mixture: of a mixture of experts, of which `single` and `expert` are measured besides.
@@ -186,7 +165,7 @@ class Selection:
             for config in self._configs()
             for size in self.batch_sizes
             for name, mesh in (self._shown(strategy_meshes, size) if self.sparse else strategy_meshes)
-            for parts in self.microbatches or [default_microbatches(name, mesh, size)]
+            for parts in self.microbatches or [STRATEGIES[name].default_microbatches(mesh, size)]
             for options in self._variations(name)
         ]
 
@@ -207,7 +186,7 @@ class Selection:
             (name, mesh)
             for name, mesh in reversed(pairs)
             if len(mesh.sizes) == 1
-            and (STRATEGIES[name].batch_shards(mesh) > 1 or default_microbatches(name, mesh, batch_size) > 1)
+            and (STRATEGIES[name].batch_shards(mesh) > 1 or STRATEGIES[name].default_microbatches(mesh, batch_size) > 1)
         ]
         first = {mesh: name for name, mesh in splitting} | {ONE_DEVICE: "single"}
         shown = [pair for pair in pairs if pair[1] == widest[pair[0]]]
@@ -286,12 +265,3 @@ def option_texts(options: Options) -> list[str]:
     ['schedule=gpipe', 'sequence_parallel=false']
     """
     return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options]
-
-
-def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
-    """Default number of microbatches of the strategy of this name (`Strategy.default_microbatches`); 1 of a stack.
-
-    >>> [default_microbatches("pipeline", MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
-    [8, 4, 2]
-    """
-    return STRATEGIES[name].default_microbatches(mesh, batch_size) if name in STRATEGIES else 1

@@ -1,9 +1,7 @@
 """The table of columns of a row, columns.csv. It needs the standard library alone, so that `results` reads it, too.
 
 The record takes its values by it, readers check them by it, gates judge by it, and docs/reference/columns.md is made of
-it:
-
-    python -m benchmarks.cases.columns
+it.
 """
 
 import csv
@@ -15,14 +13,6 @@ from pathlib import Path
 
 SCHEMA_VERSION = 4
 """Raised when a column changes its meaning or is removed."""
-PARTS = {
-    "case": "The case",
-    "speed": "Speed",
-    "memory": "Memory of one device",
-    "program": "The compiled program, and the formulas",
-    "chip": "Devices that you do not have",
-}
-"""Parts of the page of columns: word in the table -> title."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +24,7 @@ class Column:
         type: `text`, `word` (a text that is never null), `flag`, `count` (a whole number of at least 1), `amount` (at
             least 0), `positive` or `number`. Values are null where they are not known.
         unit: unit of the values; empty for texts, flags and plain numbers.
-        part: a key of `PARTS`.
+        part: of docs/reference/columns.md.
         source: where the record has the value: a path of attributes, or the name of a mapping from names of columns to
             values (`Record.as_extra_info`); empty if the path is the column's name.
         gate: `exact` if equal programs have equal values and the exact gate judges them; `tracked` if reports for
@@ -102,22 +92,3 @@ def gated(keys: Iterable[str], *gates: str) -> dict[str, Column]:
 
 
 _ORDER = {name: position for position, name in enumerate(COLUMNS)}
-
-
-def tables() -> str:
-    """Return the tables of all parts as Markdown."""
-    parts = {part: [column for column in COLUMNS.values() if column.part == part] for part in PARTS}
-    return "\n\n".join(f"## {PARTS[part]}\n\n{table(columns)}" for part, columns in parts.items())
-
-
-def table(columns: Iterable[Column]) -> str:
-    """Return a Markdown table of columns with their types, units, gates and meanings."""
-    rows = (
-        f"| `{each.name}` | {each.type} | {each.unit} | {f'{each.gate}, {each.better}'.strip(', ')} | {each.meaning} |"
-        for each in columns
-    )
-    return "\n".join(("| column | type | unit | gate | meaning |", "|---|---|---|---|---|", *rows))
-
-
-if __name__ == "__main__":
-    print(tables())

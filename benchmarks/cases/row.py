@@ -18,7 +18,6 @@ class Row:
         case: id of the case, such as `fsdp-fsdp=8-b16`.
         extra_info: columns of the row (`Record.as_extra_info`).
         samples: seconds per step, one entry per block; empty if nothing was timed.
-        steps_per_block: number of consecutive steps in a block, which is synchronised once at its end.
     """
 
     case: str

@@ -42,15 +42,11 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
 
 
 def model(option: argparse.Namespace, base: tuple[str, GPTConfig] | None = None) -> tuple[str, GPTConfig]:
-    """The model that the options describe. Without `--preset` it is `nano`, or `nano-moe` where `expert` is named.
+    """The model that the options describe, or by which they vary `base`: its name with the sizes that differ from the
+    preset's, and its configuration.
 
-    Args:
-        option: the options; strategies or meshes in them may name `expert`.
-        base: name and configuration of the model whose sizes they vary; default: those of the preset.
-
-    Returns:
-        Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows or
-        routings it has the first.
+    Without `--preset` it is `nano`, or `nano-moe` where a strategy or a mesh is named `expert`. Of several attention
+    windows or routings it has the first.
     """
     given = dict(option.model)
     sizes = {key: given[key] for key in MODEL_KEYS if key in given}
@@ -79,12 +75,7 @@ def _names_experts(option: argparse.Namespace) -> bool:
 
 
 def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = None) -> Selection:
-    """The selection that the options describe. Starts JAX's backend to count devices.
-
-    Args:
-        option: the options.
-        found: name and configuration of the model; default: those that the options describe.
-    """
+    """The selection that the options describe, of the model `found` if it is given. Starts JAX's backend."""
     absent, meshes = getattr(option, "topology", None), known_meshes(option.mesh)
     if absent:
         require_all_devices(absent, meshes, option.devices)

@@ -3,8 +3,7 @@
 It needs no JAX, because every command imports it before anything else.
 """
 
-from benchmarks.cli.parent import end_with_parent
-from benchmarks.cli.starting import quiet_while_importing
+from benchmarks.cli.starting import end_with_parent, quiet_while_importing
 
 end_with_parent()
 quiet_while_importing()

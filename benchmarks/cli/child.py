@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Self
 
-from benchmarks.cli.parent import bound, ignoring_signals
+from benchmarks.cli.starting import bound
 from benchmarks.cli.statuses import WRONG_USAGE
 
 CONNECTION = "MESHMARK_CONNECTION"
@@ -43,14 +44,10 @@ class Child:
         errors: int | IO[Any] | None = None,
         own_group: bool = True,
     ) -> None:
-        """Start it.
+        """Start a command, which calls `parent_connection`. What is not given is as in this process.
 
         Args:
-            command: the program and its arguments; it calls `parent_connection`.
             environment: variables that differ from those of this process.
-            folder: where it runs; None for the current folder.
-            output: its stdout; None for that of this process.
-            errors: its stderr; None for that of this process.
             own_group: whether processes that it starts are killed with it. They then miss what a terminal does to a
                 group, such as Ctrl-Z.
         """
@@ -93,6 +90,18 @@ class Child:
         status = self.kill()
         self.connection.close()
         return status
+
+
+@contextmanager
+def ignoring_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes started in the body ignore these signals. Only the main thread can set that."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers if main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def same_code() -> dict[str, str]:
@@ -159,11 +168,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.end()
-
-    @property
-    def process_id(self) -> int | None:
-        """Id of the process, if it has started and not ended."""
-        return self._child.process.pid if self._child and self._child.runs else None
 
     def ask(self, do: str, *, begin: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
         """Send a request and return the answer; `begin` is called whenever another part of a long one begins."""

@@ -159,6 +159,7 @@ SHOWN = {
         CASES["--mesh"].one(help="such as fsdp=4; default: four devices, or two along each of several axes"),
         option("--topology TOPOLOGY", "all devices of a topology such as v5p:4x4x4", topology),
         MODEL["--preset"]._replace(default=None, help="default: nano, or nano-moe on a mesh with an expert axis"),
+        MODEL["--model"],
         CASES["--batch-size"].one(help="global batch, in sequences; default: 16; one per device with --topology"),
         CASES["--option"]._replace(help=OF_STRATEGIES, value="NAME=VALUE"),
         JSON,

@@ -16,13 +16,10 @@ from strategies.schema import SchemaError
 
 
 class Refused(ValueError):
-    """What the options ask for is not possible. It ends a command with `WRONG_USAGE`, and the message in a line.
-
-    Attributes:
-        kind: what the message begins with.
-    """
+    """What the options ask for is not possible. It ends a command with `WRONG_USAGE`, and the message in a line."""
 
     kind = ""
+    """What the message begins with."""
 
 
 @contextmanager

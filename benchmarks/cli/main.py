@@ -17,11 +17,7 @@ from strategies.schema import SchemaError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that the first argument names; without arguments, list all commands.
-
-    Args:
-        arguments: the command and its arguments; by default those of the process.
-    """
+    """Run the command that the first argument names; without arguments, list all commands."""
     given = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     name, others = resolved(given)
     helped = {"--help", "-h"} & {*given}

@@ -3,6 +3,7 @@
 The table is declared to argparse and to pytest. It needs no JAX.
 """
 
+import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from benchmarks.cli.parser import Group, one_of, option
 from benchmarks.cli.values import (
+    MIN_ROUNDS,
     assignment,
     count,
     refuse,
@@ -162,7 +164,9 @@ MEASURING = Group(
     option("--topology TOPOLOGY", "compile for all devices of a topology such as v5p:4x4x4, and run nothing", topology),
     option("--machine FILE", "also predict the time of each step by this machine file, a name or a path", str),
     option(
-        "--rounds N", f"times each case is timed; default: {ROUNDS}, and more for {EXTRA_SECONDS:g} seconds", rounds
+        "--rounds N",
+        f"times each case is timed, at least {MIN_ROUNDS}; default: {ROUNDS}, and more for {EXTRA_SECONDS:g} seconds",
+        rounds,
     ),
     option("--resume", "continue the interrupted run with the same --benchmark-json"),
     option("--trace-dir DIR", "write a profiler trace of each case; it is not part of what is timed", Path),
@@ -214,7 +218,10 @@ TRAINING = Group(
 LOGGING = Group(
     "text, log and checkpoints",
     *TEXT.options,
-    option("--tokenizer bytes|chars", "what a token is: a byte or a character; default: %(default)s", default="bytes"),
+    option(
+        "--tokenizer bytes|chars|init",
+        "what a token is: a byte, a character, or one of --init's tokenizer.json; default: init if it exists, or bytes",
+    ),
     option("--out DIR", "folder for the log and the checkpoints; default: runs/STRATEGY-MESH", Path),
     option("--log-every N", "log every N steps; default: %(default)s", count, 10),
     option("--evaluate-every N", "evaluate on held-out text every N steps; default: %(default)s", count, 250),
@@ -256,3 +263,21 @@ def add_options(parser: "pytest.Parser") -> None:
         group = parser.getgroup(f"meshmark-{declared.title}", f"meshmark: {declared.title}")
         if not getattr(group, "options", None):  # otherwise the conftest.py of a checkout has declared them
             declared.declare(group.addoption)
+
+
+def several_processes_requested(option: Namespace) -> bool:
+    """Whether the options ask for a multi-process run."""
+    manual = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
+    missing = [name for name, value in manual.items() if value is None]
+    if option.distributed and len(missing) < len(manual):
+        raise ValueError(f"--distributed detects {', '.join(manual)}; remove --distributed, or those")
+    if 0 < len(missing) < len(manual):
+        raise ValueError(f"{', '.join(manual)} go together; {', '.join(missing)} missing")
+    if not missing and option.process_id >= option.processes:
+        raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
+    if option.coordinator is not None:
+        host, _, port = option.coordinator.rpartition(":")
+        if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+            address = "is not an address; pass HOST:PORT, such as node0:12345"
+            raise ValueError(f"--coordinator {option.coordinator} {address}")
+    return option.distributed or not missing

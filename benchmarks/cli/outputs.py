@@ -68,9 +68,7 @@ def is_picture(path: Path) -> bool:
 def require_apart(outputs: Mapping[str, Path], inputs: Iterable[Path] = ()) -> None:
     """Check that no output is also an input or another output; devices and pipes may be shared.
 
-    Args:
-        outputs: paths by the option that names them.
-        inputs: files that the command reads.
+    Outputs are paths by the option that names them, inputs the files that the command reads.
     """
     taken = [(f"the input {short(path)}", path) for path in inputs]
     for name, path in outputs.items():
@@ -99,10 +97,6 @@ def locked(file: int | IO[Any], path: Path) -> bool:
     """Lock a file or a folder for as long as it is open; return False if another process has locked it.
 
     A file system without locks, as Lustre and NFS may be, keeps nobody out: a line on stderr says so.
-
-    Args:
-        file: that is open, or its descriptor.
-        path: of the file, for the line.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,12 +181,8 @@ def saved_text(path: Path, text: str) -> tuple[str, str]:
 def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = False) -> None:
     """Write text files, and print a text after them: stdout may be on a full disk, or a pipe that `head` has closed.
 
-    If a file cannot be written, the others are, and the text is printed.
-
-    Args:
-        files: their contents by path.
-        text: what to print.
-        named: also print which files were written.
+    If a file cannot be written, the others are, and the text is printed. `files` are contents by path. With `named`,
+    also print which files were written.
     """
     problems, lines = [], [text]
     for path, content in files.items():
@@ -207,13 +197,7 @@ def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = Fals
 
 
 def present(option: argparse.Namespace, document: str, text: str) -> None:
-    """Print a text, or the JSON document of the same with `--json`; draw the document with `--png`. Files come first.
-
-    Args:
-        option: `json` is a file to write, `STDOUT`, or None; `png` is the picture, or None.
-        document: what `meshmark plot` draws.
-        text: for a reader.
-    """
+    """Print a text, or its JSON document with `--json`; draw the document with `--png`. Files come first."""
     paths = {"--json": option.json, "--png": option.png}
     require_apart({name: path for name, path in paths.items() if path not in (None, STDOUT)})
     if option.json not in (None, STDOUT):

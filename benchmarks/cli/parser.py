@@ -14,13 +14,10 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names what is wrong and `--help`, without lines of usage before it.
-
-    Attributes:
-        hint: what the message says of options that are unknown or missing; empty for nothing.
-    """
+    """A parser that names what is wrong and `--help`, without lines of usage before it."""
 
     hint = ""
+    """What the message says of options that are unknown or missing."""
 
     def error(self, message: str) -> NoReturn:
         """End the command with 2."""
@@ -44,10 +41,8 @@ class Option(NamedTuple):
         help: its meaning; None for an option that is passed on.
         read: the parser of a value; None of a switch.
         value: stands for a value in the help.
-        default: its value if it is not given.
         many: "list" of comma-separated values, "repeat" for an option that can be given several times, "pass" for one
             that is kept as it was written, or a number of values as argparse writes it.
-        required: whether it must be given.
     """
 
     name: str
@@ -121,10 +116,9 @@ class Command:
     Args:
         summary: its purpose, in one line of the help.
         module: the module whose function `main` runs it, with the options as its argument.
-        options: groups of options, and options of its own.
         epilog: the end of its help.
         instead: the module that runs it in place of `module`, by the option that selects it.
-        hint: what a message says of options that are unknown or missing.
+        hint: as of `Parser`.
         defaults: values of the parsed options that have no option.
     """
 

@@ -1,4 +1,7 @@
-"""How commands start: JAX's environment is checked, Ctrl-C is quiet, and imports of large libraries are fast."""
+"""How commands start: JAX's environment is checked, Ctrl-C is quiet, and imports of large libraries are fast.
+
+A process that another one started ends with it, however that ends: also by SIGKILL, which it cannot handle.
+"""
 
 import gc
 import os
@@ -6,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from benchmarks.cli.statuses import WRONG_USAGE
@@ -18,6 +22,34 @@ UNUSABLE = {
     "JAX_DISABLE_JIT": "steps must be compiled",
 }
 """Switches of JAX with which no step runs as it is described, and why."""
+
+PARENT = "MESHMARK_PARENT"
+"""Environment variable with the id of the process with which a started process ends."""
+WATCH_SECONDS = 0.25
+
+
+def bound() -> dict[str, str]:
+    """Environment variables that make a started process end with this one."""
+    return {PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """End this process when its parent ends, if the environment says so. Called when `benchmarks` is imported."""
+    parent = os.environ.pop(PARENT, "")
+    if not parent.isdecimal():  # nobody started it so, or it was set by hand
+        return
+    if sys.platform == "linux":  # prctl(2) PR_SET_PDEATHSIG ends it also while a thread holds the GIL
+        import ctypes  # only here, because every command imports this module
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    """Exit when the parent is another process: an orphan is adopted."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    os._exit(1)
 
 
 def environment_problem() -> str:

@@ -27,10 +27,7 @@ NORMAL_EXITS = (0, 1, 5)
 
 
 def cause_of_death(status: int) -> str:
-    """Describe what a process died of.
-
-    Args:
-        status: its exit status, negative for a signal as in `subprocess`.
+    """Describe what a process died of, by its exit status, which is negative for a signal as in `subprocess`.
 
     >>> cause_of_death(-signal.SIGABRT), cause_of_death(3)
     ('SIGABRT', 'exit status 3')

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.cli.ending import Refused
-from benchmarks.cli.parent import bound
+from benchmarks.cli.starting import bound
 from benchmarks.cli.statuses import INTERRUPTED, NORMAL_EXITS
 
 MOST_PROCESSES = max(64, 4 * (os.cpu_count() or 1))
@@ -88,10 +88,7 @@ def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
 
 
 def environment(index: int, devices: int, gpus: Sequence[str]) -> dict[str, str]:
-    """Environment of process `index`: its own devices, and how it communicates.
-
-    Args:
-        gpus: GPUs that may be used; empty for virtual CPU devices.
+    """Environment of process `index`: its own devices, of these GPUs or else virtual ones, and how it communicates.
 
     >>> environment(1, 2, ["0", "1", "2", "3"])["CUDA_VISIBLE_DEVICES"]
     '2,3'
@@ -115,12 +112,8 @@ def visible_gpus() -> list[str]:
 
 def first_platform() -> str:
     """The platform that JAX uses: the first in JAX_PLATFORMS; without one CUDA if its plugin is there, or else CPUs."""
-    return os.environ.get("JAX_PLATFORMS", "").partition(",")[0] or ("cuda" if has_cuda() else "cpu")
-
-
-def has_cuda() -> bool:
-    """Whether a CUDA plugin for JAX is installed."""
-    return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
+    has_cuda = any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
+    return os.environ.get("JAX_PLATFORMS", "").partition(",")[0] or ("cuda" if has_cuda else "cpu")
 
 
 def free_port() -> int:
@@ -140,9 +133,8 @@ def forward_stderr(errors: IO[str], index: int) -> None:
 def wait(running: Sequence[subprocess.Popen[str]]) -> int:
     """Wait for all processes; when one fails, end the others.
 
-    Returns:
-        The exit status of the first process that failed, or else of process 0. Failed cases are no failure of the
-        process here, because they fail in all processes.
+    The exit status is that of the first process that failed, or else of process 0. Failed cases are no failure of the
+    process here, because they fail in all processes.
     """
     bad, deadline = 0, math.inf
     while any(process.poll() is None for process in running):

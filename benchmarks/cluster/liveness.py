@@ -29,22 +29,17 @@ BEATS = 5
 
 @dataclass
 class PeerHeartbeat:
-    """Heartbeat of one process, and its view of the others.
-
-    Attributes:
-        lost_after_seconds: a process that is silent for this long counts as lost.
-        say: prints a line; called from the heartbeat thread.
-        over: set when this process ends on its own; the heartbeat thread must not end it any more.
-    """
+    """Heartbeat of one process, and its view of the others. `say` is called from the heartbeat thread."""
 
     client: Any
     index: int
     count: int
     lost_after_seconds: float
-    say: Callable[[str], None]
+    say: Callable[[str], object]
     finished: bool = False
     why: str | None = None
     over: threading.Event = field(default_factory=threading.Event)
+    """Set when this process ends on its own; the heartbeat thread must not end it any more."""
 
     def beat(self) -> None:
         """Send heartbeats until the process ends, and exit when another process is lost.
@@ -98,11 +93,7 @@ class PeerHeartbeat:
                 time.sleep(beat_seconds)
 
     def _find_lost(self, last_beats: dict[int, tuple[str, float]]) -> str | None:
-        """Describe the process that is lost, if any.
-
-        Args:
-            last_beats: for each process, the last heartbeat that process 0 read, and the time of its change.
-        """
+        """Describe the process that is lost, if any, by the last heartbeats that process 0 read and their times."""
         if self.index == 0:
             now = time.monotonic()
             for key, beat in self.client.key_value_dir_get(BEAT_KEYS):

@@ -20,22 +20,24 @@ import re
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Int
 
 from benchmarks.cases.failures import CaseFailure, Status, reason_of, status_of
-from benchmarks.cluster.joining import join_timeout, several_processes_requested
+from benchmarks.cli.options import several_processes_requested
+from benchmarks.cli.outputs import log
+from benchmarks.cli.statuses import REFUSED
 from benchmarks.cluster.liveness import PeerHeartbeat
 from strategies.backends.backend import private
 
 T = TypeVar("T")
 
+NOTICE_SECONDS = 5.0
+"""Time after which a process says which ones it waits for. JAX alone waits silently, and aborts with a C++ stack."""
 EXIT_SECONDS = 60
 """Longest time from the loss of a process to the end of the others, which still write a report on a busy machine."""
 BARRIER_FRACTION = 0.9
@@ -56,24 +58,18 @@ class ProcessLost(BaseException):
 
 @dataclass
 class _Group:
-    """The group of processes that this process belongs to.
-
-    Attributes:
-        timeout_seconds: how long a barrier waits for the others.
-        barriers: number of barriers so far; it is equal in all processes and names the next one.
-    """
+    """The group of processes that this process belongs to."""
 
     client: Any
     index: int
     count: int
     timeout_seconds: float
     barriers: int = 0
+    """Number of barriers so far; it is equal in all processes and names the next one."""
 
     def exchange(self, failure: tuple[str, str] | None, value: Any) -> dict[int, tuple[Any, Any]]:
-        """Wait for all processes and exchange results.
-
-        Returns:
-            Failure and value of the first process, and of each other one that has either, by process number.
+        """Wait for all processes and exchange results: failure and value of the first process, and of each other one
+        that has either, by process number.
         """
         self.barriers += 1
         barrier = f"meshmark/{self.barriers}"
@@ -128,7 +124,7 @@ def join(option: Namespace) -> None:
     _group = _Group(global_state.client, index, count, BARRIER_FRACTION * option.case_timeout)
     stderr = os.dup(sys.stderr.fileno())  # the real stderr, because pytest captures the other one
     _heartbeat = PeerHeartbeat(
-        global_state.client, index, count, option.lost_after, lambda text: write_line(stderr, text)
+        global_state.client, index, count, option.lost_after, lambda text: os.write(stderr, f"{text}\n".encode())
     )
     beating = threading.Thread(target=_heartbeat.beat, daemon=True)
     beating.start()
@@ -136,9 +132,41 @@ def join(option: Namespace) -> None:
     jax.devices()  # in all processes now, because a backend that starts waits for those of the others
 
 
-def write_line(descriptor: int, text: str) -> None:
-    """Write a line to an open file descriptor, bypassing buffers and pytest's capture."""
-    os.write(descriptor, f"{text}\n".encode())
+@contextmanager
+def join_timeout(option: Namespace) -> Iterator[None]:
+    """Limit the time spent in the body to `--join-timeout` seconds.
+
+    When time is up, the process exits with the status of a usage error.
+    """
+    joined = threading.Event()
+    watch = threading.Thread(target=_watch, args=(option, joined), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        joined.set()
+        watch.join()
+
+
+def _watch(option: Namespace, joined: threading.Event) -> None:
+    notice_seconds = min(NOTICE_SECONDS, option.join_timeout / 2)
+    if joined.wait(notice_seconds):
+        return
+    log(f"waiting for {awaited_processes(option)}, {option.join_timeout:g} seconds at most")
+    if not joined.wait(option.join_timeout - notice_seconds):
+        problem = f"waited {option.join_timeout:g} seconds for {awaited_processes(option)}"
+        advice = "start all processes with the same options, or raise --join-timeout"
+        log(f"ERROR: {problem}; {advice}")
+        os._exit(REFUSED)
+
+
+def awaited_processes(option: Namespace) -> str:
+    """Describe which processes this one waits for."""
+    if option.distributed:
+        return "the other processes of the cluster"
+    if option.process_id == 0:
+        return f"the other {option.processes - 1} of {option.processes} processes to connect to {option.coordinator}"
+    return f"process 0 at {option.coordinator}, or processes that it waits for"
 
 
 def _disconnect(jax_state: Any, heartbeat: PeerHeartbeat, beating: threading.Thread) -> None:
@@ -155,13 +183,11 @@ def _disconnect(jax_state: Any, heartbeat: PeerHeartbeat, beating: threading.Thr
 
 
 def end(*, in_order: bool, why: str | None = None) -> None:
-    """Announce that this process ends. Only the first call counts.
+    """Announce that this process ends. Only the first call counts; a process that exits without one ends out of order.
 
     Args:
         in_order: whether it completed everything that all processes do together. If not, the others end as well.
         why: reason that the others then print.
-
-    A process that exits without this call counts as not in order.
     """
     if _heartbeat and not _heartbeat.over.is_set():
         _heartbeat.finished, _heartbeat.why = in_order, why
@@ -227,21 +253,3 @@ def _missing(message: str, seconds: float) -> str:
     if name:
         return f"process {name[1]} did not arrive within {seconds:g} seconds: it hangs, or took another code path"
     return f"the other processes are gone: {message.partition(chr(10))[0]}"
-
-
-def crossing_axes(mesh: Mesh) -> tuple[str, ...]:
-    """Mesh axes along which neighbouring devices belong to different processes."""
-    process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
-    return axes_between(process_of, tuple(map(str, mesh.axis_names)))
-
-
-def axes_between(process_of: Int[np.ndarray, "..."], axes: Sequence[str]) -> tuple[str, ...]:
-    """Mesh axes that cross process boundaries. Communication over them may go through a network.
-
-    Args:
-        process_of: process index of each device of the mesh, one dim per mesh axis.
-
-    >>> axes_between(np.array([[0, 0], [1, 1]]), ("data", "tensor"))
-    ('data',)
-    """
-    return tuple(axis for dim, axis in enumerate(axes) if np.diff(process_of, axis=dim).any())

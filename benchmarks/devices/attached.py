@@ -144,9 +144,6 @@ def free_cgroup_bytes(root: Path = Path("/")) -> Iterator[int]:
     admin-guide/cgroup-v2). Groups are nested. Inside a container, the outermost visible group is the container's own,
     whatever its name. Cached file contents count as used by the kernel but are reclaimed on demand, so they are added
     back.
-
-    Args:
-        root: root of the file system, for tests.
     """
     groups = root / "proc/self/cgroup"
     for line in groups.read_text().splitlines() if groups.exists() else ():

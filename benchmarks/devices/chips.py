@@ -1,6 +1,7 @@
 """Published specifications of accelerators: peak compute, memory capacity and bandwidth, and network bandwidth.
 
-The tables are chips.csv, and gpus.csv for XLA. A note says what a figure is made of, such as links and ports.
+The tables are chips.csv, and gpus.csv, which XLA needs to compile for GPUs. A note says what a figure is made of, such
+as links and ports.
 """
 
 import csv
@@ -8,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -64,8 +65,8 @@ class Chip:
         return rings if self.torus_dims < 3 or all(rings) else (False,) * len(rings)
 
 
-def read_table(name: str, type_: type[T]) -> dict[str, T]:
-    """The rows of a table beside this module by their kinds, each as a value of this type."""
+def _read(name: str, type_: type[T]) -> dict[str, T]:
+    """The rows of a table by their kinds, each as a value of this type."""
     with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as lines:
         return {row["kind"]: msgspec.convert(row, type_, strict=False) for row in csv.DictReader(lines)}
 
@@ -74,7 +75,73 @@ def read_table(name: str, type_: type[T]) -> dict[str, T]:
 # edge of a pod; v4 and v5p in whole cubes (Jouppi et al. 2023, "TPU v4", section 2). TPU7x is assumed to be like v5p.
 # The memory of GPUs is taken from XLA's descriptions of them (openxla/xla,
 # xla/backends/gpu/target_config/specs/*.txtpb). It is 6 to 7% more than the datasheet's gigabytes of 10^9 bytes.
-CHIPS: Mapping[str, Chip] = MappingProxyType(read_table("chips.csv", Chip))
+CHIPS: Mapping[str, Chip] = MappingProxyType(_read("chips.csv", Chip))
 """By our names of kinds."""
 SWITCHED: Mapping[str, int] = {"gb200": 72, "gb300": 72}
 """Kinds whose hosts share a switch -> the most GPUs on one switch."""
+
+
+class Gpu(TypedDict):
+    """Properties of a GPU, as in XLA's own descriptions (xla/backends/gpu/target_config/specs).
+
+    Those of an architecture are the same for all of its GPUs (CUDA C++ Programming Guide, "Compute Capabilities").
+    Memories are in bytes, and the bandwidth in bytes per second.
+    """
+
+    name: str
+    compute_capability: int
+    compute_capability_minor: int
+    feature_extension: str
+    fpus_per_core: int
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
+    memory_bandwidth: int
+    core_count: int
+    l2_cache_size: int
+    clock_rate_ghz: float
+
+
+GPUS = _read("gpus.csv", Gpu)
+"""By our names of kinds."""
+
+GPU_TARGET = """
+gpu_device_info {{
+  name: "{name}"
+  cuda_compute_capability {{
+    major: {compute_capability} minor: {compute_capability_minor} feature_extension: {feature_extension}
+  }}
+  core_count: {core_count}
+  clock_rate_ghz: {clock_rate_ghz}
+  l2_cache_size: {l2_cache_size}
+  device_memory_size: {memory_bytes}
+  memory_bandwidth: {memory_bandwidth}
+  fpus_per_core: {fpus_per_core}
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_core: {shared_memory_per_core}
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {shared_memory_per_block_optin}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{name}"
+"""
+"""A GpuTargetConfigProto (XLA, stream_executor/device_description.proto). The values that are not filled in are the
+same for all of `GPUS`."""
+GPU_KINDS: Mapping[str, str] = {gpu["name"]: kind for kind, gpu in GPUS.items()}
+"""JAX's names of GPUs -> ours."""
+
+
+def generation(kind: str) -> str:
+    """The architecture of a kind of device: of NVIDIA's GPUs by their compute capability; others are their own.
+
+    >>> generation("h200") == generation("h100"), generation("gb200") == generation("b300"), generation("v100")
+    (True, True, 'compute capability 7')
+    """
+    return f"compute capability {GPUS[kind]['compute_capability']}" if kind in GPUS else kind

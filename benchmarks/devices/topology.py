@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.devices.gpus import GPU_KINDS, GPU_TARGET, GPUS
+from benchmarks.devices.chips import CHIPS, GPU_KINDS, GPU_TARGET, GPUS, Chip
 from strategies.mesh import Devices
 from strategies.names import did_you_mean
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from benchmarks.program.hlo import Computation, HLOError, Instruction, arrays, bytes_of, integers
+from benchmarks.program.hlo import Computation, HLOError, Instruction, bytes_of, integers
 from strategies.core.traffic import SENT, Bytes
 
 KINDS = tuple(SENT)
@@ -55,8 +55,6 @@ class Collective:
             all-to-all b (n-1)/n, all-reduce twice that, permute b.
         operand_bytes: bytes of a device's operands per execution. For an all-reduce, bytes of its result, which has the
             dtype of the accumulation.
-        arrays: shapes of these arrays, without layouts.
-        source: the traced function that it comes from, with its scopes (`op_name`); "" if the compiler dropped it.
         overlapped: work scheduled until the program waits for it; None if the program waits at once.
         chain: id of the chain of fusions that a TPU program splits this collective over; "" if it is not split.
         direction: 1 for a permute by which most devices send to a later one, -1 to an earlier one; 0 for other kinds.
@@ -68,8 +66,6 @@ class Collective:
     in_loop: bool
     sent_bytes: Bytes
     operand_bytes: int = field(default=0, compare=False)
-    arrays: tuple[str, ...] = field(default=(), compare=False)
-    source: str = field(default="", compare=False)
     overlapped: OverlappedWork | None = field(default=None, compare=False)
     chain: str = field(default="", compare=False)
     direction: int = field(default=0, compare=False)
@@ -86,18 +82,10 @@ def kind_of(instruction: Instruction) -> str | None:
 
 
 def collective(
-    kind: str,
-    instruction: Instruction,
-    computation: Computation,
-    mesh: Mapping[str, int],
+    kind: str, instruction: Instruction, computation: Computation, mesh: Mapping[str, int]
 ) -> Collective | None:
-    """Describe the collective that an instruction starts, for one execution outside of loops.
-
-    Args:
-        mesh: sizes of the mesh axes, outermost first.
-
-    Returns:
-        The collective; None if its groups have one device each.
+    """Describe the collective that an instruction starts, for one execution outside of loops; None if its groups have
+    one device each. Mesh axes are given outermost first.
     """
     devices = math.prod(mesh.values())
     if kind == "permute":
@@ -128,8 +116,6 @@ def collective(
         in_loop=False,
         sent_bytes=SENT[kind](operand_bytes, group_size),
         operand_bytes=operand_bytes,
-        arrays=tuple(array for shape in shapes for array in arrays(shape)),
-        source=instruction.attributes.get("op_name", "").strip('"'),
         overlapped=OverlappedWork() if chain or _is_asynchronous(instruction) else None,
         chain=chain[1] if chain else "",
         direction=0 if kind != "permute" else 1 if upwards else -1,

@@ -82,7 +82,7 @@ BETWEEN_KEYS = tuple(Program().as_row_between(()))
 
 
 def read_program(text: str, axes: Mapping[str, int]) -> Program:
-    """Parse the text of a compiled step and add up its work.
+    """Parse the text of a compiled step (`jax.stages.Compiled.as_text()`) and add up its work.
 
     The body of a loop counts once per iteration. The branches of a conditional count as often as the program's
     annotations (`taken_7_2` scopes) say that they are taken, and likewise loops that run zero or one times. Of a
@@ -91,11 +91,7 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
 
     What is unknown or cannot be read is named in `Program.unread`: an opcode or custom call that flops.py does not
     list, a loop of unknown length, a conditional without annotation whose branches differ, replica groups that are not
-    along mesh axes.
-
-    Args:
-        text: `jax.stages.Compiled.as_text()`.
-        axes: mesh axes with their sizes, outermost first.
+    along mesh axes, which are given outermost first.
     """
     module = parse(text)
     reader = _Reader(module, axes)

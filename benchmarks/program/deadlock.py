@@ -42,11 +42,7 @@ _CALLS = (
 
 
 def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> None:
-    """Check that a program cannot deadlock on this mesh.
-
-    Args:
-        mesh: the mesh that it runs on; only virtual CPU devices can deadlock.
-    """
+    """Check that a program cannot deadlock on this mesh; only virtual CPU devices can."""
     if not concurrent or not are_virtual(mesh.devices.ravel()):
         return
     # Of all that is in flight at once, each but the latest is the first of a pair.

@@ -5,17 +5,13 @@ Two collectives in flight at once each count all work between their own start an
 (simulate/program.py) says how much of their time is exposed.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from jax.sharding import Mesh
-
 from benchmarks.cases.case import Case
 from benchmarks.cli.tables import amount
-from benchmarks.devices.advice import advice
 from benchmarks.program.collectives import Collective, axis_of
 from benchmarks.program.compiled import ROW_KEYS, Program
 from benchmarks.program.flops import unstated_flops
@@ -36,13 +32,7 @@ OVERLAP_KINDS = {
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Bytes that a device sends in a step by one kind of collective, where they are not those of the formulas.
-
-    Attributes:
-        kind: of collective.
-        axes: mesh axes that it spans.
-        stated_bytes, sent_bytes: by the formulas, and as compiled.
-    """
+    """Bytes that a device sends in a step by one kind of collective, where they are not those of the formulas."""
 
     kind: str
     axes: Axes
@@ -64,11 +54,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
     """The columns of a row, per device and step; None where the formulas or `compiled` do not know.
 
     A step that the compiler partitions has the predictions of its hand-written twin, for comparison only:
-    `sent_as_predicted` is None for it.
-
-    Args:
-        case: the case.
-        compiled: columns of the compiled program, or empty.
+    `sent_as_predicted` is None for it. `compiled` are the columns of the compiled program, if there is one.
     """
     twin = case.twin
     cost = cost_of(case)
@@ -103,33 +89,23 @@ def cost_of(case: Case) -> Cost | None:
         return None
 
 
-def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str, Any]:
+def explanation_columns(case: Case, program: Program) -> Mapping[str, Any]:
     """Columns on overlap, and on rewrites unless the compiler partitions the step.
 
-    `rewrites.sent_bytes` and `rewrites.flops` are what a device sends and computes per step beyond the formulas.
-    `rewrites.text` says by which collectives. `rewrites.advice` says how to avoid the costly ones, where that is known.
+    `rewrites.sent_bytes` and `rewrites.flops` are what a device sends and computes per step beyond the formulas, and
+    `rewrites.text` says by which collectives.
     """
     row: dict[str, Any] = {**overlap(program)}
     cost = None if case.twin else cost_of(case)
     if cost is None:
         return row
-    rewritten = rewrites(cost, program.collectives)
     extra_flops = unstated_flops(cost, program.flops)
     computed = [f"{what}: {amount(flops, 'FLOP')} more" for what, flops in extra_flops.items()]
     return row | {
         "rewrites.sent_bytes": program.sent_bytes - cost.sent_bytes,
-        "rewrites.text": "; ".join([*map(str, rewritten), *computed]),
+        "rewrites.text": "; ".join([*map(str, rewrites(cost, program.collectives)), *computed]),
         "rewrites.flops": sum(extra_flops.values()),
-        "rewrites.advice": "; ".join(advice_on(case, mesh, rewritten)),
     }
-
-
-def advice_on(case: Case, mesh: Mesh, rewritten: Iterable[Rewrite]) -> list[str]:
-    """Options that keep gathers and scatters from becoming all-reduces, where they are known."""
-    if not (chip := case.topology and case.topology.chip):
-        return []
-    axes = decomposed_axes(rewritten)
-    return [text for over in axes for text in advice(chip, mesh, over, dict(case.compiler_options))]
 
 
 def rewrites(cost: Cost, compiled: Iterable[Collective]) -> list[Rewrite]:
@@ -141,20 +117,6 @@ def rewrites(cost: Cost, compiled: Iterable[Collective]) -> list[Rewrite]:
     keys = dict.fromkeys(chain(stated, sent))
     found = (Rewrite(*key, stated.get(key, 0), sent.get(key, 0)) for key in keys)
     return sorted((each for each in found if each.cost_bytes), key=lambda rewrite: -abs(rewrite.cost_bytes))
-
-
-def decomposed_axes(found: Iterable[Rewrite]) -> list[Axes]:
-    """The axes over which all-gathers or reduce-scatters became all-reduces of full arrays.
-
-    Such an all-reduce sends twice the bytes. So all-reduces send more, by at least what the others send less.
-    """
-    more, fewer = Counter[Axes](), Counter[Axes]()
-    for each in found:
-        if each.kind == "all_reduce" and each.cost_bytes > 0:
-            more[each.axes] += int(each.cost_bytes)
-        elif each.kind in ("all_gather", "reduce_scatter") and each.cost_bytes < 0:
-            fewer[each.axes] -= int(each.cost_bytes)
-    return [axes for axes, missing in fewer.items() if more[axes] >= missing]
 
 
 def overlap(program: Program) -> Mapping[str, int | str]:

@@ -91,7 +91,7 @@ def _of_triton(kernel: Instruction, computation: Computation) -> int:
     """
     name = re.search(r"\bgrouped_matmul_([0-9]+)\b", kernel.attributes.get("op_name", ""))
     if not name:
-        raise HLOError(f"custom call {kernel.target} that is no grouped matmul")
+        raise HLOError(f"custom call {kernel.target} that is not a grouped matmul")
     shapes = [dims(kernel.shape), *(dims(each.shape) for each in computation.operands(kernel))]
     return 2 * int(name[1]) * math.prod(next(shape for shape in shapes if len(shape) == 3)[1:])
 

@@ -57,10 +57,7 @@ class MemoryTraffic:
         return read + written
 
     def _bytes(self, shape: str, like: str = "") -> int:
-        """Bytes of the arrays in a shape that are in HBM.
-
-        With `like`, all bytes of the shape if that other shape is in HBM, else 0.
-        """
+        """Bytes of the arrays in a shape that are in HBM; with `like`, all of them if that other shape is, else 0."""
         if like:
             return 0 if self.elsewhere.search(like) else bytes_of(shape)
         return sum(bytes_of(array) for array in _ARRAY.findall(shape) if not self.elsewhere.search(array))

@@ -261,15 +261,6 @@ def bytes_of(shape: str) -> int:
     return sum(-(-_bits(dtype) * math.prod(integers(sizes)) // 8) for dtype, sizes in _ARRAY.findall(shape))
 
 
-def arrays(shape: str) -> list[str]:
-    """The arrays of a shape, without layouts.
-
-    >>> arrays("(bf16[8,64]{1,0:T(8,128)}, s32[])")
-    ['bf16[8,64]', 's32[]']
-    """
-    return [array[0] for array in _ARRAY.finditer(shape)]
-
-
 def _bits(dtype: str) -> int:
     """Bits per element. The dtype's name contains them (f32, bf16, f8e4m3fn), except for pred; a token has none."""
     return 8 if dtype == "pred" else next(iter(integers(dtype)), 0)

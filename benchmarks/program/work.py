@@ -63,12 +63,7 @@ class Work:
 
 
 def conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
-    """Work of a conditional.
-
-    Args:
-        taken: annotated number of times that each branch is taken; empty if there is no annotation, in which case the
-            branch with the most bytes sent and then the most FLOPs counts.
-    """
+    """Work of a conditional, by how often each branch is taken; without annotation, the heaviest branch counts."""
     most = heaviest(branches)
     if not taken:
         return most

@@ -40,10 +40,7 @@ def attributed(seconds: Mapping[str, float]) -> dict[str, float]:
     """The columns of a row on the seconds of a step by cause, and on their sum over the time of the step.
 
     Each is a difference of two times, so noise can make it negative. They add up to the time of the step if gradients
-    and optimizer, timed separately, take as long as both together.
-
-    Args:
-        seconds: time of each variant by its name in the module's table. A missing variant equals the one before it.
+    and optimizer, timed separately, take as long as both together. A missing variant equals the one before it.
     """
     step, gradients, empty = seconds["step"], seconds["gradients"], seconds["empty"]
     synchronized = seconds.get("synchronized", step)
@@ -67,12 +64,9 @@ def attribute(
     case: Case, step: Step, training: Training, step_seconds: float, rounds: int, begin: Callable[[], None]
 ) -> dict[str, float]:
     """Compile the variants of a case's step, and time them interleaved with the step, from the training's current
-    state; the columns of `attributed`.
+    state; the columns of `attributed`. The training cannot be continued afterwards.
 
-    Args:
-        training: its training run. It cannot be continued afterwards.
-        step_seconds: measured time of the step. The measured ratios are scaled to it.
-        begin: called before each compilation and each block.
+    The measured ratios are scaled to `step_seconds`. `begin` is called before each compilation and each block.
     """
     programs: dict[str, Any] = {"step": training.program}
     options = step.xla_options_with(dict(case.compiler_options))

@@ -44,14 +44,9 @@ class Clock:
         """Seconds for which a phase is running; 0 if it is not."""
         return time.perf_counter() - self.running[name] if name in self.running else 0.0
 
-    @property
-    def total_seconds(self) -> float:
-        """Seconds since the clock was created."""
-        return time.perf_counter() - self.start
-
     def __str__(self) -> str:
         """Time by phase, such as `80 s: compile 50 s, timed 20 s, other 10 s (12%)`."""
-        total = self.total_seconds
+        total = time.perf_counter() - self.start
         other = total - sum(self.seconds.values())
         phases = "".join(f"{name} {seconds:.0f} s, " for name, seconds in self.seconds.items())
         return f"{total:.0f} s: {phases}other {other:.0f} s ({other / total:.0%})"

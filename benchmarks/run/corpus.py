@@ -27,10 +27,7 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
     """The bytes of a file, mapped into memory; without a file, Python's syntax documentation, which every CPython
     includes.
 
-    If the text is shorter than a batch, a line on stderr warns that it repeats within a batch.
-
-    Args:
-        batch_size: sequences in the largest batch.
+    If the text is shorter than the largest batch, a line on stderr warns that it repeats within a batch.
     """
     if config.vocab < BYTE_VALUES:
         raise ValueError(f"vocab={config.vocab} does not hold the {BYTE_VALUES} byte values of text; use 256 or more")
@@ -46,11 +43,13 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
 
 
 def corpus_bytes(path: Path | None) -> Corpus:
-    """The bytes of a file, mapped into memory; without a file, Python's syntax documentation."""
+    """The bytes of a file, mapped into memory; without a file, Python's syntax documentation (`pydoc_data.topics`)."""
     try:
-        return map_file(path) if path else python_documentation()
+        if path:
+            return map_file(path)
     except OSError as error:
         raise ValueError(f"the corpus {path} cannot be read: {error.strerror}; name a text file") from error
+    return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
 
 
 def map_file(path: Path) -> Corpus:
@@ -66,24 +65,14 @@ def corpus_source(corpus_N: Corpus) -> Path | Corpus:
     return Path(mapped.filename) if isinstance(mapped, np.memmap) and mapped.filename else corpus_N
 
 
-def python_documentation() -> Corpus:
-    """Python's syntax documentation (`pydoc_data.topics`)."""
-    return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
-
-
 @dataclass(frozen=True)
 class Sequences:
-    """A batch of sequences. Indexing, which is how `Step.place` takes shards, reads the indexed rows and no others.
-
-    Attributes:
-        sequence: their length, without the last target.
-        token_of: the token of each byte, if the text is bytes; None if it is tokens.
-    """
+    """A batch of sequences. Indexing, which is how `Step.place` takes shards, reads the indexed rows and no others."""
 
     tokens_N: Int[np.ndarray, " N"]
     starts_B: Int[np.ndarray, " B"]
-    sequence: int
-    token_of: Int32[np.ndarray, " 256"] | None = None
+    sequence: int  # their length, without the last target
+    token_of: Int32[np.ndarray, " 256"] | None = None  # of each byte, if the text is bytes
 
     @property
     def shape(self) -> tuple[int, int]:

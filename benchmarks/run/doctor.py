@@ -32,11 +32,7 @@ UNUSABLE = 1
 
 
 def main(_: object = None) -> int:
-    """Print the description.
-
-    Returns:
-        0, or `UNUSABLE` if JAX cannot start or a sum over all devices is wrong.
-    """
+    """Print the description; 0, or `UNUSABLE` if JAX cannot start or a sum over all devices is wrong."""
     lines = [*software(), *host()]
     use_virtual_devices()
     try:
@@ -97,10 +93,7 @@ def devices_and_links() -> Iterator[tuple[str, str]]:
 
 
 def links(processes: int, local: int, places: Sequence[tuple[int, ...] | None]) -> str:
-    """Say how many processes there are, and what is known of how devices are linked.
-
-    Args:
-        places: place of each device in a torus, or None.
+    """Say how many processes there are, and what is known of how devices are linked, by their places in a torus.
 
     >>> links(2, 8, [None] * 16)
     '2 processes, 8 devices in this one'

@@ -32,16 +32,12 @@ def in_order(cases: Sequence[Case]) -> list[Case]:
 
 
 class Engine:
-    """A run of cases: `run` takes cases, and `rows` has how each of them ended.
-
-    Attributes:
-        matmul_rates: FLOPs per second of a matmul on its own, by dtype.
-    """
+    """A run of cases: `run` takes cases, and `rows` has how each of them ended."""
 
     def __init__(self, settings: RunSettings, journal: Journal, clock: Clock | None = None) -> None:
         self.settings, self.clock = settings, clock or Clock()
         self.states, self.references = CaseStates(settings, journal), References(settings.corpus_N, self.clock)
-        self.matmul_rates: dict[str, float | None] = {}
+        self.matmul_rates: dict[str, float | None] = {}  # FLOPs per second of a matmul on its own, by dtype
         self._compiled_ahead: set[Case] = set()
 
     @property

@@ -89,13 +89,10 @@ class Journal:
         after: str | None = None,
         cases: Collection[str] | None = None,
     ) -> None:
-        """Begin a journal, or continue an existing one of a run with the same `facts`.
+        """Begin a journal, or continue an existing one of a run with the same `facts` and of no other `cases`.
 
-        An existing journal that is not continued is kept as `NAME.journal.jsonl~`.
-
-        Args:
-            after: cause of death of the process whose run is continued, if any.
-            cases: ids of the run's cases; None for any.
+        An existing journal that is not continued is kept as `NAME.journal.jsonl~`. `after` is the cause of death of the
+        process whose run is continued, if any.
         """
         self.path: Path | None = path
         self.rows, self.deaths = dict[str, Row](), defaultdict[str, list[str]](list)
@@ -222,11 +219,7 @@ def lock(file: Any, path: Path) -> None:
 
 
 class MirroredJournal(Journal):
-    """Journal of any process but the first, or of a run without a file. It writes nothing.
-
-    Args:
-        snapshot: of the first process, which it mirrors in memory.
-    """
+    """Journal of any process but the first, which it mirrors in memory by its `snapshot`. It writes nothing."""
 
     def __init__(self, snapshot: Mapping[str, Any] = MappingProxyType({"ends": {}, "deaths": {}})) -> None:
         self.rows = {case: Row(case, end, (), None) for case, end in snapshot["ends"].items()}

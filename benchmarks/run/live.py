@@ -16,13 +16,8 @@ Buffers = dict[tuple[int, int], int]
 def profile_memory(training: Training, folder: Path) -> dict[str, int]:
     """Run one step of a training run, profile the memory before and after it, and return what holds it afterwards.
 
-    Args:
-        training: with a single batch, and before its first step.
-        folder: for the profiles, `at_rest.pprof` and `after_step.pprof` (`jax.profiler.save_device_memory_profile`).
-            A profile is of the whole process.
-
-    Returns:
-        As `live_bytes`, for `parameter`, `optimizer` and `batch`.
+    The run has a single batch, and has not begun. The profiles, `at_rest.pprof` and `after_step.pprof`
+    (`jax.profiler.save_device_memory_profile`), are of the whole process.
     """
     jax.block_until_ready(training.state)
     try:
@@ -45,10 +40,8 @@ def save_profile(folder: Path, moment: str) -> None:
 def live_bytes(**holders: Any) -> dict[str, int]:
     """Bytes of live arrays on a device of this process, by what holds them; of several devices the fullest counts.
 
-    A buffer counts once on each device that holds a replica of it, however many arrays share it.
-
-    Returns:
-        For each holder its bytes under `memory.live_NAME_bytes`, and those of all other arrays, whose NAME is "rest".
+    A buffer counts once on each device that holds a replica of it, however many arrays share it. All other arrays are
+    under the name "rest".
     """
     buffers = {name: buffers_of(jax.tree.leaves(tree)) for name, tree in holders.items()}
     held = set().union(*buffers.values())

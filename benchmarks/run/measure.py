@@ -53,10 +53,8 @@ class Timeable(Protocol):
 class Training:
     """A training run in progress: the compiled step, its state, and batches that repeat in a cycle.
 
-    Attributes:
-        dispatch_seconds: seconds of the latest block until its steps were dispatched to the devices.
-        participates: whether this process takes part in blocks. With `first_process_only`, for steps of one device,
-            only the first process does. The others, which may share its machine, wait.
+    With `first_process_only`, for steps of one device, only the first process takes part in blocks. The others, which
+    may share its machine, wait.
     """
 
     def __init__(
@@ -70,8 +68,7 @@ class Training:
     def first_steps(self, step: Step, weights: Callable[[], Sequence[Any]]) -> FirstSteps:
         """Train the first steps, which must be finite, and reduce them to what is compared with one device.
 
-        Args:
-            weights: returns those before the first step (`checking.initial_weights`).
+        `weights` returns those before the first step (`checking.initial_weights`).
         """
         recorder = Recorder(step)
         for batch in itertools.islice(self.batches, CHECKED_STEPS):
@@ -113,12 +110,10 @@ class Training:
 
 
 def require_finite(metrics: Sequence[Metrics], when: str, *, may_skip: bool = False) -> None:
-    """Check that the losses and gradient norms of some steps are finite.
+    """Check that the losses and gradient norms of some steps are finite; `when` is where they are in the run.
 
-    Args:
-        when: where in the run these steps are, for the message.
-        may_skip: accept float16 steps that were skipped because gradients overflowed, if their loss is finite and
-            the loss scale can still be halved.
+    With `may_skip`, float16 steps are accepted that were skipped because gradients overflowed, if their loss is finite
+    and the loss scale can still be halved.
     """
     for step in jax.device_get(metrics):
         loss, grad_norm, scale = float(step["loss"]), float(step["grad_norm"]), float(step.get("loss_scale", 1))
@@ -132,10 +127,6 @@ def hides_dispatch(dispatch_seconds: float, seconds: float) -> bool:
     """Whether steps are dispatched while the devices run the one before.
 
     On CPUs both take the same cores. Where dispatch is most of a step, the devices wait for it, or the call for them.
-
-    Args:
-        dispatch_seconds: until the steps were dispatched.
-        seconds: until they ended.
     """
     return jax.default_backend() != "cpu" and dispatch_seconds <= seconds / 2
 
@@ -188,19 +179,13 @@ class BlockTimes:
 
 
 def time_interleaved(
-    trainings: Mapping[str, Timeable],
-    times: Mapping[str, BlockTimes],
-    rounds: int,
-    begin: Callable[[str], None],
+    trainings: Mapping[str, Timeable], times: Mapping[str, BlockTimes], rounds: int, begin: Callable[[str], None]
 ) -> None:
     """Time blocks in rounds. Each round has one block of every step, in a new random order.
 
     A step that fails is dropped and the others continue. In a multi-process run it must fail in all processes, because
-    otherwise those that wait for another one hang.
-
-    Args:
-        times: filled as timing proceeds, so that an interrupt loses nothing; one entry per training.
-        begin: called with the name of a step before each of its blocks.
+    otherwise those that wait for another one hang. `times` is filled as timing proceeds, so that an interrupt loses
+    nothing. `begin` is called with the name of a step before each of its blocks.
     """
     # Differs between runs, and is the same in all processes of a run.
     seed = processes.broadcast_first(lambda: random.getrandbits(32))
@@ -236,18 +221,16 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        """Half the width, as a fraction of the median."""
-        return (self.high - self.low) / 2 / self.median
-
     def further_rounds(self, rounds: int) -> int:
-        """Rounds to add to these until the half width is about `WIDE`; it falls with the square root of their number.
+        """Rounds to add to these until half the width is about `WIDE` of the median.
+
+        The width falls with the square root of their number.
 
         >>> Interval(1.0, 0.9, 1.02).further_rounds(20), Interval(1.0, 0.98, 1.02).further_rounds(20)
         (60, 0)
         """
-        return max(0, math.ceil(rounds * ((self.half_width / WIDE) ** 2 - 1) - 1e-9))
+        half_width = (self.high - self.low) / 2 / self.median
+        return max(0, math.ceil(rounds * ((half_width / WIDE) ** 2 - 1) - 1e-9))
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval | None":

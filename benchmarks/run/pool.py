@@ -21,15 +21,11 @@ PROGRAM = "benchmarks.run.pool"
 
 @dataclass(frozen=True)
 class Outcome(Generic[Task]):
-    """How a task ended.
-
-    Attributes:
-        reason: why there is no result; "" if there is one.
-    """
+    """How a task ended."""
 
     task: Task
     result: Any
-    reason: str
+    reason: str  # why there is no result; "" if there is one
     seconds: float
 
 
@@ -38,9 +34,7 @@ def run_in_processes(
 ) -> Iterator[Outcome[Task]]:
     """Yield the outcome of each task as soon as it ends, and when time is up, of those that have not.
 
-    Args:
-        work: a module-level function, because each process imports it.
-        budget_seconds: time for all tasks together.
+    Each process imports `work`, a module-level function. The budget is the time for all tasks together.
     """
     begin = time.monotonic()
     waiting, running = list(tasks), {}

@@ -1,16 +1,17 @@
 """Prepares a case: compiles its step, and compares its first steps with those of one device."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int
 
 from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError, reason_of
-from benchmarks.cluster.processes import crossing_axes
 from benchmarks.devices.attached import planned_memory
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.program.compiled import HLOError, Program, read_program
@@ -105,7 +106,7 @@ class Preparation:
             warnings.warn(f"{self.case}: its compiled program was not read: {program.unread}", stacklevel=2)
         self.program = program
         between = program.as_row_between(crossing_axes(step.mesh))
-        explained: Any = {} if program.unread else explanation_columns(self.case, step.mesh, program)
+        explained: Any = {} if program.unread else explanation_columns(self.case, program)
         return record.adding({**program.as_row(), **between, **explained})
 
     def require_safe(self, record: Record) -> Record:
@@ -187,6 +188,24 @@ def case_seconds(case: Case, machine: Machine) -> float | None:
     if cost is None or unknown or (machine.chip.torus_dims and not case.topology):
         return None
     return predict_seconds(cost, machine, topology).step_seconds
+
+
+def crossing_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Mesh axes along which neighbouring devices belong to different processes."""
+    process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+    return axes_between(process_of, tuple(map(str, mesh.axis_names)))
+
+
+def axes_between(process_of: Int[np.ndarray, "..."], axes: Sequence[str]) -> tuple[str, ...]:
+    """Mesh axes that cross process boundaries. Communication over them may go through a network.
+
+    Args:
+        process_of: process index of each device of the mesh, one dim per mesh axis.
+
+    >>> axes_between(np.array([[0, 0], [1, 1]]), ("data", "tensor"))
+    ('data',)
+    """
+    return tuple(axis for dim, axis in enumerate(axes) if np.diff(process_of, axis=dim).any())
 
 
 def load_columns(load: Load) -> dict[str, float]:

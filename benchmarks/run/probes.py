@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.devices.gpus import GPU_KINDS, GPUS
+from benchmarks.devices.chips import GPU_KINDS, GPUS
 from benchmarks.simulate.kernels import tiles_filled
 from benchmarks.simulate.rates import Timing
 

@@ -1,7 +1,7 @@
-"""Measure cases without pytest: `python -m benchmarks.run [the options of pytest benchmarks] [--out ROWS.jsonl]`.
+"""The program that measures: `pytest benchmarks` runs it under a supervisor (`supervise.py`).
 
-`pytest benchmarks` runs this program under a supervisor (`supervise.py`). It receives the options, sends the cases that
-they select, receives those that pytest has left (-k), and sends every line of the journal and how it ends.
+It receives the options, sends the cases that they select, receives those that pytest has left (-k), and sends every
+line of the journal and how it ends.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -24,9 +23,8 @@ import jax
 from benchmarks.cases.case import Case, Selection
 from benchmarks.cases.columns import SCHEMA_VERSION
 from benchmarks.cases.selection import selected
-from benchmarks.cli.options import EXTRA_SECONDS, MEASURE, ROUNDS, dashed
+from benchmarks.cli.options import EXTRA_SECONDS, ROUNDS, dashed
 from benchmarks.cli.outputs import require_folder
-from benchmarks.cli.parser import Command
 from benchmarks.cli.starting import resume_collection
 from benchmarks.cli.statuses import INTERRUPTED, PEER_LOST, REFUSED, UNWRITTEN
 from benchmarks.cluster import processes
@@ -51,45 +49,30 @@ OF_RUNNING = "memory_profile", "trace_dir", "attribution"
 """Options that need steps that run."""
 
 
-def main(supervisor: Connection | None = None, arguments: Sequence[str] | None = None) -> int:
-    """Run the program, for a supervisor that listens, or without one.
+def main(supervisor: Connection) -> int:
+    """Run the program.
 
     Returns:
-        The exit status: 0 if every case is ok or infeasible, 1 if one is not; 4 if something cannot work, which is
-        refused before anything is compiled.
+        The exit status: 0 if all cases have ended; 4 if something cannot work, which is refused before anything is
+        compiled.
     """
     resume_collection()
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     use_virtual_devices()
     with ExitStack() as stack:
         try:
-            if supervisor:
-                signal.signal(STOP, stop)
-            ready = set_up(read_options(supervisor, arguments), supervisor, stack)
+            signal.signal(STOP, stop)
+            option = argparse.Namespace(**supervisor.recv())
+            option.compile_only |= option.topology is not None
+            ready = set_up(option, supervisor, stack)
         except (KeyboardInterrupt, EOFError):  # stopped, or the supervisor has ended
             return INTERRUPTED
         except (ValueError, OSError, processes.FailedElsewhere, processes.ProcessLost) as error:
             lost = isinstance(error, processes.ProcessLost)
             processes.end(in_order=not lost, why=str(error))  # an error in the options is one in all processes
-            if supervisor:
-                supervisor.send({"refused": str(error)})
-            else:
-                print(f"ERROR: {error}", file=sys.stderr)
+            supervisor.send({"refused": str(error)})
             return REFUSED
         return run(*ready, supervisor) if ready else 0
-
-
-def read_options(supervisor: Connection | None, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options: pytest has parsed those that a supervisor sends."""
-    if supervisor:
-        option = argparse.Namespace(**supervisor.recv())
-    else:
-        parser = Command("measure cases", "benchmarks.run", *MEASURE).parser("python -m benchmarks.run")
-        parser.allow_abbrev = False
-        parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows to this file, as JSON lines")
-        option = parser.parse_args(arguments)
-    option.compile_only |= option.topology is not None
-    return option
 
 
 def stop(number: int, _: object) -> None:
@@ -99,10 +82,10 @@ def stop(number: int, _: object) -> None:
 
 
 def set_up(
-    option: argparse.Namespace, supervisor: Connection | None, stack: ExitStack
+    option: argparse.Namespace, supervisor: Connection, stack: ExitStack
 ) -> tuple[Engine, list[Case], Selection] | None:
     """Join the other processes, select the cases and open the journal; None if cases are only listed."""
-    listing, clock = supervisor is not None and JOURNAL not in os.environ, Clock()
+    listing, clock = JOURNAL not in os.environ, Clock()
     if not listing:
         processes.join(option)
     selection, corpus_N = processes.run_in_all(partial(read_selection, option))
@@ -110,28 +93,24 @@ def set_up(
     known = {"cases": [str(case) for case in cases], "first": processes.is_first()}
     known["machine"] = machine_facts({}, selection.topology)
     if listing:
-        assert supervisor
         supervisor.send(known)
         return None
     disable_compilation_cache()
     settings = settings_of(option, corpus_N, selection)
-    given = os.environ.get(JOURNAL) or option.out
-    path = Path(given or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshmark-")), "rows.jsonl"))
-    journal = shared_journal(path, option, selection, settings)
+    journal = shared_journal(Path(os.environ[JOURNAL]), option, selection, settings)
     stack.callback(journal.close)
-    if supervisor:
-        journal.listeners.append(supervisor.send)
-        supervisor.send(known)
-        for row in journal.rows.values():
-            supervisor.send({"row": asdict(row)})
-        chosen = supervisor.recv()
-        cases = [case for case in cases if str(case) in chosen]
+    journal.listeners.append(supervisor.send)
+    supervisor.send(known)
+    for row in journal.rows.values():
+        supervisor.send({"row": asdict(row)})
+    chosen = supervisor.recv()
+    cases = [case for case in cases if str(case) in chosen]
     if not processes.is_first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Engine(settings, journal, clock), cases, selection
 
 
-def run(engine: Engine, cases: Sequence[Case], selection: Selection, supervisor: Connection | None) -> int:
+def run(engine: Engine, cases: Sequence[Case], selection: Selection, supervisor: Connection) -> int:
     """Measure cases, tell how that ends, and print a summary; the exit status."""
     journal, lines = engine.states.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
     journal.listeners.append(lines.hear)
@@ -148,20 +127,17 @@ def run(engine: Engine, cases: Sequence[Case], selection: Selection, supervisor:
         if not journal.error:
             raise
         status, why = UNWRITTEN, f"{error}; its rows are not lost: make room, and continue with --resume"
-    if supervisor:
-        signal.signal(STOP, signal.SIG_IGN)  # it is ending
+    signal.signal(STOP, signal.SIG_IGN)  # it is ending
     processes.end(in_order=status == 0)
     interrupted = [{"row": asdict(row)} for row in engine.states.close()]
     report = report_path(journal.path) if journal.path else None
     if engine.rows:
         absent = selection.topology is not None
         print_summary([*engine.rows.values()], engine.clock, report, absent=absent)
-    if supervisor:
-        facts = machine_facts(engine.matmul_rates, selection.topology)
-        supervisor.send({"machine": facts, "ended": status, "why": why, "interrupted": interrupted})
+    facts = machine_facts(engine.matmul_rates, selection.topology)
+    supervisor.send({"machine": facts, "ended": status, "why": why, "interrupted": interrupted})
     forget_effects()
-    statuses = {row.extra_info["status"] for row in engine.rows.values()}
-    return status if supervisor or status else int(not statuses <= {"ok", "infeasible"} or statuses == {"infeasible"})
+    return status
 
 
 def forget_effects() -> None:

@@ -29,9 +29,7 @@ SILENT_SECONDS = 15.0
 def say_regularly(doing: Callable[[], str], every_seconds: float = SILENT_SECONDS) -> Iterator[None]:
     """While the body runs, write a line to standard error every few seconds: what is done, for how long, what is left.
 
-    Args:
-        doing: what is done and what is left; "" for no line.
-        every_seconds: time between two lines.
+    `doing` says what is done and what is left; "" is no line.
     """
     try:
         descriptor = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # also while it is captured

@@ -34,23 +34,15 @@ NOISE = 0.05
 class Record:
     """The record of one case, with what is known of it. Missing facts are None; `status` and `reason` say why.
 
-    Every stage of a case makes a new one.
+    Every stage of a case makes a new one. Facts that are columns have their meaning in benchmarks/cases/columns.csv.
 
     Attributes:
-        virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
         status: how the case ended; "interrupted" until then.
-        model_flops_per_step: model FLOPs of all devices, without recomputation and, once counted, without those of
-            dropped choices of experts.
-        matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
-            of all of them together.
-        columns: further columns by name: of compilation, memory, first steps, experts, checkpoints and attribution.
-        relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
-        relative_to_twin: its time over that of its hand-written twin, if the compiler partitions its step.
-        canary: time of the group's baseline over that of a duplicate of it, timed in the same rounds: 1 except for
-            noise.
+        columns: further columns by name: of compilation, memory, first steps, experts and attribution.
+        relative_to_single, relative_to_twin, canary: ratios of times, from blocks of the same rounds. The canary is a
+            duplicate of the group's baseline: 1 except for noise.
         compiler_options: options that XLA was given, once it is compiled.
         estimate: memory and least time on a chip that need not be present.
-        predicted_seconds: of a step, by a machine file.
     """
 
     schema_version: ClassVar[int] = SCHEMA_VERSION
@@ -86,7 +78,7 @@ class Record:
         """The record with further columns and other fields."""
         for name in columns:
             if (column := column_of(name)) is None or column.source != "columns":
-                raise ValueError(f"{name} is no column of source `columns`; add it to benchmarks/cases/columns.csv")
+                raise ValueError(f"{name} is not a column of source `columns`; add it to benchmarks/cases/columns.csv")
         return replace(self, columns={**self.columns, **columns}, **facts)
 
     @property

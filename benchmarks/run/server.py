@@ -50,9 +50,8 @@ Answer = dict[str, Any]
 class TimingServer:
     """Answers requests: each public method is one.
 
-    Attributes:
-        corpus_N: the text to train on, where a request brings none.
-        begin: tells the client that another part of a long request begins.
+    Where a request brings no text, a case trains on `corpus_N`. `begin` tells the client that another part of a long
+    request begins.
     """
 
     def __init__(self, cases: Iterable[Case], corpus_N: Corpus, begin: Callable[[], None]) -> None:
@@ -82,11 +81,9 @@ class TimingServer:
         return {"unchecked": References(self.corpus_N, Clock()).compared(self.cases[case]).reason or ""}
 
     def prepare(self, case: Case | str, corpus: Path | Corpus | None = None, alone: bool = False) -> Answer:
-        """Train the first steps of a case.
+        """Train the first steps of a case on a text, or the file at a path.
 
-        Args:
-            corpus: the text, or the path of its file; None for that of the options.
-            alone: drop all other training runs first, to free their memory.
+        With `alone`, drop all other training runs first, to free their memory.
         """
         if alone:
             self.trainings.clear()

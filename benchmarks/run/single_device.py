@@ -76,16 +76,11 @@ def matmul_rate(dtype: str) -> float | None:
 
 @dataclass
 class RemoteTraining:
-    """A training run in the single-device server. It can be timed interleaved with local ones.
-
-    Attributes:
-        number: its number there.
-        deaths: how many servers had died before it began.
-    """
+    """A training run in the single-device server. It can be timed interleaved with local ones."""
 
     number: int
     first_steps: FirstSteps
-    deaths: int
+    deaths: int  # of servers, before it began
     dispatch_seconds: float = 0.0
 
     def block(self, steps: int) -> float:

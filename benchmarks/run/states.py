@@ -23,14 +23,9 @@ from benchmarks.simulate.machine import Machine
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run, as its options describe them.
+    """Settings of a run: the options of the same names. `trace` and `memory_profile` are folders.
 
-    Attributes:
-        extra_seconds: if these take less time, cases with a wide interval get more blocks until then.
-        trace: folder for a profiler trace of each case, which is recorded apart from the timed blocks.
-        case_timeout: seconds without progress after which the supervisor ends a case.
-        memory_profile: folder for profiles of device memory of each case.
-        machine: by which times of steps are predicted.
+    In `extra_seconds` cases with a wide interval get more than `rounds` blocks.
     """
 
     corpus_N: Corpus

@@ -23,22 +23,21 @@ MEMORY_ERROR = 0.15
 LEFT_ALIGNED = "strategy", "mesh", "loss check", "status"
 
 
-def summary(rows: Sequence[Row], width: int | None = None, *, absent: bool = False) -> dict[str, list[str]]:
+def summary(rows: Sequence[Row], *, absent: bool = False) -> dict[str, list[str]]:
     """Return the lines of the summary of a run by title: the table of steps, and where their time goes.
 
-    Args:
-        absent: whether the cases were compiled for devices that are absent.
+    `absent` says whether the cases were compiled for devices that are absent.
     """
     canaries = noise(rows)
-    measured = [*resolution(rows), *table(rows, width), *unpredicted(rows), *canaries, *([LAUNCH] * bool(canaries))]
+    measured = [*resolution(rows), *table(rows), *unpredicted(rows), *canaries, *([LAUNCH] * bool(canaries))]
     tables = {
-        "steps": [*(lines_of(rows, ABSENT, width) if absent else measured), *reasons(rows, width)],
-        "where the time of a step goes": where_time_goes(rows, width),
+        "steps": [*(lines_of(rows, ABSENT) if absent else measured), *reasons(rows)],
+        "where the time of a step goes": where_time_goes(rows),
     }
     return {title: lines for title, lines in tables.items() if lines} if rows else {}
 
 
-def table(rows: Sequence[Row], width: int | None = None) -> list[str]:
+def table(rows: Sequence[Row]) -> list[str]:
     """Return the lines of the table of steps.
 
     There are columns for `time/twin` if any row has one, and for bytes sent between processes if there are several.
@@ -48,20 +47,20 @@ def table(rows: Sequence[Row], width: int | None = None) -> list[str]:
     columns = [*CASE, ("tokens/s", number("tokens_per_second", ",.0f")), *ratio("time/single", "relative_to_single")]
     columns += [*(ratio("time/twin", "relative_to_twin") if twins else ()), *MEMORY_AND_TRAFFIC]
     columns += [*([("between processes", between)] if several else ()), ("loss check", verdict)]
-    return lines_of(rows, columns, width)
+    return lines_of(rows, columns)
 
 
-def where_time_goes(rows: Iterable[Row], width: int | None = None) -> list[str]:
+def where_time_goes(rows: Iterable[Row]) -> list[str]:
     """Return a table of the parts of each step's time in percent; only cases where they were measured have a row."""
-    return lines_of([row for row in rows if row.extra_info["attribution.total_over_step"] is not None], SHARES, width)
+    return lines_of([row for row in rows if row.extra_info["attribution.total_over_step"] is not None], SHARES)
 
 
-def lines_of(rows: Sequence[Row], columns: Columns, width: int | None = None) -> list[str]:
-    """Return the lines of a table with a row for each case, at most `width` characters wide; none without rows."""
+def lines_of(rows: Sequence[Row], columns: Columns) -> list[str]:
+    """Return the lines of a table with a row for each case; none without rows."""
     headers = [header for header, _ in columns]
     cells = [[cell({"case": row.case, **row.extra_info}) for _, cell in columns] for row in rows]
     align = ["<" if header in LEFT_ALIGNED else ">" for header in headers]
-    return aligned([headers, *cells], align, width=width) if rows else []
+    return aligned([headers, *cells], align) if rows else []
 
 
 def number(name: str, spec: str = ",.1f", unit: float = 1) -> Callable[[Info], str]:
@@ -140,7 +139,7 @@ def verdict(info: Info) -> str:
     return "equal" if info["matches_single"] else "unchecked"
 
 
-def reasons(rows: Iterable[Row], width: int | None = None) -> list[str]:
+def reasons(rows: Iterable[Row]) -> list[str]:
     """Return lines that say why cases have no numbers, no check or no bytes; cases with one reason share a line."""
     cases: dict[str, list[str]] = {}
     for row in rows:
@@ -149,7 +148,7 @@ def reasons(rows: Iterable[Row], width: int | None = None) -> list[str]:
         for text in filter(None, texts):
             cases.setdefault(f"{verdict(info)}: {text}", []).append(row.case)
     lines = (f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {text}" for text, names in cases.items())
-    return [part for line in lines for part in wrapped(line, width)]
+    return [part for line in lines for part in wrapped(line)]
 
 
 def resolution(rows: Iterable[Row]) -> list[str]:

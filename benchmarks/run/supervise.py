@@ -53,11 +53,9 @@ class Supervisor:
     def __init__(
         self, options: Mapping[str, Any], journal: Path | None, *, alone: bool, timeout_seconds: float, listing: bool
     ) -> None:
-        """Supervise a run.
+        """Supervise a run of a single process, if `alone`, or of one of several, in which one death ends all.
 
-        Args:
-            alone: whether this is a single-process run. In a multi-process run, one death ends all.
-            timeout_seconds: time without a line of the journal after which the process is killed.
+        The process is killed after `timeout_seconds` without a line of the journal.
         """
         self.cases, self.first, self.machine = list[str](), True, dict[str, Any]()
         self.rows, self.interrupted, self.tracebacks = dict[str, Row](), list[Row](), dict[str, str]()

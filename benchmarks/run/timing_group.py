@@ -28,10 +28,7 @@ T = TypeVar("T")
 class TimingGroup:
     """Cases that are timed interleaved, with `single` and the canary, a duplicate of the baseline that shows the noise.
 
-    Attributes:
-        reference: `single` on the same work, or why there is none.
-        matmul_rate: FLOPs per second of a matmul on its own, if known.
-        trainings, times: training runs and their block times, by case id.
+    `reference` is `single` on the same work, or why there is none. Training runs and block times are by case id.
     """
 
     states: CaseStates

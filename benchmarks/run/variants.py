@@ -24,11 +24,9 @@ Function = Callable[..., Any]
 class WithoutCommunication:
     """Replaces the collectives of a function.
 
-    Attributes:
-        synchronizes: devices still wait for each other at each collective: they exchange one element instead of an
-            array.
-        aligned_stages: all stages of a pipeline work on their microbatches at the same ticks, as if none had to wait
-            for the first results of another.
+    If it `synchronizes`, devices still wait for each other at each collective: they exchange one element instead of an
+    array. With `aligned_stages`, all stages of a pipeline work on their microbatches at the same ticks, as if none had
+    to wait for the first results of another.
     """
 
     synchronizes: bool = False

@@ -97,8 +97,6 @@ def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:
     if info["rewrites.text"]:
         yield "what the compiler changed"
         yield from (f"  {line}" for line in info["rewrites.text"].split("; "))
-    if info["rewrites.advice"]:
-        yield f"  advice: {info['rewrites.advice']}"
 
 
 def in_unit(unit_bytes: int, count: float | None) -> str:

@@ -12,8 +12,7 @@ import jax
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.devices.gpus import GPU_KINDS, GPUS, generation
+from benchmarks.devices.chips import CHIPS, GPU_KINDS, GPUS, Chip, generation
 from benchmarks.devices.topology import CPU, OUR_KINDS, Topology
 from benchmarks.simulate.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
 from benchmarks.simulate.peaks import NARROW, achieved_rate, float32_share

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.chips import CHIPS, GPUS, Chip
 
 ACHIEVED: Mapping[str, float] = {
     # stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS comparison table": the best of many

@@ -24,6 +24,7 @@ from benchmarks.training.text import drawn, spread_evenly
 from strategies import CheckpointError, State, Step
 from strategies.checkpoints import Saving, positions, save
 from strategies.core.optimizer import learning_rate_at
+from strategies.huggingface import METADATA
 
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 ERASE = "\r\x1b[K"
@@ -80,12 +81,8 @@ class Stopping:
 class Progress:
     """Prints a line for each logged step, in place on a terminal, and one for each evaluation.
 
-    If stdout takes no more, on a full disk or into a pipe whose reader has ended, it says so, and training goes on.
-
-    Args:
-        steps: where the run ends.
-        after: the step after which it begins.
-        silent: print nothing, as all processes but the first.
+    If stdout takes no more, on a full disk or into a pipe whose reader has ended, it says so, and training goes on. All
+    processes but the first are `silent`.
     """
 
     def __init__(self, steps: int, after: int, *, silent: bool) -> None:
@@ -121,35 +118,22 @@ class Progress:
 
 @dataclass
 class Run:
-    """A training run on its way.
-
-    Attributes:
-        plan: what it does.
-        step: the compiled step.
-        log: None in all processes but the first.
-        progress: what it prints.
-        stopping: whether it was stopped.
-        position: steps so far, which is also how many batches were used.
-        saved: the position of the latest checkpoint.
-        saving: the latest save, which may still be running.
-        failed: the latest save that failed, in a run of one process, which goes on.
-    """
+    """A training run on its way. The position is the number of steps so far, and of the batches that were used."""
 
     plan: Plan
     step: Step
-    log: Log | None
+    log: Log | None  # in the first process
     progress: Progress
     stopping: Stopping
     position: int
-    saved: int | None = None
-    saving: Saving | None = None
-    failed: CheckpointError | None = None
+    saved: int | None = None  # the position of the latest checkpoint
+    saving: Saving | None = None  # the latest save, which may still be running
+    failed: CheckpointError | None = None  # the latest save that failed, in a run of one process, which goes on
 
     def train(self, state: State) -> bool:
         """Train to the end, or until it is told to stop; save the state and wait until it is on disk.
 
-        Returns:
-            Whether it has reached the end.
+        The result says whether it has reached the end.
         """
         try:
             self._save(self._train(state))
@@ -189,7 +173,7 @@ class Run:
         return state
 
     def _due(self, every: int | None) -> bool:
-        """Whether something that is done every so many steps, and at the end, is done now."""
+        """Whether something that is due every N steps, and at the end, is due now."""
         return self.position == self.plan.steps or (every is not None and self.position % every == 0)
 
     def _stops(self) -> bool:
@@ -227,6 +211,7 @@ class Run:
         if self.saved != self.position:
             folder = self.plan.out / CHECKPOINTS
             metadata = {"recipe": self.plan.recipe, "preset": self.plan.case.preset}
+            metadata |= {METADATA: self.plan.huggingface} if self.plan.huggingface else {}
             with self._failures_said():
                 if self.saving:
                     self.saving.wait()

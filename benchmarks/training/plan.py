@@ -17,10 +17,10 @@ from benchmarks.cli.commands import COMMANDS
 from benchmarks.cli.options import MODEL_KEYS
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
-from benchmarks.training.text import Text
+from benchmarks.training.text import TOKENIZER, Text
 from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, State, Step, TrainConfig
 from strategies.checkpoints import CheckpointInfo, positions, read_info
-from strategies.huggingface import Pretrained, read
+from strategies.huggingface import METADATA, Pretrained, read
 from strategies.model.gpt import param_count, resolved
 from strategies.names import differences
 
@@ -36,7 +36,7 @@ OPTION_OF = {
     **{name: f"--option {name}=..." for name in OPTIONS},
     **{each.name.lstrip("-").replace("-", "_"): each.name for each in COMMANDS["train"].all_options()},
     **{key: f"--model {key}=..." for key in MODEL_KEYS},
-    **{"tokens": "--tokenizer", "corpus_sha256": "--corpus"},
+    **{"tokens": "--tokenizer", "corpus_sha256": "--corpus", "tokenizer_sha256": "--init"},
 }
 """Fields of a recipe -> the options that set them."""
 CHECKPOINTS = "checkpoints"
@@ -45,18 +45,13 @@ LOG = "log.jsonl"
 
 @dataclass(frozen=True)
 class Plan:
-    """A training run.
+    """A training run: the options of these names, and what follows from others.
 
     Attributes:
-        case: strategy, mesh, model and batch.
-        train: of the step.
-        text: to train on.
         init: the folder with the first weights; None if they are drawn.
-        steps: where it ends.
-        seed: of weights, batches and sample.
+        huggingface: fields of the folder's config.json to write again (`Pretrained.kept`).
         out: the folder of its log and checkpoints.
         log_every, evaluate_every, checkpoint_every: steps between two of them; a checkpoint at the end only if None.
-        evaluation_batches: in an evaluation.
         keep: how many checkpoints are kept; None for all.
     """
 
@@ -64,6 +59,7 @@ class Plan:
     train: TrainConfig
     text: Text
     init: Pretrained | None
+    huggingface: Mapping[str, Any]
     steps: int
     seed: int
     out: Path
@@ -76,7 +72,7 @@ class Plan:
     @classmethod
     def of(cls, option: argparse.Namespace) -> "Plan":
         """The plan that the options describe. Starts JAX's backend to count devices."""
-        text = Text.read(option.corpus, option.tokenizer)
+        text = _text_of(option)
         case = _case_of(option)
         out = option.out.expanduser() if option.out else Path("runs", safe_name(f"{case.strategy}-{case.mesh}"))
         saved = checkpoint_of(out) if option.resume and positions(out / CHECKPOINTS) else None
@@ -92,6 +88,7 @@ class Plan:
             train=case.training(**_optimizer_of(option)),
             text=text,
             init=init,
+            huggingface=init.kept if init else saved.metadata.get(METADATA, {}) if saved else {},
             out=out,
             **{name: getattr(option, name) for name in ("steps", "seed", "log_every", "evaluate_every", "keep")},
             **{name: getattr(option, name) for name in ("checkpoint_every", "evaluation_batches")},
@@ -114,6 +111,7 @@ class Plan:
         if self.case.config.balance_loss:  # experts are balanced over each microbatch
             others["microbatches"] = self.train.microbatches
         text = {"tokens": self.text.kind, "corpus_sha256": self.text.sha256}
+        text |= {"tokenizer_sha256": self.text.codec.sha256} if self.text.codec.sha256 else {}
         return as_json({**dataclasses.asdict(resolved(self.case.config)), **learning, **text, **others})
 
     def require_continues(self, checkpoint: CheckpointInfo) -> None:
@@ -196,6 +194,18 @@ def _microbatches_of(saved: CheckpointInfo, out: Path) -> int:
         raise ValueError(f"{problem}; pass --microbatches: it is in {out / LOG}") from None
 
 
+def _text_of(option: argparse.Namespace) -> Text:
+    """The text as bytes, or as tokens of the folder of --init if it has a tokenizer.json, unless told otherwise."""
+    path = option.init / TOKENIZER if option.init else None
+    if option.tokenizer == "init" and not (path and path.exists()):
+        problem = f"{path} does not exist" if path else "there is no --init"
+        raise ValueError(
+            f"--tokenizer init reads {TOKENIZER} of the folder of --init, and {problem}; use bytes or chars"
+        )
+    kind = option.tokenizer or ("init" if path and path.exists() else "bytes")
+    return Text.read(option.corpus, kind, path if kind == "init" else None)
+
+
 def _model_of(
     option: argparse.Namespace, text: Text, saved: CheckpointInfo | None
 ) -> tuple[str, GPTConfig, Pretrained | None]:
@@ -206,10 +216,11 @@ def _model_of(
     if option.init and option.preset:
         raise ValueError(f"--preset {option.preset} and --init {option.init} both name a model; remove one of them")
     init = read(option.init) if option.init else None
-    if option.tokenizer == "chars" and not init:
-        vocab = dict(option.model).get("vocab", text.vocab)
-        if vocab != text.vocab:
-            problem = f"--model vocab={vocab}, and the corpus {text.name} has {text.vocab} characters"
+    tokens = text.codec.vocab
+    if text.kind == "chars" and not init:
+        vocab = dict(option.model).get("vocab", tokens)
+        if vocab != tokens:
+            problem = f"--model vocab={vocab}, and the corpus {text.name} has {tokens} characters"
             raise ValueError(f"{problem}; remove it, or use --tokenizer bytes")
         option.model = [*option.model, ("vocab", vocab)]
     base = (str(init.folder), init.config) if init else None
@@ -220,9 +231,9 @@ def _model_of(
         preset = base[0]  # without the sizes that are given again
     if init:
         init.require_same(config)
-    if config.vocab < text.vocab:
-        what = "byte values of text" if text.kind == "bytes" else "characters of the corpus"
-        raise ValueError(f"vocab={config.vocab} does not hold the {text.vocab} {what}; use {text.vocab} or more")
+    if config.vocab < tokens:
+        named = {"bytes": "byte values of text", "chars": "characters of the corpus", "init": f"tokens of {TOKENIZER}"}
+        raise ValueError(f"vocab={config.vocab} does not hold the {tokens} {named[text.kind]}; use {tokens} or more")
     return preset, config, init
 
 

@@ -25,15 +25,11 @@ def sampled(
     seed: int,
     vocab: int,
 ) -> list[int]:
-    """Continue a prompt by so many tokens, each drawn from the model's prediction.
+    """Continue a prompt of one token or more by `count` tokens, each drawn from the model's prediction.
 
     Args:
-        config, train: of the model.
         weights: of the model as `single` holds them.
-        prompt: tokens to begin with, at least one.
-        count: tokens to draw.
         temperature: divides the logits; 0 takes the most likely token.
-        seed: of the random numbers.
         vocab: tokens that a text can have; the model may know more, whose logits are left out.
     """
 

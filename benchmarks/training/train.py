@@ -92,8 +92,7 @@ def first_position(option: argparse.Namespace, plan: Plan, holding: ExitStack) -
 def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> int:
     """Train from this position to the end, and write a sample.
 
-    Returns:
-        The exit status: 0 at the end, 5 or 141 if stdout took no more, 130 if the run was told to stop.
+    The exit status is 0 at the end, 5 or 141 if stdout took no more, 130 if the run was told to stop.
     """
     disable_compilation_cache()
     first = processes.is_first()
@@ -127,11 +126,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
 
 
 def checked(plan: Plan) -> str:
-    """Compare the step with one device (strategies/checking).
-
-    Returns:
-        What was compared, in a line.
-    """
+    """Compare the step with one device (strategies/checking), and say in a line what was compared."""
     case = plan.case
     try:
         agrees = checking.check(STRATEGIES[case.strategy], case.config, case.mesh, plan.train, case.devices)
@@ -153,8 +148,8 @@ def sample(plan: Plan, count: int, temperature: float) -> str:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the checkpoint's quantisation errors")  # a sample has no use for them
         state: State = restore(single, plan.out / CHECKPOINTS)
-    prompt = plan.text.encode(PROMPT) or [int(plan.text.tokens_N[0])]
-    how = temperature, plan.seed, plan.text.vocab
+    prompt = plan.text.codec.encode(PROMPT) or [int(plan.text.tokens_N[0])]
+    how = temperature, plan.seed, plan.text.codec.vocab
     tokens = sampled(plan.case.config, single.train, state.params, prompt, count, *how)
-    text = plan.text.decode(tokens)
+    text = plan.text.codec.decode(tokens)
     return "".join(letter if letter.isprintable() or letter in "\n\t" else UNPRINTABLE for letter in text)

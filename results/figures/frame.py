@@ -72,12 +72,7 @@ class Figure(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A picture that is drawn when it is called for.
-
-    Attributes:
-        name: its path in the folder, without a suffix.
-        figure: () -> the picture.
-    """
+    """A picture that is drawn when it is called for; its name is its path in the folder, without a suffix."""
 
     name: str
     figure: Callable[[], mpl_figure.Figure]
@@ -98,12 +93,8 @@ def opened(
 ) -> tuple[mpl_figure.Figure, list[Axes]]:
     """Open a figure with panels in a grid: one below another if it is narrow, otherwise up to three side by side.
 
-    Args:
-        style: how it is drawn.
-        panels: the number of axes.
-        size: in inches, of a figure whose style has none.
-        columns: panels side by side; by default as described above.
-        others: arguments of matplotlib's `subplots`; by default panels share both axes.
+    `size` is in inches, of a figure whose style has none. `others` are arguments of matplotlib's `subplots`; by default
+    panels share both axes.
     """
     narrow = style.size is not None and style.size[0] < NARROW
     columns = columns or (1 if narrow else 2 if panels == 4 else min(panels, 3))
@@ -138,12 +129,8 @@ def described(
 ) -> mpl_figure.Figure:
     """Write the title in one line, and below the axes the remarks that change what one may conclude.
 
-    Args:
-        figure: what is drawn.
-        style: how it is drawn; without a title the remarks are omitted, too.
-        title: what is shown, and facts, the most important first; those that do not fit are left out.
-        caption: sentences for the caption; the file has them, and `remarks`, in its metadata.
-        remarks: sentences that must not be missed.
+    The title is what is shown, and facts, the most important first; those that do not fit are left out. The file has
+    title, caption and remarks in its metadata. A style without a title omits the remarks, too.
     """
     lines = [title[0], *(f"{title[0]}: {', '.join(title[1:end])}" for end in range(2, len(title) + 1))]
     figure.set_label(" ".join(filter(None, [f"{lines[-1]}.", *caption, *remarks])))

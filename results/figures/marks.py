@@ -45,12 +45,8 @@ def strategy_handles(strategies: Iterable[str], lines: bool = True) -> list[Line
 def curves(axes: Axes, points: pd.DataFrame, x: str, value: str = "value", dodge: float = DODGE) -> None:
     """Draw a line with markers and 95% intervals for each strategy, on an axis of doublings.
 
-    Args:
-        axes: where.
-        points: `strategy`, the columns x and `value`, and its interval in `low` and `high`; NaN if it is unknown.
-        x: column of the horizontal axis.
-        value: column of the vertical axis.
-        dodge: width over which the strategies stand side by side.
+    Points have columns `strategy`, x and `value`, and the interval in `low` and `high`, NaN if it is unknown. `dodge`
+    is the width over which the strategies stand side by side.
     """
     looks = strategy_looks(points["strategy"])
     ends = [points.assign(**{value: points[end]}) for end in (value, "low", "high") if end in points]
@@ -121,11 +117,7 @@ def plain_ticks(axis: Axis) -> None:
 def stacked_bars(axes: Axes, parts: pd.DataFrame, colours: Mapping[str, str], labels: Sequence[str]) -> None:
     """Draw a horizontal bar for each row, the first on top: its columns end to end, negative ones to the left of zero.
 
-    Args:
-        axes: where.
-        parts: a column for each part.
-        colours: the parts that are drawn, in their order, with their colours.
-        labels: the name of each bar.
+    `colours` has the columns that are drawn, in their order.
     """
     places = np.arange(len(parts))
     least = SMALLEST * parts[list(colours)].abs().sum(axis="columns").max()

@@ -13,7 +13,6 @@ from matplotlib.markers import MarkerStyle
 
 from results.figures.tables import PARTS, TIMES
 from results.records.documents import Limit
-from results.records.predictions import FIGURE_PARTS
 
 MARKERS = "osD^vPX<>ph*d"
 """Markers of matplotlib. Their number, 13, has no factor in common with the 12 colours: 156 looks."""
@@ -72,9 +71,6 @@ LANE_COLOURS = {
     "hidden communication": TEAL,
 }
 """What happens in the lanes of a replayed step."""
-
-SPENT_COLOURS = dict(zip(FIGURE_PARTS, (INDIGO, SKY, BROWN, RED, TEAL, SAND, BLACK), strict=True))
-"""What the predicted time of a step is spent on."""
 
 LIMIT_COLOURS = dict(zip(get_args(Limit), (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))
 """What limits a predicted step."""

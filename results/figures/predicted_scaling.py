@@ -20,10 +20,7 @@ PANELS = {"strong": "strong scaling", "weak": "weak scaling"}
 def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -> Figure:
     """Draw the time of a step, and below it the utilization, against devices, a column for each scaling.
 
-    Args:
-        facts: what all points share, as `read_search` returns it.
-        rows: the best candidate on each number of devices, or one that says why none fits.
-        style: how it is drawn.
+    Facts and rows are those of `read_search`: the best candidate on each number of devices, or why none fits.
     """
     drawn = rows[rows["status"] == "fits"]
     if drawn.empty:

@@ -1,21 +1,17 @@
-"""Figures of predictions: predicted against published seconds, and where the predicted time of the worst rows goes."""
+"""The figure of predictions: predicted against published seconds, a panel for each source."""
 
 import textwrap
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from results.figures.frame import PLAIN, described
-from results.figures.marks import stacked_bars
-from results.figures.palette import GREY, PURE_BLACK, SPENT_COLOURS, STRATEGY_COLOURS, WHITE
-from results.records.predictions import FIGURE_PARTS
+from results.figures.frame import PLAIN, Style, described, legend
+from results.figures.palette import GREY, STRATEGY_COLOURS, WHITE
 
 NEAR = 0.1
 """Lines are drawn at this error, above and below zero."""
@@ -26,17 +22,15 @@ SPREADS = {
     "data or fsdp": (STRATEGY_COLOURS["fsdp"], "o"),
 }
 """Mesh axes over which a model is split -> colour and marker of its rows. Batches may be split as well."""
-WORST = 4
-"""Rows of each source of which the parts are drawn."""
 COLUMNS = 5
 """Sources side by side."""
 
 
-def predicted_figure(rows: pd.DataFrame) -> Figure:
+def predicted_figure(rows: pd.DataFrame, style: Style = PLAIN) -> Figure:
     """Draw predicted seconds, and below them the errors, against published seconds, two panels for each source."""
     sources = list(rows["source"].unique())
     columns, bands = min(COLUMNS, len(sources)), -(-len(sources) // COLUMNS)
-    figure = Figure(figsize=(max(5, 3.3 * columns), 6.6 * bands), layout="constrained")
+    figure = Figure(figsize=style.size or (max(5, 3.3 * columns), 6.6 * bands), layout="constrained")
     grid = figure.subplots(2 * bands, columns, squeeze=False, height_ratios=(1.4, 1) * bands)
     pairs = [pair for band in range(bands) for pair in grid[2 * band : 2 * band + 2].T]
     for above, below in pairs[len(sources) :]:
@@ -48,9 +42,9 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
         panel(above, part, "predicted_seconds")
         limits = np.array(above.get_xlim())
         for error in (-NEAR, 0.0, NEAR):
-            style = {"color": GREY, "linewidth": 1, "linestyle": "--" if error else "-", "zorder": 1}
-            above.plot(limits, limits * (1 + error), **style)
-            below.axhline(100 * error, **style)
+            line = {"color": GREY, "linewidth": 1, "linestyle": "--" if error else "-", "zorder": 1}
+            above.plot(limits, limits * (1 + error), **line)
+            below.axhline(100 * error, **line)
         above.set(yscale="log", ylim=limits)
         seconds_axis(above.yaxis)
         above.set_title("\n".join(textwrap.wrap(f"{short(source)}, {len(part)} runs", 40)), size="x-small", y=1)
@@ -61,9 +55,9 @@ def predicted_figure(rows: pd.DataFrame) -> Figure:
             below.set_ylabel("error of the prediction (%)")
     used = [name for name in SPREADS if name in set(rows.apply(spread_of, axis=1))]
     handles = [Line2D([], [], color=SPREADS[name][0], marker=SPREADS[name][1], ls="", label=name) for name in used]
-    figure.legend(handles=handles, title="the model is split over", loc="outside right center", frameon=False)
+    legend(figure, handles, title="the model is split over")
     heading = "Predicted against published seconds of a step"
-    return described(figure, PLAIN, [heading], [f"Lines: no error, and {NEAR:.0%} more or less."])
+    return described(figure, style, [heading], [f"Lines: no error, and {NEAR:.0%} more or less."])
 
 
 def short(source: str) -> str:
@@ -97,37 +91,3 @@ def spread_of(row: pd.Series) -> str:
     """Which of `SPREADS` a row is."""
     axes = [axis for axis in ("tensor", "pipeline") if row[axis] > 1]
     return " and ".join(axes) or "data or fsdp"
-
-
-def parts_figure(rows: pd.DataFrame) -> Figure:
-    """Draw where the predicted time goes in the worst rows of each source, as parts of the published time."""
-    sources = [part for _, part in worst_first(rows).groupby("source", sort=False)]
-    drawn = [part.head(WORST) for part in sources]
-    figure = Figure(figsize=(11, 1.2 + 0.26 * sum(len(part) + 2 for part in drawn)), layout="constrained")
-    grid = figure.subplots(len(drawn), squeeze=False, sharex=True, height_ratios=[len(part) for part in drawn])[:, 0]
-    for axes, part in zip(grid, drawn, strict=True):
-        shares = {name: part[f"part.{name}"] / part["measured_seconds"] for name in SPENT_COLOURS}
-        stacked_bars(axes, pd.DataFrame(shares), SPENT_COLOURS, [label_of(row) for row in part.to_dict("records")])
-        axes.axvline(1, color=PURE_BLACK, linewidth=1.5)
-        name = textwrap.shorten(short(part["source"].iloc[0]), 100, placeholder=" ...")
-        axes.set_title(name, size="small", loc="left", y=1)
-    grid[-1].set_xlabel("predicted over published time of a step")
-    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in FIGURE_PARTS]
-    handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    title = "Worst rows: layers x embed, sequences x tokens in the number of microbatches, mesh"
-    return described(figure, PLAIN, [title], [])
-
-
-def worst_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows, the largest error first; sources in the order of the rows."""
-    return rows.sort_values("error", key=lambda error: -error.abs(), kind="stable").sort_values(
-        "source", key=lambda source: source.map({name: place for place, name in enumerate(rows["source"].unique())}),
-        kind="stable",
-    )  # fmt: skip
-
-
-def label_of(row: dict) -> str:
-    """Name a row: its model, batch, tokens of a sequence, microbatches and mesh."""
-    work = f"{row['model']}, {row['batch_size']:.0f} x {row['sequence']:.0f}"
-    return f"{work} in {row['microbatches']:.0f}, {row['mesh']}"

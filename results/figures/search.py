@@ -56,10 +56,7 @@ def tried(rows: pd.DataFrame) -> pd.DataFrame:
 def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -> Figure:
     """Draw step times and memory.
 
-    Args:
-        facts: what all candidates share, as `read_search` returns it.
-        rows: the candidates, a row each, best first.
-        style: how it is drawn.
+    Facts and rows are those of `read_search`: the candidates, a row each, best first.
     """
     shown = drawn_candidates(rows).head(MOST)
     size = (13.0, 2.0 + 0.42 * len(shown))

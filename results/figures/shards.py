@@ -8,12 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from results.figures.frame import PLAIN, Style, described, opened
-from results.figures.grid import size
 from results.figures.palette import GREY, PURE_BLACK, WHITE, device_colours
 from results.records.overviews import HeldArray, Overview
 
-MOST_DEVICES = 64
-"""Most devices whose numbers are legible."""
 COLUMNS = 4
 """Panels side by side."""
 WIDTH, LEAST_HEIGHT, ROW_HEIGHT, TITLE_HEIGHT = 3.1, 1.0, 0.1, 0.9
@@ -130,6 +127,18 @@ def draw_parts(axes: Axes, parts: Parts, colours: Sequence[str]) -> None:
     axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_color(GREY)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as text, in the largest unit from B to GiB that does not exceed it.
+
+    >>> size(746_855_424), size(5_059_584), size(1024), size(6)
+    ('712 MiB', '4.8 MiB', '1.0 KiB', '6 B')
+    """
+    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= unit:
+            return f"{count / unit:,.{1 if count < 10 * unit else 0}f} {name}"
+    return f"{count} B"
 
 
 def names(devices: Sequence[int]) -> str:

@@ -22,7 +22,8 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
     for axes, (title, part) in zip(grid, panels.items(), strict=True):
         edge = frontier(part[part["strategy"] != "single"])
         steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
-        axes.plot(edge["size"], edge["throughput"], **steps)
+        if len(edge) > 1:
+            axes.plot(edge["size"], edge["throughput"], **steps)
         for _, row in part[part["best"]].iterrows():
             ends = [[row["throughput"] - row["throughput_low"]], [row["throughput_high"] - row["throughput"]]]
             axes.errorbar(row["size"], row["throughput"], ends, ecolor=looks[row["strategy"]].colour, elinewidth=1.1)

@@ -43,11 +43,8 @@ REFRESH = f"write it again with {WRITTEN_BY}"
 class Snapshot:
     """The cases of a run or a baseline with their counters.
 
-    Attributes:
-        path: the file.
-        fingerprint: hash of `facts`; counters are comparable only if it is equal.
-        facts: versions, flags and devices that the counters depend on, by name.
-        rows: status, reason, `compiled.hash` and metrics of each case; unknown values are None.
+    Counters depend on `facts`: versions, flags and devices. They compare only if `fingerprint`, the hash of these, is
+    equal. A row has status, reason, `compiled.hash` and metrics of a case; unknown values are None.
     """
 
     path: Path

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.cases.columns import column_of
 from benchmarks.cli.parser import one_line
-from benchmarks.cli.tables import aligned, screen_width
+from benchmarks.cli.tables import aligned
+from results.formats import escaped
 from results.gates.verdict import RED, Finding, Report
-from results.reports.tables import escaped
 
 # GitHub refuses a comment of more than 65,536 characters, and there may be two tables in it.
 TABLE_LETTERS = 30_000
@@ -37,11 +37,10 @@ def table_of(findings: Sequence[Finding], widths: Sequence[int]) -> Iterator[str
 
     A finding about the whole case has no metric and leaves out the columns of values.
     """
-    room = screen_width() - len(INDENT)
     for of_case, group in itertools.groupby(findings, key=lambda finding: not finding.metric):
         rows = [(found[0], found[-1]) if of_case else found for found in map(cells, group)]
         least = (widths[0], 0) if of_case else (*widths[:-1], 0)
-        yield from (INDENT + line for line in aligned(rows, "", least, room))
+        yield from aligned(rows, least=least, indent=INDENT)
 
 
 def markdown(report: Report) -> str:

@@ -26,11 +26,7 @@ Single launches of one program differ by less than 24% in 99% of 3,042 pairs: 39
 
 
 def compare_runs(base: Path, head: Path) -> tuple[Report, Report]:
-    """Compare two stored runs.
-
-    Returns:
-        A report on step times, and a report on exact counters.
-    """
+    """Compare two stored runs: a report on step times, and one on exact counters."""
     runs, names = [read_run(base), read_run(head)], (shown(base), shown(head))
     if why := other_machine(runs[0]["machine_info"], runs[1]["machine_info"], names):
         versions = runs[0]["machine_info"].get("versions") != runs[1]["machine_info"].get("versions")

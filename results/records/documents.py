@@ -56,9 +56,8 @@ class Search(msgspec.Struct, frozen=True):
 def read_search(path: Path, document: Any = None) -> tuple[dict[str, Any], pd.DataFrame]:
     """Read the file that a search wrote; `document` is its content, if it was read before.
 
-    Returns:
-        The facts that all candidates share, and a table with a row for each candidate; `limit` is what it waits for
-        most.
+    Returns the facts that all candidates share, and a row for each candidate, best first; `limit` is what it waits for
+    most.
     """
     facts = msgspec.structs.asdict(read_document(path, "search", SCHEMA_VERSION, Search, WRITTEN_BY, document))
     candidates = facts.pop("candidates")

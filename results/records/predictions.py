@@ -1,4 +1,4 @@
-"""Reads the table that `meshmark predict --out` writes, and judges its predictions."""
+"""Reads the table that `meshmark predict --out` writes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +7,8 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from benchmarks.cli import accuracy
-from benchmarks.cli.accuracy import Errors
 from strategies.files import read_table, shown
-from strategies.schema import Amount, Count, Positive, SchemaError, checked
+from strategies.schema import Count, Positive, SchemaError, checked
 
 AXES = "data", "fsdp", "pipeline", "context", "tensor"
 SIZES = "layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES
@@ -23,42 +21,20 @@ NOTHING = "", "-", "nan", "none", "null", "n/a"
 """Cells of numbers that are not known."""
 WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
 TEXTS = "source", "device", "recompute", "problem", "kind", "machine.name", "machine.fitted"
-FIGURE_PARTS = {
-    "matmuls": ("matmul",),
-    "attention and memory": ("attention", "memory"),
-    "launches": ("launches",),
-    "collectives of layers": ("layer_collectives", "gathers"),
-    "embedding and head": ("head", "head_collectives"),
-    "sends and bubble": ("sends", "bubble"),
-    "after the passes": ("gradients", "optimizer", "fixed"),
-}
-"""Parts of a step as a figure shows them -> the parts that the table has."""
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Read a table of predictions.
-
-    Returns:
-        Its rows, with `error` of the prediction, `left_out` of the one without the row's source, and names: `model`,
-        `mesh`, `cluster`, `work` of a step, and `layout`, which is the model and the mesh. `beside` is the median error
-        of the other rows of the layout.
-    """
-    names = [f"predicted.{part}_seconds" for parts in FIGURE_PARTS.values() for part in parts]
-    table = read_table(path, [*NUMBERS, *TEXTS, *names], WRITTEN_BY)
+    """Read a table of predictions, with `error` of each prediction, and `left_out` of the one without its source."""
+    table = read_table(path, [*NUMBERS, *TEXTS], WRITTEN_BY)
     kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, LEFT_OUT), Positive | None)}
-    kinds |= dict.fromkeys(names, Amount | None)
     rows = pd.DataFrame(
         [{**row, **numbers_in(row, kinds, f"{shown(path)}: row {place}")} for place, row in enumerate(table, start=1)]
     )
     rows[list(kinds)] = rows[list(kinds)].astype(float)
     rows["context"] = rows["context"].fillna(1)
-    parts = {
-        f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)
-        for name, inside in FIGURE_PARTS.items()
-    }
     errors = {"error": rows["predicted_seconds"], "left_out": rows[LEFT_OUT]}
     errors = {name: seconds / rows["measured_seconds"] - 1 for name, seconds in errors.items()}
-    return with_names(rows.assign(**errors, **parts))
+    return with_names(rows.assign(**errors))
 
 
 def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> dict[str, float | None]:
@@ -92,13 +68,8 @@ def number_in(cell: str, kind: Any, where: str) -> float | None:
 
 def with_names(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with the names that `read` describes."""
-    sizes = {name: rows[name].map("{:.0f}".format) for name in SIZES}
-    model, cluster = sizes["layers"] + " x " + sizes["embed"], sizes["devices"] + " x " + rows["device"]
-    mesh = rows[list(AXES)].apply(mesh_of, axis=1)
-    work = model + ", " + sizes["batch_size"] + " x " + sizes["sequence"] + " tokens, " + cluster
-    rows = rows.assign(model=model, cluster=cluster, mesh=mesh, work=work, layout=model + ", " + mesh)
-    sequences = rows["batch_size"] / rows["microbatches"] / rows["data"] / rows["fsdp"]
-    return rows.assign(sequences=sequences, beside=rows.groupby(["source", "layout"])["error"].transform(of_others))
+    model = rows["layers"].map("{:.0f} x ".format) + rows["embed"].map("{:.0f}".format)
+    return rows.assign(model=model, mesh=rows[list(AXES)].apply(mesh_of, axis=1))
 
 
 def mesh_of(sizes: pd.Series) -> str:
@@ -110,20 +81,11 @@ def mesh_of(sizes: pd.Series) -> str:
     return ",".join(f"{axis}={size:.0f}" for axis, size in sizes.items() if size != 1) or "data=1"
 
 
-def of_others(values: pd.Series) -> pd.Series:
-    """Median of all other values, for each value.
-
-    >>> of_others(pd.Series([1.0, 2.0, 4.0])).tolist()
-    [3.0, 2.5, 1.5]
-    """
-    return pd.Series({place: values.drop(place).median() for place in values.index}, dtype=float)
-
-
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that were predicted and measured."""
     return rows[rows["error"].notna()]
 
 
-def errors_of(rows: pd.DataFrame, seconds: str = "predicted_seconds") -> Errors:
-    """Errors of judged rows, of predictions in a column."""
-    return accuracy.errors_of(rows[seconds].tolist(), rows["measured_seconds"].tolist())
+def without_own_source(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with the predictions to which their source did not contribute."""
+    return rows.assign(predicted_seconds=rows[LEFT_OUT], error=rows["left_out"])

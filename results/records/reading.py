@@ -107,15 +107,9 @@ def read_json(path: Path) -> Any:
 def read_document(
     path: Path, kind: str, version: int, form: type[Document], written_by: str, document: Any = None
 ) -> Document:
-    """Read a JSON document that a command wrote.
+    """Read a JSON document of a kind and a schema version that a command wrote.
 
-    Args:
-        path: the file.
-        kind: the document's `kind`.
-        version: the `schema_version` that is read.
-        form: the type of the document.
-        written_by: the command that writes it, for messages.
-        document: the content of the file, if it was read before.
+    `document` is the content of the file, if it was read before.
     """
     if document is None:
         document = files.read_json(path, f"write it with {written_by}")

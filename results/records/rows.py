@@ -40,11 +40,9 @@ def load(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
 def table_of(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> pd.DataFrame:
     """Return the rows of runs, each with the file that it was read from, as one table.
 
-    Returns:
-        A table of all columns, unknown where a file lacks them, and of further keys of `extra_info`. `name` is the
-        test, `file` the file, `fingerprint` the machine, `attention` the options of sparse attention as text, `forced`
-        a forced routing (empty without one), and `samples` the step times in seconds (an empty tuple if nothing was
-        timed).
+    It has all columns, unknown where a file lacks them, and further keys of `extra_info`. `attention` is the options of
+    sparse attention as text, `forced` a forced routing (empty without one), and `samples` the step times in seconds (an
+    empty tuple if nothing was timed).
     """
     rows = pd.DataFrame([record for path, run in runs for record in records_of(path, run, NEEDED)])
     lacking = [name for name, column in COLUMNS.items() if name not in rows and not column.is_family]

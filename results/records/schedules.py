@@ -1,12 +1,11 @@
 """Reads pipeline schedules, which `meshmark schedule --json` prints."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from results.records.reading import RecordError
-from strategies.files import decode_json
 from strategies.schema import Count, Whole, checked
 
 KINDS = {"F": "forward", "B": "backward", "W": "gradients of weights"}
@@ -31,13 +30,9 @@ class Schedule(msgspec.Struct, frozen=True):
     stages: Annotated[list[Annotated[list[Operation | None], Meta(min_length=1)]], Meta(min_length=1)]
 
 
-def read(text: str, where: str = "stdin") -> Schedule:
-    """Parse a printed schedule; `where` is its file, for messages."""
-    return complete(checked(decode_json(text, where), Schedule, where), where)
-
-
-def complete(schedule: Schedule, where: str) -> Schedule:
-    """Return a schedule that can be drawn; `where` is its file, for messages."""
+def read(content: Any, where: str = "stdin") -> Schedule:
+    """Read a printed schedule that can be drawn; `where` is its file, for messages."""
+    schedule = checked(content, Schedule, where)
     stages = schedule.stages
     if len(lengths := {len(row) for row in stages}) > 1:
         raise RecordError(f"{where}: stages have {min(lengths)} to {max(lengths)} ticks, not the same number")

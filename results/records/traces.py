@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from strategies.files import read_json, shown
+from strategies.files import shown
 from strategies.schema import Amount, SchemaError, checked
 
 WRITTEN_BY = "write one with `meshmark compile --topology v5e:4x4 --strategy fsdp --trace FILE`"
@@ -76,11 +76,10 @@ class Occurred(msgspec.Struct, frozen=True):
     dur: Amount
 
 
-def read(path: Path, content: Any = None) -> Trace:
-    """Read a trace; `content` is that of the file, if it was read before."""
-    content = read_json(path, WRITTEN_BY) if content is None else content
+def read(path: Path, content: Any) -> Trace:
+    """Read a trace from the content of a file."""
     if not isinstance(content, dict) or "otherData" not in content:
-        raise SchemaError(f"{shown(path)} is no trace of a replayed or predicted step; {WRITTEN_BY}")
+        raise SchemaError(f"{shown(path)} is not a trace of a replayed or predicted step; {WRITTEN_BY}")
     document = checked(content, Document, shown(path))
     lanes: dict[int, dict[str, list[Span]]] = {}
     names: dict[int, str] = {}

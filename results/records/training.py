@@ -68,14 +68,9 @@ LINES: dict[str, Any] = {"run": Facts, "step": Loss, "evaluation": Loss}
 
 
 class TrainingRun(NamedTuple):
-    """A training run.
+    """A training run: its log, what was run, and columns `step` and `loss` of its steps and of held-out text.
 
-    Attributes:
-        path: its log.
-        facts: what was run, the first line of the log.
-        spread: each strategy with its mesh that trained it, one after another if it was resumed under another one.
-        steps: columns `step` and `loss`, of batches that it trained on.
-        evaluations: columns `step` and `loss`, of text that was held out.
+    `spread` has each strategy with its mesh that trained it; there are several if it was resumed under another one.
     """
 
     path: Path

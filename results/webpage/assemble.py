@@ -21,10 +21,8 @@ SCRIPTS = "format", "charts", "table", "details", "run", "search", "main"
 def page(title: str, sections: Sequence[str], data: Mapping[str, Any]) -> str:
     """Return the whole page as HTML.
 
-    Args:
-        title: plain text; it is escaped here.
-        sections: HTML from `run_section` and `search_section`.
-        data: what `looks` returns, and `parts`, the data of each section.
+    The title is plain text. Sections are those of `run_section` and `search_section`, and `data` is what `looks`
+    returns, and `parts`, the data of each section.
     """
     return Template(static("page.html")).substitute(
         title=escape(title),
@@ -36,16 +34,7 @@ def page(title: str, sections: Sequence[str], data: Mapping[str, Any]) -> str:
 
 
 def looks(strategies: Sequence[str]) -> dict[str, Any]:
-    """Return how the page draws: as figures do.
-
-    Args:
-        strategies: all names on the page.
-
-    Returns:
-        `looks`, the colour and the path of the symbol of each strategy, in the order of legends; `log_span` and
-        `dodge` of `results.figures.marks`; `memory` and `time`, the label, column and colour of each part of a bar; and
-        `candidate`, the label and column of each time of a search's candidate.
-    """
+    """Return how the page draws strategies and parts of bars: as figures do."""
 
     def parts(names: Mapping[str, str], colours: Mapping[str, str]) -> list[dict[str, str]]:
         columns = {label: name if "." in name else DERIVED + name for label, name in names.items()}
@@ -63,12 +52,7 @@ def looks(strategies: Sequence[str]) -> dict[str, Any]:
 
 
 def run_section(summary: Sequence[str], machine: Mapping[str, str]) -> str:
-    """Return the HTML of the section about runs.
-
-    Args:
-        summary: sentences in plain text.
-        machine: facts about the machine, by label.
-    """
+    """Return the HTML of the section about runs: sentences, and facts about the machine by label, in plain text."""
     facts = "\n".join(f"    <dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in machine.items())
     return Template(static("run.html")).substitute(summary=items(summary), machine=facts)
 

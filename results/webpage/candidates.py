@@ -18,16 +18,7 @@ TABLE = [
 
 
 def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the result of a search as values that JSON can represent.
-
-    Args:
-        facts: the facts that all candidates share, from `read_search`.
-        rows: the candidates, best first, from the same function.
-
-    Returns:
-        `count`, the number of candidates on the page, those of `drawn_candidates`; `columns`, their values as in
-        `run_data`; `capacity_bytes` of a device; and `strategies`, the names of all strategies in the search.
-    """
+    """Return what `read_search` returns as values that JSON can represent, with the columns of drawn candidates."""
     shown = drawn_candidates(rows)
     shown = shown.rename(columns={name: DERIVED + name for name in TIMES} | {"limit": f"{DERIVED}waits_for"})
     return {

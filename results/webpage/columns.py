@@ -27,15 +27,7 @@ DIGITS = 6
 
 
 def run_data(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the cases of a run as values that JSON can represent.
-
-    Args:
-        rows: rows with their metrics.
-
-    Returns:
-        `count`, the number of cases; `columns`, for each name a list of the values of all cases, or the one value that
-        they share; `workloads`, the label of each workload; and `strategies`, in the order of legends.
-    """
+    """Return the cases of a run as values that JSON can represent; each column as `column` has it."""
     parts = dict(workloads(rows))
     derived = pd.concat([derived_columns(part, number) for number, part in enumerate(parts.values())])
     recorded = [name for name in rows if name not in (*NOT_CARRIED, *METRIC_COLUMNS)]

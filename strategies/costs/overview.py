@@ -6,8 +6,9 @@
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import strategies
@@ -24,6 +25,16 @@ from strategies.infeasible import Infeasible, WrongSize
 from strategies.mesh import MeshSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.presets import PRESETS
+
+Formatter = Callable[[Sequence[Sequence[str]], str], Sequence[str]]
+"""Lines of a table, from its rows of cells and the side, "<" or ">", on which each column is aligned."""
+
+
+def _table(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Lines of a table as wide as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shapes = [f"{side}{width}" for side, width in zip(sides, widths, strict=True)]
+    return ["  " + "  ".join(map(format, row, shapes)).rstrip() for row in rows]
 
 
 @dataclass(frozen=True)
@@ -80,18 +91,22 @@ class Overview:
 
     def __str__(self) -> str:
         """Two tables: what a device holds, and what it sends."""
+        return self.text(_table)
+
+    def text(self, table: Formatter) -> str:
+        """What a device holds and sends, with tables as `table` formats them."""
         held = [(each.what, _joined(each.rows + each.columns), _bytes(each.held_bytes)) for each in self.held]
         title = f"{self.strategy} on {MeshSpec(self.mesh)}: {self.workload}"
-        lines = [title, "", *_table(("a device holds", "split over", "bytes"), held), ""]
+        lines = [title, "", *table([("a device holds", "split over", "bytes"), *held], "<<>"), ""]
         if self.sent is None:
             return "\n".join([*lines, f"the compiler decides what is sent; the same by hand is {self.twin}"])
         if not self.sent:
             return "\n".join([*lines, "nothing is sent"])
         sent = [(s.what, s.kind.replace("_", "-"), _joined(s.along), s.when, _bytes(s.sent_bytes)) for s in self.sent]
         total = ("all", "", "", "", _bytes(sum(each.sent_bytes for each in self.sent)))
-        return "\n".join([*lines, *_table(("a device sends", "by", "along", "when", "bytes"), [*sent, total])])
+        return "\n".join([*lines, *table([("a device sends", "by", "along", "when", "bytes"), *sent, total], "<<<<>")])
 
-    def array_table(self) -> str:
+    def array_table(self, table: Formatter = _table) -> str:
         """A table of each array's dims, splitting axes, and whole and held bytes; equally split arrays share a line."""
         alike: dict[tuple[str, str, int, int], list[str]] = {}
         for each in self.arrays:
@@ -100,19 +115,24 @@ class Overview:
             (name, ", ".join(kinds), split, _bytes(whole), _bytes(held))
             for (name, split, whole, held), kinds in alike.items()
         ]
-        return "\n".join(
-            _table(("array", "as", "dims / axes that split them", "bytes", "on a device"), rows, numbers=2)
-        )
+        header = "array", "as", "dims / axes that split them", "bytes", "on a device"
+        return "\n".join(table([header, *rows], "<<<>>"))
 
 
 def overview(
-    name: str, preset: str | None = None, mesh: MeshSpec | str | None = None, batch_size: int = 16, **options: Any
+    name: str,
+    preset: str | None = None,
+    mesh: MeshSpec | str | None = None,
+    batch_size: int = 16,
+    sizes: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
 ) -> Overview:
     """The overview of a strategy.
 
     Args:
         preset: name of the model; default: nano, or nano-moe on a mesh with an expert axis.
         mesh: the mesh; default: `example_mesh`.
+        sizes: fields of `GPTConfig` that differ from the preset's.
         options: other fields of `TrainConfig`; the default number of microbatches is the benchmarks'.
     """
     require_instance(name, str, "the strategy")
@@ -121,17 +141,19 @@ def overview(
         raise Infeasible(f"{name} has no formulas for what it holds and sends, because it has a `make_step`")
     mesh = MeshSpec.of(example_mesh(strategy) if mesh is None else mesh)
     preset = ("nano-moe" if "expert" in mesh.sizes else "nano") if preset is None else preset
-    config = PRESETS[require_instance(preset, str, "the preset")]
+    config = dataclasses.replace(PRESETS[require_instance(preset, str, "the preset")], **sizes)
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
     cost = None if strategy.twins else predict(name, config, mesh, train)
     plan = cost.plan if cost else Plan.of(strategy.axes, config, mesh, train)
     tokens = f"{batch_size} × {config.sequence:,} tokens"
-    given = (f"{option}={value}" for option, value in options.items() if option not in ("microbatches", "dtype"))
+    given = texts({option: value for option, value in options.items() if option not in ("microbatches", "dtype")})
     arrays = tuple(each for each in held_arrays(plan) if cost or each.what != "gradient")
     return Overview(
         strategy=name,
         mesh=mesh.axes,
-        workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype, *given)),
+        workload=", ".join(
+            (",".join([preset, *texts(sizes)]), tokens, f"microbatches={train.microbatches}", train.dtype, *given)
+        ),
         held=tuple(holdings(plan, cost, arrays)),
         sent=cost and tuple(exchanges(cost)),
         zigzag=cost is not None and cost.plan.share.zigzag,
@@ -139,6 +161,11 @@ def overview(
         twin=strategy.twins.get(mesh.split_axes(strategy.axis_names)),
         arrays=arrays,
     )
+
+
+def texts(fields: Mapping[str, Any]) -> list[str]:
+    """Fields as they are written in a command."""
+    return [f"{name}={value}" for name, value in fields.items()]
 
 
 def asked_overview(
@@ -157,7 +184,7 @@ def asked_overview(
         mesh: the mesh as a string; default: the usual mesh of the topology's devices, or `example_mesh`.
         topology: as `devices_of` reads it; None for any devices.
         batch_size: sequences in the global batch; default: 16, or one per device of the topology.
-        options: as for `overview`.
+        options: as for `overview`, `sizes` too.
     """
     devices = None if topology is None else devices_of(topology)
     spec = None if mesh is None else MeshSpec.of(mesh)
@@ -204,17 +231,3 @@ def _joined(axes: Axes) -> str:
 
 def _bytes(count: int | None) -> str:
     return "?" if count is None else f"{count:,}"
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], numbers: int = 1) -> list[str]:
-    """Lines of a table. The last `numbers` columns are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    texts = len(header) - numbers
-    cells = (
-        [
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in (header, *rows)
-    )
-    return ["  " + "  ".join(row).rstrip() for row in cells]

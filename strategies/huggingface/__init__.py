@@ -10,6 +10,6 @@ It needs neither torch nor transformers.
 """
 
 from strategies.huggingface.config_json import HuggingFaceError, differences
-from strategies.huggingface.folder import Pretrained, read, write
+from strategies.huggingface.folder import METADATA, Pretrained, read, write
 
-__all__ = ["HuggingFaceError", "Pretrained", "differences", "read", "write"]
+__all__ = ["METADATA", "HuggingFaceError", "Pretrained", "differences", "read", "write"]

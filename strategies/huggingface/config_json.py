@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from strategies.gpt_config import GPTConfig
-from strategies.huggingface.families import FAMILIES, IGNORED, Family
+from strategies.huggingface.families import FAMILIES, IGNORED, SPECIAL_TOKENS, Family
 from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
 from strategies.model.gpt import resolved
@@ -137,7 +137,7 @@ def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
             continue
         facts = {"architectures": [name], "model_type": family.model_type, "torch_dtype": dtype}
         facts |= {**{theirs: own[ours] for theirs, ours in family.fields.items()}, **family.fixed}
-        facts |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        facts |= dict.fromkeys(SPECIAL_TOKENS)
         if family.is_rotary:
             scaled = config.rope_factor > 1 or "rope_scaling" in family.defaults
             scaling = {**family.scaling, "factor": config.rope_factor} if scaled else None
@@ -150,6 +150,12 @@ def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
         lacking = lacking or [f"{name} does not have {' and '.join(differing)}"]
     kind = f"block={config.block}{' with experts' if config.experts else ''}"
     raise HuggingFaceError(f"{lacking[0] if lacking else f'no family of Hugging Face has {kind}'}")
+
+
+def kept_by(family: Family) -> list[str]:
+    """Fields of `config.json` that a folder keeps by way of a training run: a step does not have them."""
+    longest = [theirs for theirs, ours in family.fields.items() if ours == "sequence" and family.is_rotary]
+    return [*SPECIAL_TOKENS, *longest]
 
 
 def differences(config: GPTConfig, other: GPTConfig, but: Iterable[str] = ()) -> list[str]:

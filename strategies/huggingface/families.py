@@ -8,9 +8,10 @@ from typing import Any
 from strategies.model.clamped_experts import GAIN, LIMIT
 from strategies.model.rotary import FAST, ORIGINAL_TOKENS, SLOW, YARN_FAST, YARN_SLOW, YARN_TOKENS
 
+SPECIAL_TOKENS = "bos_token_id", "eos_token_id", "pad_token_id"
 IGNORED = {
     *("_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "pretraining_tp", "task_specific_params"),
+    *(*SPECIAL_TOKENS, "initializer_range", "pretraining_tp", "task_specific_params"),
     *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "output_router_logits", "router_aux_loss_coef"),
     *("rope_theta", "rope_scaling", "rope_parameters", "layer_types", "max_window_layers"),
     *("n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels"),

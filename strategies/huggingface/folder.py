@@ -24,7 +24,7 @@ from strategies.config import Dtype
 from strategies.files import read_json
 from strategies.gpt_config import GPTConfig
 from strategies.huggingface import safetensors, tensors
-from strategies.huggingface.config_json import HuggingFaceError, config_of, differences, facts_of
+from strategies.huggingface.config_json import HuggingFaceError, config_of, differences, facts_of, kept_by
 from strategies.huggingface.families import Family
 from strategies.schema import checked
 from strategies.step import State, Step
@@ -33,6 +33,8 @@ CONFIG, FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.ind
 NO_WEIGHT = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 """Suffixes of tensors that older versions of transformers wrote, and that the configuration determines."""
 OF_MODELS = "name a folder of a model of Hugging Face, with config.json and safetensors"
+METADATA = "huggingface"
+"""The field of a checkpoint's metadata with `Pretrained.kept`, which `write` writes again."""
 MOST_FILE_BYTES = 5 * 10**9
 """Upper bound on a written file, as in transformers, unless a single tensor is larger."""
 MOST_TILE_BYTES = 2**26
@@ -49,12 +51,15 @@ class Pretrained:
         config: the model. Its `sequence` is the longest that it supports; a step may have a shorter one if positions
             are rotary.
         tensors: by name.
+        kept: fields of `config.json` that no step uses: the numbers of special tokens, and the longest sequence, which
+            that of a step may be shorter than.
     """
 
     folder: Path
     family: Family
     config: GPTConfig
     tensors: Mapping[str, np.ndarray]
+    kept: Mapping[str, Any]
 
     def require_same(self, config: GPTConfig) -> None:
         """Refuse another model. A shorter sequence and other losses and capacity of experts are allowed.
@@ -100,7 +105,8 @@ def read(folder: str | Path) -> Pretrained:
         SchemaError: a file is missing or invalid.
     """
     folder = _path(folder)
-    family, config = config_of(_facts(folder / CONFIG), str(folder / CONFIG))
+    facts = _facts(folder / CONFIG)
+    family, config = config_of(facts, str(folder / CONFIG))
     expected = tensors.shapes(tensors.layouts(config, family))
     there = {name: tensor for name, tensor in _tensors(folder).items() if not NO_WEIGHT.search(name)}
     head, table = family.tensors["head.token_VD"], family.tensors["embedding.token_VD"]
@@ -116,7 +122,7 @@ def read(folder: str | Path) -> Pretrained:
         if there[name].shape != shape:
             problem = f"{name} has shape {list(there[name].shape)}, and {CONFIG} says {list(shape)}"
             raise HuggingFaceError(f"{folder}: {problem}")
-    return Pretrained(folder, family, config, there)
+    return Pretrained(folder, family, config, there, {name: facts[name] for name in kept_by(family) if name in facts})
 
 
 def _path(folder: Any) -> Path:
@@ -153,6 +159,8 @@ def _some(names: list[str], most: int = 3) -> str:
 def write(folder: str | Path, checkpoints: str | Path, *, at: int | None = None, dtype: Dtype = "float32") -> None:
     """Write the weights of a checkpoint as a folder, which `transformers` loads.
 
+    Its metadata has `Pretrained.kept` as `METADATA` if the weights came from a folder; these fields are written again.
+
     Args:
         folder: to create. It appears only once it is complete.
         checkpoints: the folder of checkpoints.
@@ -173,6 +181,8 @@ def write(folder: str | Path, checkpoints: str | Path, *, at: int | None = None,
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HuggingFaceError(f"{folder} has something in it already; name another folder")
     family, facts = facts_of(info.config, dtype)
+    kept = checked(info.metadata.get(METADATA, {}), dict[str, Any], f"{path}: metadata: {METADATA}")
+    facts |= {name: kept[name] for name in kept_by(family) if name in kept}
     layouts = tensors.layouts(info.config, family)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".meshmark-", dir=folder.parent) as beside:

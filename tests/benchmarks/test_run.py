@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.running import TINY, Process, Rows, rows, run, statuses
+from tests.benchmarks.running import Process, Rows, rows, run, statuses
 from tests.processes import ROOT, environment
 
 
@@ -72,25 +72,6 @@ def test_rows_have_equal_keys(sweep: tuple[Process, Rows]) -> None:
     _, found = sweep
     for part in ("extra_info", "stats"):
         assert len({tuple(row[part]) for row in found.values()}) == 1
-
-
-def test_without_pytest_rows_have_the_same_columns(sweep: tuple[Process, Rows], tmp_path: Path) -> None:
-    """`python -m benchmarks.run` measures the same cases, and its rows have the columns of those of pytest.
-
-    Here a toy takes the place of `single`, which compiles faster and has the same columns.
-    """
-    out, selected = tmp_path / "rows.jsonl", ("--strategy=single,uncompilable,tensor", "--mesh=data=1")
-    command = [sys.executable, "-m", "tests.benchmarks.faulty_strategies", *TINY, *selected, f"--out={out}"]
-    env = environment(SINGLE="single")
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1, ended.stderr  # one case fails
-    assert re.search("^strategy +mesh ", ended.stdout, re.M)
-    found = [entry["row"] for line in out.read_text().splitlines() if "row" in (entry := json.loads(line))]
-    by_pytest = {name: row["extra_info"] for name, row in sweep[1].items()}
-    assert {row["case"]: row["extra_info"]["status"] for row in found} == {
-        f"{name}-data=1-b4": by_pytest[f"{name}-data=1-b4"]["status"] for name in ("tensor", "uncompilable", "single")
-    }
-    assert {tuple(row["extra_info"]) for row in found} == {tuple(info) for info in by_pytest.values()}
 
 
 def test_samples_are_the_statistics_data(sweep: tuple[Process, Rows]) -> None:

@@ -30,6 +30,18 @@ def test_all_that_are_possible_are_shown(options: str, shown: set[str], capsys: 
     assert "--mesh" in options or found | refused == {*STRATEGIES}
 
 
+def test_the_sizes_of_a_model_can_be_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are in the title, and in the dims and bytes of its arrays; a size that a mesh does not divide is refused."""
+    show(["tensor", "--mesh=tensor=3", "--model=layers=2,heads=6,embed=96,mlp=12,sequence=66", "--json"])
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert "nano,layers=2,heads=6,embed=96,mlp=12,sequence=66" in shown["workload"]
+    (down,) = [each for each in shown["arrays"] if (each["name"], each["what"]) == ("blocks.mlp.down_FD", "weight")]
+    assert (down["whole_bytes"], down["held_bytes"]) == (4 * 2 * 12 * 96, 4 * 2 * 4 * 96)
+    with pytest.raises(SystemExit, match="2"):
+        show(["tensor", "--mesh=tensor=3", "--model=heads=4"])
+    assert "tensor=3 does not divide heads=4" in capsys.readouterr().err
+
+
 def test_what_no_strategy_allows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The reason is that of the first strategy."""
     with pytest.raises(SystemExit, match="2"):

@@ -51,11 +51,7 @@ def run(*rows: dict[str, Any], **machine: Any) -> dict[str, Any]:
 
 def predictions(cell: str) -> str:
     """A table of predictions with this cell for the measured seconds."""
-    names = [
-        *columns.NUMBERS,
-        *columns.TEXTS,
-        *(f"predicted.{part}_seconds" for parts in columns.FIGURE_PARTS.values() for part in parts),
-    ]
+    names = [*columns.NUMBERS, *columns.TEXTS]
     cells = [f'"{cell}"' if name == "measured_seconds" else "" if name in columns.TEXTS else "1" for name in names]
     return f"{','.join(names)}\n{','.join(cells)}\n"
 

@@ -12,6 +12,7 @@ from results.figures.lanes import lanes
 from results.figures.palette import LANE_COLOURS
 from results.records.traces import read
 from tests.results.documents import spans, trace
+from tests.results.pictures import legend_of
 
 SENDING = ("exposed", 4, 2), ("memory", 6, 1), ("exposed", 7, 1), ("between hosts", 1, 5), ("inside a host", 5, 3)
 
@@ -38,11 +39,6 @@ def rows(axes: Axes) -> list[str]:
     return [label.get_text() for label in axes.get_yticklabels()]
 
 
-def legend(figure: Figure) -> list[str]:
-    """The entries of the legend."""
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
 def test_what_a_link_sends_is_hidden_or_exposed() -> None:
     """What a link sends while the device waits is exposed, and the rest hidden. Lanes without spans have no row."""
     events = [*spans(("idle", 0, 0))[:1], *spans(("compute", 0, 4), *SENDING)]
@@ -52,7 +48,7 @@ def test_what_a_link_sends_is_hidden_or_exposed() -> None:
     assert [each[1:] for each in boxes(axes) if each[0] == 3] == [(hidden, 1, 6), (exposed, 4, 6)]
     assert [each[1:] for each in boxes(axes) if each[0] == 4] == [(hidden, 5, 8), (exposed, 5, 6), (exposed, 7, 8)]
     assert axes.get_xlim() == (0, 8)
-    assert "exposed communication: 3.0 ms" in legend(figure)
+    assert "exposed communication: 3.0 ms" in legend_of(figure)
     assert "A step of 8.0 ms" in figure.get_suptitle()
     assert drawn(*events, kind="replay", between_ms=(2, 3))[1].get_xlim() == (2, 3)
 
@@ -68,13 +64,13 @@ def test_stages_of_a_prediction_are_rows() -> None:
     assert rows(axes) == ["stage 0", "stage 1"]
     assert axes.get_xlim() == (0, 8)
     assert "A step of 8.0 ms, as predicted" in figure.get_suptitle()
-    assert legend(figure) == ["compute: 4.0 ms", "pipeline bubble: 4.0 ms"]
+    assert legend_of(figure) == ["compute: 4.0 ms", "pipeline bubble: 4.0 ms"]
 
 
 def test_forward_and_backward_passes_have_two_colours() -> None:
     """Compute in a pass that is named F is forward, and the rest backward; together they are all compute."""
     passes = ("passes", 0, 4, "F0"), ("passes", 4, 5, "B0")
     figure, axes = drawn(*spans(*passes, ("compute", 0, 3), ("memory", 3, 1, "launches"), ("compute", 4, 5)))
-    assert legend(figure) == ["compute, forward: 3.0 ms", "compute, backward: 5.0 ms", "memory: 1.0 ms"]
+    assert legend_of(figure) == ["compute, forward: 3.0 ms", "compute, backward: 5.0 ms", "memory: 1.0 ms"]
     assert rows(axes) == ["compute", "memory"]
     assert [span for _, what, *span in boxes(axes) if what == "compute, forward"] == [[0, 3]]

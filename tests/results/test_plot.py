@@ -53,7 +53,8 @@ def test_a_file_of_any_kind_is_one_picture_or_a_folder(
 ) -> None:
     """A suffix of a picture is one file, in its format, of the size and without the title that is asked for.
 
-    A path without a suffix is a folder. Without --out, what is written lies next to the file. Paths are printed.
+    A path without a suffix is a folder, and so is a folder that exists. Without --out, what is written lies next to the
+    file. Paths are printed.
     """
     path = tmp_path / name
     path.write_bytes((files / name).read_bytes())
@@ -69,11 +70,12 @@ def test_a_file_of_any_kind_is_one_picture_or_a_folder(
     with Image.open(tmp_path / "new" / "picture.png") as picture:
         assert picture.size == (900, 600)
         assert picture.info["Description"] in said.err
-    main([str(path), f"--out={tmp_path / 'folder'}"])
+    (tmp_path / "a.folder").mkdir()
+    main([str(path), f"--out={tmp_path / 'a.folder'}"])
     main([str(path)])
     printed = list(map(Path, capsys.readouterr().out.split()))
     assert all(each.is_file() for each in printed)
-    assert any((tmp_path / "folder").iterdir())
+    assert any((tmp_path / "a.folder").iterdir())
     beside = tmp_path / f"{path.stem}-figures" if KINDS[name] == "a folder" else path.with_suffix(".png")
     assert printed[-1] in (beside, beside / "captions.txt")
 

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 
 from benchmarks.training.log import SCHEMA_VERSION as WRITTEN
 from results.figures.losses import labels_of, largest_difference, loss_curves, rounding_bound, what_was_trained
-from results.records.reading import RecordError
 from results.records.training import SCHEMA_VERSION, read_training
 from strategies import PRESETS
 from strategies.checking.bounds import rounding_bound as checked_bound
@@ -94,14 +93,11 @@ def test_a_run_that_moved_is_named_by_all_its_strategies(tmp_path: Path) -> None
     assert labels_of(twins) == ["single data=1 (single-data=1)", "single data=1 (b)"]
 
 
-def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    """A value of another type raises an error that names it; null, as of a run that failed, is none."""
+def test_a_loss_may_be_unknown(tmp_path: Path) -> None:
+    """It is null in the log of a run that failed."""
     path = log(tmp_path)
     path.write_text(path.read_text() + '{"kind": "step", "step": 60, "loss": null}\n')
     assert len(read_training([path])[0].steps) == 6
-    path.write_text(path.read_text() + '{"kind": "step", "step": 70, "loss": "low"}\n')
-    with pytest.raises(RecordError, match=r"line 9: loss is 'low'; it must be a number or null"):
-        read_training([path])
 
 
 def test_the_examples_train_alike() -> None:

@@ -18,7 +18,7 @@ from benchmarks.run.record import Record
 from tests.benchmarks.program.programs import MESH, entry
 from tests.commands import command, parsed
 from tests.processes import ROOT
-from tests.results.synthetic import edited, failed, row, sweep, write_run
+from tests.results.synthetic import edited, row, sweep, write_run
 
 # Run the command where JAX, and everything else that is slow to import, cannot be imported.
 WITHOUT = """
@@ -82,34 +82,6 @@ def test_a_program_that_was_not_read_is_red(
     shown = capsys.readouterr().out
     assert "not read: custom call foo" in shown
     assert shown.endswith(f"red: 1 worse, {len(rows) - 1} same\n")
-
-
-def test_what_is_allowed_is_green(base: Path, head: Path) -> None:
-    """--allow takes patterns of metrics and amounts in units or percent, and the last match counts."""
-    assert run(base, head, "--allow", "compiled.instructions=10") == 1
-    assert run(base, head, "--allow", "compiled.instructions=10", "--allow", "memory.temp_bytes=1%") == 0
-    assert run(base, head, "--allow", "*=50%") == 0
-    assert run(base, head, "--allow", "*=50%", "--allow", "memory.temp_bytes=0.5%") == 1
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_runs_of_other_versions_do_not_compare(base: Path, tmp_path: Path, swapped: bool) -> None:
-    """Runs with different counter fingerprints exit with 4, in either order."""
-    other = write_run(tmp_path / "other.json", sweep(), counters_fingerprint="another")
-    assert run(*((other, base) if swapped else (base, other))) == 4
-
-
-@pytest.mark.parametrize(
-    ("rows", "there", "back"),
-    [([row(batch=32)], 4, 4), ([failed("oom", "data", "data=2")], 1, 4), ([], 5, 5)],
-    ids=["no common case", "all failed", "no row"],
-)
-def test_nothing_is_not_green(tmp_path: Path, rows: list[dict[str, Any]], there: int, back: int) -> None:
-    """With nothing to compare on either side, the exit code is never 0."""
-    good = write_run(tmp_path / "good.json", [row("data", "data=2")])
-    bad = write_run(tmp_path / "bad.json", rows)
-    assert run(good, bad) == there
-    assert run(bad, good) == back
 
 
 COUNTED = *ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations"

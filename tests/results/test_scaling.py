@@ -53,12 +53,3 @@ def test_every_point_is_drawn_in_the_colour_of_its_limit(path: Path) -> None:
     ]
     assert "-50% to +100% with a probability of 80%" in caption_of(figure)
     assert "Nothing fits at 1 of 6 points" in caption_of(figure)
-
-
-def test_the_example_can_be_drawn() -> None:
-    """The committed file has today's keys, and its picture is beside it."""
-    facts, rows = read(EXAMPLE)
-    assert facts["preset"] == "gpt3-6.7b"
-    assert {*rows["scaling"]} == {"strong", "weak"}
-    assert "Nothing fits" not in caption_of(figure_of(facts, rows))  # something does everywhere
-    assert EXAMPLE.with_suffix(".png").exists()

@@ -14,10 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from results.figures.grid import size
 from results.figures.palette import device_colours
-from results.figures.shards import MOST_DEVICES, draw_parts, layout_panels, parts_of, shards
-from results.records.overviews import Overview, read
+from results.figures.shards import draw_parts, layout_panels, parts_of, shards, size
+from results.records.overviews import MOST_DEVICES, Overview, read
 from strategies import STRATEGIES
 from strategies.costs.overview import overview
 from tests.commands import command
@@ -27,7 +26,7 @@ show = command("show")
 
 def read_one(name: str, **others: Any) -> Overview:
     """An overview as it is read."""
-    return read(json.dumps([overview(name, "nano", **others).as_dict()]), most_devices=MOST_DEVICES)[0]
+    return read(json.loads(json.dumps([overview(name, "nano", **others).as_dict()])))[0]
 
 
 def stripes(axes: Axes) -> list[Rectangle]:

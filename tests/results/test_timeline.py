@@ -24,7 +24,7 @@ def drawn(*arguments: str) -> dict:
 @pytest.mark.parametrize(("name", "operations"), [("gpipe", 2), ("zb-h1", 3)])
 def test_each_operation_is_a_cell(name: str, operations: int) -> None:
     """Each operation is a cell at its tick and stage, labelled with its microbatch; idle ticks have none."""
-    schedule = read(json.dumps(drawn(name, "--stages=3", "--microbatches=4")))
+    schedule = read(drawn(name, "--stages=3", "--microbatches=4"))
     (axes,) = timeline(schedule).axes
     cells = {patch.get_xy() for patch in axes.patches if isinstance(patch, Rectangle)}
     rows = enumerate(schedule.stages)

@@ -1,13 +1,16 @@
-"""The two checkouts of a paired comparison: existing directories, or temporary worktrees of git refs."""
+"""The two checkouts of a paired comparison, directories or worktrees of git refs, and their timing servers."""
 
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from results.records.reading import NotComparable
+from benchmarks.cli.child import PROTOCOL, Server
+from results.records.reading import Case, NotComparable
+from strategies.schema import checked
 
 WORKER = "benchmarks/run/server.py"
 
@@ -18,13 +21,7 @@ class CheckoutError(ValueError):
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of the code to run.
-
-    Attributes:
-        name: the requested directory or git ref, followed by the commit if there is one.
-        root: the folder of the checkout.
-        python: path of the interpreter that runs it.
-    """
+    """A copy of the code to run, and its interpreter; `name` is the directory or git ref, then the commit, if known."""
 
     name: str
     root: Path
@@ -35,12 +32,8 @@ class Checkout:
 def checked_out(name: str, python: str) -> Iterator[Checkout]:
     """Yield the checkout of a directory or of a git ref.
 
-    A directory is used in place, with its uncommitted changes. A git ref is checked out into a temporary worktree,
-    which is removed when the context exits, also after an error.
-
-    Args:
-        name: the directory or git ref. A directory must contain `benchmarks/`.
-        python: path of the interpreter that runs the checkout.
+    A directory with `benchmarks/` in it is used in place, with its uncommitted changes. A git ref is checked out into a
+    temporary worktree, which is removed when the context exits, also after an error.
     """
     if Path(name, "benchmarks").is_dir():
         yield _checkout(name, Path(name).resolve(), python)
@@ -79,3 +72,39 @@ def _checkout(name: str, root: Path, python: str) -> Checkout:
     with contextlib.suppress(CheckoutError):  # a directory outside of git has no commit
         name = f"{name} ({git('-C', str(root), 'describe', '--always', '--dirty')})"
     return Checkout(name, root, python)
+
+
+def worker(checkout: Checkout, selection: Sequence[str], patience_seconds: float) -> Server:
+    """The timing server of a checkout, which its first request starts; command line options select its cases."""
+    return Server(
+        selection,
+        python=checkout.python,
+        folder=checkout.root,
+        environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # three processes share a GPU's memory
+        patience_seconds=patience_seconds,
+        quiet=True,
+    )
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A checkout's description of itself: ids of its cases by their names in reports, versions, and devices."""
+
+    cases: dict[str, str]
+    environment: dict[str, str]
+    devices: str
+
+
+def introduce(checkout: Checkout, selection: Sequence[str], patience_seconds: float) -> Introduction:
+    """Ask a checkout for its cases, versions and devices."""
+    with worker(checkout, selection, patience_seconds) as server:
+        answer = checked(server.ask("hello"), dict[str, Any], "the answer of a timing server")
+    if answer["protocol"] != PROTOCOL:
+        raise NotComparable(
+            f"the timing server of {checkout.name} speaks protocol {answer['protocol']}, and this is {PROTOCOL}; "
+            "compare from a checkout as new as the newer of the two"
+        )
+    if answer["root"] != str(checkout.root):
+        raise CheckoutError(f"{checkout.name} would run the code in {answer['root']}; unset PYTHONSAFEPATH")
+    cases = {str(Case.of(facts, f"a case of {checkout.name}")): facts["id"] for facts in answer["cases"]}
+    return Introduction(cases, answer["environment"], answer["devices"])

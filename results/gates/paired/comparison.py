@@ -21,14 +21,9 @@ Launched = Callable[[], AbstractContextManager[Mapping[Side, Server]]]
 
 @dataclass(frozen=True)
 class Design:
-    """Settings of a comparison.
+    """Settings of a comparison: first launches of every case, timed rounds in each, and the least change that matters.
 
-    Attributes:
-        launches: number of first launches of every case. Cases not found the same get as many fresh launches.
-        rounds: number of timed rounds in a launch.
-        effect: minimum relative change that matters: 0.05 is 5%.
-        budget_seconds: time limit of the whole comparison; fewer launches are made if not all fit.
-        seed: seed of the random order of sides in each round.
+    Cases not found the same get the same number of fresh launches. Fewer are made if not all fit the time budget.
     """
 
     launches: int
@@ -64,16 +59,8 @@ class Course:
 class Comparison:
     """Two checkouts, timed against each other.
 
-    Args:
-        launched: opens a launch.
-        cases: ids in the workers, by the cases' names in reports.
-        design: settings of the comparison.
-
-    Attributes:
-        courses: launches so far, by case.
-        design: settings of the comparison.
-        launches: number of launches per stage; fewer than planned if the time budget is short, 0 if it is too short.
-        launch_seconds: duration of the first launch.
+    `cases` are ids in the workers, by the cases' names in reports. `courses` has the launches so far, by case, and
+    `launches` their number per stage: fewer than planned if the time budget is short, 0 if it is too short.
     """
 
     def __init__(self, launched: Launched, cases: Mapping[str, str], design: Design) -> None:

@@ -5,9 +5,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from results.gates.paired.checkouts import Introduction
 from results.gates.paired.comparison import Comparison, Course
 from results.gates.paired.decision import Launch, Side, change_between, judge
-from results.gates.paired.workers import Introduction
 from results.gates.verdict import Finding, Measure, Report
 from results.records.launches import MIN_LAUNCHES
 

@@ -12,11 +12,10 @@ from dataclasses import replace
 from benchmarks.cli.child import ServerFailure
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.statuses import INTERRUPTED
-from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
+from results.gates.paired.checkouts import Checkout, CheckoutError, Introduction, checked_out, introduce
 from results.gates.paired.comparison import Comparison, Design
 from results.gates.paired.conclusions import conclude
 from results.gates.paired.launches import launched
-from results.gates.paired.workers import Introduction, introduce
 from results.gates.verdict import Report
 from results.records.launches import MIN_LAUNCHES
 from results.records.reading import NotComparable

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from benchmarks.cli.child import Server, ServerFailure
-from results.gates.paired.checkouts import Checkout
+from results.gates.paired.checkouts import Checkout, worker
 from results.gates.paired.decision import Launch, Side, change_between
-from results.gates.paired.workers import worker
 
 SIDES: tuple[Side, ...] = get_args(Side)
 WARM_UP_ROUNDS = 2

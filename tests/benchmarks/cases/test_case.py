@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases.case import Case, Selection, default_microbatches
+from benchmarks.cases.case import Case, Selection
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec
 from strategies.registry import distinct_meshes
 
@@ -108,7 +108,7 @@ def test_microbatches_that_are_not_the_default_are_part_of_the_id() -> None:
 
 def test_zero2_accumulates_where_it_can() -> None:
     """zero2 defaults to two microbatches, and to one where a device has a single sequence or an odd number of them."""
-    assert [default_microbatches("zero2", MeshSpec.parse("data=8"), batch) for batch in (8, 16, 24)] == [1, 2, 1]
+    assert [STRATEGIES["zero2"].default_microbatches("data=8", batch) for batch in (8, 16, 24)] == [1, 2, 1]
 
 
 def test_mesh_alone_selects_its_strategies() -> None:
@@ -225,7 +225,7 @@ def test_a_run_has_the_twin_of_each_case(dispatch: tuple[str, ...], further: int
 def test_microbatches_fill_the_pipeline_and_divide_the_batch(mesh: str, batch_size: int) -> None:
     """The default number of microbatches is one or two for each stage and divides the batch."""
     spec = MeshSpec.parse(mesh)
-    microbatches = default_microbatches("three_d", spec, batch_size)
+    microbatches = STRATEGIES["three_d"].default_microbatches(spec, batch_size)
     assert microbatches in (spec.sizes["pipeline"], 2 * spec.sizes["pipeline"])
     assert batch_size % (microbatches * spec.sizes.get("data", 1) * spec.sizes.get("fsdp", 1)) == 0
 

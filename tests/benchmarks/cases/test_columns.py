@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from benchmarks.cases.columns import COLUMNS, PARTS, Column, column_of, tables
+from benchmarks.cases.columns import COLUMNS, Column, column_of
+from docs.reference.columns import PARTS, tables
 from results.records.reading import TYPES, check_columns
 from strategies.core.traffic import SENT
 from tests.benchmarks.run.test_record import MEASURED, NOTHING_KNOWN
@@ -36,7 +37,7 @@ def test_what_a_record_writes_is_read() -> None:
 
 
 def test_the_page_is_what_is_made_of_it() -> None:
-    """To regenerate it: `python -m benchmarks.cases.columns`."""
+    """To regenerate it: `python docs/reference/columns.py`."""
     assert (ROOT / "docs" / "reference" / "columns.md").read_text().endswith(tables() + "\n")
 
 

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cluster.joining import several_processes_requested
-from benchmarks.cluster.processes import FailedElsewhere, ProcessLost, _agree, _Group, axes_between, join
+from benchmarks.cli.options import several_processes_requested
+from benchmarks.cluster.processes import FailedElsewhere, ProcessLost, _agree, _Group, join
+from benchmarks.run.prepare import axes_between
 
 
 class Service:

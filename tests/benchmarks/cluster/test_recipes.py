@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.cli.options import add_options
-from benchmarks.cluster.joining import several_processes_requested
+from benchmarks.cli.options import add_options, several_processes_requested
 from tests.processes import ROOT
 
 RECIPES = ROOT / "benchmarks" / "cluster" / "recipes"

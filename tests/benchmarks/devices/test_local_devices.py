@@ -6,8 +6,7 @@ import jax
 import pytest
 
 from benchmarks.devices.attached import topology_of
-from benchmarks.devices.chips import CHIPS
-from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.chips import CHIPS, GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.machines import CARRIED_ERROR, machine, machine_for, predicting_machine
 from tests.benchmarks.simulate.host import FILE, parsed

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from benchmarks.devices import topology as module
-from benchmarks.devices.chips import CHIPS
-from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.chips import CHIPS, GPUS
 from benchmarks.devices.topology import Topology
 
 HERE = [

@@ -35,11 +35,7 @@ def test_a_row_has_what_formulas_say_before_anything_is_compiled():
     assert row["sent_over_predicted"] is row["sent_as_predicted"] is None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"strategy": "no such strategy"}, {"batch_size": 12}, {"mesh": MeshSpec.parse("tensor=8")}],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{"batch_size": 12}, {"mesh": MeshSpec.parse("tensor=8")}], ids=str)
 def test_what_no_formula_knows_is_null(changes):
     """A case without formulas has the same columns, all of them null."""
     row = predicted_columns(replace(CASE, **changes), compiled())

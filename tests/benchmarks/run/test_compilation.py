@@ -108,7 +108,7 @@ def test_phases_add_up_and_failures_count() -> None:
     with suppress(KeyError), clock.phase("compile"):
         time.sleep(0.01)
         raise KeyError
-    assert 0.02 <= clock.seconds["compile"] <= clock.total_seconds
+    assert 0.02 <= clock.seconds["compile"] <= time.perf_counter() - clock.start
 
 
 def test_split_names_the_overhead() -> None:
@@ -125,7 +125,7 @@ def test_a_running_phase_has_its_time() -> None:
     assert clock.running_seconds("timed") == 0
     with clock.phase("timed"), clock.phase("compile"):
         time.sleep(0.01)
-        assert 0.01 <= clock.running_seconds("timed") <= clock.total_seconds
+        assert 0.01 <= clock.running_seconds("timed") <= time.perf_counter() - clock.start
     assert clock.running_seconds("timed") == 0
 
 

@@ -9,7 +9,7 @@ import benchmarks
 from tests.benchmarks.running import TINY
 from tests.processes import ROOT, environment
 
-MOST_FILES = 39
+MOST_FILES = 32
 COUNT = """
 import os, sys
 from multiprocessing import Pipe

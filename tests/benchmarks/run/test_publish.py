@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.run.publish import (
-    UNTIMED,
-    NoStats,
-    atomic_report,
-    move_untimed_rows,
-    note_machine,
-    require_writable,
-)
+from benchmarks.run.publish import UNTIMED, NoStats, atomic_report, move_untimed_rows, note_machine, require_writable
 
 
 def test_case_without_samples_has_no_times() -> None:

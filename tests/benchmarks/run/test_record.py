@@ -93,7 +93,7 @@ def test_further_columns_are_part_of_the_row() -> None:
 @pytest.mark.parametrize("name", ["memory.totl_bytes", "noisy"])
 def test_no_column_is_lost(name: str) -> None:
     """A column that the table lacks, or that the record computes itself, is refused by name."""
-    with pytest.raises(ValueError, match=f"{name} is no column"):
+    with pytest.raises(ValueError, match=f"{name} is not a column"):
         MEASURED.adding({name: 1})
 
 

@@ -151,4 +151,4 @@ def test_a_server_that_ends_is_a_failure(program: str, status: str, reason: str)
     with stub(program, 0.5 if status == "hung" else 60) as ending, pytest.raises(ServerFailure) as failure:
         ending.ask("hello")
     assert (failure.value.status, failure.value.reason) == (status, reason)
-    assert ending.process_id is None
+    assert ending._child is None

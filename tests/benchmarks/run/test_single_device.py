@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks.cases.case import Case
-from benchmarks.cases.failures import ProcessDied, Recompiled
+from benchmarks.cases.failures import ProcessDied
 from benchmarks.cli.values import MIN_ROUNDS
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.run.compilation import compilations
 from benchmarks.run.corpus import corpus_source, read_corpus
 from benchmarks.run.engine import Engine
-from benchmarks.run.measure import Training
 from benchmarks.run.server import TimingServer
 from benchmarks.run.single_device import RemoteTraining, ask, has_single_device_server, server, train
 from strategies.checking import FirstSteps
@@ -139,12 +137,12 @@ def test_a_dead_process_raises_died_and_is_replaced() -> None:
     It knows no training run of the dead one: requests about that still say how it died.
     """
     ask("hello")
-    first, training = server.process_id, RemoteTraining(1, FirstSteps((), (), ()), len(server.deaths))
+    first, training = server._child, RemoteTraining(1, FirstSteps((), (), ()), len(server.deaths))
     kill()
     with pytest.raises(ProcessDied, match="the single-device process was ended by SIGABRT"):
         ask("matmul", dtype="float32")
     ask("hello")
-    assert server.process_id not in (None, first)
+    assert server._child not in (None, first)
     with pytest.raises(ProcessDied, match="the single-device process was ended by SIGABRT"):
         training.block(1)
 
@@ -207,19 +205,3 @@ def test_if_the_process_dies_only_single_fails(engine: Engine, monkeypatch: pyte
     engine.run([SINGLE, DATA])
     assert statuses(engine) == ["error", "ok"]
     assert "SIGABRT" in str(engine.rows[str(SINGLE)].extra_info["reason"])
-
-
-def test_a_step_that_is_compiled_while_it_is_timed_is_refused() -> None:
-    """A step that compiles while it is timed in the other process raises Recompiled there, too."""
-    timing = TimingServer([], CORPUS, lambda: None)
-    for number, program in enumerate((jax.jit(keep), lambda *inputs: jax.jit(lambda *traced: keep(*traced))(*inputs))):
-        timing.trainings[number] = Training(program, 1.0, [0.0])
-        timing.trainings[number].block(1)
-    assert timing.block(0, 1)["seconds"] > 0
-    with pytest.raises(Recompiled, match=r"compiled while it was timed: .*<lambda>"):
-        timing.block(1, 1)
-
-
-def keep(state: float, _: float) -> tuple[float, dict[str, Any]]:
-    """A step that does nothing."""
-    return state, {"loss": np.float32(1), "grad_norm": np.float32(1)}

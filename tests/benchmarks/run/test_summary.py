@@ -6,15 +6,7 @@ import pytest
 
 from benchmarks.run.measure import Interval
 from benchmarks.run.progress import outcome, progress
-from benchmarks.run.summary import (
-    MIB,
-    noise,
-    reasons,
-    resolution,
-    table,
-    unpredicted,
-    where_time_goes,
-)
+from benchmarks.run.summary import MIB, noise, reasons, resolution, table, unpredicted, where_time_goes
 from tests.benchmarks.run.test_record import CASE, MEASURED, NOTHING_KNOWN
 
 INFEASIBLE = replace(
@@ -44,7 +36,7 @@ def test_table_has_a_line_for_each_case() -> None:
     row = MEASURED.adding({"memory.total_bytes": 12 * MIB, "compiled.sent_bytes": 33 * MIB}).as_row()
     formulas = {"predicted.argument_bytes": 6 * MIB, "predicted.temp_bytes": 2 * MIB}
     row = replace(row, extra_info={**row.extra_info, **formulas})
-    header, measured, infeasible = table([row, INFEASIBLE.as_row()], width=200)
+    header, measured, infeasible = table([row, INFEASIBLE.as_row()])
     assert header.split("  ")[:2] == ["strategy", "mesh"]
     assert measured.split() == [
         *("fsdp", "fsdp=8", "microbatches=2", "16", "2,048", "2.00", "1.80-2.10"),
@@ -145,7 +137,7 @@ def test_numbers_that_are_not_as_predicted_are_marked() -> None:
         columns = {**held, "sent_as_predicted": sent_as_predicted, "memory.total_bytes": total_bytes}
         columns["compiled.sent_bytes"] = 7 * MIB
         marked = replace(row, extra_info={**row.extra_info, **columns})
-        cells = table([marked], width=200)[1].split()
+        cells = table([marked])[1].split()
         return [any(cell.startswith("!") and cell.endswith(end) for cell in cells) for end in ("1.0", "2.0", "7.0")], [
             line[:6] for line in unpredicted([marked])
         ]

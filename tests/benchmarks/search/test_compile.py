@@ -12,8 +12,7 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.failures import CompileError
 from benchmarks.cases.row import Row
 from benchmarks.devices import topology
-from benchmarks.devices.chips import CHIPS, GIB
-from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.chips import CHIPS, GIB, GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from benchmarks.run import prepare

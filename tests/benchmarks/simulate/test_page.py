@@ -48,8 +48,9 @@ def test_every_machine_file_has_its_error_and_source(name):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[example.command for example in EXAMPLES])
-def test_examples_are_what_commands_print(example, capsys, monkeypatch):
-    """Line by line; dots stand for lines that are left out."""
+def test_examples_are_what_commands_print(example, capsys, monkeypatch, terminal):
+    """Line by line, on a terminal of 100 columns; dots stand for lines that are left out."""
+    terminal(100)
     monkeypatch.chdir(ROOT)
     command(example.command)(example.arguments)
     printed = capsys.readouterr().out.rstrip().splitlines()

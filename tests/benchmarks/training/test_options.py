@@ -17,10 +17,7 @@ pytestmark = pytest.mark.usefixtures("_built_once")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            "--strategy=three_d --devices=8",
-            r"three_d on 8 devices has \d+ meshes; choose",
-        ),
+        ("--strategy=three_d --devices=8", r"three_d on 8 devices has \d+ meshes; choose"),
         (
             "--strategy=fsdp --devices=1",
             r"for --devices 1 \(fsdp uses fsdp\); name one by --mesh, or another number by --devices",
@@ -42,10 +39,7 @@ pytestmark = pytest.mark.usefixtures("_built_once")
         ("--clip-norm=nan", "clip_norm=nan; it must be a number above 0"),
         ("--seed=18446744073709551616", "is too large; use at most 9,223,372,036,854,775,807"),
         ("--seed=-1", "'-1' is not a number; use a whole number of at least 0"),
-        (
-            "--resume",
-            "--resume: no checkpoint: .* has none, because it does not exist; name the folder of",
-        ),
+        ("--resume", "--resume: no checkpoint: .* has none, because it does not exist; name the folder of"),
         ("--strategy=fsdp --devices=2 --coordinator=host:1", "go together; --processes, --process-id missing"),
     ],
 )

@@ -23,18 +23,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_characters_are_numbered_in_their_order(path: Path) -> None:
     """Tokens are indices into the sorted characters of the whole corpus, and decode to the text."""
     text = Text.read(path, "chars")
-    assert list(text.characters) == sorted(set(TEXT))
-    assert text.vocab == len(set(TEXT))
-    assert text.decode(text.tokens_N.tolist()) == TEXT
-    assert text.encode(TEXT) == text.tokens_N.tolist()
-    assert text.encode("w€w") == text.encode("ww"), "a character that the corpus lacks is left out"
+    assert text.codec.decode(range(text.codec.vocab)) == "".join(sorted(set(TEXT)))
+    assert text.codec.vocab == len(set(TEXT))
+    assert text.codec.decode(text.tokens_N.tolist()) == TEXT
+    assert text.codec.encode(TEXT) == text.tokens_N.tolist()
+    assert text.codec.encode("w€w") == text.codec.encode("ww"), "a character that the corpus lacks is left out"
 
 
 def test_bytes_are_their_values(path: Path) -> None:
     """Tokens are the bytes of the file, and decode to the text."""
     text = Text.read(path, "bytes")
     assert bytes(text.tokens_N) == TEXT.encode()
-    assert (text.vocab, text.decode(text.encode(TEXT))) == (256, TEXT)
+    assert (text.codec.vocab, text.codec.decode(text.codec.encode(TEXT))) == (256, TEXT)
     assert text.sha256 == Text.read(path, "chars").sha256
 
 

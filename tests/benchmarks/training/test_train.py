@@ -265,10 +265,7 @@ def test_characters_are_learnt_and_written(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--resume", "--seed=1"],
-            "has seed=0, not 1 (--seed); resume it with its own options, or train into another",
-        ),
+        (["--resume", "--seed=1"], "has seed=0, not 1 (--seed); resume it with its own options, or train into another"),
         (["--resume", "--learning-rate=1"], "has learning_rate=0.001, not 1.0"),
         (["--resume", "--steps=7"], "is at step 12; --steps must be at least 12"),
         (["--resume", "--model=layers=3"], "has layers=2, not 3"),

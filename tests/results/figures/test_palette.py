@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import is_color_like
 
+from docs.reference.published import SPENT_COLOURS
 from results.figures.palette import (
     ARRAY_COLOURS,
     LANE_COLOURS,
@@ -14,7 +15,6 @@ from results.figures.palette import (
     MARKERS,
     PART_COLOURS,
     PASS_COLOURS,
-    SPENT_COLOURS,
     STRATEGY_COLOURS,
     TIME_COLOURS,
     strategy_looks,

@@ -153,6 +153,13 @@ def test_the_tradeoff_has_the_intervals_of_the_fastest_meshes(rows: pd.DataFrame
     assert intervals_of(drawn(rows, "throughput_vs_memory").axes[0]) == pytest.approx(np.array(sorted(expected)))
 
 
+def test_a_frontier_of_one_case_is_not_named(rows: pd.DataFrame) -> None:
+    """There is nothing to trade: one case is the fastest and the smallest of all."""
+    assert "frontier" in legend_of(drawn(rows, "throughput_vs_memory"))
+    one = rows[rows["strategy"].isin(["single", "data"]) & (rows["devices"] <= 2)]
+    assert "frontier" not in legend_of(drawn(one, "throughput_vs_memory"))
+
+
 def test_batches_are_panels(rows: pd.DataFrame) -> None:
     """With all batches each has a panel and its rows; with one batch there is no panel to name."""
     figure = drawn(rows, "throughput_vs_devices", batch="all")

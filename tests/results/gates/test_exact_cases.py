@@ -9,20 +9,9 @@ import pytest
 
 from results.gates.counters import COUNTERS, read_snapshot
 from results.gates.exact import compare
-from results.gates.verdict import Finding
 from results.records.reading import RecordError
-from tests.results.gates.changed_rows import CASE, NAME, REGRESSIONS, Rows, planted, remarkable, without
+from tests.results.gates.changed_rows import NAME, REGRESSIONS, Rows, planted, remarkable
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
-
-
-def test_a_case_may_not_vanish(judge) -> None:
-    """A case that only BASE has is vanished, and red; one that only HEAD has is new, and green."""
-    report = judge(sweep(), without(NAME))
-    assert report.verdict == "red"
-    assert remarkable(report) == [Finding(CASE, "vanished")]
-    report = judge(without(NAME), sweep())
-    assert report.verdict == "green"
-    assert remarkable(report) == [Finding(CASE, "new", note="ok")]
 
 
 def test_a_counter_may_not_vanish(judge) -> None:
@@ -33,18 +22,6 @@ def test_a_counter_may_not_vanish(judge) -> None:
     report = judge([head], [head | {"extra_info": lacking}])
     assert [(finding.metric, finding.note) for finding in remarkable(report)] == [(sent, "not known in HEAD")]
     assert report.verdict == "red"
-
-
-def test_a_renamed_case_is_recognised(judge) -> None:
-    """A vanished case with the same program as a new one is reported as possibly renamed."""
-    renamed = sweep()
-    next(row for row in renamed if row["name"] == NAME)["name"] = "test_step[zero-fsdp=8-b16]"
-    report = judge(sweep(), renamed)
-    assert report.verdict == "red"
-    assert {finding.word: finding.note for finding in remarkable(report)} == {
-        "vanished": "renamed? test_step[zero-fsdp=8-b16] is the same program",
-        "new": "ok",
-    }
 
 
 def test_another_dtype_makes_another_case(judge) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli.parent import PARENT
+from benchmarks.cli.starting import PARENT
 from tests.benchmarks.running import COMMAND, TINY
 from tests.processes import LIMIT_SECONDS, ROOT, environment
 from tests.strategies.sampling import nightly

@@ -1,5 +1,6 @@
-"""The page of predictions has the tables that the command writes from the committed runs, and every row as CSV."""
+"""Predicted against published seconds: the page with its tables and rows, and the figures."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +11,17 @@ from scipy.stats import spearmanr
 from benchmarks.cli.accuracy import LEAST_RANKED
 from benchmarks.simulate.machine import NOT_FITTED
 from benchmarks.simulate.machines import machine, machine_names
-from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import FIGURE_PARTS, errors_of, judged, read
-from results.records.reading import RecordError
-from results.reports import predictions as page
+from docs.reference import published as page
+from docs.reference.published import WORST, errors_of, parts_figure, parts_of, worst_first
+from results.figures.frame import PLAIN
+from results.figures.predictions import predicted_figure
+from results.kinds import KINDS, Inputs
+from results.records.predictions import judged, read
 from tests.commands import command
 from tests.processes import ROOT
 
-COMMITTED = ROOT / "docs" / "reference"
 TABLES = sorted((ROOT / "results" / "published").glob("*.csv"))
-WRITE = "meshmark predict results/published/*.csv --out P.csv && meshmark plot P.csv --out docs/reference"
+WRITE = "meshmark predict results/published/*.csv --out P.csv && python docs/reference/published.py P.csv"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def every_row(predicted: Path) -> pd.DataFrame:
     """Its rows, which no test changes."""
-    return read(predicted)
+    return page.with_names(read(predicted))
 
 
 @pytest.fixture(scope="module")
@@ -42,63 +44,60 @@ def rows(every_row: pd.DataFrame) -> pd.DataFrame:
     return judged(every_row)
 
 
-@pytest.fixture(scope="module")
-def folder(predicted: Path) -> Path:
-    """The folder of the page that the command writes over the committed one."""
-    folder = predicted.parent / "page"
-    folder.mkdir()
-    (folder / page.PAGE).write_text((COMMITTED / page.PAGE).read_text())
-    command("plot")([str(predicted), f"--out={folder}"])
-    return folder
+def test_the_committed_page_is_what_is_written(every_row: pd.DataFrame) -> None:
+    """Letter by letter, so its tables and rows change with the model. Text by hand is kept."""
+    committed = (page.FOLDER / page.PAGE).read_text()
+    head, begin, others = committed.partition(page.BEGIN)
+    _, end, tail = others.partition(page.END)
+    assert page.page(every_row, f"{head}{begin}old{end}{tail}") == committed, f"run {WRITE}"
+    assert page.every_row(every_row) == (page.FOLDER / page.TABLE).read_text(), f"run {WRITE}"
+    for name in (page.TABLE, page.PICTURE, page.PARTS_PICTURE):
+        assert f"]({name})" in committed
+        assert (page.FOLDER / name).exists()
 
 
-def test_the_committed_page_is_what_the_command_writes(folder: Path) -> None:
-    """Letter by letter, so its tables and rows change with the model; its pictures are there."""
-    for name in (page.PAGE, page.TABLE):
-        assert (folder / name).read_text() == (COMMITTED / name).read_text(), f"run {WRITE}"
-    text = (COMMITTED / page.PAGE).read_text()
-    for name in (page.PICTURE, page.PARTS_PICTURE):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
-        assert (COMMITTED / name).exists()
-        assert f"]({name})" in text
-    assert f"]({page.TABLE})" in text
+def test_plot_draws_a_table(predicted: Path, tmp_path: Path) -> None:
+    """Such as a user's own, with the predictions to which a row's source did not contribute."""
+    path = tmp_path / "own.csv"
+    table = pd.read_csv(predicted, dtype=str, keep_default_na=False)
+    fitted = table[table["left_out_seconds"] != table["predicted_seconds"]]
+    fitted[fitted["source"] == fitted["source"].iloc[0]].head(5).to_csv(path, index=False)
+    command("plot")([str(path)])
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    (drawing,) = KINDS["predictions"].drawings(Inputs([path], [None], Namespace(), PLAIN))
+    lines = (line for line in drawing.figure().axes[0].lines if line.get_marker() != "None")
+    found = [float(seconds) for line in lines for seconds in np.asarray(line.get_ydata())]
+    assert sorted(found) == sorted(judged(read(path))["left_out_seconds"])
 
 
-@pytest.mark.factorisations
-def test_a_page_written_twice_is_the_same(predicted: Path, folder: Path, tmp_path: Path) -> None:
-    """The pictures, too; a folder without a page gets the tables alone."""
-    command("plot")([str(predicted), f"--out={tmp_path}"])
-    new = (tmp_path / page.PAGE).read_text()
-    assert new.partition(page.BEGIN)[2].partition(page.END)[0] in (folder / page.PAGE).read_text()
-    for path in (each for each in folder.iterdir() if each.name != page.PAGE):
-        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+@pytest.mark.parametrize("name", machine_names())
+def test_a_machine_file_names_the_sources_of_its_fit(name: str, rows: pd.DataFrame) -> None:
+    """They have measured rows that it predicts, and constants of a fit without each. A file without says so."""
+    its, own = machine(name), rows[rows["machine.name"] == name]
+    assert {*its.without} <= {*own["source"]}
+    assert its.source.startswith(NOT_FITTED) == (not its.without)
+    assert all(its.without.values())
+    assert {*own.loc[own["machine.fitted"] == "true", "source"]} == {*its.without}
 
 
-def test_text_by_hand_is_kept(every_row: pd.DataFrame) -> None:
-    """Only what stands between the two lines is replaced; a page without them is refused, and not overwritten."""
-    before = f"above\n\n{page.BEGIN}\nold\n{page.END}\n\nbelow\n"
-    text = page.page(every_row, before)
-    assert text.startswith(f"above\n\n{page.BEGIN}\n\n")
-    assert text.endswith(f"\n\n{page.END}\n\nbelow\n")
-    assert "old" not in text
-    for wrong in ("", page.BEGIN, f"{page.END}{page.BEGIN}"):
-        with pytest.raises(RecordError, match="has no lines"):
-            page.page(every_row, wrong)
+def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
+    """What the figure draws is the whole predicted step."""
+    assert np.allclose(parts_of(rows).sum(axis=1), rows["predicted_seconds"], rtol=1e-4)
 
 
-def test_a_page_that_is_not_utf8_is_refused(
-    predicted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In one line, and nothing is written: text by hand would be damaged."""
-    path = tmp_path / page.PAGE
-    path.write_bytes(before := f"caf\u00e9\n{page.BEGIN}\n{page.END}\n".encode("latin-1"))
-    with pytest.raises(SystemExit) as ended:
-        command("plot")([str(predicted), f"--out={tmp_path}"])
-    assert ended.value.code == 5
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"{page.PAGE} is not UTF-8 at byte 3; save it as UTF-8")
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_bytes() == before
+def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:
+    """A point for each row in the column of its source, and the parts of the worst rows of each."""
+    figure = predicted_figure(rows)
+    counts = rows["source"].value_counts(sort=False)
+    above = [axes for axes in figure.axes if axes.get_title()]
+    for panels in (above, [axes for axes in figure.axes if axes not in above]):
+        for axes, count in zip(panels, counts, strict=True):
+            points = (len(np.asarray(line.get_xdata())) for line in axes.lines if line.get_marker() != "None")
+            assert sum(points) == count
+    drawn = parts_figure(rows)
+    assert [len(axes.get_yticks()) for axes in drawn.axes] == [min(WORST, count) for count in counts]
+    first = worst_first(rows).iloc[0]
+    assert drawn.axes[0].get_yticklabels()[0].get_text().startswith(first["model"])
 
 
 def test_every_row_is_in_the_table_worst_first(every_row: pd.DataFrame, tmp_path: Path) -> None:
@@ -168,44 +167,13 @@ def test_intervals_cover_what_other_sources_say() -> None:
 
 def test_the_page_begins_with_errors_of_sources_left_out(rows: pd.DataFrame) -> None:
     """In-sample errors stand last, and are called that."""
-    text = page.page(rows)
+    text = page.page(rows, f"{page.BEGIN}{page.END}")
     first = text.partition(page.BEGIN)[2].strip().splitlines()[0]
     assert first.startswith(f"On sources that had no part in the constants predictions are {page.mean_of(rows)} off")
     order = [text.index(f"## {title}") for title in ("Sources left out", "Choosing by prediction", "In sample")]
     assert order == sorted(order)
     fitted = rows[rows["machine.fitted"] == "true"]
     assert errors_of(fitted, "left_out_seconds").mean > errors_of(fitted).mean
-
-
-@pytest.mark.parametrize("name", machine_names())
-def test_a_machine_file_names_the_sources_of_its_fit(name: str, rows: pd.DataFrame) -> None:
-    """They have measured rows that it predicts, and constants of a fit without each. A file without says so."""
-    its, own = machine(name), rows[rows["machine.name"] == name]
-    assert {*its.without} <= {*own["source"]}
-    assert its.source.startswith(NOT_FITTED) == (not its.without)
-    assert all(its.without.values())
-    assert {*own.loc[own["machine.fitted"] == "true", "source"]} == {*its.without}
-
-
-def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
-    """What the figure draws is the whole predicted step."""
-    whole = rows[[f"part.{name}" for name in FIGURE_PARTS]].sum(axis=1)
-    assert np.allclose(whole, rows["predicted_seconds"], rtol=1e-4)
-
-
-def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:
-    """A point for each row in the column of its source, and the parts of the worst rows of each."""
-    figure = predicted_figure(rows)
-    counts = rows["source"].value_counts(sort=False)
-    above = [axes for axes in figure.axes if axes.get_title()]
-    for panels in (above, [axes for axes in figure.axes if axes not in above]):
-        for axes, count in zip(panels, counts, strict=True):
-            points = (len(np.asarray(line.get_xdata())) for line in axes.lines if line.get_marker() != "None")
-            assert sum(points) == count
-    drawn = parts_figure(rows)
-    assert [len(axes.get_yticks()) for axes in drawn.axes] == [min(WORST, count) for count in counts]
-    first = worst_first(rows).iloc[0]
-    assert drawn.axes[0].get_yticklabels()[0].get_text().startswith(first["model"])
 
 
 def test_rows_without_a_prediction_are_listed_with_the_reason(
@@ -217,7 +185,7 @@ def test_rows_without_a_prediction_are_listed_with_the_reason(
     table.loc[first, ["predicted_seconds", "problem"]] = "", "no such, device"
     table.loc[second, "measured_seconds"] = ""
     table.to_csv(tmp_path / "some.csv", index=False)
-    some = read(tmp_path / "some.csv")
+    some = page.with_names(read(tmp_path / "some.csv"))
     assert len(judged(some)) == len(rows) - 2
     (tmp_path / "rows.csv").write_text(page.every_row(some))
     found = pd.read_csv(tmp_path / "rows.csv")

@@ -1,6 +1,6 @@
 """docs/reference/commands.md, made from the parsers of all commands.
 
-python -m benchmarks.cli.reference
+python docs/reference/commands.py
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ All commands of `meshmark`, with their options. `meshmark COMMAND --help` prints
 installed, `python -m benchmarks COMMAND` is `meshmark COMMAND`. `meshmark measure` is `pytest benchmarks`, and takes
 the options of pytest and pytest-benchmark, too.
 
-This page is made by `python -m benchmarks.cli.reference`.
+This page is made by `python docs/reference/commands.py`.
 """
 
 
@@ -48,12 +48,7 @@ def table(options: Iterable[Option]) -> Iterator[str]:
 
 
 def spelled(option: Option) -> str:
-    """An option with its value, as one writes it.
-
-    >>> from benchmarks.cli.parser import option
-    >>> spelled(option("--devices N,...", "how many", int)), spelled(option("runs RUN", "a run", str, many="+"))
-    ('--devices N,...', 'RUN ...')
-    """
+    """An option with its value, as one writes it."""
     several = {"list": ",...", "+": " ...", "*": " ..."}.get(option.many, "")
     return " ".join(filter(None, (option.name if option.name.startswith("-") else "", option.value + several)))
 

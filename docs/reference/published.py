@@ -1,26 +1,37 @@
-"""The page that compares predicted with published seconds: its tables in Markdown, and every row as CSV."""
+"""docs/reference/published.md, made from the predictions of all published runs: its tables, every row, and pictures.
 
+meshmark predict results/published/*.csv --out predicted.csv
+python docs/reference/published.py predicted.csv
+"""
+
+import csv
+import io
 import math
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from benchmarks.cli import accuracy
 from benchmarks.cli.accuracy import Errors, quantile
-from benchmarks.cli.outputs import require_apart, save, save_text
-from results.figures.frame import save as draw
-from results.figures.frame import themed
-from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.records.predictions import AXES, LEFT_OUT, SECONDS, errors_of, judged, read
-from results.records.reading import RecordError
-from results.reports.tables import as_csv, as_markdown
-from strategies.files import read_text, shown
+from results.figures.frame import PLAIN, described, legend, opened, themed
+from results.figures.marks import stacked_bars
+from results.figures.palette import BLACK, BROWN, INDIGO, PURE_BLACK, RED, SAND, SKY, TEAL
+from results.figures.predictions import predicted_figure, short
+from results.formats import as_markdown
+from results.records.predictions import AXES, LEFT_OUT, SECONDS, judged, read, without_own_source
 
+FOLDER = Path(__file__).parent
 PAGE, TABLE, PICTURE, PARTS_PICTURE = "published.md", "published.csv", "published.png", "published-parts.png"
-BEGIN, END = "<!-- written by `meshmark plot` -->", "<!-- end of what is written -->"
-"""The command replaces what stands between these lines of a page, and keeps the rest, which is written by hand."""
-EMPTY = f"# Predicted against published\n\n{BEGIN}\n{END}\n"
+BEGIN, END = "<!-- written by `python docs/reference/published.py` -->", "<!-- end of what is written -->"
+"""What stands between these lines of the page is replaced; the rest is written by hand."""
 WORK = ["source", "model", "experts", "cluster", "dtype", "sequence"]
 """Columns in which configurations of a group agree."""
 CONFIGURATION = [
@@ -32,6 +43,22 @@ LEAST_CONFIGURATIONS, MOST_GROUPS = 6, 6
 """Of a group, and groups in the table of the largest regrets."""
 LEAST_RANK, MOST_REGRET = 0.9, 0.03
 """Of a group whose configurations are ranked well."""
+PARTS = {
+    "matmuls": ("matmul",),
+    "attention and memory": ("attention", "memory"),
+    "launches": ("launches",),
+    "collectives of layers": ("layer_collectives", "gathers"),
+    "embedding and head": ("head", "head_collectives"),
+    "sends and bubble": ("sends", "bubble"),
+    "after the passes": ("gradients", "optimizer", "fixed"),
+}
+"""Parts of a step as a figure shows them -> the parts that the table has."""
+SPENT_COLOURS = dict(zip(PARTS, (INDIGO, SKY, BROWN, RED, TEAL, SAND, BLACK), strict=True))
+"""What the predicted time of a step is spent on."""
+WORST = 4
+"""Rows of each source of which the parts are drawn."""
+DPI = 110
+"""Of the pictures, which are large."""
 COVERAGE = 0.8
 """Of the intervals."""
 LIMITS = {"rank correlation": f"least {LEAST_RANK}", "regret": f"most {MOST_REGRET:.0%}"}
@@ -44,38 +71,35 @@ ROW = {
 """Columns of a row -> their names in the CSV file."""
 
 
-def write_page(path: Path, folder: Path) -> list[Path]:
-    """Write the page that compares predicted with published seconds, its rows and its two pictures.
-
-    Of a page that is there, the tables are replaced. Returns the paths written.
-    """
-    paths = [folder / name for name in (PAGE, TABLE, PICTURE, PARTS_PICTURE)]
-    require_apart({str(written): written for written in paths}, [path])
-    rows = read(path)
+def write(path: Path, folder: Path = FOLDER) -> None:
+    """Write the page, its rows and its two pictures, from a table of predictions."""
+    rows = with_names(read(path))
+    (folder / PAGE).write_text(page(rows, (folder / PAGE).read_text()))
+    (folder / TABLE).write_text(every_row(rows))
     known = judged(rows)
-    if known.empty:
-        raise RecordError(f"{shown(path)} has no row that is both predicted and measured")
-    before = read_text(paths[0]) if paths[0].exists() else EMPTY
-    save_text(paths[0], page(rows, before))
-    save_text(paths[1], every_row(rows))
     with themed():
-        figures = predicted_figure(without_own_source(known)), parts_figure(known)
-        for picture, figure in zip(paths[2:], figures, strict=True):
-            save(picture, lambda to, drawn=figure: draw(drawn, to))
-    return paths
+        predicted_figure(without_own_source(known)).savefig(folder / PICTURE, dpi=DPI)
+        parts_figure(known).savefig(folder / PARTS_PICTURE, dpi=DPI)
 
 
-def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
-    """Return the page in Markdown.
+def with_names(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the cluster and the work of a step, and in `beside` the median error of other rows of the model and mesh."""
+    texts = {name: rows[name].map("{:.0f}".format) for name in ("devices", "batch_size", "sequence")}
+    cluster = texts["devices"] + " x " + rows["device"]
+    work = rows["model"] + ", " + texts["batch_size"] + " x " + texts["sequence"] + " tokens, " + cluster
+    beside = rows.groupby(["source", "model", "mesh"])["error"].transform(of_others)
+    return rows.assign(cluster=cluster, work=work, beside=beside)
 
-    Args:
-        rows: all rows.
-        before: the page so far. What stands between `BEGIN` and `END` is replaced.
-    """
-    head, begin, others = before.partition(BEGIN)
-    _, end, tail = others.partition(END)
-    if not (begin and end):
-        raise RecordError(f"{PAGE} has no lines {BEGIN} and {END}; add them, or write to another folder")
+
+def of_others(values: pd.Series) -> pd.Series:
+    """The median of all other values, for each value."""
+    return pd.Series({place: values.drop(place).median() for place in values.index}, dtype=float)
+
+
+def page(rows: pd.DataFrame, before: str) -> str:
+    """The page in Markdown: the tables of all rows, in the page so far."""
+    head, _, others = before.partition(BEGIN)
+    _, _, tail = others.partition(END)
     known = judged(rows)
     parts = [
         *left_out_parts(known),
@@ -90,6 +114,11 @@ def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
         f"![Parts of the predicted time of the worst rows, relative to the published time]({PARTS_PICTURE})",
     ]
     return "\n\n".join([head + BEGIN, *parts, END + tail])
+
+
+def errors_of(rows: pd.DataFrame, seconds: str = "predicted_seconds") -> Errors:
+    """Errors of judged rows, of predictions in a column."""
+    return accuracy.errors_of(rows[seconds].tolist(), rows["measured_seconds"].tolist())
 
 
 def left_out_parts(rows: pd.DataFrame) -> Iterator[str]:
@@ -115,18 +144,13 @@ def left_out_parts(rows: pd.DataFrame) -> Iterator[str]:
     yield as_markdown(table, "<<" + ">" * 6)
 
 
-def without_own_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the predictions to which their source did not contribute."""
-    return rows.assign(predicted_seconds=rows[LEFT_OUT], error=rows["left_out"])
-
-
 def mean_of(rows: pd.DataFrame) -> str:
-    """Return the mean error of predictions without the source of each row. Each source counts as much."""
+    """The mean error of predictions without the source of each row. Each source counts as much."""
     return f"{rows['left_out'].abs().groupby(rows['source']).mean().mean():.1%}"
 
 
 def covered(rows: pd.DataFrame) -> pd.Series:
-    """Return whether the interval of each row, from the errors of other sources of its kind, covers its seconds."""
+    """Whether the interval of each row, from the errors of other sources of its kind, covers its seconds."""
     sizes = (rows[LEFT_OUT] / rows["measured_seconds"]).map(math.log).abs()
     inside = pd.Series(index=rows.index, dtype=bool)
     for _, part in rows.groupby("kind"):
@@ -138,7 +162,7 @@ def covered(rows: pd.DataFrame) -> pd.Series:
 
 
 def errors_table(rows: pd.DataFrame) -> str:
-    """Return the errors of each source and machine file, most of whose constants were fitted to them."""
+    """The errors of each source and machine file, most of whose constants were fitted to them."""
     shares_of = "mean error", "median", "bias", "within 10%"
     table: list[tuple[str, ...]] = [("source", "machine file", "runs", *shares_of, "rank correlation")]
     for (source, name), part in rows.groupby(["source", "machine.name"], sort=False):
@@ -175,12 +199,12 @@ def choices(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def groups_of(rows: pd.DataFrame) -> dict[str, list[tuple[str, Errors]]]:
-    """Return the groups of configurations that are compared, of any batch and of the same."""
+    """The groups of configurations that are compared, of any batch and of the same."""
     return {"any": compared(rows, WORK), "the same": compared(rows, [*WORK, "batch_size"])}
 
 
 def within_limits(found: list[tuple[str, Errors]]) -> list[tuple[bool, bool]]:
-    """Return of each group whether its rank correlation and its regret are within `LIMITS`."""
+    """Of each group, whether its rank correlation and its regret are within `LIMITS`."""
     return [((errors.rank_correlation or 0) >= LEAST_RANK, errors.regret <= MOST_REGRET) for _, errors in found]
 
 
@@ -199,13 +223,58 @@ def compared(rows: pd.DataFrame, keys: list[str]) -> list[tuple[str, Errors]]:
 
 
 def every_row(rows: pd.DataFrame) -> str:
-    """Return the rows as CSV, those with the largest error of each source first.
+    """The rows as CSV, those with the largest error of each source first.
 
     `error_of_others` is the median error of the other rows of the same model and mesh: a row that is far from it stands
     alone. `problem` says why a row has no prediction.
     """
     found = worst_first(rows)[[*ROW]].rename(columns=ROW).to_dict("records")
-    return as_csv([[*ROW.values()], *([cell(value) for value in row.values()] for row in found)]) + "\n"
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [[*ROW.values()], *([cell(value) for value in row.values()] for row in found)]
+    )
+    return text.getvalue()
+
+
+def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """The seconds of a predicted step by what they are spent on."""
+    seconds = {name: [f"predicted.{part}_seconds" for part in parts] for name, parts in PARTS.items()}
+    return pd.DataFrame({name: rows[columns].apply(pd.to_numeric).sum(axis=1) for name, columns in seconds.items()})
+
+
+def parts_figure(rows: pd.DataFrame) -> Figure:
+    """Draw where the predicted time goes in the worst rows of each source, as parts of the published time."""
+    sources = [part for _, part in worst_first(rows).groupby("source", sort=False)]
+    drawn = [part.head(WORST) for part in sources]
+    size = (11, 1.2 + 0.26 * sum(len(part) + 2 for part in drawn))
+    heights = [len(part) for part in drawn]
+    figure, grid = opened(PLAIN, len(drawn), size, columns=1, sharey=False, height_ratios=heights)
+    for axes, part in zip(grid, drawn, strict=True):
+        shares = parts_of(part).div(part["measured_seconds"], axis="index")
+        stacked_bars(axes, shares, SPENT_COLOURS, [label_of(row) for row in part.to_dict("records")])
+        axes.axvline(1, color=PURE_BLACK, linewidth=1.5)
+        name = textwrap.shorten(short(part["source"].iloc[0]), 100, placeholder=" ...")
+        axes.set_title(name, size="small", loc="left", y=1)
+    grid[-1].set_xlabel("predicted over published time of a step")
+    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in PARTS]
+    handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
+    legend(figure, handles, below=True)
+    title = "Worst rows: layers x embed, sequences x tokens in the number of microbatches, mesh"
+    return described(figure, PLAIN, [title], [])
+
+
+def worst_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, the largest error first; sources in the order of the rows."""
+    return rows.sort_values("error", key=lambda error: -error.abs(), kind="stable").sort_values(
+        "source", key=lambda source: source.map({name: place for place, name in enumerate(rows["source"].unique())}),
+        kind="stable",
+    )  # fmt: skip
+
+
+def label_of(row: dict) -> str:
+    """Name a row: its model, batch, tokens of a sequence, microbatches and mesh."""
+    work = f"{row['model']}, {row['batch_size']:.0f} x {row['sequence']:.0f}"
+    return f"{work} in {row['microbatches']:.0f}, {row['mesh']}"
 
 
 def cell(value: Any) -> str:
@@ -219,3 +288,7 @@ def cell(value: Any) -> str:
     if pd.isna(value):
         return ""
     return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
