@@ -138,6 +138,4 @@ TWINS = {
     ("fsdp", "expert"): "three_d",
 }
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
-AUTO = Strategy(
-    "auto", AXES, implement, twins=TWINS, usual_axes=("data", "fsdp", "tensor"), compiler_communicates=True
-)
+AUTO = Strategy("auto", AXES, implement, twins=TWINS, usual_axes=("data", "fsdp", "tensor"), compiler_communicates=True)

@@ -17,7 +17,6 @@ a part. So the collectives of layers, and they alone, stand in small `jax.shard_
 A device sends the bytes of data.py, fsdp.py and tensor.py: the formulas are theirs.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -28,9 +27,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies import data, fsdp, tensor
+from strategies import fsdp, tensor
 from strategies.core.axis import Axis
-from strategies.core.placement import partition
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible
@@ -190,7 +188,9 @@ def positions(plan: Plan) -> Iterator[Traffic]:
     if plan.sequence_parallel and weight:
         elements = plan.train.microbatches * plan.config.sequence * plan.config.embed // plan.tensors
         axes, dtype = plan.axes_of("head_features"), plan.dtype(weight)
-        yield from traffic(plan, "positions", "all_gather", axes, elements, dtype=dtype, array="gradients", when="backward")
+        yield from traffic(
+            plan, "positions", "all_gather", axes, elements, dtype=dtype, array="gradients", when="backward"
+        )
 
 
 def implement(plan: Plan, mesh: Any) -> Implementation:
@@ -207,7 +207,9 @@ def implement(plan: Plan, mesh: Any) -> Implementation:
 
 AXES = (
     Axis("data", batch=True, options=("reduce_dtype",)),
-    Axis("fsdp", batch=True, shards=True, may_split_dim_twice=False, options=("reduce_dtype",), traffic=fsdp.AXIS.traffic),
+    Axis(
+        "fsdp", batch=True, shards=True, may_split_dim_twice=False, options=("reduce_dtype",), traffic=fsdp.AXIS.traffic
+    ),
     Axis(
         "tensor",
         dims=tensor.DIMS,
@@ -224,4 +226,4 @@ TWINS = {
     ("fsdp", "tensor"): "three_d",
 }
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
-EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, usual_axes=("data", "fsdp", "tensor"))
+EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, usual_axes=())
