@@ -193,7 +193,7 @@ def _faster(name: str) -> Callable[[Machine], Machine]:
 
 
 RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
-    "matmuls": lambda machine: replace(machine, matmul_flops_per_second=machine.matmul_flops_per_second * UNLIMITED),
+    "matmuls": _faster("flops_per_second"),
     "memory bandwidth": _faster("memory_bytes_per_second"),
     "links inside a host": _faster("link_bytes_per_second"),
     "network between hosts": _faster("network_bytes_per_second"),

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +19,7 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import log, require_apart, require_file, write_then_print
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import RANGES, START, Constants, Machine
-from benchmarks.simulate.machines import MachineFile, as_json, machine, machine_path, made, read_file
+from benchmarks.simulate.machines import MachineFile, as_json, machine, machine_path, read_file
 from benchmarks.simulate.predict import TableRow, error_cells, read_tables, seconds_on
 from benchmarks.simulate.published import PublishedRun, run_of
 
@@ -128,9 +128,8 @@ def main(args: argparse.Namespace) -> None:
         if args.out:
             require_apart({"--out": args.out}, (*args.runs, path))
             require_file(args.out)
-        file = read_file(path)
-        machines = cache(partial(made, path.stem, file))
-        runs = expressed(read_tables(args.runs), machines(file.kind), file.devices)
+        file, machines = read_file(args.machine), partial(machine, args.machine)
+        runs = expressed(read_tables(args.runs), machine(args.machine), file.devices)
         found = fit(runs, machines, args.only)
         without = left_out(runs, machines, args.only)
         if args.otherwise:  # its own without the source

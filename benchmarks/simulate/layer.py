@@ -139,13 +139,6 @@ class LayerEvents:
                 backward.append(half)
         return forward, backward
 
-    def exposed(self, kind: Literal["all_gather", "reduce_scatter"]) -> Iterator[Event]:
-        """Yield what nothing hides at an end of a microbatch, where weights are gathered beside layers.
-
-        That is the gather of the first layer, or the reduce-scatter of its gradients.
-        """
-        yield from self.gathers(GATHERED["forward" if kind == "all_gather" else "weights"])
-
     @cached_property
     def kernels(self) -> Layer:
         """The kernels of the layer."""

@@ -10,7 +10,7 @@ and in the simulation a collective accesses memory beside compute that does.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax.sharding import Mesh
 
@@ -21,7 +21,6 @@ from benchmarks.program.work import Event as Scheduled
 from benchmarks.program.work import Part, Work
 from benchmarks.simulate.links import collective_seconds, mesh_group
 from benchmarks.simulate.machine import RANGES, Constants, Machine
-from benchmarks.simulate.peaks import float32_share
 from benchmarks.simulate.queues import (
     COMPUTE,
     EXPOSED,
@@ -46,9 +45,8 @@ COMPILED = Stack("compiled", KernelCosts(NONE, NONE, 0, 0, NONE))
 
 def ideal(kind: str) -> Machine:
     """The machine that reaches the published specifications of a kind of chip."""
-    chip = CHIPS[kind]
-    share = float32_share(kind, chip)
-    return Machine(kind, chip, chip.flops_per_second, 0, COMPILED, IDEAL, 0.0, chip.source, float32_share=share)
+    chip = replace(CHIPS[kind], matmul_share=1.0, cores=0)
+    return Machine(kind, chip, COMPILED, IDEAL, 0.0, chip.source)
 
 
 def replay(program: Program, mesh: Mesh, machine: Machine, dtype: str, bubble: float = 0.0) -> Timeline | None:

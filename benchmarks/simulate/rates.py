@@ -127,10 +127,11 @@ def calibrated(
         slice_chips=0,
         network_bytes_per_second=0.0,
         source="meshmark calibrate",
+        float32_share=float32_flops / flops,
+        cores=cores,
     )
     whole = dict.fromkeys(("matmul_efficiency", "memory_efficiency", "link_efficiency", "network_efficiency"), 1.0)
     constants = replace(START, **whole, matmul_dim=matmul_dim, kernel_seconds=kernel_seconds)
     constants = replace(constants, link_seconds=latency, network_seconds=0.0, step_seconds=dispatch.seconds)
     source = f"{NOT_FITTED} to steps: rates are measured, the error is assumed; {source}"
-    share = float32_flops / flops
-    return Machine(name, chip, flops, cores, stack, constants, CARRIED_ERROR, source, {}, share), missing
+    return Machine(name, chip, stack, constants, CARRIED_ERROR, source), missing

@@ -126,12 +126,16 @@ class Step:
         halves: dict[Kind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
         ways: dict[Kind, Way] = {"F": "forward", **halves}
         layers = self.plan.layers / self.plan.schedule.chunks
-        found: dict[Kind, Parts] = {kind: scaled(self._layer_pass(way).parts, layers) for kind, way in ways.items()}
+        passes: Mapping[Kind, Timeline] = {
+            kind: self._backward if way == "backward" else simulate(self.layer.events(way))
+            for kind, way in ways.items()
+        }
+        found: dict[Kind, Parts] = {kind: scaled(timeline.parts, layers) for kind, timeline in passes.items()}
         if not self.plan.staged:
             found = {kind: added(parts, found[kind]) for kind, parts in self._lead_passes(ways).items()}
         if self.layer.prefetches:
-            # A microbatch's first gather, and its last scatter, have nothing to hide behind.
-            first, last = (simulate(self.layer.exposed(kind)).parts for kind in ("all_gather", "reduce_scatter"))
+            # Nothing hides a microbatch's first gather, and the last reduce-scatter of its gradients.
+            first, last = (simulate(self.layer.gathers(GATHERED[way])).parts for way in ("forward", "weights"))
             found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
         return found
 
@@ -142,12 +146,9 @@ class Step:
         dense = replace(self.layer, plan=lead, traffic=tuple(each for each in self.traffic if each.what not in TOKENS))
         return {kind: scaled(simulate(dense.events(way)).parts, lead.layers) for kind, way in ways.items()}
 
-    def _layer_pass(self, way: Way) -> Timeline:
-        """A pass through a layer. The backward pass is also that to which sums of gradients are compared."""
-        return self._backward if way == "backward" else simulate(self.layer.events(way))
-
     @cached_property
     def _backward(self) -> Timeline:
+        """A backward pass through a layer, to which one beside sums of gradients is compared."""
         return simulate(self.layer.events("backward"))
 
     @property

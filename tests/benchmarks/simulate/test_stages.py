@@ -98,7 +98,7 @@ def test_a_split_backward_pass_takes_as_long_as_its_flops(remat, tensors):
     short = replace(MODEL, sequence=4)
     cost = step("three_d", f"pipeline=8,tensor={tensors}", short, schedule="zb-h1", remat=remat, microbatches=16)
     work = Step(cost, COMPUTING, topology_of(cost)).stages.work
-    flops = cost.plan.share.tokens / LAYERS / tensors / COMPUTING.matmul_flops_per_second
+    flops = cost.plan.share.tokens / LAYERS / tensors / COMPUTING.best_rate(2)
     assert [parts["matmul"] for parts in work.values()] == pytest.approx(
         [flops * each for each in cost.passes], rel=1e-3
     )
