@@ -33,12 +33,8 @@ EDGE = 0.01
 
 
 class Fit(NamedTuple):
-    """Constants of a fit.
-
-    Attributes:
-        constants: all.
-        fitted: names of those that change a prediction and were asked for; the others are as they were.
-        at_edges: names of those that lie at an end of their range: the model wants something that it does not have.
+    """Constants of a fit, the names of those that were fitted, and of those that lie at an end of their range: the
+    model wants something that it does not have.
     """
 
     constants: Constants
@@ -61,12 +57,9 @@ def seconds_of(runs: Sequence[PublishedRun]) -> list[float]:
 
 
 def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] = ()) -> Fit:
-    """Fit the constants of a machine to the measured seconds of runs. A source weighs the root of its number of runs.
+    """Fit some constants of a machine to the measured seconds of runs; by default all on which they depend.
 
-    Args:
-        runs: measured.
-        machines: with values for the constants that are not fitted.
-        only: names of constants to fit; by default all on which the runs depend.
+    A source weighs the root of its number of runs.
     """
     if unknown := {*only} - {*RANGES}:
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")

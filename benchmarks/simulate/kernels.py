@@ -92,12 +92,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Layer:
-    """The kernels of a layer for one microbatch.
-
-    Attributes:
-        forward: of the forward pass.
-        inputs: of the backward pass, without `weights`. They begin with what is recomputed.
-        weights: of the gradients of the weights of matmuls.
+    """The kernels of a layer for one microbatch: forward, of the gradients of the weights of matmuls, and the others of
+    the backward pass (`inputs`), which begin with what is recomputed.
     """
 
     forward: tuple[Kernel, ...]
@@ -135,12 +131,8 @@ def projections(plan: Plan) -> Iterator[Dims]:
 
 
 def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer:
-    """The kernels of a layer on one device, for one microbatch.
-
-    Args:
-        plan: the step.
-        stack: the software.
-        precision: of the matmuls with weights, if it is not the dtype of the step. Their operands are cast to it.
+    """The kernels of a layer on one device, for one microbatch. Operands of matmuls with weights are cast to the
+    precision, if there is one.
     """
     itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     multiplied = [*projections(plan)]

@@ -56,13 +56,9 @@ LANES = {
 
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology, losses: int = 1) -> Timeline:
-    """Predict the time of a step, by what its last stage spends it on.
+    """Predict the time of a step on all devices of a topology, by what its last stage spends it on.
 
-    Args:
-        cost: the step by formulas.
-        machine: the devices and the software.
-        topology: the devices that the mesh takes, all of them.
-        losses: of each token (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
+    A token has several losses where further ones are predicted (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
     """
     return Step(cost, machine, topology, losses).timeline()
 

@@ -47,7 +47,7 @@ def with_chip(**figures: float) -> Machine:
 def times(found: Timeline | None) -> tuple[float, ...]:
     """Seconds of compute, of memory traffic and exposed."""
     assert found
-    assert found.step_seconds == pytest.approx(max(each.begin_seconds + each.seconds for each in found.all_spans()))
+    assert found.step_seconds == pytest.approx(max(each.begin_seconds + each.seconds for each in found.spans()))
     return tuple(round(each, 9) for each in spent(found))
 
 
@@ -92,7 +92,7 @@ def test_iterations_of_a_loop_are_replayed() -> None:
     found = replay(program(*LOOPING, before=LOOP), H100S, MACHINE, "bfloat16")
     assert times(found) == (14, 0, 7)
     assert found
-    begins = [each.begin_seconds for each in found.all_spans() if each.lane == "compute"]
+    begins = [each.begin_seconds for each in found.spans() if each.lane == "compute"]
     assert begins == pytest.approx([3 * index for index in range(7)])
 
 
