@@ -80,8 +80,7 @@ class Roofline:
     @property
     def bound(self) -> str:
         """The limiting resource: "compute", "memory" or "network"."""
-        parts = {"compute": self.compute_seconds, "memory": self.memory_seconds, "network": self.network_seconds}
-        return max(parts, key=lambda name: parts[name])
+        return max(vars(self), key=lambda name: getattr(self, name)).removesuffix("_seconds")
 
 
 @dataclass(frozen=True)

@@ -161,26 +161,17 @@ class Stages:
             yield from self._in_lockstep()
         else:
             for (stage, op), start in self._starts(self.schedule).items():
-                yield Pass(stage, pass_name(op), start, self.classes[self._class(stage, op.kind, op.chunk)])
+                yield Pass(stage, str(op), start, self.classes[self._class(stage, op.kind, op.chunk)])
 
     def _in_lockstep(self) -> Iterator[Pass]:
         """Yield passes tick by tick, and what all stages do together at the end of a tick."""
         shared, head = self.plan.ticks.shared, added(*self.embedding_and_head.values())
         for tick, column in enumerate(zip(*self.plan.schedule.table, strict=True)):
             begin, end, leaves = float(self.ticks[tick]), float(self.ticks[tick + 1]), shared.leaves[tick]
-            yield from (Pass(stage, pass_name(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
+            yield from (Pass(stage, str(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
             sends = int((shared.edges[tick] >= 0).sum()) * self.send_seconds
             if leaves >= 0:
                 begin = end - sends - sum(head.values())
                 yield from (Pass(stage, f"head {leaves}", begin, head) for stage in range(self.plan.stages))
             if sends:
                 yield from (Pass(stage, "sends", end - sends, {"sends": sends}) for stage in range(self.plan.stages))
-
-
-def pass_name(op: Op) -> str:
-    """The name of a pass, with a prime for each chunk before its own.
-
-    >>> pass_name(Op("F", 2, chunk=1))
-    "F2'"
-    """
-    return f"{op.kind}{op.microbatch}" + op.chunk * "'"

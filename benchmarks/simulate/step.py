@@ -34,8 +34,6 @@ from strategies.core.sizes import BYTES
 from strategies.costs.predict import Cost
 from strategies.pipelining.schedules import Kind
 
-BETWEEN_STAGES = "stages"
-"""What stages send to their neighbours."""
 PASSES = "passes"
 """The lane of passes, and of what is done between and after them; the other lanes say what they are spent on."""
 LANES = {
@@ -179,7 +177,7 @@ class Step:
         """
         plan, others = self.plan, 0.0
         beside: list[Event] = []
-        apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES}
+        apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, "stages"}
         once = (term for term in self.traffic if term.what not in apart and not self.layer.is_sharded(term))
         for (what, kind, axes), terms in groupby(once, attrgetter("what", "kind", "axes")):
             sent = sum(term.sent_bytes for term in terms)

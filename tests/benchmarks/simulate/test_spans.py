@@ -9,7 +9,6 @@ import pytest
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.queues import IDLE, trace
-from benchmarks.simulate.stages import pass_name
 from benchmarks.simulate.step import LANES, PASSES, Step, predict_seconds
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
@@ -101,7 +100,7 @@ def test_no_pass_starts_before_its_input_arrives(mesh, schedule, microbatches, c
             source, need = table.needs(stage, op)
             if (source, need) == (stage, op):
                 continue
-            made, used = at[f"stage {source}", pass_name(need)], at[f"stage {stage}", pass_name(op)]
+            made, used = at[f"stage {source}", str(need)], at[f"stage {stage}", str(op)]
             arrives = made.begin_seconds + made.seconds
             if its.stack.lockstep and source != stage:
                 later = [each for each in sends if each.begin_seconds >= arrives - 1e-12]
