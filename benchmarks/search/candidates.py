@@ -28,11 +28,8 @@ more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 4
 class SearchSpace:
     """The search space for one model, batch and topology, all of whose devices are used; fields are as in `Case`.
 
-    Attributes:
-        strategies: names; empty for all hand-written strategies with formulas.
-        meshes: empty for all.
-        microbatches: empty for those of `microbatch_choices`.
-        options: values of strategy options; they replace the default variation of that option.
+    Without strategies, all hand-written ones with formulas are tried; without meshes, all; without microbatches, the
+    `microbatch_choices`. Values of strategy options replace the default variation of that option.
     """
 
     topology: Topology

@@ -150,4 +150,4 @@ def trace_of(record: Record) -> str:
     if not replayed:
         return ""
     case, where = str(record.case), f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
-    return json.dumps(trace("replay", case, where, {f"{case} on {where}, simulated": [*replayed.all_spans()]}))
+    return json.dumps(trace("replay", case, where, {f"{case} on {where}, simulated": replayed.spans()}))

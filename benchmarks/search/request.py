@@ -148,7 +148,7 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)
     chip = Chip(CPU, 1e11, memory_bytes, 1e10, 1e9, 0, 0, 0, 1e9, "assumed")
     stack = machine("meshmark_tpus").stack
-    return Machine("order", chip, chip.flops_per_second, 0, stack, START, 1.0, f"{NOT_FITTED}: an order of work")
+    return Machine("order", chip, stack, START, 1.0, f"{NOT_FITTED}: an order of work")
 
 
 MOST_BYTES = 2**40
