@@ -20,6 +20,7 @@ from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
 from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, State, Step, TrainConfig
 from strategies.checkpoints import CheckpointInfo, positions, read_info
+from strategies.config import idle_options
 from strategies.huggingface import Pretrained, read
 from strategies.model.gpt import param_count, resolved
 from strategies.names import differences
@@ -109,7 +110,8 @@ class Plan:
     @property
     def recipe(self) -> dict[str, Any]:
         """What decides the losses, to rounding: a run is resumed only with the same recipe."""
-        learning = {name: getattr(self.train, name) for name in LEARNING if acts(name, self.train)}
+        idle = idle_options(vars(self.train))
+        learning = {name: getattr(self.train, name) for name in LEARNING if name not in idle}
         others = {"seed": self.seed, "evaluation_batches": self.evaluation_batches}
         if self.case.config.balance_loss:  # experts are balanced over each microbatch
             others["microbatches"] = self.train.microbatches
@@ -156,17 +158,6 @@ class Plan:
             "processes": jax.process_count(),
             "versions": {package: version(package) for package in PACKAGES},
         }
-
-
-def acts(name: str, train: TrainConfig) -> bool:
-    """Whether a field of `LEARNING` changes anything, given the others.
-
-    >>> acts("loss_scale", TrainConfig(1)), acts("loss_scale", TrainConfig(1, dtype="float16"))
-    (False, True)
-    """
-    if name == "compression_warmup":
-        return train.compression == "onebit"
-    return train.dtype == "float16" or not name.startswith("loss_scale")
 
 
 def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
