@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from benchmarks.cli.options import JOIN_TIMEOUT, LOST_AFTER
 from benchmarks.cli.statuses import REFUSED
 
 NOTICE_SECONDS = 5.0
@@ -26,6 +27,9 @@ def several_processes_requested(option: Namespace) -> bool:
         raise ValueError(f"--distributed detects {', '.join(manual)}; remove --distributed, or those")
     if 0 < len(missing) < len(manual):
         raise ValueError(f"{', '.join(manual)} go together; {', '.join(missing)} missing")
+    alone = len(missing) == len(manual) and not option.distributed
+    if alone and (option.join_timeout, option.lost_after) != (JOIN_TIMEOUT, LOST_AFTER):
+        raise ValueError("--join-timeout and --lost-after are of several processes; remove them, or pass --distributed")
     if not missing and option.process_id >= option.processes:
         raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
     if option.coordinator is not None:

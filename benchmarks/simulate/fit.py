@@ -127,7 +127,7 @@ def main(args: argparse.Namespace) -> None:
         path = machine_path(args.machine)
         if args.out:
             require_apart({"--out": args.out}, (*args.runs, path))
-            require_file(args.out)
+            require_file(args.out, "json")
         file = read_file(path)
         machines = cache(partial(made, path.stem, file))
         runs = expressed(read_tables(args.runs), machines(file.kind), file.devices)

@@ -14,7 +14,7 @@ import jax
 from benchmarks.cases.case import Case, options_of
 from benchmarks.cases.selection import OPTIONS, available_devices, model, selected
 from benchmarks.cli.commands import COMMANDS
-from benchmarks.cli.options import MODEL_KEYS
+from benchmarks.cli.options import MODEL_KEYS, TEMPERATURE
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import Text
@@ -85,6 +85,8 @@ class Plan:
         text.require_sequences(config.sequence)
         if not 0 <= option.temperature < math.inf:
             raise ValueError(f"--temperature {option.temperature}; it must be at least 0")
+        if option.sample is None and option.temperature != TEMPERATURE:
+            raise ValueError("--temperature is of --sample; pass --sample, too")
         case = replace(case, preset=preset, config=config)
         if saved and config.balance_loss and not option.microbatches:
             case = replace(case, microbatches=_microbatches_of(saved, out))
