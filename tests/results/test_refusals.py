@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from benchmarks.cli.main import prepared, resolved
-from results import load
 from strategies.costs.overview import overview
 from tests.processes import ROOT
 from tests.results.documents import LANE, SCHEDULE, SPAN, candidate, predictions, run, search, trace
@@ -297,10 +296,3 @@ def ended(run: Callable[[], int | None]) -> Any:
         return run()
     except SystemExit as refused:
         return refused.code
-
-
-@pytest.mark.parametrize("runs", [None, 3, [3]])
-def test_what_is_no_path_is_no_run(runs: Any) -> None:
-    """`results.load` names it, and says what to pass."""
-    with pytest.raises(TypeError, match=r"the runs are .*(None|3).*; pass a path, or a list of paths"):
-        load(runs)
