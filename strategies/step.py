@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from strategies.arguments import require_instance, require_placed, require_present
+from strategies.arguments import require_functions, require_instance, require_placed, require_present
 from strategies.backends.pace import keep_pace
 from strategies.backends.xla_options import as_read
 from strategies.config import TrainConfig
@@ -139,6 +139,9 @@ class Implementation:
         optimizer: AdamW with clipping -> the optimizer that replaces it.
         inexact: why the step, by design, does not compute what one device computes; empty if it does.
         compiler_partitioned: whether the compiler partitions the step, so that functions see global arrays.
+
+    Raises:
+        TypeError: a field is no function, or one that takes another number of arguments.
     """
 
     hooks: Hooks = ONE_DEVICE
@@ -150,6 +153,10 @@ class Implementation:
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
     inexact: str = ""
     compiler_partitioned: bool = False
+
+    def __post_init__(self) -> None:
+        require_functions(self)
+        require_functions(self.hooks)
 
 
 Inputs = ParamSpec("Inputs")
@@ -177,7 +184,7 @@ class Step:
         apply: the second half, jitted: (state, gradients) -> (state, all metrics but "loss"). Neither half donates its
             arguments.
         evaluation: the jitted function behind `evaluate`. It does not donate its arguments.
-        load: (weights, batch) -> `Load`, by a forward pass, jitted; None for a model without experts.
+        load: (weights, batch) -> `Load`, by a forward pass, jitted. It raises Infeasible without experts.
         state, batch, grads: shapes, dtypes and shardings of the state, of a batch, and of the gradients that `apply`
             takes.
         layer_slots: the layer in each slot of the stacked blocks, -1 for none; None if they are in order.
@@ -194,7 +201,7 @@ class Step:
     gradients: Jitted[[State, Tokens], tuple[Float[Array, ""], Weights]]
     apply: Jitted[[State, Weights], tuple[State, Metrics]]
     evaluation: Jitted[[Weights, Tokens], Float[Array, ""]]
-    load: Jitted[[Weights, Tokens], Load] | None
+    load: Jitted[[Weights, Tokens], Load]
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct

@@ -80,7 +80,7 @@ def processor() -> str:
 def main(args: argparse.Namespace) -> int:
     """Measure the devices of this machine, and write and print what was measured."""
     with refusing():
-        require_file(args.out)
+        require_file(args.out, "json")
         available_devices()
     disable_compilation_cache()
     memory_bytes = 2 * (states_budget_bytes() or 0)  # what JAX lets a process have, before probes take some of it

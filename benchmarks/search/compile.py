@@ -119,7 +119,7 @@ def main(option: argparse.Namespace) -> int:
         cases = selected(option).cases()
         if option.trace:
             require_traceable(cases)
-            require_file(option.trace)
+            require_file(option.trace, "json")
     statuses = []
     for number, case in enumerate(cases, start=1):
         with say_regularly(partial(progress, number, len(cases), f"compiling {case}", None)):

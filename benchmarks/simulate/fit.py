@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> None:
         path = machine_path(args.machine)
         if args.out:
             require_apart({"--out": args.out}, (*args.runs, path))
-            require_file(args.out)
+            require_file(args.out, "json")
         file, machines = read_file(args.machine), partial(machine, args.machine)
         runs = expressed(read_tables(args.runs), machine(args.machine), file.devices)
         found = fit(runs, machines, args.only)
