@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> None:
     """Run the command."""
     if options.out:
         require_apart({"--out": options.out}, [options.run])
-        require_file(options.out)
+        require_file(options.out, "md" if options.format == "markdown" else "csv")
     with refusing():
         if options.at is not None or options.dtype != "float32":
             raise ValueError("--at and --dtype are of a checkpoint; pass --to-huggingface FOLDER, or remove them")

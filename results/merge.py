@@ -103,7 +103,7 @@ def main(options: argparse.Namespace) -> None:
     if len(set(options.runs)) < max(2, len(options.runs)):
         raise Refused("give two or more different runs")
     require_apart({"--out": options.out}, options.runs)
-    require_file(options.out)
+    require_file(options.out, "json")
     runs = {path: meshmark_rows(path, read_run(path)) for path in options.runs}
     unshared = unshared_cases(runs) if options.only_shared_cases else {}
     merged = merge({path: without(run, unshared) for path, run in runs.items()})

@@ -55,6 +55,6 @@ def main(options: argparse.Namespace) -> None:
     """Run the command."""
     out = options.out or options.files[0].with_suffix(".html")
     require_apart({"--out" if options.out else "the page": out}, options.files)
-    require_file(out)
+    require_file(out, "html")
     save_text(out, page_of(options.files))
     print(short(out))

@@ -15,6 +15,8 @@ from results.records.reading import NotComparable, RecordError
 
 MODULES = {"exact": "results.gates.exact", "paired": "results.gates.paired.gate"}
 REPORTS = {"markdown": markdown, "junit": junit, "action_json": action_json, "bencher_json": bencher_json}
+SUFFIXES = {"markdown": "md", "junit": "xml"}
+"""Formats of reports that are not JSON."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -38,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
 def prepare(paths: Mapping[str, Path], inputs: Sequence[Path]) -> None:
     """Check that reports can be written, and empty their files, so that a crash leaves no old report behind."""
     require_apart({f"--{form.replace('_', '-')}": path for form, path in paths.items()}, inputs)
-    for path in paths.values():
-        require_file(path)
+    for form, path in paths.items():
+        require_file(path, SUFFIXES.get(form, "json"))
     for path in paths.values():
         save_text(path, "")

@@ -1,9 +1,11 @@
 """Checks of callers' arguments to strategies and steps: Python and JAX values, not JSON."""
 
+import inspect
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,30 @@ def described(value: Any) -> str:
         return f"an array {value.dtype}{list(value.shape)}"
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def require_functions(owner: Any) -> None:
+    """Check the fields of a dataclass of functions: that a function takes as many arguments as its annotation says."""
+    for name, kind in get_type_hints(type(owner)).items():
+        value, what = getattr(owner, name), f"`{name}` of {type(owner).__name__}"
+        functions = [each for each in (kind, *get_args(kind)) if get_origin(each) is Callable]
+        if not functions:
+            require_instance(value, kind, what, TypeError) if isinstance(kind, type) else checked(value, kind, what)
+        elif value is not None or type(None) not in get_args(kind):
+            _require_takes(value, len(get_args(functions[0])[0]), what)
+
+
+def _require_takes(function: Any, count: int, what: str) -> None:
+    """Check that a function can be called with a number of arguments."""
+    needed = f"pass a function of {count} argument{'s' if count > 1 else ''}"
+    if not callable(function):
+        raise TypeError(f"{what} is {described(function)}; {needed}")
+    with suppress(ValueError):  # some functions that are not Python's have no signature
+        signature = inspect.signature(function)
+        try:
+            signature.bind(*range(count))
+        except TypeError as error:
+            raise TypeError(f"{what} takes {signature}; {needed}") from error
 
 
 def require_count(value: Any, name: str) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -31,6 +31,14 @@ OF_AXES = (
 OFF: Mapping[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none"}
 """Values of options that no axis resolves. Every strategy accepts them, so a resolved `TrainConfig` can be used again.
 """
+NEEDS: Mapping[str, tuple[str, str]] = {
+    "chunks": ("schedule", "interleaved"),
+    "regather": ("gather", "layer"),
+    "compression_warmup": ("compression", "onebit"),
+    "loss_scale": ("dtype", "float16"),
+    "loss_scale_growth_steps": ("dtype", "float16"),
+}
+"""Options that have an effect with one value of another option alone."""
 LOSS_SCALES = 1.0, 2.0**64
 """The smallest and largest loss scale. Both, and the losses that they scale, are far from the limits of float32."""
 
@@ -64,7 +72,7 @@ class TrainConfig:
         unroll: largest number of layers per scan iteration; the largest divisor of the loop's layers up to it is used.
             "auto" is all layers where GPUs need no loop (`Plan.unrolls_all_layers`), otherwise one.
         schedule: the pipeline schedule.
-        chunks: model chunks per pipeline stage with schedule "interleaved". Other schedules have one.
+        chunks: model chunks per pipeline stage with schedule "interleaved". Other schedules have one, and refuse it.
         sequence_parallel: whether the tensor axis also splits the residual stream by token.
         gather: whether fsdp gathers each layer's weights when it runs ("layer"), or all weights once a step ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
@@ -145,6 +153,29 @@ class TrainConfig:
     def layers_in_loop(self) -> int:
         """`unroll` as a number; 1 for "auto", which a plan resolves for devices."""
         return 1 if self.unroll == "auto" else self.unroll
+
+
+DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}
+"""Default values of options."""
+
+
+def idle_options(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Options that have no effect with the given values of others, which have their defaults where they are not given.
+
+    >>> idle_options({"schedule": "interleaved", "gather": "step", "compression": "onebit", "dtype": "float16"})
+    ('regather',)
+    """
+    return tuple(name for name, (other, value) in NEEDS.items() if given.get(other, DEFAULTS[other]) != value)
+
+
+def with_effect(options: tuple[tuple[str, Any], ...], dtype: Dtype) -> tuple[tuple[str, Any], ...]:
+    """The options of a step without those that have no effect with the others.
+
+    >>> with_effect((("schedule", "1f1b"), ("chunks", 4), ("loss_scale", 2.0)), "float16")
+    (('schedule', '1f1b'), ('loss_scale', 2.0))
+    """
+    idle = idle_options({"dtype": dtype, **dict(options)})
+    return tuple((name, value) for name, value in options if name not in idle)
 
 
 def _require_optimizer(train: TrainConfig) -> None:

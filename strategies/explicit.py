@@ -1,4 +1,4 @@
-"""Explicit sharding: data, fsdp, tensor, and products of two of them, in JAX's types (docs of JAX, "Explicit sharding").
+"""Explicit sharding: data, fsdp, tensor, and products of two of them, in types (docs of JAX, "Explicit sharding").
 
 The step is that of one device, as in auto.py, but the mesh axes are explicit: the type of each array says which axes
 split its dims, and an operation whose result would be ambiguous is an error. Two tags in the types say what sharding
@@ -34,8 +34,7 @@ from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
-from strategies.model.sharding import completed, partial_sum, resharded, spec_of
-from strategies.model.weights import Weights, WeightSpec
+from strategies.model.weights import Weights, WeightSpec, completed, partial_sum, resharded, spec_of
 from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
 from strategies.strategy import Strategy, vocabulary_traffic
 

@@ -72,7 +72,7 @@ def require(plan: Plan) -> None:
     """Refuse `regather=False` with pipeline stages."""
     if plan.staged and plan.train.gather == "layer" and not plan.train.regather:
         problem = f"with regather=False pipeline={plan.stages} stages keep gathered weights"
-        raise Infeasible(f"{problem} once for each microbatch in flight; use gather=step, which keeps them once")
+        raise Infeasible(f"{problem} once for each microbatch in flight; use regather=True")
 
 
 def implement(plan: Plan) -> Implementation:

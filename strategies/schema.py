@@ -98,7 +98,8 @@ def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
         path = path.removesuffix("`")
         kind = get_type_hints(type(config), include_extras=True).get(str(next(iter(_steps(path)), "")))
         value = reprlib.repr(_at(values, path))
-        raise error(f"{path[1:]}={value}; {_allowed(said, kind)}") from None
+        allowed = _allowed(said, kind).replace(" or null", " or None")  # as Python writes it
+        raise error(f"{path[1:]}={value}; {allowed}") from None
     vars(config).update(msgspec.structs.asdict(converted))
 
 

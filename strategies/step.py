@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from strategies.arguments import require_instance, require_placed, require_present
+from strategies.arguments import require_functions, require_instance, require_placed, require_present
 from strategies.backends.pace import keep_pace
 from strategies.backends.xla_options import as_read
 from strategies.config import TrainConfig
@@ -141,6 +141,9 @@ class Implementation:
         prepare: stored weights -> the weights to differentiate; None is `gradients.prepare_weights`.
         mode: where the functions run: inside `jax.shard_map`; or on whole arrays, which the compiler partitions, by its
             own choice ("auto") or by the types of the arrays ("explicit").
+
+    Raises:
+        TypeError: a field is no function, or one that takes another number of arguments.
     """
 
     hooks: Hooks = ONE_DEVICE
@@ -153,6 +156,10 @@ class Implementation:
     inexact: str = ""
     prepare: Callable[[Weights], Weights] | None = None
     mode: Literal["shard_map", "auto", "explicit"] = "shard_map"
+
+    def __post_init__(self) -> None:
+        require_functions(self)
+        require_functions(self.hooks)
 
 
 Inputs = ParamSpec("Inputs")
@@ -180,7 +187,7 @@ class Step:
         apply: the second half, jitted: (state, gradients) -> (state, all metrics but "loss"). Neither half donates its
             arguments.
         evaluation: the jitted function behind `evaluate`. It does not donate its arguments.
-        load: (weights, batch) -> `Load`, by a forward pass, jitted; None for a model without experts.
+        load: (weights, batch) -> `Load`, by a forward pass, jitted. It raises Infeasible without experts.
         state, batch, grads: shapes, dtypes and shardings of the state, of a batch, and of the gradients that `apply`
             takes.
         layer_slots: the layer in each slot of the stacked blocks, -1 for none; None if they are in order.
@@ -197,7 +204,7 @@ class Step:
     gradients: Jitted[[State, Tokens], tuple[Float[Array, ""], Weights]]
     apply: Jitted[[State, Weights], tuple[State, Metrics]]
     evaluation: Jitted[[Weights, Tokens], Float[Array, ""]]
-    load: Jitted[[Weights, Tokens], Load] | None
+    load: Jitted[[Weights, Tokens], Load]
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct

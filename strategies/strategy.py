@@ -18,10 +18,10 @@ from strategies.arguments import require_count, require_instance
 from strategies.backends.backend import backend_of
 from strategies.backends.device_mesh import device_mesh, mark_varying
 from strategies.backends.xla_options import xla_options
-from strategies.config import TrainConfig
+from strategies.config import DEFAULTS, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
-from strategies.core.plan import DEFAULTS, Plan, applicable, require_options
+from strategies.core.plan import Plan, applicable, require_options
 from strategies.core.shards import reduce_scatter
 from strategies.core.traffic import Traffic, traffic
 from strategies.core.train_step import assemble
@@ -49,9 +49,22 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
     for axis in plan.active:
         what = f"what `implement` of the axis {axis.name} returned"
         own = require_instance(axis.implement(plan), Implementation, what, TypeError)
-        of_all |= _claimed(own.hooks, hooks, axis.name)
+        for name, hook in _claimed(own.hooks, hooks, axis.name).items():
+            of_all[name] = _returning(hook, f"`{name}` of the axis {axis.name}") if callable(hook) else hook
         found |= _claimed(own, functions, axis.name)
     return Implementation(**{**found, "hooks": replace(ONE_DEVICE, **of_all)})
+
+
+def _returning(hook: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A hook that raises if it returns None, as a function without `return` does."""
+
+    @functools.wraps(hook)
+    def checked(*given: Any) -> Any:
+        if (found := hook(*given)) is None:
+            raise TypeError(f"{what} returned None; return an array, or what else it is for")
+        return found
+
+    return checked
 
 
 def _claimed(own: Hooks | Implementation, owners: dict[str, str], axis: str) -> dict[str, Any]:
@@ -122,7 +135,7 @@ class Strategy:
         `build` refuses an option without effect. So the reference of a step is
         `STRATEGIES["single"].applicable(train)`.
         """
-        return applicable(self.axes, train)
+        return applicable(self.axes, require_instance(train, TrainConfig, "train"))
 
     @property
     def placement(self) -> Placement:
@@ -204,12 +217,13 @@ class Strategy:
 
     def idle_axes(self, config: GPTConfig) -> set[str]:
         """Axes that shard none of a model's weights, such as `expert` in a dense model. They only split the batch."""
+        require_instance(config, GPTConfig, "the model")
         dims = {dim for spec in weight_specs(config).values() for dim in spec.dims}
         return {axis.name for axis in self.axes if axis.dims and dims.isdisjoint(axis.dims)}
 
-    def batch_shards(self, mesh: MeshSpec) -> int:
+    def batch_shards(self, mesh: MeshSpec | str) -> int:
         """Number of batch shards on a mesh."""
-        return size_of(self.placement.batch, mesh.sizes)
+        return size_of(self.placement.batch, MeshSpec.of(mesh).sizes)
 
     def default_microbatches(self, mesh: MeshSpec | str, batch_size: int) -> int:
         """Default number of microbatches: 2 per pipeline stage, else `microbatches`; fewer for a small batch."""
@@ -218,14 +232,16 @@ class Strategy:
         sequences = require_count(batch_size, "batch_size") // self.batch_shards(mesh)
         return math.gcd(sequences, 2 * stages if stages > 1 else self.microbatches)
 
-    def equals(self, other: "Strategy", mesh: MeshSpec) -> bool:
+    def equals(self, other: "Strategy", mesh: MeshSpec | str) -> bool:
         """Whether another strategy has all axes of a mesh, with the same placement along them."""
-        axes = {*mesh.sizes}
+        require_instance(other, Strategy, "the other strategy", TypeError)
+        axes = {*MeshSpec.of(mesh).sizes}
         return axes <= {*other.axis_names} and other.placement.along(axes) == self.placement.along(axes)
 
-    def is_usual(self, mesh: MeshSpec) -> bool:
+    def is_usual(self, mesh: MeshSpec | str) -> bool:
         """Whether a mesh is measured by default."""
-        return self.usual_axes is None or set(mesh.sizes) <= set(self.usual_axes)
+        axes = {*MeshSpec.of(mesh).sizes}
+        return self.usual_axes is None or axes <= {*self.usual_axes}
 
 
 def _local_device(step: Step) -> Any:

@@ -58,6 +58,13 @@ TABLE: dict[str, tuple[int, str]] = {
     "page run.json --out=page.png": (5, "page.png has the suffix of a picture, and this file is not one; name another"),
     "page run.json --out=run.json": (5, "--out run.json would overwrite the input run.json; name another"),
     "plot found.png": (5, "the picture found.png would overwrite the input found.png; name another"),
+    # outputs with the suffix of another format
+    "calibrate --out=mine.csv": (5, "mine.csv has the suffix of another format, and this file is json; use .json"),
+    "predict runs.csv --out=x.json": (5, "x.json has the suffix of another format, and this file is csv; use .csv"),
+    "export run.json --out=x.csv --format=markdown": (5, "and this file is md; use .md"),
+    "regress exact run.json run.json --junit=x.json": (5, "and this file is xml; use .xml"),
+    f"{SEARCH} --json=x.md": (5, "x.md has the suffix of another format, and this file is json"),
+    "page run.json --out=-": (5, "- is not the name of a file; name another file, or /dev/stdout to print it"),
     # files that are JSON but not what is expected
     "plot missing.json": (5, "missing.json does not exist"),
     "plot list.json": (5, "is JSON but not pytest-benchmark's"),
@@ -100,6 +107,13 @@ TABLE: dict[str, tuple[int, str]] = {
     "show tensor --mesh=tensor=3 --option=sequence_parallel=1": (2, "'1' is neither true nor false"),
     "launch --processes=2 --strategy=fsdp": (2, "unrecognized arguments: --strategy=fsdp; options of `meshmark"),
     "show fsdp --mesh=fsdp=4 --batch-size=0": (2, "argument --batch-size: '0' is not a count"),
+    f"{SEARCH} --time-budget=5": (2, "--time-budget is of --compile; pass --compile, too"),
+    "train --temperature=0.5 --steps=1": (2, "--temperature is of --sample; pass --sample, too"),
+    f"{SEARCH} --option=chunks=3 --option=schedule=gpipe": (
+        2,
+        "one of pipeline, three_d and needs schedule=inter",
+    ),
+    f"{SEARCH} --model=experts=many": (2, "experts is 'many'; it must be a whole number or none"),
     f"{SEARCH} --compile=-1": (2, "'-1' is not a number; use a whole number of at least 0"),
     f"{SEARCH} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
     f"{SEARCH} --topology=v4-8": (2, "what Cloud TPU calls v5e-16 is v5e:4x4, and v4-8 is v4:2x2x1"),

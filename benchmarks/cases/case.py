@@ -11,7 +11,7 @@ from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import Backend, backend_for, backend_of
 from strategies.backends.device_mesh import first_devices
-from strategies.config import Dtype, Remat
+from strategies.config import Dtype, Remat, with_effect
 from strategies.core.plan import Plan
 from strategies.mesh import Devices
 from strategies.registry import distinct_meshes
@@ -219,10 +219,10 @@ class Selection:
         return [mesh for mesh in meshes if strategy.is_usual(mesh)]
 
     def _variations(self, strategy: str) -> Iterator[Options]:
-        """Combinations of values of the strategy's options; a single empty one if none of its options is varied."""
+        """Combinations of values of the strategy's options that have an effect; a single empty one if there is none."""
         varied = [(name, values) for name, values in self.options if name in options_of(strategy)]
-        for chosen in product(*(values for _, values in varied)):
-            yield tuple((name, value) for (name, _), value in zip(varied, chosen, strict=True))
+        combined = product(*([(name, value) for value in values] for name, values in varied))
+        yield from dict.fromkeys(with_effect(options, self.dtype) for options in combined)
 
 
 def _missing_twins(cases: Sequence[Case]) -> list[Case]:

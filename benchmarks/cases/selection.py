@@ -18,6 +18,7 @@ from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.config import NEEDS
 from strategies.costs.defaults import lacks_axis
 from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
@@ -164,7 +165,9 @@ def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Ite
             return
     for name in unused:
         having = ", ".join(strategy.name for strategy in STRATEGIES.values() if name in strategy.options)
-        raise ValueError(f"--option {name} changes none of the selected steps; it is one of {having}")
+        needs = [f"is one of {having}"] if having else []
+        needs += [f"needs {'='.join(NEEDS[name])}"] if name in NEEDS else []
+        raise ValueError(f"--option {name} changes none of the selected steps; it {' and '.join(needs)}")
 
 
 def require_devices(devices: Iterable[int], chosen: Selection, cases: Iterable[Case]) -> None:

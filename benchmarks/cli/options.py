@@ -43,6 +43,7 @@ LOST_AFTER = 30.0
 """Default seconds without heartbeat after which a process counts as lost."""
 JOIN_TIMEOUT = 300.0
 BUDGET_SECONDS = 600.0
+TEMPERATURE = 0.8
 DEFAULT_PRESET = "nano, or nano-moe with the strategy or the axis expert"
 MODEL_KEYS = {
     "layers": "transformer layers",
@@ -90,6 +91,7 @@ WINDOW = "tokens that a token attends to, itself included, or `dense`"
 A_CASE_EACH = "several values are a case each"
 DEVICES_OF = "the devices of a pod or a cluster, which need not be present:"
 TRACE = "in Chrome's trace format for ui.perfetto.dev and `meshmark plot`"
+MEANINGS = "docs/reference/commands.md says what they mean"
 PICTURE = "its suffix selects the format"
 
 
@@ -107,7 +109,9 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-MOVED = {f"--{dashed(key)}": f"--model {key}={{}}" for key in MODEL_KEYS} | {"--untied": "--model tied=false"}
+NEVER_OPTIONS = {"rope_factor", "norm_epsilon", "tied", "vocab_multiple", "full_attention_every"}
+MOVED = {f"--{dashed(key)}": f"--model {key}={{}}" for key in MODEL_KEYS if key not in NEVER_OPTIONS}
+MOVED |= {"--untied": "--model tied=false"}
 """Options that the keys of --model replace -> what to pass instead."""
 
 
@@ -125,9 +129,10 @@ def model_value(text: str) -> tuple[str, Any]:
     if not given:
         refuse(text, f"has no value; write {key}=VALUE")
     try:
+        value = "null" if value.lower() == "none" else value
         return key, checked(value, get_type_hints(GPTConfig, include_extras=True)[key], key, texts=True)
     except SchemaError as error:
-        raise ArgumentTypeError(str(error)) from error
+        raise ArgumentTypeError(str(error).replace("or null", "or none")) from error
 
 
 CASES = Group(
@@ -149,7 +154,7 @@ CASES = Group(
 MODEL = Group(
     "model",
     option("--preset PRESET", f"{joined(PRESETS)}; default: {DEFAULT_PRESET}", one_of("preset", PRESETS)),
-    option("--model KEY=VALUE,...", f"change the preset by {joined(MODEL_KEYS)}", model_value),
+    option("--model KEY=VALUE,...", f"change the preset by {joined(MODEL_KEYS)}; {MEANINGS}", model_value),
     option("--attention-window W,...", f"{WINDOW}; {A_CASE_EACH}; default: the preset's", window),
     option("--routing R,...", f"force the routing: balanced, zipf=1.2 or one; {A_CASE_EACH}", str),
     moved=MOVED,
@@ -231,7 +236,7 @@ LOGGING = Group(
     option("--resume", "continue the run in --out from its latest checkpoint"),
     option("--check", "first compare the step with one device, weight by weight, on random tokens"),
     option("--sample N", "generate N tokens of text at the end", count),
-    option("--temperature X", "temperature of the sample; 0 is greedy; default: %(default)s", float, 0.8),
+    option("--temperature X", "temperature of the sample; 0 is greedy; default: %(default)s", float, TEMPERATURE),
 )
 SPACE = Group(
     "search space",
@@ -273,6 +278,9 @@ def several_processes_requested(option: Namespace) -> bool:
         raise ValueError(f"--distributed detects {', '.join(manual)}; remove --distributed, or those")
     if 0 < len(missing) < len(manual):
         raise ValueError(f"{', '.join(manual)} go together; {', '.join(missing)} missing")
+    alone = len(missing) == len(manual) and not option.distributed
+    if alone and (option.join_timeout, option.lost_after) != (JOIN_TIMEOUT, LOST_AFTER):
+        raise ValueError("--join-timeout and --lost-after are of several processes; remove them, or pass --distributed")
     if not missing and option.process_id >= option.processes:
         raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
     if option.coordinator is not None:

@@ -18,6 +18,8 @@ PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tif
 """Formats of pictures: suffixes without the dot."""
 FILES = frozenset({*PICTURES, "csv", "gz", "html", "json", "jsonl", "log", "md", "txt", "xml", "zip"})
 """Suffixes that a folder's name does not have."""
+FORMATS = frozenset({"csv", "html", "json", "jsonl", "md", "xml"})
+"""Suffixes of formats of text, of which a file can have one."""
 NO_PICTURE = f"has no suffix of a picture; it can be {', '.join(f'.{name}' for name in PICTURES)}"
 
 
@@ -25,8 +27,16 @@ class Unwritable(ValueError):
     """A result cannot be written to its path; the message says why, and where it was saved instead, if anywhere."""
 
 
-def require_file(path: Path, *, picture: bool = False) -> None:
-    """Check that a file can be written, and create its folder. An existing file keeps its content."""
+def require_file(path: Path, kind: str = "", *, picture: bool = False) -> None:
+    """Check that a file can be written, and create its folder. An existing file keeps its content.
+
+    Args:
+        path: of the file.
+        kind: the suffix of files of its format, such as "json"; suffixes of other formats are refused.
+        picture: whether its format is that of a picture.
+    """
+    if path == STDOUT:
+        raise Unwritable("- is not the name of a file; name another file, or /dev/stdout to print it")
     if special(path):
         return  # opening it may disturb it
     try:
@@ -40,6 +50,8 @@ def require_file(path: Path, *, picture: bool = False) -> None:
         raise Unwritable(f"{short(path)} cannot be written: {cause(error)}; name another file") from error
     if is_picture(path) and not picture:
         raise Unwritable(f"{short(path)} has the suffix of a picture, and this file is not one; name another file")
+    if kind and path.suffix[1:].lower() in FORMATS - {kind}:
+        raise Unwritable(f"{short(path)} has the suffix of another format, and this file is {kind}; use .{kind}")
 
 
 def require_folder(path: Path) -> None:
@@ -201,7 +213,7 @@ def present(option: argparse.Namespace, document: str, text: str) -> None:
     paths = {"--json": option.json, "--png": option.png}
     require_apart({name: path for name, path in paths.items() if path not in (None, STDOUT)})
     if option.json not in (None, STDOUT):
-        require_file(option.json)
+        require_file(option.json, "json")
         save_text(option.json, document)
     drawn = drawn_elsewhere(document, option.png) if option.png else None
     print(document if option.json == STDOUT else text)

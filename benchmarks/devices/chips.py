@@ -41,6 +41,14 @@ class Chip:
         source: where the figures were published.
         peers: of GPUs without a switch, how many others a host has, each at the end of the same share of the links; 0
             where there is a switch.
+        matmul_share: the best rate that was measured for any bfloat16 matmul, as a fraction of the peak
+            (stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS comparison table", SXM
+            versions; of h100_96gb in proportion to its limit of power, of gb300 as of b300); 1 where it is not known.
+        float32_share: rate of float32 matmuls at full precision, as a fraction of that of bfloat16. GPUs do not use
+            their matrix units. TPUs multiply six pairs of bfloat16 parts (jax.lax.Precision.HIGHEST).
+        fp8_share, fp4_share: rates of dense matmuls of narrow elements, in multiples of that of bfloat16: the best that
+            were measured, by the same table, or peaks of data sheets; 0 where they are not known.
+        cores: of a GPU, its streaming multiprocessors; 0 where matmuls have no waves.
     """
 
     platform: Literal["tpu", "cuda", "gpu", "cpu"]
@@ -54,6 +62,11 @@ class Chip:
     network_bytes_per_second: Amount
     source: str
     peers: Whole = 0
+    matmul_share: Positive = 1.0
+    float32_share: Positive = 1.0
+    fp8_share: Amount = 0.0
+    fp4_share: Amount = 0.0
+    cores: Whole = 0
 
     def rings(self, extents: Sequence[int]) -> tuple[bool, ...]:
         """Which dims of a slice of this shape wrap around.

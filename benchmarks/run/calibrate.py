@@ -50,7 +50,6 @@ def timings_table(timings: Sequence[Timing]) -> list[str]:
 def rates_table(machine: Machine) -> list[str]:
     """Lines: the specifications and the constants of the machine."""
     figures = {**dataclasses.asdict(machine.chip), **dataclasses.asdict(machine.constants)}
-    figures["float32_share"] = machine.float32_share
     return aligned([(name, f"{value:.4g}") for name, value in figures.items() if isinstance(value, int | float)])
 
 
@@ -59,10 +58,9 @@ def document(machine: Machine, timings: Sequence[Timing], missing: Sequence[str]
     return {
         "stack": machine.stack.name,
         "devices": [jax.devices()[0].device_kind],
+        "rules": {name: rule for name, rule in dataclasses.asdict(machine.stack).items() if name != "name"},
         "specifications": dataclasses.asdict(machine.chip),
         "constants": dataclasses.asdict(machine.constants),
-        "float32_share": machine.float32_share,
-        "cores": machine.cores,
         "error": machine.error,
         "source": machine.source,
         "not_measured": list(missing),
@@ -82,7 +80,7 @@ def processor() -> str:
 def main(args: argparse.Namespace) -> int:
     """Measure the devices of this machine, and write and print what was measured."""
     with refusing():
-        require_file(args.out)
+        require_file(args.out, "json")
         available_devices()
     disable_compilation_cache()
     memory_bytes = 2 * (states_budget_bytes() or 0)  # what JAX lets a process have, before probes take some of it

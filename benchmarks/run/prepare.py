@@ -229,7 +229,7 @@ def expert_facts(step: Step, training: Training, case: object) -> dict[str, Any]
 
     Empty for a model without experts. A failure is only a warning, because the row is complete without.
     """
-    if step.load is None:
+    if not step.config.experts:
         return {}
     try:
         columns = load_columns(jax.device_get(step.load(training.state.params, next(training.batches))))

@@ -10,7 +10,7 @@ from benchmarks.cases.case import COMMON_OPTIONS, Case, CompilerOptions, Options
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec
-from strategies.config import Dtype, Gather, PipelineSchedule, Remat
+from strategies.config import Dtype, Gather, PipelineSchedule, Remat, with_effect
 from strategies.costs.predict import strategies_with_formulas
 from strategies.registry import distinct_meshes
 
@@ -28,11 +28,8 @@ more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 4
 class SearchSpace:
     """The search space for one model, batch and topology, all of whose devices are used; fields are as in `Case`.
 
-    Attributes:
-        strategies: names; empty for all hand-written strategies with formulas.
-        meshes: empty for all.
-        microbatches: empty for those of `microbatch_choices`.
-        options: values of strategy options; they replace the default variation of that option.
+    Without strategies, all hand-written ones with formulas are tried; without meshes, all; without microbatches, the
+    `microbatch_choices`. Values of strategy options replace the default variation of that option.
     """
 
     topology: Topology
@@ -68,17 +65,7 @@ class SearchSpace:
         known = {*COMMON_OPTIONS, *chain.from_iterable(of_axes)}
         varied = {option: values for option, values in (VARIED | dict(self.options)).items() if option in known}
         variations = (tuple(zip(varied, values, strict=True)) for values in product(*varied.values()))
-        return list(dict.fromkeys(map(without_unused_chunks, variations)))
-
-
-def without_unused_chunks(options: Options) -> Options:
-    """The options without chunks, if the schedule has none.
-
-    >>> without_unused_chunks((("schedule", "1f1b"), ("chunks", 4)))
-    (('schedule', '1f1b'),)
-    """
-    unused = dict(options).get("schedule", "interleaved") != "interleaved"
-    return tuple((name, value) for name, value in options if not (unused and name == "chunks"))
+        return list(dict.fromkeys(with_effect(options, self.dtype) for options in variations))
 
 
 def microbatch_choices(name: str, mesh: MeshSpec, batch_size: int) -> list[int]:

@@ -119,7 +119,7 @@ def main(option: argparse.Namespace) -> int:
         cases = selected(option).cases()
         if option.trace:
             require_traceable(cases)
-            require_file(option.trace)
+            require_file(option.trace, "json")
     statuses = []
     for number, case in enumerate(cases, start=1):
         with say_regularly(partial(progress, number, len(cases), f"compiling {case}", None)):
@@ -150,4 +150,4 @@ def trace_of(record: Record) -> str:
     if not replayed:
         return ""
     case, where = str(record.case), f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
-    return json.dumps(trace("replay", case, where, {f"{case} on {where}, simulated": [*replayed.all_spans()]}))
+    return json.dumps(trace("replay", case, where, {f"{case} on {where}, simulated": replayed.spans()}))

@@ -82,10 +82,6 @@ class Candidate:
             "parts": dict(self.timeline.parts),
         }
 
-    def as_row(self) -> dict[str, Any]:
-        """A row with all that is known of it, as JSON values. Bottlenecks take a prediction for each resource."""
-        return layout_row(self.case) | self.formulas | self.predictions | {"waits_for": self.limits}
-
 
 class Tried(NamedTuple):
     """A candidate that was compiled or measured, or meant to be: seconds of its step, if they are known, and what that
@@ -104,10 +100,8 @@ def fastest_first(tried: Iterable[Tried]) -> list[Tried]:
 
 @dataclass(frozen=True)
 class Ranking:
-    """All candidates of a search.
-
-    Those that fit with a margin for the error of formulas, fastest first; those that need more memory; and cases
-    without a step, each with the reason.
+    """All candidates of a search: those that fit with a margin for the error of formulas, fastest first; those that are
+    too large; and cases without a step, each with the reason.
     """
 
     fitting: tuple[Candidate, ...]
@@ -120,8 +114,9 @@ class Ranking:
         return {candidate.case: rank for rank, candidate in enumerate(self.fitting, start=1)}
 
     def row(self, candidate: Candidate) -> dict[str, Any]:
-        """The row of a candidate that fits, with its rank."""
-        return {"rank": self.ranks[candidate.case], **candidate.as_row()}
+        """What is known of a candidate that fits, as JSON values. Bottlenecks take a prediction for each resource."""
+        known = candidate.formulas | candidate.predictions | {"waits_for": candidate.limits}
+        return {"rank": self.ranks[candidate.case]} | layout_row(candidate.case) | known
 
     @cached_property
     def best_per_layout(self) -> list[Candidate]:
@@ -193,7 +188,7 @@ def _faster(name: str) -> Callable[[Machine], Machine]:
 
 
 RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
-    "matmuls": lambda machine: replace(machine, matmul_flops_per_second=machine.matmul_flops_per_second * UNLIMITED),
+    "matmuls": _faster("flops_per_second"),
     "memory bandwidth": _faster("memory_bytes_per_second"),
     "links inside a host": _faster("link_bytes_per_second"),
     "network between hosts": _faster("network_bytes_per_second"),

@@ -49,12 +49,10 @@ Scaling = Literal["strong", "weak"]
 
 @dataclass(frozen=True)
 class Result:
-    """What a search found on some devices.
+    """What a search found on some devices. Compiled and measured candidates are the fastest first.
 
-    Attributes:
-        compiled, measured: candidates that were compiled and measured, fastest first.
-        scaling: of a search on several numbers of devices, whether the batch is the same on all of them or grows with
-            them. The ranking has the best candidate alone, or one that says why nothing fits.
+    `scaling` is of a search on several numbers of devices: whether the batch is the same on all of them or grows with
+    them. The ranking has the best candidate alone, or one that says why nothing fits.
     """
 
     space: SearchSpace
@@ -76,12 +74,9 @@ class Result:
 
 
 def report(result: Result, everything: bool, tokens: float | None = None, price: float | None = None) -> list[str]:
-    """The lines of the report.
+    """The lines of the report; of `everything`, with all candidates that fit, and why others are infeasible.
 
-    Args:
-        everything: whether to list all candidates that fit, and why others are infeasible.
-        tokens: to train on, for days and device-hours.
-        price: of a device-hour.
+    With a number of tokens it has the days to train on them, and with the price of a device-hour the cost.
     """
     ranking = result.ranking
     blocks = [answer(result), heading(result)]

@@ -18,7 +18,7 @@ from benchmarks.cases.selection import (
     unique,
     values_of,
 )
-from benchmarks.cli.options import dashed
+from benchmarks.cli.options import BUDGET_SECONDS, dashed
 from benchmarks.cli.outputs import require_apart, require_file
 from benchmarks.devices.attached import states_budget_bytes, topology_of
 from benchmarks.devices.chips import Chip
@@ -49,7 +49,7 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     outputs = {f"--{name}": path for name in ("json", "trace") if (path := getattr(args, name))}
     require_apart(outputs, [Path(args.machine)] if args.machine else [])
     for path in outputs.values():
-        require_file(path)
+        require_file(path, "json")
     if args.compile:
         require_schedules(args.topology)
     return space, chosen
@@ -102,6 +102,8 @@ def require_together(args: argparse.Namespace) -> None:
         raise ValueError("--measure times steps on the devices of this machine; pass --topology here")
     if args.scaling and (given := [name for name in SINGLE_TOPOLOGY_OPTIONS if getattr(args, name)]):
         raise ValueError(f"--{given[0]} is of one topology; remove --scaling")
+    if not args.compile and args.time_budget != BUDGET_SECONDS:
+        raise ValueError("--time-budget is of --compile; pass --compile, too")
     for name, others in BELONGING.items():
         if not getattr(args, name) and (given := [other for other in others if getattr(args, other)]):
             raise ValueError(f"--{dashed(given[0])} is of --{name}; pass --{name}, too")
@@ -148,7 +150,7 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)
     chip = Chip(CPU, 1e11, memory_bytes, 1e10, 1e9, 0, 0, 0, 1e9, "assumed")
     stack = machine("meshmark_tpus").stack
-    return Machine("order", chip, chip.flops_per_second, 0, stack, START, 1.0, f"{NOT_FITTED}: an order of work")
+    return Machine("order", chip, stack, START, 1.0, f"{NOT_FITTED}: an order of work")
 
 
 MOST_BYTES = 2**40

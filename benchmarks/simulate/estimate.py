@@ -54,12 +54,7 @@ class ChipEstimate:
         return f"needs {needed:.1f} GiB of {capacity:.1f} GiB{over}"
 
     def as_row(self, flops: float, tokens: float) -> Mapping[str, str | float | bool | None]:
-        """The columns of a record, always the same ones.
-
-        Args:
-            flops: model FLOPs of one device per step.
-            tokens: tokens of one device per step.
-        """
+        """The columns of a record, always the same ones, by the model FLOPs and the tokens of one device per step."""
         least = self.roofline or Roofline(0, 0, 0)
         seconds = least.step_seconds or None
         replayed = self.replay
@@ -67,9 +62,7 @@ class ChipEstimate:
             "chip.needed_bytes": self.needed_bytes,
             "chip.capacity_bytes": self.capacity_bytes,
             "chip.fits": self.fits,
-            "roofline.compute_seconds": seconds and least.compute_seconds,
-            "roofline.memory_seconds": seconds and least.memory_seconds,
-            "roofline.network_seconds": seconds and least.network_seconds,
+            **{f"roofline.{name}": seconds and value for name, value in vars(least).items()},
             "roofline.bound": seconds and least.bound,
             **self._rates("roofline", seconds, flops, tokens),
             **{f"replay.{part}_seconds": replayed and replayed.parts.get(part, 0.0) for part in DEVICE_LANES},
@@ -87,26 +80,14 @@ class ChipEstimate:
 
 
 def estimate(kind: str, step: Step, program: Program, needed_bytes: int, bubble: float) -> ChipEstimate:
-    """Estimate for a compiled step: its planned memory, and the roofline and the replay of its program if it was read.
-
-    Args:
-        kind: of the devices, a key of `CHIPS`.
-        step: the step.
-        program: the compiled step.
-        needed_bytes: its planned memory.
-        bubble: fraction of the time for which a pipeline stage is idle.
-    """
+    """The planned memory of a compiled step, and the roofline and the replay of its program if it was read."""
     machine, dtype = ideal(kind), step.train.dtype
     chip = machine.chip
     if program.unread:
         return ChipEstimate(needed_bytes, chip.memory_bytes)
-    return ChipEstimate(
-        needed_bytes,
-        chip.memory_bytes,
-        Priced(step.mesh, machine, dtype).roofline(program),
-        chip.flops_per_second,
-        replay(program, step.mesh, machine, dtype, bubble),
-    )
+    roofline = Priced(step.mesh, machine, dtype).roofline(program)
+    replayed = replay(program, step.mesh, machine, dtype, bubble)
+    return ChipEstimate(needed_bytes, chip.memory_bytes, roofline, chip.flops_per_second, replayed)
 
 
 def estimate_from_error(error: Exception) -> ChipEstimate | None:

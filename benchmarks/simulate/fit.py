@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +19,7 @@ from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import log, require_apart, require_file, write_then_print
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import RANGES, START, Constants, Machine
-from benchmarks.simulate.machines import MachineFile, as_json, machine, machine_path, made, read_file
+from benchmarks.simulate.machines import MachineFile, as_json, machine, machine_path, read_file
 from benchmarks.simulate.predict import TableRow, error_cells, read_tables, seconds_on
 from benchmarks.simulate.published import PublishedRun, run_of
 
@@ -33,12 +33,8 @@ EDGE = 0.01
 
 
 class Fit(NamedTuple):
-    """Constants of a fit.
-
-    Attributes:
-        constants: all.
-        fitted: names of those that change a prediction and were asked for; the others are as they were.
-        at_edges: names of those that lie at an end of their range: the model wants something that it does not have.
+    """Constants of a fit, the names of those that were fitted, and of those that lie at an end of their range: the
+    model wants something that it does not have.
     """
 
     constants: Constants
@@ -61,12 +57,9 @@ def seconds_of(runs: Sequence[PublishedRun]) -> list[float]:
 
 
 def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] = ()) -> Fit:
-    """Fit the constants of a machine to the measured seconds of runs. A source weighs the root of its number of runs.
+    """Fit some constants of a machine to the measured seconds of runs; by default all on which they depend.
 
-    Args:
-        runs: measured.
-        machines: with values for the constants that are not fitted.
-        only: names of constants to fit; by default all on which the runs depend.
+    A source weighs the root of its number of runs.
     """
     if unknown := {*only} - {*RANGES}:
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")
@@ -127,10 +120,9 @@ def main(args: argparse.Namespace) -> None:
         path = machine_path(args.machine)
         if args.out:
             require_apart({"--out": args.out}, (*args.runs, path))
-            require_file(args.out)
-        file = read_file(path)
-        machines = cache(partial(made, path.stem, file))
-        runs = expressed(read_tables(args.runs), machines(file.kind), file.devices)
+            require_file(args.out, "json")
+        file, machines = read_file(args.machine), partial(machine, args.machine)
+        runs = expressed(read_tables(args.runs), machine(args.machine), file.devices)
         found = fit(runs, machines, args.only)
         without = left_out(runs, machines, args.only)
         if args.otherwise:  # its own without the source

@@ -11,24 +11,17 @@ from functools import cache
 from typing import Literal
 
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory_traffic import (
-    cast_bytes,
-    copied_bytes,
-    fills_stacks,
-    kept_bytes,
-    stacks_kept,
-    table_bytes,
-)
-from benchmarks.simulate.projections import projections
-from benchmarks.simulate.stack import NONE, ForwardBackward, Precision, Stack
+from benchmarks.simulate.memory_traffic import copied_bytes, fills_stacks, kept_bytes, stacks_kept, table_bytes
+from benchmarks.simulate.stack import CAST_BYTES, NONE, ForwardBackward, Precision, Stack
 from strategies.core.expert_rows import rows_of
 from strategies.core.plan import Plan
 from strategies.core.share import Share, attention_shares
 from strategies.core.sizes import BYTES
-from strategies.costs.layer import costs_of
+from strategies.costs.layer import costs_of, matmuls_of
 
 Kind = Literal["matmul", "attention", "memory"]
-
+Dims = tuple[float, float, float, float]
+"""m, n, k of a matmul [m,k] x [k,n], and how many there are side by side."""
 
 TILES = ((256, 128, 1.0), (128, 128, 0.9), (128, 64, 0.75), (64, 64, 0.55))
 """Tiles of the output that a core of a GPU computes at a time, and the rate with each, relative to the largest."""
@@ -71,14 +64,14 @@ class Kernel:
         kind: a matmul, fused attention, or a pass over memory.
         flops: of its matmuls.
         moved_bytes: that it reads and writes in memory.
-        dims: m, n, k of a matmul [m,k] x [k,n], and how many there are in the batch.
+        dims: of a matmul.
         itemsize: bytes of an element of its operands; 4 for float32.
     """
 
     kind: Kind
     flops: float
     moved_bytes: float
-    dims: tuple[float, float, float, float] = (0, 0, 0, 0)
+    dims: Dims = (0, 0, 0, 0)
     itemsize: float = 2
 
     def seconds(self, machine: Machine) -> float:
@@ -92,19 +85,15 @@ class Kernel:
             return max(self.flops / best / constants.attention_efficiency, streaming)
         m, n, k, batch = self.dims
         rate = best * constants.matmul_efficiency
-        filled = tiles_filled(m, n, batch, machine.cores) if machine.cores else 1.0
+        filled = tiles_filled(m, n, batch, machine.chip.cores) if machine.chip.cores else 1.0
         at_ends = constants.matmul_dim * max(1.0, 2 / self.itemsize)  # seconds that a higher rate does not shorten
         return max(self.flops / rate / filled * (1 + at_ends / k), streaming)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The kernels of a layer for one microbatch.
-
-    Attributes:
-        forward: of the forward pass.
-        inputs: of the backward pass, without `weights`. They begin with what is recomputed.
-        weights: of the gradients of the weights of matmuls.
+    """The kernels of a layer for one microbatch: forward, of the gradients of the weights of matmuls, and the others of
+    the backward pass (`inputs`), which begin with what is recomputed.
     """
 
     forward: tuple[Kernel, ...]
@@ -117,30 +106,38 @@ class Layer:
         return *self.inputs, *self.weights
 
 
-def matmul(m: float, n: float, k: float, itemsize: float, batch: float = 1) -> Kernel:
-    """A batch of matmuls [m,k] x [k,n]. Results have two bytes at least."""
+def matmul(dims: Dims, itemsize: float) -> Kernel:
+    """A batch of matmuls. Results have two bytes at least."""
+    m, n, k, batch = dims
     moved = batch * (itemsize * (m * k + k * n) + max(2, itemsize) * m * n)
-    return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch), itemsize)
+    return Kernel("matmul", 2 * batch * m * n * k, moved, dims, itemsize)
 
 
-def gradients_of(m: float, n: float, k: float, itemsize: float, batch: float = 1) -> Iterator[Kernel]:
+def gradients_of(dims: Dims, itemsize: float) -> Iterator[Kernel]:
     """The two matmuls of the gradients of `matmul`: of its first operand, and of its second."""
-    yield matmul(m, k, n, itemsize, batch)
-    yield matmul(k, n, m, itemsize, batch)
+    m, n, k, batch = dims
+    yield matmul((m, k, n, batch), itemsize)
+    yield matmul((k, n, m, batch), itemsize)
+
+
+def projections(plan: Plan) -> Iterator[Dims]:
+    """The matmuls with weights of all branches of the layer, as a device does them."""
+    for branch in plan.block.branches():
+        for one in matmuls_of(branch, plan.config):
+            rows, side_by_side = costs_of(branch).rows(plan.share, one)
+            of, *to = one.weight.dims  # as the device works with the matrix
+            k, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in (of, *to))
+            yield rows, math.prod(columns), k, side_by_side
 
 
 def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer:
-    """The kernels of a layer on one device, for one microbatch.
-
-    Args:
-        plan: the step.
-        stack: the software.
-        precision: of the matmuls with weights, if it is not the dtype of the step. Their operands are cast to it.
+    """The kernels of a layer on one device, for one microbatch. Operands of matmuls with weights are cast to the
+    precision, if there is one.
     """
     itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     multiplied = [*projections(plan)]
-    forward = [matmul(each.m, each.n, each.k, itemsize, each.batch) for each in multiplied]
-    gradients = (gradients_of(each.m, each.n, each.k, itemsize, each.batch) for each in multiplied)
+    forward = [matmul(dims, itemsize) for dims in multiplied]
+    gradients = (gradients_of(dims, itemsize) for dims in multiplied)
     backward, weights = map(list, zip(*gradients, strict=True))
     attentions = [attention(plan, stack, each) for each in attention_shares(plan.share)]
     ahead, back = ([kernel for kernels in way for kernel in kernels] for way in zip(*attentions, strict=True))
@@ -178,6 +175,14 @@ def pass_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> Forward
     )
 
 
+def cast_bytes(plan: Plan) -> ForwardBackward:
+    """Bytes that a layer reads and writes to cast inputs of its matmuls, and gradients of their results."""
+    multiplied = [*projections(plan)]
+    inputs = sum(m * k * batch for m, _, k, batch in {*multiplied})
+    results = sum(m * n * batch for m, n, _, batch in multiplied)
+    return ForwardBackward(CAST_BYTES * inputs, CAST_BYTES * results)
+
+
 def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], list[Kernel]]:
     """The kernels of an attention of a layer, forward and backward; `share` is what the device computes of it."""
     config, itemsize = plan.config, BYTES[plan.train.dtype]
@@ -185,9 +190,9 @@ def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], lis
         return fused_attention(plan, share)
     keys, head, queries = share.computed_keys, config.head_dim, config.sequence / share.contexts
     batch = share.tokens * share.contexts / config.sequence * share.head_features / head
-    scores, values = (queries, keys, head), (queries, head, keys)
-    forward = [matmul(*scores, itemsize, batch), matmul(*values, itemsize, batch)]
-    backward = [kernel for dims in (scores, values) for kernel in gradients_of(*dims, itemsize, batch)]
+    scores, values = (queries, keys, head, batch), (queries, head, keys, batch)
+    forward = [matmul(scores, itemsize), matmul(values, itemsize)]
+    backward = [kernel for dims in (scores, values) for kernel in gradients_of(dims, itemsize)]
     area = batch * queries * keys * itemsize / 2
     forward.append(Kernel("memory", 0, SCORE_BYTES.forward * area))
     backward.append(Kernel("memory", 0, SCORE_BYTES.backward * area))
@@ -221,8 +226,8 @@ def kernels_of(plan: Plan, stack: Stack, *, back: bool) -> float:
 def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The kernels of logits and loss for one microbatch, forward and backward, where `parts` devices split them."""
     tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
-    dims = (tokens, rows, plan.config.embed)
+    dims = (tokens, rows, plan.config.embed, 1)
     moved = (stack.kernels.logit_bytes * tokens * rows + table_bytes(plan, stack, rows)) / 2
-    again = (matmul(*dims, itemsize),) if plan.logits_again else ()
-    forward = (matmul(*dims, itemsize), Kernel("memory", 0, moved))
-    return forward, (*again, *gradients_of(*dims, itemsize), Kernel("memory", 0, moved))
+    again = (matmul(dims, itemsize),) if plan.logits_again else ()
+    forward = (matmul(dims, itemsize), Kernel("memory", 0, moved))
+    return forward, (*again, *gradients_of(dims, itemsize), Kernel("memory", 0, moved))

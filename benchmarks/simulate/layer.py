@@ -4,7 +4,7 @@ The rules of the stack say when the device waits for each collective. A layer en
 kernels have a latency, each instead adds that.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -46,12 +46,8 @@ HOST = "launches"
 class LayerEvents:
     """What a device does for a microbatch in one of its layers, and in the embedding and the head.
 
-    Attributes:
-        plan: of the layer.
-        traffic: of the step.
-        network: the devices.
-        layers: of the device, all that send the traffic.
-        recomputed_prefix_layers: how many of them run forward twice (`Plan.recomputed_prefix_layers`).
+    The traffic is that of the step, which `layers` of the device send; `recomputed_prefix_layers` of them run forward
+    twice (as in `Plan`).
     """
 
     plan: Plan
@@ -76,14 +72,9 @@ class LayerEvents:
         return self.plan.staged and self.stack.embedding_and_head == "first and last"
 
     def events(self, way: Way, gradients: Sequence[Event] = ()) -> Iterator[Item]:
-        """Yield the events of a pass through a layer.
-
-        Args:
-            way: the pass.
-            gradients: all-reduces of the layer's gradients over replicas, which are sent beside it.
-        """
+        """Yield the events of a pass through a layer, with sums of its gradients over replicas beside it."""
         gathers = [*self.gathers(GATHERED[way])]
-        beside = [*(gathers if self.prefetches else ()), *gradients, *self._beside(way)]
+        beside = [*(gathers if self.prefetches else ()), *gradients, *self._collectives(way, beside=True)]
         beside_kernels = () if self.stack.kernels_have_latency else (HOST,)
         seconds = self._launches(way) * self.network.machine.constants.kernel_seconds
         yield Event(HOST, seconds, beside_kernels, beside_kernels)
@@ -139,56 +130,16 @@ class LayerEvents:
                 backward.append(half)
         return forward, backward
 
-    def exposed(self, kind: Literal["all_gather", "reduce_scatter"]) -> Iterator[Event]:
-        """Yield what nothing hides at an end of a microbatch, where weights are gathered beside layers.
-
-        That is the gather of the first layer, or the reduce-scatter of its gradients.
-        """
-        yield from self.gathers(GATHERED["forward" if kind == "all_gather" else "weights"])
-
     @cached_property
     def kernels(self) -> Layer:
         """The kernels of the layer."""
         return layer(self.plan, self.stack, self.network.machine.precision)
 
-    def _work(self, way: Way) -> Iterator[Item]:
+    def _work(self, way: Way) -> Iterator[Event]:
         """Yield the kernels of a pass, and the collectives that the device waits for at once."""
         for kernel in getattr(self.kernels, way):
             yield Event(kernel.kind, kernel.seconds(self.network.machine))
-        for term in self._layer_traffic(way):
-            if exposed := 1 - self._share_beside(term):
-                yield self._collectives(term, way, self._calls(term, way) * exposed)
-
-    def _beside(self, way: Way) -> Iterator[Event]:
-        """Yield the collectives of a layer, or shares of them, that run beside its kernels."""
-        for term in self._layer_traffic(way):
-            if share := self._share_beside(term):
-                yield self._collectives(term, way, self._calls(term, way) * share)
-
-    def _share_beside(self, term: Traffic) -> float:
-        """Share of a collective of a layer that runs beside its kernels, or beside the other half of the batch."""
-        if term.what == "layers":
-            return self._hidden_share
-        return float(term.what == "keys and values" and term.what in self.stack.overlaps)
-
-    @property
-    def _hidden_share(self) -> float:
-        """Share of the layer's collectives over the tensor axis that runs beside matmuls.
-
-        On two halves of the batch a layer has twice as many collectives. Those of both halves are in flight at once, so
-        that their latency counts once.
-        """
-        if "tensor" in self.stack.overlaps and self.plan.sequence_parallel:
-            return 1 - 1 / self.plan.tensors
-        return HALVES_SHARE if self.plan.train.halves == "on" and "halves" in self.stack.overlaps else 0.0
-
-    def _layer_traffic(self, way: Way) -> Iterator[Traffic]:
-        """What a layer sends in a pass. Gradients of weights need nothing of other devices."""
-        return (term for term in self._of_layers if way != "weights" and self._calls(term, way))
-
-    @cached_property
-    def _of_layers(self) -> tuple[Traffic, ...]:
-        return tuple(term for term in self.traffic if term.what in LAYER_TRAFFIC)
+        yield from self._collectives(way, beside=False)
 
     def _launches(self, way: Way) -> float:
         """Kernels that are launched for a pass. A part of a backward pass has its share of the seconds."""
@@ -196,42 +147,58 @@ class LayerEvents:
         if way in ("forward", "backward"):
             return launches
         parts: tuple[Way, Way] = ("inputs", "weights")
-        both = {part: sum(event.seconds for event in self._work(part) if isinstance(event, Event)) for part in parts}
+        both = {part: sum(event.seconds for event in self._work(part)) for part in parts}
         return launches * both[way] / (sum(both.values()) or 1)
 
-    def _collectives(self, term: Traffic, way: Way, calls: float) -> Event:
-        """Some collectives of a layer's activations in a pass; `term` is those of all layers and microbatches."""
-        # Gathers: forward, backward, and for gradients behind a matmul (Korthikanti et al. 2022, section 4.2.2).
-        gathers = term.kind == "all_gather" and term.what not in TOKENS
-        (of_forward, _), counted = self._calls_by_pass[term.what, term.kind]
-        share = 1 / 3 / self._calls(term, way) if gathers else 1 / counted
-        again = self.recomputed_prefix_layers * (1 / 3 if gathers else of_forward / counted)
-        layers = self.plan.layers if term.what in TOKENS else self.layers + again
-        sent = term.sent_bytes * share / self.plan.train.microbatches / layers
-        return self.network.event("layer collectives", term.kind, term.axes, sent * calls, calls)
+    def _collectives(self, way: Way, *, beside: bool) -> Iterator[Event]:
+        """Yield the collectives of a layer in a pass: the shares of them that run beside its kernels, or the others.
 
-    def _calls(self, term: Traffic, way: Way) -> float:
-        """Collectives that a layer needs in a pass."""
-        return self._calls_by_pass[term.what, term.kind][0][way != "forward"]
+        Gradients of weights need nothing of other devices.
+        """
+        plan, back = self.plan, way != "forward"
+        for term, calls in self._calls if way != "weights" else ():
+            share = self._share_beside(term) if beside else 1 - self._share_beside(term)
+            if not (share and calls[back]):
+                continue
+            # Gathers: forward, backward, and for gradients behind a matmul (Korthikanti et al. 2022, section 4.2.2).
+            gathers = term.kind == "all_gather" and term.what not in TOKENS
+            of_passes = (1 / 3, 1 / 3) if gathers else [number / sum(calls) for number in calls]
+            again = self.recomputed_prefix_layers * of_passes[0]
+            layers = plan.layers if term.what in TOKENS else self.layers + again
+            sent = term.sent_bytes * of_passes[back] / plan.train.microbatches / layers
+            yield self.network.event("layer collectives", term.kind, term.axes, sent * share, calls[back] * share)
+
+    def _share_beside(self, term: Traffic) -> float:
+        """Share of a collective of a layer that runs beside its kernels, or beside the other half of the batch.
+
+        On two halves of the batch a layer has twice as many collectives. Those of both halves are in flight at once, so
+        that their latency counts once.
+        """
+        overlaps = self.stack.overlaps
+        if term.what != "layers":
+            return float(term.what == "keys and values" and term.what in overlaps)
+        if "tensor" in overlaps and self.plan.sequence_parallel:
+            return 1 - 1 / self.plan.tensors
+        return HALVES_SHARE if self.plan.train.halves == "on" and "halves" in overlaps else 0.0
 
     @cached_property
-    def _calls_by_pass(self) -> Mapping[tuple[str, str], tuple[ForwardBackward, int]]:
-        """Of what and of which kind -> collectives that a layer needs in each pass, and how many its traffic counts."""
-        return {key: self._counted(*key) for key in {(term.what, term.kind) for term in self._of_layers}}
+    def _calls(self) -> tuple[tuple[Traffic, ForwardBackward], ...]:
+        """What layers send, and how many collectives a layer needs for it in each pass."""
+        return tuple(
+            (term, self._calls_of(term.what, term.kind)) for term in self.traffic if term.what in LAYER_TRAFFIC
+        )
 
-    def _counted(self, what: str, kind: str) -> tuple[ForwardBackward, int]:
-        """One of `_calls_by_pass`."""
+    def _calls_of(self, what: str, kind: str) -> ForwardBackward:
+        """Collectives of a kind that a layer needs for a purpose in each pass."""
         branches, full = len(self.plan.block.branches()), self.plan.train.remat == "full"
         attentions, mixtures = self.plan.block.attentions(), self.plan.block.mixtures()
         if what == "keys and values" and self.plan.share.ring > 1:
             hops = self.plan.share.ring - 1
-            return ForwardBackward(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
+            return ForwardBackward(attentions * hops, attentions * (2 * hops + 1))
         if what in TOKENS:
             forward, back = (mixtures * calls for calls in TOKEN_CALLS[what, kind])
             again = mixtures - (what == "combine") if full and forward else 0  # nothing takes the last sums again
-            return ForwardBackward(forward, back + again), forward + back + again
+            return ForwardBackward(forward, back + again)
         if what == "tokens and heads":
-            back = (4 if full else 2) * attentions
-            return ForwardBackward(2 * attentions, back), 2 * attentions + back
-        counted = 2 * branches + (branches - 1 if full else 0)  # as tensor.py counts them
-        return ForwardBackward(branches, counted - branches), counted
+            return ForwardBackward(2 * attentions, (4 if full else 2) * attentions)
+        return ForwardBackward(branches, branches + (branches - 1 if full else 0))  # as tensor.py counts them

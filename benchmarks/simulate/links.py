@@ -5,11 +5,11 @@ neighbour along each of its dims.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -61,13 +61,7 @@ class Group:
 
 @cache
 def group(topology: Topology, spec: MeshSpec, axes: Axes) -> Group:
-    """The group of a mesh along some axes, on all devices of a topology. GPUs are numbered host by host.
-
-    Args:
-        topology: the devices.
-        spec: the mesh.
-        axes: mesh axes along which the devices of the group differ.
-    """
+    """The group of a mesh along some axes, on all devices of a topology. GPUs are numbered host by host."""
     if topology.chip is None or not topology.chip.torus_dims:
         hosts = np.arange(spec.size).reshape([*spec.sizes.values()]) // topology.shape[-1]
         along = hosts[tuple(slice(None) if axis in axes else 0 for axis in spec.sizes)]
@@ -76,35 +70,24 @@ def group(topology: Topology, spec: MeshSpec, axes: Axes) -> Group:
 
 
 def mesh_group(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> Group:
-    """The group along some axes of a mesh of devices with coordinates or process indices."""
+    """The group along some axes of a mesh of devices with coordinates or process indices.
+
+    In a dim of a torus, positions that are spread evenly over a whole ring form a ring; others form a line.
+    """
     members = group_along(mesh, axes)
     if not chip.torus_dims:
         return _switched(len(members), len({device.process_index for device in members}))
+    whole, part = positions(mesh.devices.flat), positions(members)
+    rings = zip(chip.rings([len(places) for places in whole]), part, whole, strict=True)
+    dims = tuple(_along(places, ring, full) for ring, places, full in rings if len(places) > 1)
     names = [name for name, extent in zip(TORUS_DIMS, extents(members), strict=False) if extent > 1]
-    return Group(len(members), 1, torus_dims(chip, mesh, members), tuple(names) or ("between cores",))
+    return Group(len(members), 1, dims, tuple(names) or ("between cores",))
 
 
 def _switched(devices: int, hosts: int) -> Group:
     """A group of GPUs on hosts."""
     links = ("inside a host",) * (devices > hosts) + ("between hosts",) * (hosts > 1)
-    return Group(devices, hosts, (Along(devices, ring=False),), links)
-
-
-def bandwidth(chip: Chip, kind: str, where: Group) -> float:
-    """Bytes per second that a device sends in a collective of a group."""
-    if chip.torus_dims:
-        return torus_bandwidth(chip, kind, where.dims)
-    return switch_bandwidth(chip, kind, where.devices, where.hosts)
-
-
-def torus_dims(chip: Chip, mesh: Mesh, group: Iterable[Any]) -> tuple[Along, ...]:
-    """The dims of the torus in which a group has several positions.
-
-    A group whose positions are spread evenly over a whole ring forms a ring; otherwise it forms a line.
-    """
-    whole, part = positions(mesh.devices.flat), positions(group)
-    rings = zip(chip.rings([len(places) for places in whole]), part, whole, strict=True)
-    return tuple(_along(places, ring, full) for ring, places, full in rings if len(places) > 1)
+    return Group(devices, hosts, (), links)
 
 
 def _along(places: Sequence[int], ring: bool, full: Sequence[int]) -> Along:
@@ -113,7 +96,12 @@ def _along(places: Sequence[int], ring: bool, full: Sequence[int]) -> Along:
     return Along(len(places), ring and gap * len(places) == len(full), gap)
 
 
-def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:
+def bandwidth(chip: Chip, kind: str, where: Group) -> float:
+    """Bytes per second that a device sends in a collective of a group; kinds are those of `strategies.core.traffic`."""
+    return torus_bandwidth(chip, kind, where.dims) if chip.torus_dims else switch_bandwidth(chip, kind, where)
+
+
+def switch_bandwidth(chip: Chip, kind: str, where: Group) -> float:
     """Bytes per second that a GPU can send.
 
     GPUs of a host share a switch; to other hosts, each has its share of the network. Where there is no switch, as in
@@ -122,23 +110,14 @@ def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:
     Data that all devices need enters each host only once. Of the n-1 parts that a device forwards in a ring over n
     devices, the h-1 that cross between h hosts use the network (NCCL's rings: one through each of a host's network
     cards). In an all-to-all, the parts for all devices on other hosts cross.
-
-    Args:
-        chip: specifications of the GPU.
-        kind: kind of collective.
-        devices: number of devices in the group.
-        hosts: number of hosts that they are on.
     """
-    inside = chip.link_bytes_per_second
+    inside, devices, hosts = chip.link_bytes_per_second, where.devices, where.hosts
     if chip.peers and devices > hosts:
         inside *= min(1.0, (devices / hosts - 1) / chip.peers)
     if hosts == 1:
         return inside
     crossing = {"permute": 1.0, "all_to_all": (devices - devices / hosts) / (devices - 1)}
-    return min(
-        inside,
-        chip.network_bytes_per_second / crossing.get(kind, (hosts - 1) / (devices - 1)),
-    )
+    return min(inside, chip.network_bytes_per_second / crossing.get(kind, (hosts - 1) / (devices - 1)))
 
 
 def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
@@ -150,11 +129,6 @@ def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
     long, because its middle is one link instead of two. The cores of one chip share its memory.
 
     Where a group has gaps, other groups lie in them and send at the same time: each has its share of the links between.
-
-    Args:
-        chip: specifications of the chip.
-        kind: kind of collective.
-        dims: dims of the torus in which the group has several positions.
     """
     if not dims:
         return chip.memory_bytes_per_second
@@ -174,33 +148,15 @@ class Network:
     mesh: MeshSpec
 
     def event(self, part: str, kind: str, axes: Axes, sent_bytes: Bytes | float, calls: float = 1) -> Event:
-        """Collectives of one kind along some axes, as an event on their links.
-
-        Args:
-            part: of the step, if the device waits for them.
-            kind: a key of `strategies.core.traffic.SENT`.
-            axes: mesh axes along which the devices of a group differ.
-            sent_bytes: that a device sends in all of them.
-            calls: how many collectives that are.
+        """Collectives of one kind along some axes, as an event on their links, which is a part of the step if the
+        device waits for it. Other arguments are as for `collective_seconds`.
         """
-        where = self.group(axes)
+        where = group(self.topology, self.mesh, axes)
         return Event(part, collective_seconds(self.machine, kind, where, sent_bytes, calls), where.links)
-
-    def group(self, axes: Axes) -> Group:
-        """Where the devices of a group lie that differ along some axes."""
-        return group(self.topology, self.mesh, axes)
 
 
 def collective_seconds(machine: Machine, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:
-    """Seconds of collectives of one kind.
-
-    Args:
-        machine: the devices, and what is reached of their specifications.
-        kind: a key of `strategies.core.traffic.SENT`.
-        where: the devices of a group.
-        sent_bytes: that a device sends in all of them.
-        calls: how many collectives that are.
-    """
+    """Seconds of collectives of one kind, in all of which a device sends some bytes."""
     chip = machine.effective_chip
     return calls * latency_seconds(machine.constants, kind, where) + float(sent_bytes) / bandwidth(chip, kind, where)
 

@@ -85,30 +85,22 @@ class Machine:
     Attributes:
         name: of the kind of device.
         chip: specifications.
-        matmul_flops_per_second: the best rate that was measured for any bfloat16 matmul.
-        cores: of a GPU, its streaming multiprocessors; 0 where matmuls have no waves.
         stack: what the software does.
         constants: what it reaches.
         error: mean error of predictions of runs that the constants were not fitted to, as a fraction. If the source
             says that it is in sample, of runs that they were fitted to.
         source: where the constants come from.
         without: sources of published runs to which constants were fitted -> constants that were fitted without them.
-        float32_share: rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
-        narrow: by `Precision.rate`, the best rate of matmuls as a multiple of that of bfloat16.
         precision: of the layers' matmuls; None if it is the dtype of the step.
     """
 
     name: str
     chip: Chip
-    matmul_flops_per_second: float
-    cores: int
     stack: Stack
     constants: Constants
     error: float
     source: str
     without: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
-    float32_share: float = 1.0
-    narrow: Mapping[str, float] = field(default_factory=dict, hash=False)
     precision: Precision | None = None
 
     @property
@@ -122,7 +114,7 @@ class Machine:
         chip, constants = self.chip, self.constants
         return replace(
             chip,
-            flops_per_second=self.matmul_flops_per_second * constants.matmul_efficiency,
+            flops_per_second=self.best_rate(2) * constants.matmul_efficiency,
             link_bytes_per_second=chip.link_bytes_per_second * constants.link_efficiency,
             network_bytes_per_second=chip.network_bytes_per_second * constants.network_efficiency,
             memory_bytes_per_second=chip.memory_bytes_per_second * constants.memory_efficiency,
@@ -130,17 +122,17 @@ class Machine:
 
     def best_rate(self, itemsize: float) -> float:
         """The device's best matmul rate in FLOP/s, by the bytes of an element."""
-        return self.matmul_flops_per_second * self.rate_share(itemsize)
+        return self.chip.flops_per_second * self.chip.matmul_share * self.rate_share(itemsize)
 
     def rate_share(self, itemsize: float) -> float:
         """Rate of matmuls as a multiple of that of bfloat16, by the bytes of an element; below two: of `precision`."""
         if itemsize < 2 and self.precision:
-            return self.narrow[self.precision.rate]
-        return self.float32_share if itemsize == 4 else 1
+            return getattr(self.chip, f"{self.precision.rate}_share")
+        return self.chip.float32_share if itemsize == 4 else 1
 
     def with_precision(self, precision: Precision | None) -> "Machine":
         """The machine with a precision of the layers' matmuls."""
-        if precision and precision.rate not in self.narrow:
+        if precision and not getattr(self.chip, f"{precision.rate}_share"):
             raise Infeasible(f"machine {self.name} has no rate of {precision.rate} matmuls")
         return replace(self, precision=precision)
 
@@ -159,10 +151,8 @@ class Machine:
                 latency = changed(getattr(machine.constants, field), text, unit)
                 machine = replace(machine, constants=replace(machine.constants, **{field: latency}))
                 continue
-            old = getattr(machine.chip, field)
-            new = changed(old, text, unit)
-            rate = machine.matmul_flops_per_second * (new / old if name == "flops" else 1)
-            machine = replace(machine, chip=replace(machine.chip, **{field: new}), matmul_flops_per_second=rate)
+            value = changed(getattr(machine.chip, field), text, unit)
+            machine = replace(machine, chip=replace(machine.chip, **{field: value}))
         return machine
 
     def between_hosts(self) -> "Machine":

@@ -1,7 +1,6 @@
-"""Bytes that a layer reads and writes to keep what its backward pass reads, and to cast operands of matmuls."""
+"""Bytes that a layer reads and writes to keep what its backward pass reads, and to cast its weights."""
 
-from benchmarks.simulate.projections import projections
-from benchmarks.simulate.stack import CAST_BYTES, NOTHING_KEPT, ForwardBackward, Stack
+from benchmarks.simulate.stack import NOTHING_KEPT, ForwardBackward, Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs import layer
@@ -58,10 +57,3 @@ def copied_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
     stream = plan.share.tokens * plan.config.embed * plan.sequence_parallel * fills_stacks(stack)
     each = SEQUENCE_BYTES * BYTES[plan.train.dtype] / 2 * stream
     return ForwardBackward(2 * branches * each, (2 * branches + again) * each)
-
-
-def cast_bytes(plan: Plan) -> ForwardBackward:
-    """Bytes that a layer reads and writes to cast operands of its matmuls, and their gradients, to a precision."""
-    multiplied = [*projections(plan)]
-    forward, backward = sum(each.taken for each in {*multiplied}), sum(each.given for each in multiplied)
-    return ForwardBackward(CAST_BYTES * forward, CAST_BYTES * backward)

@@ -205,7 +205,7 @@ def main(args: argparse.Namespace) -> None:
     with refusing():
         if args.out:
             require_apart({"--out": args.out}, args.runs)
-            require_file(args.out)
+            require_file(args.out, "csv")
         if args.machine:
             machine(args.machine)  # one that is not known is an error of the command, not of each row
         rows = read_tables(args.runs)

@@ -10,7 +10,7 @@ and in the simulation a collective accesses memory beside compute that does.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax.sharding import Mesh
 
@@ -21,7 +21,6 @@ from benchmarks.program.work import Event as Scheduled
 from benchmarks.program.work import Part, Work
 from benchmarks.simulate.links import collective_seconds, mesh_group
 from benchmarks.simulate.machine import RANGES, Constants, Machine
-from benchmarks.simulate.peaks import float32_share
 from benchmarks.simulate.queues import (
     COMPUTE,
     EXPOSED,
@@ -30,10 +29,10 @@ from benchmarks.simulate.queues import (
     Event,
     Item,
     Loop,
-    Queues,
     Timeline,
     Wait,
     added,
+    simulate,
 )
 from benchmarks.simulate.stack import NONE, KernelCosts, Stack
 from strategies.core.sizes import BYTES
@@ -46,40 +45,28 @@ COMPILED = Stack("compiled", KernelCosts(NONE, NONE, 0, 0, NONE))
 
 def ideal(kind: str) -> Machine:
     """The machine that reaches the published specifications of a kind of chip."""
-    chip = CHIPS[kind]
-    share = float32_share(kind, chip)
-    return Machine(kind, chip, chip.flops_per_second, 0, COMPILED, IDEAL, 0.0, chip.source, float32_share=share)
+    chip = replace(CHIPS[kind], matmul_share=1.0, cores=0)
+    return Machine(kind, chip, COMPILED, IDEAL, 0.0, chip.source)
 
 
 def replay(program: Program, mesh: Mesh, machine: Machine, dtype: str, bubble: float = 0.0) -> Timeline | None:
-    """Simulate a compiled step; None if the program's text is not in schedule order.
+    """Simulate a compiled step on a mesh of devices with coordinates or process indices.
 
-    Args:
-        program: the compiled step.
-        mesh: mesh of devices with coordinates and process indices.
-        machine: the devices, and what is reached of their specifications.
-        dtype: of its matmuls, which decides their rate.
-        bubble: fraction of the time for which a pipeline stage is idle.
+    The dtype is that of its matmuls, and `bubble` the fraction of time for which a pipeline stage is idle. None if the
+    program's text is not in schedule order.
     """
     if not program.scheduled:
         return None
-    queues = Queues()
-    queues.run(Priced(mesh, machine, dtype).items(program.events))
-    busy = queues.finish().parts
-    working = busy.get(COMPUTE, 0.0) + busy.get(MEMORY, 0.0)
-    queues.run([Event(IDLE, working * bubble / (1 - bubble), name="pipeline bubble")])
-    return queues.finish()
+    items = *Priced(mesh, machine, dtype).items(program.events), Wait()
+    replayed = simulate(items)
+    working = replayed.parts.get(COMPUTE, 0.0) + replayed.parts.get(MEMORY, 0.0)
+    idle = Event(IDLE, working * bubble / (1 - bubble), name="pipeline bubble")
+    return simulate((*items, idle)) if bubble else replayed
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds that one device needs for each resource on its own.
-
-    Attributes:
-        compute_seconds: matmul FLOPs.
-        memory_seconds: memory traffic.
-        network_seconds: collectives on the busiest kind of link.
-    """
+    """Seconds of one device for each resource on its own; the network is the busiest kind of link."""
 
     compute_seconds: float
     memory_seconds: float
@@ -93,8 +80,7 @@ class Roofline:
     @property
     def bound(self) -> str:
         """The limiting resource: "compute", "memory" or "network"."""
-        parts = {"compute": self.compute_seconds, "memory": self.memory_seconds, "network": self.network_seconds}
-        return max(parts, key=lambda name: parts[name])
+        return max(vars(self), key=lambda name: getattr(self, name)).removesuffix("_seconds")
 
 
 @dataclass(frozen=True)
@@ -134,12 +120,8 @@ class Priced:
         return collective_seconds(self.machine, collective.kind, where, times * sent_bytes, times), queues
 
     def items(self, events: Sequence[Scheduled], share: float = 1.0, trips: int = 0) -> Iterator[Item]:
-        """Yield the events of a computation.
-
-        Args:
-            events: of the program, in order.
-            share: fraction of their time that they take.
-            trips: number of iterations of the loop around them; 0 outside of loops.
+        """Yield the events of a computation, which take a share of their time; `trips` is the number of iterations of
+        the loop around them, 0 outside of loops.
         """
         for event in events:
             yield from map(Wait, event.waits_for)

@@ -6,7 +6,7 @@ it waits counts as that event's part of the step. Each queue takes its events in
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 Parts = Mapping[str, float]
@@ -34,10 +34,14 @@ class Event(NamedTuple):
     name: str = ""
 
 
-class Wait(NamedTuple):
-    """The device waits for all events with a label."""
+LAST = Event(EXPOSED, 0.0, name="the last collectives")
+"""What the device waits for at the end of a step."""
 
-    label: str
+
+class Wait(NamedTuple):
+    """The device waits for all events with a label; without one, for all queues."""
+
+    label: str = ""
 
 
 class Loop(NamedTuple):
@@ -68,34 +72,27 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """Spans of an iteration of a loop, and further iterations that are like it, one every `period_seconds`."""
-
-    spans: tuple["Span | Repeated", ...]
-    times: int
-    period_seconds: float
-
-
-@dataclass(frozen=True)
 class Timeline:
     """A simulated step.
 
     Attributes:
         parts: seconds of the device's own queue by what they are spent on. They add up to the step.
-        spans: what happens when, in all lanes.
+        items: that were simulated, for the spans.
     """
 
     parts: Parts
-    spans: tuple[Span | Repeated, ...] = field(default=(), repr=False)
+    items: tuple[Item, ...] = field(default=(), repr=False)
 
     @property
     def step_seconds(self) -> float:
         """Time of the step."""
         return sum(self.parts.values())
 
-    def all_spans(self) -> Iterator[Span]:
-        """All spans, with those of every iteration."""
-        return _unrolled(self.spans, 0.0)
+    def spans(self) -> list[Span]:
+        """What happens when, in all lanes and in every iteration of loops."""
+        queues = Queues(records_spans=True)
+        queues.run(self.items)
+        return queues.spans
 
 
 def added(*several: Parts) -> dict[str, float]:
@@ -123,14 +120,15 @@ class Queues:
         now: seconds since the start of the step.
         parts: seconds of the device's own queue by what they were spent on.
         free: when each other queue has done all that it was given.
-        spans: what has happened.
+        spans: what has happened, if spans are recorded; then every iteration of a loop is simulated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, records_spans: bool = False) -> None:
         self.now = 0.0
         self.parts: dict[str, float] = {}
         self.free: dict[str, float] = {}
-        self.spans: list[Span | Repeated] = []
+        self.records_spans = records_spans
+        self.spans: list[Span] = []
 
     def run(self, items: Iterable[Item]) -> None:
         """Work through items in order."""
@@ -139,7 +137,7 @@ class Queues:
             if isinstance(item, Loop):
                 self._loop(item)
             elif isinstance(item, Wait):
-                self._wait(*ends_by_label[item.label])
+                self._wait(*(ends_by_label[item.label] if item.label else (max(self.free.values(), default=0.0), LAST)))
             elif not item.queues:
                 self._spend(item, item.seconds)
             else:
@@ -147,17 +145,12 @@ class Queues:
                 end = begin + item.seconds
                 for queue in item.queues:
                     self.free[queue] = end
-                    self.spans.append(Span(queue, item.name or item.part, begin, item.seconds))
+                    self._record(queue, item, begin, item.seconds)
                 if not item.labels:
                     self._wait(end, item)
                 for label in item.labels:
                     if label not in ends_by_label or ends_by_label[label][0] < end:
                         ends_by_label[label] = end, item
-
-    def finish(self) -> Timeline:
-        """Wait for all queues, and return what happened."""
-        self._wait(max(self.free.values(), default=0.0), Event(EXPOSED, 0.0, name="the last collectives"))
-        return Timeline(self.parts, tuple(self.spans))
 
     def _wait(self, end: float, event: Event) -> None:
         if end > self.now:
@@ -165,26 +158,29 @@ class Queues:
 
     def _spend(self, event: Event, seconds: float) -> None:
         if seconds:
-            self.spans.append(Span(event.part, event.name or event.part, self.now, seconds))
+            self._record(event.part, event, self.now, seconds)
             self.parts[event.part] = self.parts.get(event.part, 0.0) + seconds
             self.now += seconds
+
+    def _record(self, lane: str, event: Event, begin: float, seconds: float) -> None:
+        if self.records_spans:
+            self.spans.append(Span(lane, event.name or event.part, begin, seconds))
 
     def _loop(self, loop: Loop) -> None:
         """Run iterations until one begins with the same queues busy as the one before did: all further are alike."""
         before = None
         for left in range(loop.times, 0, -1):
             busy = {queue: round(free - self.now, 12) for queue, free in self.free.items() if free > self.now}
-            begin = self.now, dict(self.parts), len(self.spans), busy
-            if before and busy == before[-1]:
+            begin = self.now, dict(self.parts), busy
+            if before and busy == before[-1] and not self.records_spans:
                 self._repeat(*before[:-1], left)
                 break
             self.run(loop.items)
             before = begin
 
-    def _repeat(self, begin: float, parts: Parts, spans: int, times: int) -> None:
-        """Repeat what has happened since an iteration began, when the device had spent `parts` and had `spans`."""
+    def _repeat(self, begin: float, parts: Parts, times: int) -> None:
+        """Repeat what has happened since an iteration began, when the device had spent `parts`."""
         period = self.now - begin
-        self.spans.append(Repeated(tuple(self.spans[spans:]), times, period))
         self.parts = {name: spent + times * (spent - parts.get(name, 0.0)) for name, spent in self.parts.items()}
         self.free = {queue: free + times * period for queue, free in self.free.items()}
         self.now += times * period
@@ -192,19 +188,9 @@ class Queues:
 
 def simulate(items: Iterable[Item]) -> Timeline:
     """Run a device from idle queues to idle queues."""
-    queues = Queues()
-    queues.run(items)
-    return queues.finish()
-
-
-def _unrolled(spans: Iterable[Span | Repeated], later_seconds: float) -> Iterator[Span]:
-    """Spans with those of every iteration, so much later."""
-    for span in spans:
-        if isinstance(span, Span):
-            yield replace(span, begin_seconds=span.begin_seconds + later_seconds)
-        else:
-            for times in range(1, span.times + 1):
-                yield from _unrolled(span.spans, later_seconds + times * span.period_seconds)
+    queues, run = Queues(), (*items, Wait())
+    queues.run(run)
+    return Timeline(queues.parts, run)
 
 
 def trace(

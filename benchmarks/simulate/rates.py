@@ -87,15 +87,8 @@ def _shares(timings: Sequence[Timing], parts: Sequence[tuple[float, ...]]) -> Se
 def calibrated(
     name: str, timings: Sequence[Timing], platform: str, memory_bytes: int, source: str, cores: int = 0
 ) -> tuple[Machine, list[str]]:
-    """The machine that timings show, and what they do not show.
-
-    Args:
-        name: of the machine.
-        timings: of `probes.probes`.
-        platform: of its devices.
-        memory_bytes: of a device.
-        source: who measured when, and on what.
-        cores: of a GPU, with which `Timing.filled` was computed.
+    """The machine that timings of probes show, and what they do not show; `cores` are of a GPU, with which
+    `Timing.filled` was computed.
     """
     timings, kernel_seconds = without_iteration(timings)
     of = {kind: [timing for timing in timings if timing.kind == kind] for kind in {timing.kind for timing in timings}}
@@ -127,10 +120,11 @@ def calibrated(
         slice_chips=0,
         network_bytes_per_second=0.0,
         source="meshmark calibrate",
+        float32_share=float32_flops / flops,
+        cores=cores,
     )
     whole = dict.fromkeys(("matmul_efficiency", "memory_efficiency", "link_efficiency", "network_efficiency"), 1.0)
     constants = replace(START, **whole, matmul_dim=matmul_dim, kernel_seconds=kernel_seconds)
     constants = replace(constants, link_seconds=latency, network_seconds=0.0, step_seconds=dispatch.seconds)
     source = f"{NOT_FITTED} to steps: rates are measured, the error is assumed; {source}"
-    share = float32_flops / flops
-    return Machine(name, chip, flops, cores, stack, constants, CARRIED_ERROR, source, {}, share), missing
+    return Machine(name, chip, stack, constants, CARRIED_ERROR, source), missing

@@ -23,7 +23,7 @@ class Precision(NamedTuple):
 
     Attributes:
         itemsize: bytes of an element, its share of the scaling factors included.
-        rate: of a device's rates in `peaks.NARROW`, the one that multiplies it.
+        rate: whose rate multiplies it, `fp8_share` or `fp4_share` of a `Chip`.
     """
 
     itemsize: float

@@ -1,14 +1,16 @@
 """The passes of a step on the stages of the pipeline: when each begins, and what fills each stage.
 
 Stages in lockstep (meshmark) exchange arrays, and compute the loss of a microbatch together, at the end of a tick of
-the schedule. Other stages wait only for what they need; under Megatron-LM only the first and the last have the
-embedding and the head. Without stages the passes of a microbatch follow those of the one before.
+the schedule. Other stages wait only for what they need. A pass includes the time to send its result. Under Megatron-LM
+only the first and the last stage have the embedding and the head. Without stages the passes of a microbatch follow
+those of the one before.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +18,9 @@ import numpy as np
 from benchmarks.simulate.queues import Parts, added, scaled
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
-from strategies.pipelining.schedules import Kind, Op, Schedule
+from strategies.pipelining.schedules import Kind, Schedule, one_f_one_b
 from strategies.pipelining.timetable import KINDS, order_of
 
-MANY = 4
-"""Microbatches for each stage from which an interleaved schedule with sends is not simulated pass by pass. That takes
-long, and differs little from the sum of its passes, which is exact without sends."""
 Class = tuple[Kind, bool, bool]
 """Of a pass on a stage: its kind, whether it includes the embedding and the head, and whether its result is sent."""
 
@@ -93,46 +92,30 @@ class Stages:
 
     @property
     def end_seconds(self) -> float:
-        """When the last pass ends."""
-        if not self.plan.staged:
-            return self.plan.train.microbatches * sum(self.seconds[kind, True, False] for kind in self.work)
+        """When the last pass ends. Of long alternating schedules only a microbatch for each stage is simulated.
+
+        From then on the slowest stage works without a pause, so each further microbatch adds its passes there. Under
+        1F1B the last stage, if it is the slowest, does so from the first microbatch.
+        """
         if self.lockstep:
             return float(self.ticks[-1])
-        stages, times, chunks = self.plan.stages, self.plan.train.microbatches, self.plan.schedule.chunks
-        if self.plan.train.schedule == "1f1b":
-            return self._end_of_1f1b()
-        if chunks == 1 or (self.send_seconds and times < MANY * stages):
-            return self._end_of(self.plan.schedule)
-        # The busiest stage works without a pause; the others run one forward pass before it and one backward pass after
-        # it (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 2.2).
-        inner = sum(self.seconds[kind, self.stack.embedding_and_head == "all", True] for kind in self.work)
-        ends = sum(self.seconds[kind, True, kind == "B"] for kind in self.work)
-        return times * ((chunks - 1) * inner + max(inner, ends)) + (stages - 1) * inner
-
-    def _end_of_1f1b(self) -> float:
-        """When the last pass ends under 1F1B, of which long ones are not simulated pass by pass.
-
-        If no stage takes longer than the last for a microbatch, the last works without a pause. Otherwise each
-        microbatch after as many as there are stages adds what it takes on the slowest stage.
-        """
-        stages, times = self.plan.stages, self.plan.train.microbatches
-        *others, last = (sum(self._seconds(stage, Op(kind, 0)) for kind in self.work) for stage in range(stages))
-        if last >= max(others):
-            return sum(others) + times * last
-        few = min(times, stages)
-        return self._end_of(order_of(stages, stages, few, "1f1b", 1).schedule) + (times - few) * max(others)
-
-    def _end_of(self, schedule: Schedule) -> float:
-        """When the last pass of a schedule ends. All passes of a kind through a chunk take as long."""
-        seconds = cache(lambda stage, kind, chunk: self._seconds(stage, Op(kind, 0, chunk)))
-        starts = schedule.starts(lambda stage, op: seconds(stage, op.kind, op.chunk))
-        lasts = ((stage, order[-1]) for stage, order in enumerate(schedule.orders))
-        return max(starts[key] + self._seconds(*key) for key in lasts)
+        short, times = self.schedule, self.plan.train.microbatches
+        stages, chunks = short.stages, short.chunks
+        busy = [sum(self.seconds[stage, *of] for of in product(self.work, range(chunks))) for stage in range(stages)]
+        few = 1 if short.name == "1f1b" and busy[-1] == max(busy) else stages
+        if short.name in ("1f1b", "interleaved") and times > few:
+            short = order_of(stages * chunks, stages, few, short.name, chunks).schedule
+        # As in `Schedule.starts`, without a call for each pass: a prediction is to take at most 2 ms.
+        seconds, free_at, ends = self.seconds, [0.0] * stages, [0.0]
+        for stage, (kind, _, chunk), need in short.sequence:
+            free_at[stage] = max(free_at[stage], ends[need]) + seconds[stage, kind, chunk]
+            ends.append(free_at[stage])
+        return max(free_at) + (times - short.microbatches) * max(busy)
 
     @cached_property
-    def starts(self) -> Mapping[tuple[int, Op], float]:
-        """When each stage begins each of its passes, if it waits only for what it needs. Both stages wait for sends."""
-        return self.plan.schedule.starts(self._seconds)
+    def schedule(self) -> Schedule:
+        """The schedule. Without stages it is that of one stage, on which the passes of each microbatch follow."""
+        return self.plan.schedule if self.plan.staged else one_f_one_b(1, self.plan.train.microbatches)
 
     @cached_property
     def ticks(self) -> np.ndarray:
@@ -158,59 +141,38 @@ class Stages:
         }
 
     @cached_property
-    def seconds(self) -> Mapping[Class, float]:
-        """Seconds of a pass of each class."""
-        return {class_: sum(parts.values()) for class_, parts in self.classes.items()}
+    def seconds(self) -> Mapping[tuple[int, Kind, int], float]:
+        """Seconds of each stage's passes of a kind through a chunk."""
+        of_class = {class_: sum(parts.values()) for class_, parts in self.classes.items()}
+        keys = product(range(self.schedule.stages), self.work, range(self.schedule.chunks))
+        return {key: of_class[self._class(*key)] for key in keys}
 
-    def _class(self, stage: int, op: Op) -> Class:
+    def _class(self, stage: int, kind: Kind, chunk: int) -> Class:
         """The class of a pass. The last stage has the ends, or each has a share of them. They send nothing outwards."""
-        if op.kind == "W":
+        if kind == "W":
             return "W", False, False
-        last = stage == self._last[0] and op.chunk == self._last[1]
-        outwards = last if op.kind == "F" else stage == op.chunk == 0
-        return op.kind, last or self.stack.embedding_and_head == "all", not outwards
-
-    @cached_property
-    def _last(self) -> tuple[int, int]:
-        """The last stage, and its last chunk."""
-        return self.plan.schedule.stages - 1, self.plan.schedule.chunks - 1
-
-    def _seconds(self, stage: int, op: Op) -> float:
-        """Seconds of a pass."""
-        return self.seconds[self._class(stage, op)]
+        last = stage == self.schedule.stages - 1 and chunk == self.schedule.chunks - 1
+        outwards = last if kind == "F" else stage == chunk == 0
+        return kind, last or self.stack.embedding_and_head == "all", not outwards
 
     def passes(self) -> Iterator[Pass]:
         """Yield what each stage does when."""
         if self.lockstep:
             yield from self._in_lockstep()
-        elif self.plan.staged:
-            for (stage, op), start in self.starts.items():
-                yield Pass(stage, pass_name(op), start, self.classes[self._class(stage, op)])
         else:
-            begin = 0.0
-            for microbatch in range(self.plan.train.microbatches):
-                for kind in self.work:
-                    yield Pass(0, f"{kind}{microbatch}", begin, self.classes[kind, True, False])
-                    begin += self.seconds[kind, True, False]
+            starts = self.schedule.starts(lambda stage, op: self.seconds[stage, op.kind, op.chunk])
+            for (stage, op), start in starts.items():
+                yield Pass(stage, str(op), start, self.classes[self._class(stage, op.kind, op.chunk)])
 
     def _in_lockstep(self) -> Iterator[Pass]:
         """Yield passes tick by tick, and what all stages do together at the end of a tick."""
         shared, head = self.plan.ticks.shared, added(*self.embedding_and_head.values())
         for tick, column in enumerate(zip(*self.plan.schedule.table, strict=True)):
             begin, end, leaves = float(self.ticks[tick]), float(self.ticks[tick + 1]), shared.leaves[tick]
-            yield from (Pass(stage, pass_name(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
+            yield from (Pass(stage, str(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
             sends = int((shared.edges[tick] >= 0).sum()) * self.send_seconds
             if leaves >= 0:
                 begin = end - sends - sum(head.values())
                 yield from (Pass(stage, f"head {leaves}", begin, head) for stage in range(self.plan.stages))
             if sends:
                 yield from (Pass(stage, "sends", end - sends, {"sends": sends}) for stage in range(self.plan.stages))
-
-
-def pass_name(op: Op) -> str:
-    """The name of a pass, with a prime for each chunk before its own.
-
-    >>> pass_name(Op("F", 2, chunk=1))
-    "F2'"
-    """
-    return f"{op.kind}{op.microbatch}" + op.chunk * "'"

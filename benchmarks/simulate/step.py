@@ -34,8 +34,6 @@ from strategies.core.sizes import BYTES
 from strategies.costs.predict import Cost
 from strategies.pipelining.schedules import Kind
 
-BETWEEN_STAGES = "stages"
-"""What stages send to their neighbours."""
 PASSES = "passes"
 """The lane of passes, and of what is done between and after them; the other lanes say what they are spent on."""
 LANES = {
@@ -56,13 +54,9 @@ LANES = {
 
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology, losses: int = 1) -> Timeline:
-    """Predict the time of a step, by what its last stage spends it on.
+    """Predict the time of a step on all devices of a topology, by what its last stage spends it on.
 
-    Args:
-        cost: the step by formulas.
-        machine: the devices and the software.
-        topology: the devices that the mesh takes, all of them.
-        losses: of each token (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
+    A token has several losses where further ones are predicted (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
     """
     return Step(cost, machine, topology, losses).timeline()
 
@@ -126,12 +120,16 @@ class Step:
         halves: dict[Kind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
         ways: dict[Kind, Way] = {"F": "forward", **halves}
         layers = self.plan.layers / self.plan.schedule.chunks
-        found: dict[Kind, Parts] = {kind: scaled(self._layer_pass(way).parts, layers) for kind, way in ways.items()}
+        passes: Mapping[Kind, Timeline] = {
+            kind: self._backward if way == "backward" else simulate(self.layer.events(way))
+            for kind, way in ways.items()
+        }
+        found: dict[Kind, Parts] = {kind: scaled(timeline.parts, layers) for kind, timeline in passes.items()}
         if not self.plan.staged:
             found = {kind: added(parts, found[kind]) for kind, parts in self._lead_passes(ways).items()}
         if self.layer.prefetches:
-            # A microbatch's first gather, and its last scatter, have nothing to hide behind.
-            first, last = (simulate(self.layer.exposed(kind)).parts for kind in ("all_gather", "reduce_scatter"))
+            # Nothing hides a microbatch's first gather, and the last reduce-scatter of its gradients.
+            first, last = (simulate(self.layer.gathers(GATHERED[way])).parts for way in ("forward", "weights"))
             found |= {"F": added(first, found["F"]), "B": added(found["B"], last)}
         return found
 
@@ -142,12 +140,9 @@ class Step:
         dense = replace(self.layer, plan=lead, traffic=tuple(each for each in self.traffic if each.what not in TOKENS))
         return {kind: scaled(simulate(dense.events(way)).parts, lead.layers) for kind, way in ways.items()}
 
-    def _layer_pass(self, way: Way) -> Timeline:
-        """A pass through a layer. The backward pass is also that to which sums of gradients are compared."""
-        return self._backward if way == "backward" else simulate(self.layer.events(way))
-
     @cached_property
     def _backward(self) -> Timeline:
+        """A backward pass through a layer, to which one beside sums of gradients is compared."""
         return simulate(self.layer.events("backward"))
 
     @property
@@ -182,7 +177,7 @@ class Step:
         """
         plan, others = self.plan, 0.0
         beside: list[Event] = []
-        apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, BETWEEN_STAGES}
+        apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, "stages"}
         once = (term for term in self.traffic if term.what not in apart and not self.layer.is_sharded(term))
         for (what, kind, axes), terms in groupby(once, attrgetter("what", "kind", "axes")):
             sent = sum(term.sent_bytes for term in terms)

@@ -14,12 +14,13 @@ import jax
 from benchmarks.cases.case import Case, options_of
 from benchmarks.cases.selection import OPTIONS, available_devices, model, selected
 from benchmarks.cli.commands import COMMANDS
-from benchmarks.cli.options import MODEL_KEYS
+from benchmarks.cli.options import MODEL_KEYS, TEMPERATURE
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import TOKENIZER, Text
 from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, State, Step, TrainConfig
 from strategies.checkpoints import CheckpointInfo, positions, read_info
+from strategies.config import idle_options
 from strategies.huggingface import METADATA, Pretrained, read
 from strategies.model.gpt import param_count, resolved
 from strategies.names import differences
@@ -80,6 +81,8 @@ class Plan:
         text.require_sequences(config.sequence)
         if not 0 <= option.temperature < math.inf:
             raise ValueError(f"--temperature {option.temperature}; it must be at least 0")
+        if option.sample is None and option.temperature != TEMPERATURE:
+            raise ValueError("--temperature is of --sample; pass --sample, too")
         case = replace(case, preset=preset, config=config)
         if saved and config.balance_loss and not option.microbatches:
             case = replace(case, microbatches=_microbatches_of(saved, out))
@@ -106,7 +109,8 @@ class Plan:
     @property
     def recipe(self) -> dict[str, Any]:
         """What decides the losses, to rounding: a run is resumed only with the same recipe."""
-        learning = {name: getattr(self.train, name) for name in LEARNING if acts(name, self.train)}
+        idle = idle_options(vars(self.train))
+        learning = {name: getattr(self.train, name) for name in LEARNING if name not in idle}
         others = {"seed": self.seed, "evaluation_batches": self.evaluation_batches}
         if self.case.config.balance_loss:  # experts are balanced over each microbatch
             others["microbatches"] = self.train.microbatches
@@ -154,17 +158,6 @@ class Plan:
             "processes": jax.process_count(),
             "versions": {package: version(package) for package in PACKAGES},
         }
-
-
-def acts(name: str, train: TrainConfig) -> bool:
-    """Whether a field of `LEARNING` changes anything, given the others.
-
-    >>> acts("loss_scale", TrainConfig(1)), acts("loss_scale", TrainConfig(1, dtype="float16"))
-    (False, True)
-    """
-    if name == "compression_warmup":
-        return train.compression == "onebit"
-    return train.dtype == "float16" or not name.startswith("loss_scale")
 
 
 def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:

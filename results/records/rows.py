@@ -3,6 +3,7 @@
 The table has the recorded values only; other modules derive from them. Files that are not comparable are refused.
 """
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,11 @@ NEEDED = [
 
 def load(paths: str | Path | Iterable[str | Path]) -> pd.DataFrame:
     """Read one or more benchmark files into one table, as `table_of` describes it."""
-    paths = [paths] if isinstance(paths, str | Path) else paths
-    return table_of((Path(path), read_run(Path(path))) for path in paths)
+    try:
+        files = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    except TypeError as error:
+        raise TypeError(f"the runs are {reprlib.repr(paths)}; pass a path, or a list of paths") from error
+    return table_of((path, read_run(path)) for path in files)
 
 
 def table_of(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> pd.DataFrame:

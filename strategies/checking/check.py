@@ -15,7 +15,7 @@ from strategies.checking.comparison import Agreement, Comparison, Mismatch
 from strategies.checking.first_steps import FirstSteps, Recorder
 from strategies.checking.initial import initial_state, initial_weights, trained_weights
 from strategies.checking.projections import is_on_host
-from strategies.config import TrainConfig
+from strategies.config import DEFAULTS, TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec
@@ -111,7 +111,8 @@ def is_rounded(train: TrainConfig) -> bool:
 
 def in_float32(train: TrainConfig) -> TrainConfig:
     """The options of the same step in float32, without those that only 16-bit dtypes have."""
-    return replace(train, dtype="float32", reduce_dtype="float32", master="none", attention="auto")
+    scaling = {name: DEFAULTS[name] for name in ("loss_scale", "loss_scale_growth_steps")}
+    return replace(train, dtype="float32", reduce_dtype="float32", master="none", attention="auto", **scaling)
 
 
 def for_one_device(train: TrainConfig, config: GPTConfig) -> TrainConfig:

@@ -66,7 +66,7 @@ class Recorder:
 
     def before(self, state: State, batch: Tokens) -> None:
         """Count the tokens of each expert in the next step, if there are experts."""
-        if self.step.load:
+        if self.step.config.experts:
             self._choices.append(self.step.load(state.params, batch).choices_LE)
 
     def after(self, state: State, metrics: Metrics) -> None:

@@ -153,5 +153,5 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
 def damaged(path: Path, problem: str) -> CheckpointError:
     """The error for a checkpoint that was changed after it was written. It names the folder's other checkpoints."""
     others = [str(position) for position in positions(path.parent) if str(position) != path.name]
-    way_out = f"; restore another with at={' or '.join(others)}" if others else ""
+    way_out = f"; remove it, or restore another with at={' or '.join(others)}" if others else ""
     return CheckpointError(f"the checkpoint {path} is damaged: {problem}{way_out}")

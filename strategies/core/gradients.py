@@ -25,8 +25,7 @@ from strategies.core.shards import gather, scatter
 from strategies.model.attention.qkv import copied
 from strategies.model.gpt import map_weights, spec_tree
 from strategies.model.layers import after
-from strategies.model.sharding import completed, is_partial, partial_sum, zeros_like
-from strategies.model.weights import Weights, WeightSpec
+from strategies.model.weights import Weights, WeightSpec, completed, is_partial, partial_sum, zeros_like
 from strategies.step import LossTerms, Tokens
 
 Arrays = TypeVar("Arrays", Weights, list[Array])

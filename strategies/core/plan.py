@@ -5,13 +5,13 @@ both use it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
-from strategies.config import OF_AXES, OFF, TrainConfig
+from strategies.config import DEFAULTS, NEEDS, OF_AXES, OFF, TrainConfig, idle_options
 from strategies.core.axis import Axis, placement_of
 from strategies.core.expert_rows import fit_kernel
 from strategies.core.placement import require_master, require_parts
@@ -26,17 +26,20 @@ from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.layers import is_loop
 from strategies.model.pallas import grouped_kernel
 
-DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}
-"""Default values of options."""
 MOST_WITHOUT_LOOP = 48
 """Upper bound on the blocks that run without a loop by default."""
 
 
 def require_options(axes: Sequence[Axis], train: TrainConfig) -> None:
-    """Refuse options of axes that a strategy does not have. `require_master` explains more about `master`."""
+    """Refuse options without effect: of axes that a strategy does not have, or that need another value of an option.
+
+    `require_master` explains more about `master`.
+    """
     names = ", ".join(axis.name for axis in axes)
     where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
-    require_default(train, (name for name in _without_effect(axes) if name != "master"), where)
+    require_default(train, (name for name in _of_others(axes) if name != "master"), where)
+    for name in idle_options(vars(train)):
+        require_default(train, [name], f"without {'='.join(NEEDS[name])}")
 
 
 def require_default(train: TrainConfig, names: Iterable[str], where: str) -> None:
@@ -48,13 +51,14 @@ def require_default(train: TrainConfig, names: Iterable[str], where: str) -> Non
 
 def applicable(axes: Sequence[Axis], train: TrainConfig) -> TrainConfig:
     """The options of a step with other axes, without those that have no effect with these."""
-    return replace(train, **_without_effect(axes))
+    own = replace(train, **{name: DEFAULTS[name] for name in _of_others(axes)})
+    return replace(own, **{name: DEFAULTS[name] for name in idle_options(vars(own))})
 
 
-def _without_effect(axes: Sequence[Axis]) -> Mapping[str, Any]:
-    """Defaults of the options that need an axis and that none of these axes has."""
+def _of_others(axes: Sequence[Axis]) -> list[str]:
+    """The options that need an axis and that none of these axes has."""
     own = {option for axis in axes for option in axis.options}
-    return {name: DEFAULTS[name] for name in OF_AXES if name not in own}
+    return [name for name in OF_AXES if name not in own]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
-from strategies.arguments import described, guarded, jitted, require_key
+from strategies.arguments import described, guarded, jitted, require_instance, require_key
 from strategies.config import TrainConfig
 from strategies.core.expert_load import routed, total_load
 from strategies.core.gradients import (
@@ -40,6 +40,7 @@ from strategies.core.placement import Placement, Split, Weight, partition
 from strategies.core.plan import Plan
 from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
+from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, Collect
 from strategies.model.weights import Weights
 from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, Optimizer, State, Step, Tokens
@@ -98,7 +99,9 @@ class _Assembly:
         whole = self.implementation.mode == "auto"
         once = partial(counted_once, plan=self.plan)
         trained = adamw(self.train, without_biases(self.update_specs, self.config)[0], once, whole=whole)
-        optimizer = self.implementation.optimizer(moves_biases(trained, self.update_specs, self.config, self.train))
+        biased = moves_biases(trained, self.update_specs, self.config, self.train)
+        what = "what `optimizer` of the implementation returned"
+        optimizer = require_instance(self.implementation.optimizer(biased), Optimizer, what, TypeError)
         return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
     @property
@@ -177,6 +180,8 @@ class _Assembly:
         return lax.psum(loss, axes) if axes else loss
 
     def load(self, params: Weights, tokens_BS: Tokens) -> Load:
+        if not self.config.experts:
+            raise Infeasible(f"experts={self.config.experts}: there is no load; use a model with experts")
         load_LX = self.forward(params, tokens_BS, routed)
         return total_load(load_LX, self.plan, whole=self.whole)
 
@@ -186,8 +191,11 @@ class _Assembly:
         microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
 
         def total(tokens_bS: Tokens) -> Array:
-            losses_N, found = strategy.forward(build, weights, tokens_bS, collect)
-            return found if collect else losses_N.sum()
+            found = strategy.forward(build, weights, tokens_bS, collect)
+            if not isinstance(found, tuple) or len(found) != 2:
+                needed = "the loss of each token, and the auxiliary losses or what was collected"
+                raise TypeError(f"`forward` of the implementation returned {described(found)}; it must return {needed}")
+            return found[1] if collect else found[0].sum()
 
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
             weights = self.prepared(params, evaluated=True)
@@ -228,9 +236,7 @@ class _Assembly:
             gradients=function(self.first_half, {"state": state, "batch": batch}, (P(), grad_specs)),
             apply=function(self.apply, {"state": state, "grads": grads}, (state_specs, P())),
             evaluation=function(self.evaluate, {"params": state.params, "batch": batch}, P()),
-            load=function(self.load, {"params": state.params, "batch": batch}, Load._make(3 * [P()]))
-            if self.config.experts
-            else None,
+            load=function(self.load, {"params": state.params, "batch": batch}, Load._make(3 * [P()])),
             state=state,
             grads=grads,
             batch=batch,

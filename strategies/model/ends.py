@@ -22,8 +22,7 @@ from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
 from strategies.model.layers import scan_kept
 from strategies.model.remat import TOTALS
-from strategies.model.sharding import reshape, spread
-from strategies.model.weights import WeightSpec, create, matrix
+from strategies.model.weights import WeightSpec, create, matrix, reshape, spread
 
 
 class Embedding(nnx.Module):

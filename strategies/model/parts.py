@@ -18,8 +18,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.hooks import Hooks, LayerInfo
 from strategies.model.layers import Extras, Result, Sums
 from strategies.model.remat import KEPT
-from strategies.model.sharding import spread
-from strategies.model.weights import WeightSpec, create, matmul, matrix, vector
+from strategies.model.weights import WeightSpec, create, matmul, matrix, spread, vector
 
 
 class Part(nnx.Module):

@@ -17,8 +17,7 @@ from strategies.model.layers import Result
 from strategies.model.parts import Part, add_bias, add_branch, rms_scaled
 from strategies.model.remat import KEPT
 from strategies.model.rotary import Rotary, Yarn, rotated
-from strategies.model.sharding import reshape, spread
-from strategies.model.weights import WeightSpec, matmul, matrix, vector
+from strategies.model.weights import WeightSpec, matmul, matrix, reshape, spread, vector
 
 
 class Attention(Part):

@@ -29,6 +29,14 @@ class Op(NamedTuple):
     microbatch: int
     chunk: int = 0
 
+    def __str__(self) -> str:
+        """Its kind and microbatch, with one prime per preceding chunk.
+
+        >>> str(Op("F", 2, chunk=1))
+        "F2'"
+        """
+        return f"{self.kind}{self.microbatch}" + "'" * self.chunk
+
 
 class PassTimes(NamedTuple):
     """Durations of a whole stage's passes, in any unit: forward, input gradients, weight gradients."""
@@ -182,7 +190,7 @@ class Schedule:
         F0 F1 .. B0 F2 B1 .. B2
         .. F0 B0 F1 B1 F2 B2 ..
         """
-        rows = [[_cell(op, self.chunks) for op in row] for row in self.table]
+        rows = [[".." if op is None else str(op) for op in row] for row in self.table]
         width = max(len(cell) for row in rows for cell in row)
         return "\n".join(" ".join(cell.ljust(width, "." if cell == ".." else " ") for cell in row) for row in rows)
 
@@ -271,8 +279,3 @@ def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks
         size = f"schedule {name} of stages={stages}, microbatches={microbatches} and chunks={chunks}"
         problem = f"{size} makes a table of about {2 * cells:,} cells"
         raise Infeasible(f"{problem}; use fewer, for at most {2 * MOST_CELLS:,} cells")
-
-
-def _cell(op: Op | None, chunks: int) -> str:
-    """An operation as text, such as `F0`, with one prime per preceding chunk; `..` if the stage is idle."""
-    return ".." if op is None else f"{op.kind}{op.microbatch}{chr(39) * op.chunk}"

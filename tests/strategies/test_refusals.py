@@ -51,7 +51,7 @@ TABLE = (
         three_d pipeline=2,context=4 | heads=2 | context=4 does not divide heads=2; context can be 1 or 2
         three_d context=2,tensor=4 | sequence=12 context_attention=ulysses sequence_parallel=True | tensor=4 .*with seq
         three_d pipeline=2,context=2 | context_attention=ring | ring attention .*; use context_attention=ulysses
-        three_d fsdp=2,pipeline=2 | regather=False | with regather=False pipeline=2 stages keep .* use gather=step
+        three_d fsdp=2,pipeline=2 | regather=False | with regather=False pipeline=2 stages keep .* use regather=True
         three_d data=2,fsdp=4 | microbatches=4 | data=2 x fsdp=4 x microbatches=4 does not divide batch_size=16
         """,
     ),

@@ -20,6 +20,7 @@ from strategies.costs.overview import overview
 from strategies.costs.predict import predict, predict_axes
 from strategies.mesh import all_axes
 from strategies.model.attention import QKV, kernel_for
+from strategies.model.hooks import Hooks
 from strategies.pipelining.schedules import SCHEDULES, Op, Schedule
 from strategies.step import Implementation
 from tests.strategies.refusals import Row, assert_short, cases
@@ -28,6 +29,7 @@ CONFIG = GPTConfig(layers=2, embed=16, heads=4, vocab=31, sequence=8)
 LONG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=1024)
 TRAIN = TrainConfig(batch_size=8)
 TOKENS = np.zeros((8, 9), int)
+KEY = jax.random.key(0)
 
 
 def reducing(reduce: Callable[..., Any]) -> Step:
@@ -38,6 +40,11 @@ def reducing(reduce: Callable[..., Any]) -> Step:
 def own(*axes: Axis, mesh: str = "data=2") -> Step:
     """The step of a user's strategy."""
     return Strategy("own", axes).build(CONFIG, mesh, TRAIN)
+
+
+def implementing(**functions: Any) -> Step:
+    """The step of a user's strategy with functions or hooks of its own."""
+    return own(Axis("data", batch=True, implement=lambda plan: Implementation(**functions)))
 
 
 def making(make_step: Callable[..., Any]) -> Step:
@@ -65,6 +72,15 @@ def axes_of(*contradictions: tuple[list[dict[str, Any]], str]) -> Iterator[Row]:
 
 CALLS: dict[type[Exception], list[Row]] = {
     Infeasible: [
+        *(
+            (lambda _, name=name, given=given: getattr(STRATEGIES["data"], name)(given), message)
+            for name, given, message in (
+                ("batch_shards", -1, "mesh -1; pass a MeshSpec, or a string such as"),
+                ("is_usual", None, "mesh None; pass a MeshSpec"),
+                ("idle_axes", "nano", "the model is 'nano'; pass a GPTConfig"),
+                ("applicable", 3, "train is 3; pass a TrainConfig"),
+            )
+        ),
         *(
             (
                 lambda _, name=name, sizes=sizes: SCHEDULES[name](*sizes),
@@ -120,6 +136,10 @@ CALLS: dict[type[Exception], list[Row]] = {
         ),
     ],
     ValueError: [
+        (
+            lambda _: Implementation(Hooks(compiler_shards="two")),
+            "`compiler_shards` of Hooks is 'two'; it must be a list",
+        ),
         # names, fields and registration of users' strategies
         *(
             (lambda _, name=name, axis=axis: register(Strategy(name, (Axis(axis, batch=True),))), message)
@@ -199,6 +219,36 @@ CALLS: dict[type[Exception], list[Row]] = {
                 "2 values": lambda loss, grads: (loss, {"blocks": grads["blocks"]}),
             }.items()
         ),
+        *(
+            (lambda _, name=name, value=value: implementing(**{name: value}), f"`{name}` of Implementation {message}")
+            for name, value, message in (
+                (
+                    "forward",
+                    lambda build, weights, tokens: 0,
+                    r"takes \(build, weights, tokens\); pass a function of 4 arg",
+                ),
+                ("sum_layer", lambda: 0, r"takes \(\); pass a function of 1 argument$"),
+                ("differentiate", None, "is None; pass a function of 4 arguments"),
+                ("optimizer", "adam", "is 'adam'; pass a function of 1 argument"),
+                ("hooks", {}, "is a dict; pass a Hooks"),
+                ("inexact", None, "is None; pass a str"),
+            )
+        ),
+        (
+            lambda _: Implementation(Hooks(attend=lambda qkv: qkv)),
+            r"`attend` of Hooks takes \(qkv\); pass a function of 3 arguments",
+        ),
+        (lambda _: Implementation(Hooks(mean=None)), "`mean` of Hooks is None; pass a function of 1 argument"),
+        (
+            lambda _: run(implementing(hooks=Hooks(attend=lambda *_: None))),
+            "`attend` of the axis data returned None; return an array",
+        ),
+        (lambda _: implementing(optimizer=lambda adam: {}), "what `optimizer` of .* is a dict; pass an? Optimizer"),
+        (
+            lambda _: (step := implementing(forward=lambda *_: 0.0)).evaluate(step.init(KEY).params, TOKENS),
+            "`forward` of the implementation returned 0.0; it must return the loss of each token, and",
+        ),
+        (lambda _: STRATEGIES["data"].equals("fsdp", "data=2"), "the other strategy is 'fsdp'; pass a Strategy"),
     ],
     KeyError: [(lambda _: overview("tensor", "none"), "use one of nano")],
 }

@@ -143,7 +143,7 @@ def test_model_takes_each_field_of_a_model() -> None:
     assert {*MODEL_KEYS, *SWEPT} == {field.name for field in dataclasses.fields(GPTConfig)}
     for field in MODEL_KEYS:
         value = getattr(PRESETS["nano"], field)
-        assert model_value(f"{field}={'null' if value is None else value}") == (field, value)
+        assert model_value(f"{field}={value}") == (field, value)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,7 @@ def test_model_takes_each_field_of_a_model() -> None:
         ("laers=2", "'laers' is not a key of --model; use one of layers, .*; did you mean layers?"),
         ("layers", "'layers' has no value; write layers=VALUE"),
         ("layers=0", "layers is '0'; it must be a whole number of at least 1"),
+        ("experts=some", "experts is 'some'; it must be a whole number or none"),
         ("tied=maybe", "tied is 'maybe'; it must be true or false"),
         ("routing=one", "routing has an option of its own; pass --routing one"),
     ],
@@ -176,6 +177,13 @@ def test_a_former_option_of_the_model_names_the_key(former: str, capsys: pytest.
         with pytest.raises(SystemExit, match=str(WRONG_USAGE)):
             COMMANDS[name].parser(name).parse_args([former])
         assert message in capsys.readouterr().err
+
+
+def test_what_never_was_an_option_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys of --model that are newer than the former options were no options."""
+    with pytest.raises(SystemExit, match=str(WRONG_USAGE)):
+        COMMANDS["train"].parser("train").parse_args(["--vocab-multiple=8"])
+    assert "unrecognized arguments: --vocab-multiple=8" in capsys.readouterr().err
 
 
 def test_an_option_says_whether_it_is_repeatable() -> None:

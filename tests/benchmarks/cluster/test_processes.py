@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cli.options import several_processes_requested
+from benchmarks.cli.options import JOIN_TIMEOUT, LOST_AFTER, several_processes_requested
 from benchmarks.cluster.processes import FailedElsewhere, ProcessLost, _agree, _Group, join
 from benchmarks.run.prepare import axes_between
 
@@ -129,6 +129,7 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
             {"coordinator": "node0", "processes": 2, "process_id": 1},
             "--coordinator node0 is not an address; pass HOST:PORT",
         ),
+        ({"lost_after": 5.0}, "--join-timeout and --lost-after are of several processes; remove them"),
         ({"distributed": True, "processes": 2}, "--distributed detects --coordinator, --processes"),
     ],
     ids=str,
@@ -136,6 +137,7 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
 def test_incomplete_process_options_are_refused(given: dict[str, Any], message: str) -> None:
     """Options that leave out which process this is, or state it twice, raise an error that names what is missing."""
     none = {"coordinator": None, "processes": None, "process_id": None, "distributed": False}
+    none |= {"join_timeout": JOIN_TIMEOUT, "lost_after": LOST_AFTER}
     assert not several_processes_requested(declared(**none))
     with pytest.raises(ValueError, match=message):
         several_processes_requested(declared(**none | given))

@@ -55,8 +55,7 @@ def test_a_calibrated_file_keeps_its_figures():
     told = FILE | {"devices": [GPUS["h100"]["name"]], "specifications": chip}
     here, named = parsed(told), parsed(told, "h100")
     assert here == named
-    assert here.matmul_flops_per_second == 6e14
-    assert here.float32_share == pytest.approx(67e12 / 6e14, rel=0.01)
+    assert vars(here.chip) == chip
 
 
 @pytest.mark.parametrize(
@@ -73,19 +72,23 @@ def test_constants_of_other_devices_have_an_assumed_error(name, topology):
     assert not machine(name).assumed
 
 
-def test_files_of_older_stacks_load():
-    """With the rules of today's, and notes that mean nothing today; unknown fields and rules are named."""
-    constants = vars(machine("h100_fsdp").constants)
-    told = {"stack": "torchtitan", "devices": ["h100"], "constants": constants, "error": 0.1, "source": "fitted"}
-    its = parsed({**told, "hosts": [1, 8], "fitted_to": ["a table"]})
-    assert (its.stack, its.constants) == (machine("h100_fsdp").stack, machine("h100_fsdp").constants)
+def test_unknown_fields_and_rules_are_named():
+    """With what to do, or with those that are known."""
     for change, problem in (
-        ({"stack": "Abacus"}, "stack 'Abacus' is not known; known are PyTorch FSDP, .*; or state its rules"),
         ({"rules": {"waits": {}}}, "rules has waits; it can have attention, embedding_and_head"),
         ({"unfused": True}, "has an unknown field 'unfused'; remove it, or write the file again with `meshmark"),
     ):
         with pytest.raises(ValueError, match=problem):
-            parsed({**told, **change})
+            parsed({**FILE, **change})
+
+
+@pytest.mark.parametrize("kind", GPUS)
+def test_the_tables_of_gpus_agree(kind):
+    """Cores are XLA's, and each of their units multiplies and adds a float32 number in a cycle."""
+    gpu, chip = GPUS[kind], CHIPS[kind]
+    assert chip.cores == gpu["core_count"]
+    flops = 2 * gpu["fpus_per_core"] * gpu["core_count"] * gpu["clock_rate_ghz"] * 1e9
+    assert chip.float32_share * chip.flops_per_second == pytest.approx(flops)
 
 
 def test_rates_that_were_measured_are_not_those_of_another_chip():

@@ -226,7 +226,7 @@ def test_nothing_fits(capsys):
         (["--price=2"], "--price is of --tokens; pass --tokens, too"),
         (["--sequences-per-device=2"], "--sequences-per-device is of --scaling; pass --scaling, too"),
         (["--workers=2"], "--workers is of --compile; pass --compile, too"),
-        (["--set=hbm=141mB"], "'141mB' cannot be read"),
+        *((["--set", f"hbm={text}"], f"{text!r} cannot be read") for text in ("2", "0x", "141mB", "5GiB/s")),
         (["--set=inter_host_latency=50ks"], "'50ks' cannot be read"),
         (["--mesh=fsdp=4"], "fsdp=4"),
         (["--measure=2"], "--measure times steps on the devices of this machine; pass --topology here"),

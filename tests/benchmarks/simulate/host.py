@@ -1,7 +1,7 @@
 """A CPU host as a machine, and its machine file; stacks of packaged files."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.devices.chips import Chip
@@ -25,10 +25,11 @@ HOST = Chip(
     source="a test",
 )
 CONSTANTS = replace(START, matmul_dim=0.0)
-MACHINE = Machine("host", HOST, HOST.flops_per_second, 0, MESHMARK, CONSTANTS, 0.1, "a test")
+MACHINE = Machine("host", HOST, MESHMARK, CONSTANTS, 0.1, "a test")
 FILE = {
     "stack": MESHMARK.name,
     "devices": ["cpu"],
+    "rules": {name: rule for name, rule in asdict(MESHMARK).items() if name != "name"},
     "specifications": vars(HOST),
     "constants": vars(CONSTANTS),
     "error": 0.1,

@@ -30,14 +30,14 @@ NO_LATENCY = {"kernel_seconds": 0.0, "link_seconds": 0.0, "network_seconds": 0.0
 WHOLE = {"matmul_efficiency": 1.0, "attention_efficiency": 1.0, "memory_efficiency": 1.0, "matmul_dim": 0.0}
 IDEAL = replace(
     H100,
-    cores=0,
+    chip=replace(CHIP, cores=0),
     constants=replace(H100.constants, link_efficiency=1.0, network_efficiency=1.0, **NO_LATENCY, **WHOLE),
 )
 """An H100 that reaches all of its specifications."""
 ENDLESS = 1e30
-COMPUTING = replace(IDEAL, chip=replace(CHIP, memory_bytes_per_second=ENDLESS))
+COMPUTING = replace(IDEAL, chip=replace(IDEAL.chip, memory_bytes_per_second=ENDLESS))
 """Its kernels take the time of their FLOPs alone."""
-SENDING = replace(COMPUTING, matmul_flops_per_second=ENDLESS)
+SENDING = replace(COMPUTING, chip=replace(COMPUTING.chip, flops_per_second=ENDLESS))
 """Its kernels take no time."""
 HIDES_NOTHING = {"overlaps": ()}
 
@@ -127,10 +127,10 @@ def test_recomputed_matmuls_are_counted_by_hand(stack):
         if fused:
             assert (found["matmul"] - 3 * weights) * LAYERS * TIMES == pytest.approx(in_formulas)
         parts = seconds(cost, replace(COMPUTING, stack=stack))
-        whole = sum(found.values()) * LAYERS * TIMES / COMPUTING.matmul_flops_per_second
+        whole = sum(found.values()) * LAYERS * TIMES / COMPUTING.best_rate(2)
         assert parts["matmul"] + parts.get("attention", 0) == pytest.approx(whole)
         logits = 6 * EMBED * VOCAB * MICROBATCH * TIMES
-        assert parts["head"] == pytest.approx(logits / COMPUTING.matmul_flops_per_second)
+        assert parts["head"] == pytest.approx(logits / COMPUTING.best_rate(2))
 
 
 def test_stages_send_each_microbatch_once_forward_and_once_backward():

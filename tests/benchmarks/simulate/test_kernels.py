@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Kernel, head, layer, matmul
 from benchmarks.simulate.machines import machine
@@ -20,7 +21,7 @@ MODEL = GPTConfig(layers=8, embed=EMBED, heads=HEADS, sequence=TOKENS)
 BATCH, TIMES = 64, 2
 MICROBATCH = BATCH // TIMES * TOKENS
 """Tokens of a microbatch on one device."""
-H100 = replace(machine("meshmark_gpus", "h100"), cores=0)
+H100 = replace(machine("meshmark_gpus", "h100"), chip=replace(CHIPS["h100"], cores=0))
 
 
 def step(strategy, mesh, **options):
@@ -92,11 +93,11 @@ def test_bytes_between_matmuls_are_counted_by_hand(stack, residual, hidden, scor
 def test_a_kernel_takes_the_time_of_its_bytes_or_of_its_flops():
     """A pass over memory takes its bytes over the bandwidth reached, a matmul the longer of its bytes and its FLOPs."""
     its = changed(H100, memory_efficiency=0.5, matmul_efficiency=0.5, attention_efficiency=0.25, matmul_dim=64.0)
-    peak, moved = its.matmul_flops_per_second, 3350e9
+    peak, moved = its.best_rate(2), 3350e9
     assert Kernel("memory", 0, moved).seconds(its) == pytest.approx(2)
     assert Kernel("attention", peak, 0).seconds(its) == pytest.approx(4)
     assert Kernel("attention", peak, 3 * moved).seconds(its) == pytest.approx(6)
-    large, thin = matmul(8192, 4096, 2048, 2), matmul(8192, 4096, 1, 2)
+    large, thin = matmul((8192, 4096, 2048, 1), 2), matmul((8192, 4096, 1, 1), 2)
     assert large.flops == 2**37
     assert large.seconds(its) == pytest.approx(2**38 / peak * (1 + 64 / 2048))
     assert thin.moved_bytes == 2 * (8192 + 4096 + 2**25)

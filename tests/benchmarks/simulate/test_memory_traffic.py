@@ -16,7 +16,7 @@ from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.core.plan import Plan
 from strategies.costs.layer import kept_bytes as residual_bytes
 from strategies.costs.predict import predict
-from tests.benchmarks.simulate.host import FILE, HOST, MPT, parsed
+from tests.benchmarks.simulate.host import MPT
 from tests.strategies.sampling import nightly
 
 GPUS = machine("meshmark_gpus").stack
@@ -42,13 +42,6 @@ def test_a_loop_copies_what_layers_keep(remat: str) -> None:
     assert sum(kept_bytes(fuller, GPUS)) - with_loop > without > 0
     assert of_loop > residual_bytes(looped.share) > 0
     assert not any(kept_bytes(looped, MPT))
-
-
-def test_only_gpus_run_the_stack_of_gpus() -> None:
-    """A calibrated file names the stack alone, and has the rules of the packaged file of its platform."""
-    for platform, name in (("cpu", "meshmark_tpus"), ("cuda", "meshmark_gpus"), ("gpu", "meshmark_gpus")):
-        told = FILE | {"specifications": vars(HOST) | {"platform": platform}}
-        assert parsed(told).stack == machine(name).stack
 
 
 def passes(events: Sequence[Event], times: float = 1, trips: int = 0) -> Iterator[float]:

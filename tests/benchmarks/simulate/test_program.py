@@ -22,13 +22,13 @@ from tests.strategies.quick import compiled
 
 ENDLESS = 1e30
 CHIP = replace(
-    CHIPS["h100"],
+    ideal("h100").chip,
     flops_per_second=MATMUL.flops / 2,
     memory_bytes_per_second=ENDLESS,
     link_bytes_per_second=1536 / 3,
     network_bytes_per_second=1536 / 3,
 )
-MACHINE = replace(ideal("h100"), chip=CHIP, matmul_flops_per_second=CHIP.flops_per_second)
+MACHINE = replace(ideal("h100"), chip=CHIP)
 OTHER = GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2")
 """A second gather."""
 SYNCHRONOUS = GATHER.replace("-start", "").replace("(f32[8,16], f32[32,16])", "f32[32,16]")
@@ -47,7 +47,7 @@ def with_chip(**figures: float) -> Machine:
 def times(found: Timeline | None) -> tuple[float, ...]:
     """Seconds of compute, of memory traffic and exposed."""
     assert found
-    assert found.step_seconds == pytest.approx(max(each.begin_seconds + each.seconds for each in found.all_spans()))
+    assert found.step_seconds == pytest.approx(max(each.begin_seconds + each.seconds for each in found.spans()))
     return tuple(round(each, 9) for each in spent(found))
 
 
@@ -92,7 +92,7 @@ def test_iterations_of_a_loop_are_replayed() -> None:
     found = replay(program(*LOOPING, before=LOOP), H100S, MACHINE, "bfloat16")
     assert times(found) == (14, 0, 7)
     assert found
-    begins = [each.begin_seconds for each in found.all_spans() if each.lane == "compute"]
+    begins = [each.begin_seconds for each in found.spans() if each.lane == "compute"]
     assert begins == pytest.approx([3 * index for index in range(7)])
 
 
@@ -178,7 +178,7 @@ def test_all_work_of_a_step_is_replayed(strategy: str, mesh: str, options: dict[
 def test_a_collective_has_the_latency_of_the_machine() -> None:
     """A gather of four devices takes three steps of a ring; matmuls take the rate that the machine reaches for them."""
     slower = replace(MACHINE.constants, link_seconds=0.5, matmul_efficiency=0.5)
-    machine = replace(MACHINE, constants=slower, float32_share=0.25)
+    machine = replace(MACHINE, constants=slower, chip=replace(CHIP, float32_share=0.25))
     assert times(replay(program(SYNCHRONOUS, DOT), H100S, machine, "bfloat16")) == (4, 0, 3 + 3 * 0.5)
     assert times(replay(program(SYNCHRONOUS, DOT), H100S, machine, "float32")) == (16, 0, 3 + 3 * 0.5)
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from benchmarks.simulate.kernels import layer
+from benchmarks.simulate.kernels import cast_bytes, layer
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.memory_traffic import cast_bytes
 from benchmarks.simulate.published import run_of
 from benchmarks.simulate.stack import CAST_BYTES, PRECISIONS
 from strategies.infeasible import Infeasible

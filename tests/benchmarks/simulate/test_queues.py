@@ -34,7 +34,7 @@ def test_a_loop_takes_as_long_as_its_iterations_one_by_one(seed: int) -> None:
     """Iterations that are alike are simulated once: parts and spans are those of all of them."""
     looped, plain = simulate(some_items(seed)), simulate(unrolled(some_items(seed)))
     assert looped.parts == pytest.approx(plain.parts)
-    for one, other in zip(looped.all_spans(), plain.all_spans(), strict=True):
+    for one, other in zip(looped.spans(), plain.spans(), strict=True):
         assert (one.lane, one.name) == (other.lane, other.name)
         assert (one.begin_seconds, one.seconds) == pytest.approx((other.begin_seconds, other.seconds))
 
@@ -43,9 +43,9 @@ def test_a_loop_takes_as_long_as_its_iterations_one_by_one(seed: int) -> None:
 def test_each_queue_does_one_thing_at_a_time(seed: int) -> None:
     """On no queue do spans overlap; the device's own has no gap, and ends when the last of the others does or later."""
     found = simulate(some_items(seed))
-    own = [each for each in found.all_spans() if each.lane not in LINKS]
+    own = [each for each in found.spans() if each.lane not in LINKS]
     assert sum(each.seconds for each in own) == pytest.approx(found.step_seconds)
-    for queue in (own, *([each for each in found.all_spans() if each.lane == link] for link in LINKS)):
+    for queue in (own, *([each for each in found.spans() if each.lane == link] for link in LINKS)):
         now = 0.0
         for each in queue:
             assert each.begin_seconds >= now - 1e-9

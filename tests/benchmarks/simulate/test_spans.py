@@ -9,7 +9,6 @@ import pytest
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.queues import IDLE, trace
-from benchmarks.simulate.stages import pass_name
 from benchmarks.simulate.step import LANES, PASSES, Step, predict_seconds
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
@@ -46,13 +45,17 @@ def machines():
 @pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("strategy", STEPS)
 def test_spans_fill_the_step(strategy, name):
-    """In each stage spans follow one another without overlap from its begin to its predicted end, and passes, too, do
-    not overlap.
+    """In each stage spans follow one another from its begin to its predicted end, and neither they nor passes overlap.
+
+    What the last stage is drawn to spend on each part is what the prediction says, and in lockstep that of all. The
+    last event of the trace, the sum of the parts, and the sum of the passes that wait for each other from the end back
+    to the begin are the same time.
     """
     its, topology = machines()[name]
     mesh, options = STEPS[strategy]
     cost = cost_of(strategy, mesh, **options)
     predicted = predict_seconds(cost, its, topology)
+    parts, total = predicted.parts, predicted.step_seconds
     stages = Step(cost, its, topology).spans()
     assert len(stages) == cost.plan.mesh.sizes.get("pipeline", 1)
     for spans in stages.values():
@@ -60,28 +63,24 @@ def test_spans_fill_the_step(strategy, name):
         assert own[0].begin_seconds == 0
         for one, other in pairwise(own):
             assert one.begin_seconds + one.seconds == pytest.approx(other.begin_seconds)
-        assert own[-1].begin_seconds + own[-1].seconds == pytest.approx(predicted.step_seconds)
-        passes = [span for span in spans if span.lane == PASSES]
-        for one, other in pairwise(passes):
+        assert own[-1].begin_seconds + own[-1].seconds == pytest.approx(total)
+        for one, other in pairwise(span for span in spans if span.lane == PASSES):
             assert one.begin_seconds + one.seconds <= other.begin_seconds + 1e-9
-
-
-@pytest.mark.parametrize("name", machines())
-@pytest.mark.parametrize("strategy", STEPS)
-def test_the_parts_of_the_prediction_are_drawn(strategy, name):
-    """What the last stage is drawn to spend on each part is what the prediction says, and in lockstep that of all."""
-    its, topology = machines()[name]
-    mesh, options = STEPS[strategy]
-    cost = cost_of(strategy, mesh, **options)
-    parts = predict_seconds(cost, its, topology).parts
-    stages = [*Step(cost, its, topology).spans().values()]
-    for spans in stages if its.stack.lockstep else stages[-1:]:
+        assert {span.lane for span in own} <= {IDLE, *LANES.values()}
+    for spans in [*stages.values()][0 if its.stack.lockstep else -1 :]:
         spent = defaultdict(float)
         for span in spans:
             if span.lane != PASSES:
                 spent[span.name] += span.seconds
         assert dict(spent) == pytest.approx(parts)
-        assert {span.lane for span in spans} <= {PASSES, IDLE, *LANES.values()}
+    events = trace("prediction", strategy, name, stages)["traceEvents"]
+    assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == pytest.approx(1e6 * total)
+    passes = [span for spans in stages.values() for span in spans if span.lane == PASSES]
+    now, path = total, 0.0
+    while now > 1e-9 * total:
+        last = next(each for each in passes if each.begin_seconds + each.seconds == pytest.approx(now, rel=1e-9))
+        now, path = last.begin_seconds, path + last.seconds
+    assert path == pytest.approx(total)
 
 
 @pytest.mark.parametrize("name", ["meshmark", "Megatron-LM"])
@@ -101,7 +100,7 @@ def test_no_pass_starts_before_its_input_arrives(mesh, schedule, microbatches, c
             source, need = table.needs(stage, op)
             if (source, need) == (stage, op):
                 continue
-            made, used = at[f"stage {source}", pass_name(need)], at[f"stage {stage}", pass_name(op)]
+            made, used = at[f"stage {source}", str(need)], at[f"stage {stage}", str(op)]
             arrives = made.begin_seconds + made.seconds
             if its.stack.lockstep and source != stage:
                 later = [each for each in sends if each.begin_seconds >= arrives - 1e-12]
@@ -109,33 +108,3 @@ def test_no_pass_starts_before_its_input_arrives(mesh, schedule, microbatches, c
             assert arrives <= used.begin_seconds + 1e-12
             checked += 1
     assert checked > 4 * microbatches
-
-
-@pytest.mark.parametrize("name", machines())
-@pytest.mark.parametrize("strategy", STEPS)
-def test_picture_trace_total_and_critical_path_are_one_number(strategy, name):
-    """The last span of the picture, the last event of the trace, the sum of the parts, and the sum of the passes that
-    wait for each other from the end back to the begin are the same time.
-    """
-    its, topology = machines()[name]
-    mesh, options = STEPS[strategy]
-    cost = cost_of(strategy, mesh, **options)
-    total = predict_seconds(cost, its, topology).step_seconds
-    processes = Step(cost, its, topology).spans()
-    events = trace("prediction", strategy, name, processes)["traceEvents"]
-    assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == pytest.approx(1e6 * total)
-    passes = [span for spans in processes.values() for span in spans if span.lane == PASSES]
-    assert max(span.begin_seconds + span.seconds for span in passes) == pytest.approx(total)
-    now, path = total, 0.0
-    while now > 1e-9 * total:
-        last = next(each for each in passes if each.begin_seconds + each.seconds == pytest.approx(now, rel=1e-9))
-        now, path = last.begin_seconds, path + last.seconds
-    assert path == pytest.approx(total)
-
-
-def test_every_part_has_a_lane():
-    """Of all parts that any prediction has."""
-    for its, topology in machines().values():
-        for strategy, (mesh, options) in STEPS.items():
-            parts = predict_seconds(cost_of(strategy, mesh, **options), its, topology).parts
-            assert {*parts} <= {*LANES, "bubble"}

@@ -11,7 +11,7 @@ from benchmarks.simulate.layer import GATHERED, Way
 from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.predict import predicted_rows, read_rows
 from benchmarks.simulate.queues import Parts
-from benchmarks.simulate.stages import Stages, pass_name
+from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import Step
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
@@ -75,7 +75,7 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     found = list(stages.passes())
     assert max(each.begin_seconds + sum(each.parts.values()) for each in found) == pytest.approx(total)
     names = [each.name for each in found if each.stage == 1 and each.name[0] in "FBW"]
-    assert names == [pass_name(op) for op in plan.schedule.orders[1]]
+    assert names == [str(op) for op in plan.schedule.orders[1]]
 
 
 @pytest.mark.parametrize(("layers", "lacking"), [(16, 0), (15, 1), (14, 1), (13, 2)])
@@ -98,7 +98,7 @@ def test_a_split_backward_pass_takes_as_long_as_its_flops(remat, tensors):
     short = replace(MODEL, sequence=4)
     cost = step("three_d", f"pipeline=8,tensor={tensors}", short, schedule="zb-h1", remat=remat, microbatches=16)
     work = Step(cost, COMPUTING, topology_of(cost)).stages.work
-    flops = cost.plan.share.tokens / LAYERS / tensors / COMPUTING.matmul_flops_per_second
+    flops = cost.plan.share.tokens / LAYERS / tensors / COMPUTING.best_rate(2)
     assert [parts["matmul"] for parts in work.values()] == pytest.approx(
         [flops * each for each in cost.passes], rel=1e-3
     )
@@ -132,17 +132,25 @@ def test_a_link_takes_the_time_of_all_that_it_sends(name):
 
 @pytest.mark.parametrize("ends", ["first and last", "all"])
 @pytest.mark.parametrize(
-    ("schedule", "microbatches", "sends"),
-    [("interleaved", 32, 0.0), ("interleaved", 4, 0.0), *(("1f1b", m, sends) for m in (2, 32) for sends in (0.1, 1.0))],
+    ("schedule", "microbatches", "sends", "layers", "off"),
+    [
+        *(("interleaved", m, 0.0, 8, 1e-9) for m in (4, 32)),
+        *(("1f1b", m, sends, layers, 1e-9) for m in (2, 32) for sends in (0.1, 1.0) for layers in (8, 7)),
+        *((name, 8, 0.1, 8, 1e-9) for name in ("gpipe", "zb-h1")),
+        # Of several chunks that differ, pauses at the begin are longer than later ones.
+        *(("interleaved", 32, sends, layers, 0.01) for sends, layers in ((0.0, 15), (0.1, 8))),
+    ],
 )
-def test_passes_take_as_long_as_if_simulated(schedule, microbatches, sends, ends):
-    """The sum for interleaved schedules and 1F1B is the end of passes one by one, whichever stage is the slowest."""
-    plan = predict("pipeline", MANY, "pipeline=4", TrainConfig(64, microbatches, schedule=schedule, chunks=2)).plan
+def test_a_long_schedule_takes_as_long_as_its_passes(schedule, microbatches, sends, layers, off, ends):
+    """A microbatch for each stage, and then what the slowest stage takes, end with the passes one by one."""
+    train = TrainConfig(64, microbatches, schedule=schedule, chunks=2)
+    plan = predict("pipeline", replace(MANY, layers=layers), "pipeline=4", train).plan
     stack = replace(MESHMARK, lockstep=False, embedding_and_head=ends)
     work: dict[Kind, Parts] = {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}
+    work |= {"B": {"matmul": 1.0}, "W": {"matmul": 1.0}} if schedule == "zb-h1" else {}
     stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, sends)
     last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
-    assert stages.end_seconds == pytest.approx(last)
+    assert stages.end_seconds == pytest.approx(last, rel=off)
 
 
 def calls_of(row):
@@ -161,17 +169,6 @@ def test_predictions_take_few_calls_however_many_microbatches_there_are():
     assert calls <= 12_000
     more = calls_of({**costliest, "batch_size": str(16 * int(costliest["batch_size"]))})
     assert more == pytest.approx(calls, rel=0.02)
-
-
-def test_a_short_last_stage_has_a_bubble():
-    """Other stages of an interleaved schedule keep it waiting; the sum is more than the passes by less than a pass."""
-    train = TrainConfig(64, 32, schedule="interleaved", chunks=2)
-    plan = predict("pipeline", replace(MANY, layers=15), "pipeline=4", train).plan
-    stack = replace(MESHMARK, lockstep=False, embedding_and_head="first and last")
-    work: dict[Kind, Parts] = {"F": {"matmul": 1.0}, "B": {"matmul": 2.0}}
-    stages = Stages(plan, stack, work, {"F": {"head": 0.25}, "B": {"head": 0.5}}, 0.0)
-    last = max(one.begin_seconds + sum(one.parts.values()) for one in stages.passes())
-    assert 32 * 2 * 3 < last <= stages.end_seconds < last + 3
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import results
 from results.baseline import as_baseline
 from results.gates.counters import read_snapshot
 from results.records.reading import RecordError
@@ -82,3 +83,10 @@ def test_a_mutated_run_is_read_or_refused(tmp_path: Path, data: st.DataObject) -
 def test_a_mutated_baseline_is_read_or_refused(tmp_path: Path, baseline: dict[str, Any], data: st.DataObject) -> None:
     """A baseline with one wrong value is read or raises a RecordError."""
     read(tmp_path / "baseline.json", json.dumps(mutated(data, baseline)))
+
+
+@pytest.mark.parametrize("runs", [None, 3, [3]])
+def test_what_is_no_path_is_no_run(runs: Any) -> None:
+    """`results.load` names it, and says what to pass."""
+    with pytest.raises(TypeError, match=r"the runs are .*(None|3).*; pass a path, or a list of paths"):
+        results.load(runs)

@@ -132,7 +132,9 @@ DAMAGE = [
 def test_a_damaged_checkpoint_is_named(harm, message, two):
     """The error names what is damaged and the checkpoint that is not, which restores."""
     harm(two / "2")
-    with pytest.raises(CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; restore another with at=1$") as said:
+    with pytest.raises(
+        CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; remove it, or restore another with at=1$"
+    ) as said:
         restore(step_of("single"), two)
     assert "tensorstore_spec" not in str(said.value)
     if "blocks.mlp" in message:
@@ -143,7 +145,7 @@ def test_a_damaged_checkpoint_is_named(harm, message, two):
 def test_what_is_of_another_place_or_time_is_refused(two):
     """A folder that was copied to another position, and a checkpoint of a later version."""
     shutil.copytree(two / "2", two / "3")
-    message = "3 is damaged: checkpoint.json is that of position 2; restore another with at=1 or 2$"
+    message = "3 is damaged: checkpoint.json is that of position 2; remove it, or restore another with at=1 or 2$"
     for at in (None, 3):
         with pytest.raises(CheckpointError, match=message):
             restore(step_of("single"), two, at=at)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from benchmarks.run.prepare import expert_facts
+from strategies import Infeasible
 from strategies.costs.layer import flops_per_token
 from strategies.model.block import BLOCKS, LlamaBlock
 from strategies.model.router import forced
@@ -44,7 +45,6 @@ def test_every_strategy_counts_what_its_routers_do(name, mesh, options):
     """
     step = build(name, mesh, FORCED, **options)
     tokens = step.place(np.random.default_rng(0).integers(0, FORCED.vocab, step.batch.shape))
-    assert step.load
     program = quick.compiled(step.load.lower(step.state.params, step.batch))
     assert read_program(program.as_text() or "", step.mesh.shape).concurrent == ()
     state = initial(step)
@@ -64,7 +64,9 @@ def test_every_strategy_counts_what_its_routers_do(name, mesh, options):
     assert facts["columns"]["experts.largest_over_mean"] == pytest.approx(
         counts_GE.sum(0).max() / counts_GE.sum(0).mean()
     )
-    assert build("single", "data=1", CONFIG).load is None
+    dense = build("single", "data=1", CONFIG)
+    with pytest.raises(Infeasible, match="experts=None: there is no load; use a model with experts"):
+        dense.load.lower(dense.state.params, dense.batch)
 
 
 class ParallelBlock(LlamaBlock):
@@ -86,7 +88,6 @@ def test_a_block_of_a_user_is_counted_as_it_runs(monkeypatch):
     state = initial(step)
     tokens = step.place(np.random.default_rng(0).integers(0, BIASED.vocab, step.batch.shape))
     _, grads = quick.compiled(step.gradients.lower(step.state, step.batch))(state, tokens)
-    assert step.load
     choices_LE = quick.compiled(step.load.lower(step.state.params, step.batch))(state.params, tokens).choices_LE
     loads_LE = np.asarray(grads["blocks"]["experts"]["router_bias_E"]) * step.tokens_per_step
     np.testing.assert_allclose(choices_LE - choices_LE.mean(1, keepdims=True), loads_LE, atol=0.1)

@@ -153,7 +153,9 @@ def test_it_sends_nothing_and_donates_its_state(run):
     predicted = predict(run.name, CONFIG, spec, step.train)
     assert sent(read_program(run.update.as_text(), step.mesh.shape)) == by_axes(predicted)
     assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
-    wide = predict(run.name, CONFIG, spec, dataclasses.replace(step.train, dtype="bfloat16"))
+    wide = predict(
+        run.name, CONFIG, spec, STRATEGIES[run.name].applicable(dataclasses.replace(step.train, dtype="bfloat16"))
+    )
     assert predicted.sent == wide.sent
     assert sum(predicted.arguments.values()) == sum(wide.arguments.values()) + 8
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for
-from strategies.config import OF_AXES
+from strategies.config import NEEDS, OF_AXES
 from strategies.core.plan import Plan
 from strategies.costs.predict import predict, strategies_with_formulas
 from strategies.model.block import BLOCKS, Qwen2Block
@@ -65,12 +66,14 @@ CHANGED = {
     "master": "float32",
 }
 """A value of each option of axes that is not its default."""
+WITH = {"chunks": {"schedule": "interleaved"}, "compression_warmup": {"compression": "onebit"}}
+"""Other options without which one has no effect."""
 
 
 @pytest.mark.parametrize("option", CHANGED)
 def test_an_option_that_no_axis_has_is_refused(option):
     """By steps and formulas, with the option and the way out, unless the strategy has it; `applicable` drops it."""
-    changed, having = {option: CHANGED[option]}, []
+    changed, having = {option: CHANGED[option], **WITH.get(option, {})}, []
     for strategy in STRATEGIES.values():
         mesh = MeshSpec(((strategy.axis_names[0], 1),))
         train, told = TrainConfig(8, **changed), (EVEN, mesh)
@@ -79,14 +82,40 @@ def test_an_option_that_no_axis_has_is_refused(option):
             Plan.of(strategy.axes, *told, train, checked=False)
             assert strategy.applicable(train) == train
             continue
-        with pytest.raises(Infeasible, match=rf"{option}={changed[option]} (changes nothing|needs devices).*omit it"):
+        named = "|".join(f"{name}={value}" for name, value in changed.items())
+        with pytest.raises(Infeasible, match=rf"({named}) (changes nothing|needs devices).*omit it"):
             strategy.build(*told, train)
         if strategy.has_formulas:
-            with pytest.raises(Infeasible, match=f"{option}={changed[option]} .*omit it"):
+            with pytest.raises(Infeasible, match=f"({named}) .*omit it"):
                 predict(strategy.name, *told, train)
         assert strategy.applicable(train) == TrainConfig(8)
     assert having
     assert {*CHANGED} == {*OF_AXES} == {name for each in STRATEGIES.values() for name in each.options}
+
+
+IDLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "chunks": ("pipeline", {"chunks": 3, "schedule": "zb-h1"}),
+    "regather": ("fsdp", {"regather": False, "gather": "step"}),
+    "compression_warmup": ("data", {"compression_warmup": 3, "compression": "int8"}),
+    "loss_scale": ("data", {"loss_scale": 2.0, "dtype": "bfloat16"}),
+    "loss_scale_growth_steps": ("single", {"loss_scale_growth_steps": 3}),
+}
+"""Options of a strategy, of which the first has no effect with the others."""
+
+
+@pytest.mark.parametrize("option", NEEDS)
+def test_an_option_that_needs_another_is_refused_without_it(option):
+    """It says what it needs. With that it is taken, and `applicable` drops it where it has no effect."""
+    name, options = IDLE[option]
+    strategy, (other, value) = STRATEGIES[name], NEEDS[option]
+    mesh, idle = MeshSpec(((strategy.axis_names[0], 1),)), TrainConfig(8, **options)
+    with pytest.raises(
+        Infeasible, match=f"{option}={options[option]} changes nothing without {other}={value}; omit it"
+    ):
+        strategy.build(EVEN, mesh, idle)
+    kept = {name: given for name, given in options.items() if name != option}
+    assert strategy.applicable(idle) == TrainConfig(8, **kept)
+    strategy.build(EVEN, mesh, TrainConfig(8, **{**options, other: value}))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

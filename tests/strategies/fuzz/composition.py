@@ -203,7 +203,7 @@ def trace(step: Step) -> None:
     assert shapes(state) == shapes(step.state)
     assert {metric.shape for metric in metrics.values()} == {()}
     assert jax.eval_shape(step.evaluation, step.state.params, step.batch).shape == ()
-    if step.load:
+    if step.config.experts:
         jax.eval_shape(step.load, step.state.params, step.batch)
 
 

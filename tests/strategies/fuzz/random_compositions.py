@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from strategies import STRATEGIES, MeshSpec, Strategy
+from strategies.config import idle_options
 from strategies.core.axis import placement_of
 from strategies.infeasible import divisors
 from strategies.mesh import all_axes
@@ -90,7 +91,9 @@ def draw(seed: int) -> Composition:
     made = Composition(strategy, "", {}).made_strategy()
     mesh = _mesh(random, made)
     options = (option for axis in made.axes if axis.name in mesh.sizes for option in axis.options)
-    train = _changed(random, {**OF_ALL, **{option: OF_AXES[option] for option in options}})
+    changed = _changed(random, {**OF_ALL, **{option: OF_AXES[option] for option in options}})
+    idle = idle_options(changed)  # refused, so that little would be drawn that is not
+    train = {name: value for name, value in changed.items() if name not in idle}
     microbatches = random.choice((1, 1, 2, 4)) * mesh.sizes.get("pipeline", 1)
     sizes = {"batch_size": microbatches * made.batch_shards(mesh) * random.choice((1, 2)), "microbatches": microbatches}
     backend = random.choice([*BACKENDS]) if random.random() < 0.3 else "cpu"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from strategies import GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.core.plan import DEFAULTS, Plan
+from strategies.config import DEFAULTS
+from strategies.core.plan import Plan
 from tests.strategies.fuzz.composition import BACKENDS, Composition
 from tests.strategies.fuzz.random_compositions import draw
 from tests.strategies.sampling import nightly
