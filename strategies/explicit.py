@@ -31,7 +31,7 @@ from strategies import fsdp, tensor
 from strategies.core.axis import Axis
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.infeasible import Infeasible
+from strategies.infeasible import Infeasible, WrongSize, divisors
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights, WeightSpec, completed, partial_sum, resharded, spec_of
@@ -40,12 +40,23 @@ from strategies.strategy import Strategy, vocabulary_traffic
 
 
 def require(plan: Plan) -> None:
-    """Refuse what has no rule here."""
+    """Refuse parts of a model for which there is no rule here."""
     if plan.config.experts:
-        raise Infeasible("explicit has no rule for experts; use auto or expert")
-    if plan.key_copies > 1:
-        keys = plan.config.key_heads or plan.config.heads
-        raise Infeasible(f"explicit does not replicate key_heads={keys} over tensor={plan.tensors}; use auto or tensor")
+        raise Infeasible(f"explicit has no rule for experts={plan.config.experts}; use auto or expert")
+    if plan.config.block == "gpt_oss":
+        raise Infeasible("explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp")
+
+
+def require_tensor(plan: Plan) -> None:
+    """Refuse what a tensor axis cannot split, and norms over all heads."""
+    require(plan)
+    tensor.require(plan)
+    keys = plan.config.key_heads or plan.config.heads
+    if keys % plan.tensors:
+        fitting = [size for size in divisors(plan.config.heads) if keys % size == 0]
+        raise WrongSize(f"explicit does not replicate key_heads={keys} over tensor={plan.tensors}", "tensor", fitting)
+    if plan.block.parts["attention"].means:
+        raise Infeasible(f"explicit has no rule for norms over all heads of block={plan.config.block}; use auto or tensor")
 
 
 def summed_later(plan: Plan, spec: WeightSpec) -> tuple[str, ...]:
@@ -194,7 +205,6 @@ def positions(plan: Plan) -> Iterator[Traffic]:
 
 def implement(plan: Plan, mesh: Any) -> Implementation:
     """The functions of all axes."""
-    require(plan)
     return Implementation(
         hooks=hooks(plan),
         differentiate=differentiate,
@@ -205,24 +215,30 @@ def implement(plan: Plan, mesh: Any) -> Implementation:
 
 
 AXES = (
-    Axis("data", batch=True, options=("reduce_dtype",)),
+    Axis("data", batch=True, options=("reduce_dtype",), require=require),
     Axis(
-        "fsdp", batch=True, shards=True, may_split_dim_twice=False, options=("reduce_dtype",), traffic=fsdp.AXIS.traffic
+        "fsdp",
+        batch=True,
+        shards=True,
+        may_split_dim_twice=False,
+        options=("reduce_dtype",),
+        require=require,
+        traffic=(fsdp.gathers,),
     ),
     Axis(
         "tensor",
         dims=tensor.DIMS,
         options=("sequence_parallel", "reduce_dtype"),
-        require=tensor.require,
+        require=require_tensor,
         partial_gradient=has_partial_gradient,
         traffic=(tensor.layers, vocabulary_traffic, positions),
     ),
 )
 TWINS = {
     **{(name,): name for name in ("data", "fsdp", "tensor")},
-    ("data", "fsdp"): "hsdp",
-    ("data", "tensor"): "three_d",
     ("fsdp", "tensor"): "three_d",
+    ("data", "tensor"): "three_d",
+    ("data", "fsdp"): "hsdp",
 }
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
 EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, usual_axes=())

@@ -143,7 +143,7 @@ def overview(
     preset = ("nano-moe" if "expert" in mesh.sizes else "nano") if preset is None else preset
     config = dataclasses.replace(PRESETS[require_instance(preset, str, "the preset")], **sizes)
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
-    cost = None if strategy.twins else predict(name, config, mesh, train)
+    cost = predict(name, config, mesh, train) if strategy.has_formulas else None
     plan = cost.plan if cost else Plan.of(strategy.axes, config, mesh, train)
     tokens = f"{batch_size} × {config.sequence:,} tokens"
     given = texts({option: value for option, value in options.items() if option not in ("microbatches", "dtype")})

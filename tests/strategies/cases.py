@@ -27,6 +27,8 @@ DAILY = [
     Case("zero1", "data=8"),
     Case("pipeline", "pipeline=8", CONFIG, {"microbatches": 8, "remat": "full"}),
     Case("three_d", "data=2,pipeline=2,tensor=2", CONFIG, {"microbatches": 4}),
+    Case("explicit", "data=8", CONFIG, {"microbatches": 2}),
+    Case("explicit", "fsdp=2,tensor=4", CONFIG, {"remat": "full", "logits_bytes": 2**14, "z_loss": 1e-2}),
     Case("three_d", "data=2,context=2,tensor=2", CONFIG, {**ULYSSES, **SPLIT}),
     Case("three_d", "data=2,fsdp=2,tensor=2", CONFIG, {"reduce": "layer"}),
     Case("tensor", "tensor=4", CONFIG, {"halves": "on", "remat": "full"}),
@@ -36,12 +38,15 @@ DAILY = [
     Case("context", "context=8", replace(CONFIG, key_heads=2), ULYSSES),
     # Sizes of which none is another's multiple, and a vocabulary that tensor and pipeline pad.
     Case("single", "data=1", UNTIED, {"remat": "full", "logits_bytes": 2**16}),
+    Case("explicit", "fsdp=2,tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
+    Case("explicit", "data=2,tensor=2", UNTIED, {"sequence_parallel": False}),
     Case("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
     Case("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, ZB_H1),
     Case("three_d", "fsdp=2,context=2,tensor=2", UNTIED, {"microbatches": 2, "gather": "step", "remat": "full"}),
     # Rotations, gates, copies of KV heads, and norms of heads with fewer features than devices.
     Case("zero2", "data=8", NARROW, {"reduce": "layer", "microbatches": 2}),
     Case("three_d", "data=2,tensor=4", NARROW),
+    Case("explicit", "data=2,fsdp=4", NARROW, {"dtype": "bfloat16"}),
     # Memory is mostly scores, copies of KV heads, or hidden features.
     Case("context", "context=4", WINDOWED, {"remat": "full"}),
     Case("tensor", "tensor=8", COPIED),
