@@ -56,7 +56,8 @@ def require_tensor(plan: Plan) -> None:
         fitting = [size for size in divisors(plan.config.heads) if keys % size == 0]
         raise WrongSize(f"explicit does not replicate key_heads={keys} over tensor={plan.tensors}", "tensor", fitting)
     if plan.block.parts["attention"].means:
-        raise Infeasible(f"explicit has no rule for norms over all heads of block={plan.config.block}; use auto or tensor")
+        problem = f"explicit has no rule for norms over all heads of block={plan.config.block}"
+        raise Infeasible(f"{problem}; use auto or tensor")
 
 
 def summed_later(plan: Plan, spec: WeightSpec) -> tuple[str, ...]:
@@ -158,7 +159,7 @@ def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
         if not plan.sequence_parallel:
             return resharded(x_BTD, reduced=("tensor",))
         gather = partial(lax.all_gather, axis_name="tensor", axis=1, tiled=True, to="reduced")
-        return jax.shard_map(gather, in_specs=own, out_specs=P(batch, reduced={"tensor"}))(x_BTD)
+        return jax.shard_map(gather, in_specs=own, out_specs=P(batch, reduced=frozenset({"tensor"})))(x_BTD)
 
     def own_tokens(x_TD: Array) -> Array:
         if not plan.sequence_parallel:
@@ -178,7 +179,7 @@ def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
             found_BTD = jnp.where(held_BT1, table_VD[jnp.clip(row_BT, 0, rows - 1)], 0)
             return lax.pcast(found_BTD, "tensor", to="unreduced")
 
-        found = P(batch, unreduced={"tensor"})
+        found = P(batch, unreduced=frozenset({"tensor"}))
         return jax.shard_map(local, in_specs=(table, P(batch)), out_specs=found)(table_VD, row_BT)
 
     return {"sum": total, "embed_sum": total, "all_tokens": all_tokens, "own_tokens": own_tokens, "look_up": look_up}

@@ -63,7 +63,7 @@ def test_readme_shows_rows_of_the_measured_run():
     """Each line of its table is a row of the committed run, as the terminal prints it."""
     run = json.loads((ROOT / "docs" / "examples" / "nano-cpu" / "run.json").read_text())
     rows = [Row(each["name"], each["extra_info"], (), None) for each in run["benchmarks"]]
-    printed = {" ".join(line.split()) for line in terminal.table(rows, width=200)}
+    printed = {" ".join(line.split()) for line in terminal.table(rows)}
     (example,) = examples(README, "measure")
     shown = [" ".join(line.split()) for line in example.shown.splitlines()]
     assert len(shown) > 6

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
 
 Collective = Literal["gathers", "halves", "keys and values", "tensor", "sends"]
 """Collectives that a stack may overlap with the compute of a layer:
@@ -42,18 +44,22 @@ PRECISIONS: Mapping[str, Precision] = {
 """By name."""
 
 
+Factor = Annotated[float, Meta(ge=0, le=1000)]
+"""A constant of kernels. Those of all machine files are below 100."""
+
+
 class ForwardBackward(NamedTuple):
     """A number for the forward pass and one for the backward pass."""
 
-    forward: float
-    backward: float
+    forward: Factor
+    backward: Factor
 
 
 class KeptTraffic(NamedTuple):
     """Bytes read and written for each byte that a layer keeps for its backward pass, and for each of its weights."""
 
-    of_kept: float
-    of_weights: float
+    of_kept: Factor
+    of_weights: Factor
 
 
 NOTHING_KEPT = KeptTraffic(0, 0)
@@ -77,8 +83,8 @@ class KernelCosts:
 
     residual_bytes: ForwardBackward
     mlp_bytes: ForwardBackward
-    logit_bytes: float
-    optimizer_bytes: float
+    logit_bytes: Factor
+    optimizer_bytes: Factor
     launches: ForwardBackward
     head_bytes: ForwardBackward = NONE
     kept: KeptTraffic = NOTHING_KEPT

@@ -31,9 +31,12 @@ CANDIDATE: dict[str, Any] = {
     "status": Literal["fits", "too_large", "infeasible"],
     **{"scaling": Literal["strong", "weak"] | None, "devices": Count, "global_batch_sequences": Count},
     **{"strategy": str, "mesh": str, "microbatches": Count, "remat": str, "options": dict[str, Scalar]},
-    **{"waits_for": dict[Limit, Number] | None, **dict.fromkeys(NUMBERS, Amount | None)},
+    **{"waits_for": dict[Limit, Number] | None},
+    **dict.fromkeys(NUMBERS, Amount | None),
 }
 """Columns of a candidate, with their types; it has others."""
+SHOWN: dict[str, Any] = {"parts": dict[str, Number] | None, "bubble": Amount | None}
+"""Columns that it may lack, of which the page shows what is there."""
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -62,7 +65,8 @@ def read_search(path: Path, document: Any = None) -> tuple[dict[str, Any], pd.Da
     facts = msgspec.structs.asdict(read_document(path, "search", SCHEMA_VERSION, Search, WRITTEN_BY, document))
     candidates = facts.pop("candidates")
     for number, row in enumerate(candidates):
-        checked_fields(row, CANDIDATE, f"{shown(path)}: candidates[{number}]")
+        kinds = CANDIDATE | {name: kind for name, kind in SHOWN.items() if name in row}
+        checked_fields(row, kinds, f"{shown(path)}: candidates[{number}]")
     rows = pd.DataFrame(candidates)
     rows["options"] = [", ".join(f"{name}={value}" for name, value in options.items()) for options in rows["options"]]
     rows["limit"] = [next(iter(shares or {}), "") for shares in rows["waits_for"]]

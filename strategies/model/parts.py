@@ -79,7 +79,7 @@ class LayerNorm(Part):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Normalise over D. The result has the dtype of x."""
-        y_BTD = _normalise(x_BTD.astype(jnp.float32), self.config.norm_epsilon)
+        y_BTD: Any = _normalise(x_BTD.astype(jnp.float32), self.config.norm_epsilon)
         return (y_BTD * spread(self.scale_D[...], x_BTD) + spread(self.bias_D[...], x_BTD)).astype(x_BTD.dtype)
 
 

@@ -137,7 +137,9 @@ def completed(tree: Any) -> Any:
 
 def partial_sum(x: Array) -> Float[Array, ""]:
     """The sum of all elements: a partial sum on each device over the mesh axes that split x."""
-    axes = {axis for axes in spec_of(x).partitions for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis}
+    axes = frozenset(
+        axis for axes in spec_of(x).partitions for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis
+    )
     return lax.reduce_sum(x, range(x.ndim), out_sharding=P(unreduced=axes) if axes else None)
 
 
@@ -158,7 +160,8 @@ def reshape(x: Array, shape: Sequence[int]) -> Array:
     if not (spec.reduced or spec.unreduced):
         return x.reshape(shape)
     shape = [x.size // -math.prod(shape) if size == -1 else size for size in shape]
-    first, *_, last = (*spec.partitions, None) if x.ndim == 1 else spec.partitions
+    entries: tuple[Any, ...] = spec.partitions
+    first, last = entries[0], entries[-1] if x.ndim > 1 else None
     split = [first, *[None] * (len(shape) - 2), last][: len(shape)]
     return lax.reshape(x, shape, out_sharding=P(*split, reduced=spec.reduced, unreduced=spec.unreduced))
 
@@ -169,11 +172,12 @@ def matmul(x_BTD: Array, w_DF: Array) -> Array:
     Where the summed dim is split, the result is `unreduced`.
     """
     x_ND, shape = reshape(x_BTD, (-1, x_BTD.shape[-1])), (*x_BTD.shape[:-1], w_DF.shape[-1])
-    tokens, summed = spec_of(x_ND).partitions
+    entries: tuple[Any, ...] = spec_of(x_ND).partitions
+    tokens, summed = entries
     if not summed:
         return (x_ND @ w_DF).reshape(shape)
-    features = spec_of(w_DF).partitions[1]
-    return reshape(jnp.dot(x_ND, w_DF, out_sharding=P(tokens, features, unreduced={summed})), shape)
+    entries = spec_of(w_DF).partitions
+    return reshape(jnp.dot(x_ND, w_DF, out_sharding=P(tokens, entries[1], unreduced=frozenset({summed}))), shape)
 
 
 def spread(weight: Array, x: Array) -> Array:

@@ -122,6 +122,8 @@ OTHER_FILES = [
         (search(FITS, kind="feasibility"), "was not written by `meshmark search --json FILE` of this version"),
         (search(FITS, schema_version=4), "has schema_version 4 and this meshmark reads 3; update meshmark"),
         (search(FITS, schema_version=2), "has schema_version 2 and this meshmark reads 3; write it again"),
+        (search(FITS | {"bubble": [0.1]}), r"candidates\[0\].*bubble"),
+        (search(FITS | {"parts": {"matmuls": "fast"}}), r"candidates\[0\].*parts"),
         (search(NONE_FITS), "no candidate fits"),
         (search(NONE_FITS | {"scaling": "weak"}), "no candidate fits"),
     ),

@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-import jax
+import jaxfrom typing import Any
+
 import pytest
 
 from benchmarks.devices.attached import topology_of
@@ -73,9 +74,11 @@ def test_constants_of_other_devices_have_an_assumed_error(name, topology):
 
 
 def test_unknown_fields_and_rules_are_named():
-    """With what to do, or with those that are known."""
+    """With what to do, or with those that are known; and a constant that no kernel has."""
+    rules: Any = FILE["rules"]
     for change, problem in (
         ({"rules": {"waits": {}}}, "rules has waits; it can have attention, embedding_and_head"),
+        ({"rules": rules | {"kernels": rules["kernels"] | {"logit_bytes": 1e40}}}, "logit_bytes"),
         ({"unfused": True}, "has an unknown field 'unfused'; remove it, or write the file again with `meshmark"),
     ):
         with pytest.raises(ValueError, match=problem):
