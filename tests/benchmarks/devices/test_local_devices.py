@@ -1,9 +1,9 @@
 """Devices at hand are the topology that they are all devices of."""
 
 from types import SimpleNamespace
+from typing import Any
 
-import jaxfrom typing import Any
-
+import jax
 import pytest
 
 from benchmarks.devices.attached import topology_of
