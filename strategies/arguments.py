@@ -161,10 +161,12 @@ def jitted(
     It raises Infeasible for deleted arrays, and for arguments whose shapes differ from `inputs`, by name.
     """
     specs = jax.tree.map(lambda array: array.sharding.spec, tuple(inputs.values()))
-    if mode == "explicit":
-        mapped = explicit(function, mesh, specs)
+    if mode == "auto":
+        mapped = function
+    elif mode == "explicit":
+        mapped = with_explicit_axes(function, mesh, specs)
     else:
-        mapped = function if mode == "auto" else jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs)
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs)
 
     @wraps(function)
     def checked(*given: Any) -> Any:
@@ -181,8 +183,8 @@ def jitted(
     return guarded(jax.jit(checked, out_shardings=out_shardings, donate_argnums=donate_argnums), require)
 
 
-def explicit(function: Callable, mesh: Mesh, specs: Any) -> Callable:
-    """A function that sees explicit mesh axes, of a mesh whose axes are not. Axes of size one stay out of all types."""
+def with_explicit_axes(function: Callable, mesh: Mesh, specs: Any) -> Callable:
+    """A function inside which the axes of a mesh are explicit. Outside they are not, so states are as of any step."""
     inside = jax.sharding.explicit_axes(function, in_sharding=specs)
 
     def run(*given: Any) -> Any:

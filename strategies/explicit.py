@@ -7,17 +7,24 @@ a sum. So gradients are accumulated over microbatches as partial sums, and summe
 
     dW[D,F]{unreduced: data} -reshard(data)-> dW[D,F], each weight, once a step, in `reduce_dtype`
 
-XLA's CPU backend makes no reduce-scatter of a reshard from a partial sum to a split array: it sums all of it and takes
-a part. So the collectives of layers, and they alone, stand in small `jax.shard_map`s:
+XLA's CPU backend compiles a reshard from a partial sum to a split array to an all-reduce and a slice, not to a
+reduce-scatter. So the collectives of layers, attention and the look-up of tokens along tensor stand in small
+`jax.shard_map`s; all else is written as for one device:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F]{reduced: fsdp}, and its transpose, a reduce-scatter, as in fsdp.py
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D]{reduced: tensor}, and its transpose, as in tensor.py
     x[B,T,D]{unreduced: tensor} -reduce_scatter(tensor)-> x[B,T_tensor,D], and its transpose, as in tensor.py
 
-A device sends the bytes of data.py, fsdp.py and tensor.py: the formulas are theirs.
+A device sends the bytes of data.py, fsdp.py and tensor.py by their formulas, with two differences:
+
+    With sequence parallelism the gradient of the positions is gathered along tensor, each microbatch (tensor.py:
+    all-reduced, once a step), because that is the transpose of the reshard of positions to each device's tokens.
+    A weight that tensor splits along its only dim, such as a bias, is not split again by fsdp: `gather` gathers along
+    a dim that no other axis splits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,9 +39,11 @@ from strategies.core.axis import Axis
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible, WrongSize, divisors
+from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
-from strategies.model.weights import Weights, WeightSpec, completed, partial_sum, resharded, spec_of
+from strategies.model.weights import Weights, WeightSpec, partial_sum, resharded, spec_of, sum_partial
+from strategies.model.weights import look_up as look_up_rows
 from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
 from strategies.strategy import Strategy, vocabulary_traffic
 
@@ -60,22 +69,22 @@ def require_tensor(plan: Plan) -> None:
         raise Infeasible(f"{problem}; use auto or tensor")
 
 
-def summed_later(plan: Plan, spec: WeightSpec) -> tuple[str, ...]:
+def deferred_axes(plan: Plan, spec: WeightSpec) -> tuple[str, ...]:
     """Mesh axes over which a weight's gradient is a partial sum on each device until the end of the step."""
     parts = (axis.name for axis in plan.active if axis.partial_gradient(plan, spec))
     return (*plan.placed(spec.dims).summed, *parts)
 
 
-def tagged(weights: Weights, plan: Plan) -> Weights:
+def mark_reduced(weights: Weights, plan: Plan) -> Weights:
     """Weights whose gradients stay partial sums."""
 
     def one(weight: Array, spec: WeightSpec) -> Array:
-        return resharded(weight, reduced=summed_later(plan, spec))
+        return resharded(weight, reduced=deferred_axes(plan, spec))
 
     return map_weights(one, plan.config, weights)
 
 
-def summed(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, Weights]:
+def sum_partial_gradients(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, Weights]:
     """Sum loss and gradients over devices, as `gradients.sum_remaining` does: axis by axis, then over replicas."""
 
     def one(grad: Array, spec: WeightSpec) -> Array:
@@ -84,9 +93,9 @@ def summed(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, Weig
             if axis.partial_gradient(plan, spec):
                 left = spec_of(grad).unreduced - {axis.name}
                 grad = resharded(grad.astype(dtype), unreduced=left).astype("float32")
-        return completed(grad.astype(dtype)).astype("float32") if spec_of(grad).unreduced else grad
+        return sum_partial(grad.astype(dtype)).astype("float32") if spec_of(grad).unreduced else grad
 
-    return completed(loss), map_weights(one, plan.config, grads)
+    return sum_partial(loss), map_weights(one, plan.config, grads)
 
 
 def differentiate(
@@ -133,16 +142,28 @@ def hooks(plan: Plan) -> Hooks:
     batch = plan.over(plan.placement.batch) or None
 
     def look_up(table_VD: Array, row_BT: Array) -> Array:
-        return table_VD.at[row_BT].get(out_sharding=P(batch))
+        wide_VD = table_VD.astype("float32")  # as in weights.look_up
+        return wide_VD.at[row_BT].get(out_sharding=P(batch)).astype(table_VD.dtype)
 
     def project(x_BTD: Array, w_DCA: Array) -> Array:
+        """Without a reshape of the weight: JAX 0.10 has no rule for that of a reduced array."""
         return jnp.tensordot(x_BTD, w_DCA, 1)
 
-    shards = plan.size(*plan.placement.batch), plan.tensors
-    of_all = {"compiler_shards": shards, "gather": partial(gather, plan), "project": project}
-    if plan.tensors == 1:
-        return Hooks(**of_all, look_up=look_up)
-    return Hooks(**of_all, **tensor_hooks(plan, batch))
+    def attend(qkv: QKV, kernel: str, reach: Reach | None) -> Array:
+        """Each device's sequences and heads apart, so that any kernel runs."""
+        heads = plan.over(["tensor"]) or None
+        attention = partial(causal_attention, kind=kernel, reach=reach)
+        split = replace(qkv, qkv_BTCE=P(batch, None, None, heads))
+        return jax.shard_map(attention, in_specs=(split,), out_specs=P(batch, None, heads))(qkv)
+
+    return Hooks(
+        gather=partial(gather, plan),
+        project=project,
+        attend=attend,
+        needs_loop=plan.needs_loop,
+        compiler_shards=(plan.size(*plan.placement.batch), plan.tensors),
+        **(tensor_hooks(plan, batch) if plan.tensors > 1 else {"look_up": look_up}),
+    )
 
 
 def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
@@ -170,13 +191,14 @@ def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
         table = spec_of(table_VD)
 
         def local(table_VD: Array, row_BT: Array) -> Array:
-            """Each device looks up tokens in its rows."""
+            """Each device looks up tokens in its rows.
+
+            By hand, because the gradient of `.at[].get` of a split and reduced table is silently wrong where
+            `out_sharding` splits the tokens (JAX 0.10 to 0.12).
+            """
             if table.reduced:
                 table_VD = lax.pcast(table_VD, tuple(table.reduced), to="varying")
-            rows = len(table_VD)
-            row_BT = row_BT - rows * lax.axis_index("tensor")
-            held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
-            found_BTD = jnp.where(held_BT1, table_VD[jnp.clip(row_BT, 0, rows - 1)], 0)
+            found_BTD = look_up_rows(table_VD, row_BT - len(table_VD) * lax.axis_index("tensor"))
             return lax.pcast(found_BTD, "tensor", to="unreduced")
 
         found = P(batch, unreduced=frozenset({"tensor"}))
@@ -209,8 +231,8 @@ def implement(plan: Plan, mesh: Any) -> Implementation:
     return Implementation(
         hooks=hooks(plan),
         differentiate=differentiate,
-        prepare=partial(tagged, plan=plan),
-        reduce=partial(summed, plan=plan),
+        prepare=partial(mark_reduced, plan=plan),
+        reduce=partial(sum_partial_gradients, plan=plan),
         mode="explicit",
     )
 
@@ -242,4 +264,4 @@ TWINS = {
     ("data", "fsdp"): "hsdp",
 }
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
-EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, usual_axes=())
+EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, by_default=False)

@@ -42,7 +42,7 @@ class NotImportable(ValueError):
     """A module that `MESHMARK_STRATEGIES` names cannot be imported. The message names it and the cause."""
 
 
-BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO, EXPLICIT, EXPERT
+BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO, EXPERT, EXPLICIT
 _registered = Named("strategy", {strategy.name: strategy for strategy in BUILT_IN}, KNOWN_AS)
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
 """All strategies by name, read-only."""

@@ -92,6 +92,7 @@ class Strategy:
         twins: for a strategy that the compiler partitions: combinations of mesh axes -> the hand-written strategy with
             the same sharding.
         compiler_communicates: whether the compiler decides what is sent, so that no formulas can.
+        by_default: whether a run or a search that names no strategies has it.
         make_step: (config, mesh, train, devices) -> the step, for a strategy that is not composed of axes; such a
             strategy has no formulas.
 
@@ -107,6 +108,7 @@ class Strategy:
     usual_axes: tuple[str, ...] | None = None
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
     compiler_communicates: bool = False
+    by_default: bool = True
     make_step: Callable[..., Step] | None = None
 
     def __post_init__(self) -> None:

@@ -78,7 +78,6 @@ PRINTED: dict[str, Callable[[Path], object]] = {
     "measure": lambda _: measured(),
     "compile": lambda _: lines(*(paragraph(*case_report(row)) for row in rows()[:4])),
     "fit and calibrate": lambda _: fitted(),
-    "doctor": lambda _: command("doctor")([]),
     "search": lambda _: command("search")(["--topology=h100:2x8", *LLAMA, "--tokens=15T", "--price=2.5"]),
     "predict": lambda _: command("predict")([str(ROOT / "results" / "published" / "nanotron_h100.csv")]),
     "show": lambda _: command("show")(["three_d", "--mesh=fsdp=4,tensor=2"]),

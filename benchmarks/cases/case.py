@@ -200,7 +200,7 @@ class Selection:
     def _strategy_meshes(self) -> Iterator[tuple[str, MeshSpec]]:
         """Pairs of strategies and meshes. If both were given, all pairs are returned, feasible or not; rows say why."""
         # `single` first, as the reference of all others.
-        for name in sorted(self.strategies or STRATEGIES, key=lambda name: name != "single"):
+        for name in sorted(self.strategies or default_strategies(), key=lambda name: name != "single"):
             for mesh in self.meshes or self._meshes(name):
                 if self.strategies or not self.meshes or mesh in distinct_meshes(name, mesh.size):
                     yield name, mesh
@@ -223,6 +223,11 @@ class Selection:
         varied = [(name, values) for name, values in self.options if name in options_of(strategy)]
         combined = product(*([(name, value) for value in values] for name, values in varied))
         yield from dict.fromkeys(with_effect(options, self.dtype) for options in combined)
+
+
+def default_strategies() -> list[str]:
+    """Names of the strategies of a run or a search that names none."""
+    return [name for name, strategy in STRATEGIES.items() if strategy.by_default]
 
 
 def _missing_twins(cases: Sequence[Case]) -> list[Case]:

@@ -241,7 +241,7 @@ LOGGING = Group(
 SPACE = Group(
     "search space",
     CASES["--batch-size"].one(help="global batch, in sequences", required=True),
-    CASES["--strategy"]._replace(help=f"such as fsdp,tensor; default: all but auto; {LISTED}"),
+    CASES["--strategy"]._replace(help=f"such as fsdp,tensor; default: all but auto and explicit; {LISTED}"),
     CASES["--mesh"]._replace(help="axes and their sizes, such as data=2,tensor=4; repeatable; default: all meshes"),
     CASES["--microbatches"]._replace(help="parts of the global batch; default: 1, 2, 4, ... per pipeline stage"),
     CASES["--dtype"]._replace(default="bfloat16"),

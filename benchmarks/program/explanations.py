@@ -15,7 +15,7 @@ from benchmarks.cli.tables import amount
 from benchmarks.program.collectives import Collective, axis_of
 from benchmarks.program.compiled import ROW_KEYS, Program
 from benchmarks.program.flops import unstated_flops
-from strategies import Infeasible
+from strategies import STRATEGIES, Infeasible
 from strategies.core.placement import Axes
 from strategies.core.traffic import Bytes
 from strategies.costs.predict import Cost, predict
@@ -56,7 +56,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
     A step that the compiler partitions has the predictions of its hand-written twin, for comparison only:
     `sent_as_predicted` is None for it. `compiled` are the columns of the compiled program, if there is one.
     """
-    twin = case.twin
+    stated = STRATEGIES[case.strategy].has_formulas
     cost = cost_of(case)
     sent = {key: compiled.get(key) for key in SENT}
     by_axis: dict[str, Bytes] = dict.fromkeys(SENT, 0)
@@ -73,16 +73,16 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
         "predicted.bubble": cost and cost.bubble,
         "predicted.lockstep_bubble": cost and cost.lockstep_bubble,
         "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
-        "sent_as_predicted": as_predicted if total is not None and cost and not twin else None,
+        "sent_as_predicted": as_predicted if total is not None and cost and stated else None,
     }
 
 
 def cost_of(case: Case) -> Cost | None:
     """Cost of a case by formulas; None if its strategy has no formulas or the case is infeasible.
 
-    Of a step that the compiler partitions, that of its hand-written twin.
+    Where the compiler decides what is sent, that of the hand-written twin.
     """
-    by_hand = case.twin or case
+    by_hand = case if STRATEGIES[case.strategy].has_formulas else case.twin or case
     try:
         return predict(by_hand.strategy, case.config, case.mesh, by_hand.resolved, case.backend)
     except Infeasible:
@@ -90,13 +90,13 @@ def cost_of(case: Case) -> Cost | None:
 
 
 def explanation_columns(case: Case, program: Program) -> Mapping[str, Any]:
-    """Columns on overlap, and on rewrites unless the compiler partitions the step.
+    """Columns on overlap, and on rewrites unless the compiler decides what is sent.
 
     `rewrites.sent_bytes` and `rewrites.flops` are what a device sends and computes per step beyond the formulas, and
     `rewrites.text` says by which collectives.
     """
     row: dict[str, Any] = {**overlap(program)}
-    cost = None if case.twin else cost_of(case)
+    cost = cost_of(case) if STRATEGIES[case.strategy].has_formulas else None
     if cost is None:
         return row
     extra_flops = unstated_flops(cost, program.flops)

@@ -62,8 +62,8 @@ class WithoutCommunication:
         if name == "axis_index" and params["axis_name"] == "pipeline" and self.aligned_stages:
             # Hidden from the compiler, which would otherwise simplify the program.
             return [lax.optimization_barrier(jnp.int32(0))]
-        if name == "sharding_constraint":
-            raise ValueError("collectives that the compiler inserts cannot be left out")
+        if name in ("sharding_constraint", "reshard"):
+            raise ValueError("collectives that follow from shardings cannot be left out")
         if name != "axis_index" and mesh_axes(params):
             raise ValueError(f"there is no replacement for the collective {name}")
         # The scopes of conditionals and loops are kept: compiled.py reads from them how often each branch is taken.

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, get_args
 
-from benchmarks.cases.case import COMMON_OPTIONS, Case, CompilerOptions, Options
+from benchmarks.cases.case import COMMON_OPTIONS, Case, CompilerOptions, Options, default_strategies
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec
 from strategies.config import Dtype, Gather, PipelineSchedule, Remat, with_effect
-from strategies.costs.predict import strategies_with_formulas
 from strategies.registry import distinct_meshes
 
 VARIED = {"schedule": get_args(PipelineSchedule), "gather": get_args(Gather)}
@@ -54,7 +53,7 @@ class SearchSpace:
 
     def strategy_meshes(self) -> Iterator[tuple[str, MeshSpec]]:
         """Pairs of strategies that have formulas, and their distinct meshes of all devices."""
-        for name in self.strategies or tuple(strategies_with_formulas()):
+        for name in self.strategies or [each for each in default_strategies() if STRATEGIES[each].has_formulas]:
             for mesh in distinct_meshes(name, device_count(self.topology), self.config):
                 if mesh in self.meshes or not self.meshes:
                     yield name, mesh

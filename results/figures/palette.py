@@ -30,6 +30,7 @@ STRATEGY_COLOURS = {
     "three_d": "#864064",
     "auto": "#5d2f84",
     "expert": "#3504bd",
+    "explicit": "#030005",
 }
 """The strategies of meshmark, in the order in which legends name them."""
 

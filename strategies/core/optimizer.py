@@ -42,7 +42,7 @@ def adamw(
     """AdamW with clipping by the global norm, for gradients and moments that are sharded by `specs`.
 
     `once` maps gradients to gradients whose norm counts each weight once, if devices hold copies. `whole` is whether
-    `update` sees whole arrays, which the compiler partitions.
+    sums over whole arrays need no collective here, because the compiler inserts it.
     """
 
     def at(updates: Any) -> optax.GradientTransformation:

@@ -2,8 +2,8 @@
 
 The step runs inside `jax.shard_map`, on each device's shard of the weights and of the batch. This file communicates
 only what the placement implies: gradient sums over replicas, the global norm, and the gather of weights updated in
-shards. All other communication comes from the `Implementation`. If the compiler partitions the step (auto.py), the same
-code runs on whole arrays.
+shards. All other communication comes from the `Implementation`. With a `mode` on whole arrays (auto.py,
+explicit.py) the same code runs on these.
 """
 
 from collections.abc import Callable
@@ -96,9 +96,9 @@ class _Assembly:
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        whole = self.implementation.mode == "auto"
+        auto = self.implementation.mode == "auto"
         once = partial(counted_once, plan=self.plan)
-        trained = adamw(self.train, without_biases(self.update_specs, self.config)[0], once, whole=whole)
+        trained = adamw(self.train, without_biases(self.update_specs, self.config)[0], once, whole=auto)
         biased = moves_biases(trained, self.update_specs, self.config, self.train)
         what = "what `optimizer` of the implementation returned"
         optimizer = require_instance(self.implementation.optimizer(biased), Optimizer, what, TypeError)
@@ -123,7 +123,7 @@ class _Assembly:
             padded_vocab=self.plan.padded_vocab,
             layer_slots=self.layer_slots,
             hooks=self.implementation.hooks,
-            attention=self.plan.kernel(partitioned=self.whole),
+            attention=self.plan.kernel(partitioned=self.implementation.mode == "auto"),
         )
 
     def init(self, key: PRNGKeyArray) -> State:

@@ -22,7 +22,7 @@ from strategies.model.block import block_of
 from strategies.model.hooks import Hooks
 from strategies.model.layers import scan_kept
 from strategies.model.remat import TOTALS
-from strategies.model.weights import WeightSpec, create, matrix, reshape, spread
+from strategies.model.weights import WeightSpec, broadcast_to_shards, create, matrix, reshape
 
 
 class Embedding(nnx.Module):
@@ -49,7 +49,7 @@ class Embedding(nnx.Module):
         if not hasattr(self, "position_TD"):
             return x_BTD
         position_TD = hooks.own_tokens(hooks.own_context(self.position_TD[:sequence], 0))
-        return (x_BTD + spread(position_TD.astype(jnp.float32), x_BTD)).astype(self.token_VD.dtype)
+        return (x_BTD + broadcast_to_shards(position_TD.astype(jnp.float32), x_BTD)).astype(self.token_VD.dtype)
 
 
 TABLE = matrix("vocab", "embed")

@@ -18,7 +18,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.hooks import Hooks, LayerInfo
 from strategies.model.layers import Extras, Result, Sums
 from strategies.model.remat import KEPT
-from strategies.model.weights import WeightSpec, create, matmul, matrix, spread, vector
+from strategies.model.weights import WeightSpec, broadcast_to_shards, create, matmul, matrix, vector
 
 
 class Part(nnx.Module):
@@ -63,7 +63,7 @@ def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
 
 def add_bias(x: Array, bias: Any) -> Array:
     """Add a bias in float32. The result has the dtype of the array."""
-    return (x + spread(bias[...], x)).astype(x.dtype)
+    return (x + broadcast_to_shards(bias[...], x)).astype(x.dtype)
 
 
 class LayerNorm(Part):
@@ -80,7 +80,8 @@ class LayerNorm(Part):
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Normalise over D. The result has the dtype of x."""
         y_BTD: Any = _normalise(x_BTD.astype(jnp.float32), self.config.norm_epsilon)
-        return (y_BTD * spread(self.scale_D[...], x_BTD) + spread(self.bias_D[...], x_BTD)).astype(x_BTD.dtype)
+        scale, bias = (broadcast_to_shards(each[...], x_BTD) for each in (self.scale_D, self.bias_D))
+        return (y_BTD * scale + bias).astype(x_BTD.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -139,7 +140,7 @@ def rms_scaled(
     the mesh axes over which x varies.
     """
     # `remat="none"` keeps an array with extra dims. It keeps no gathered weight, which would be gathered again.
-    scale = spread(scale, x)
+    scale = broadcast_to_shards(scale, x)
     return _rms_scaled(x, jnp.expand_dims(scale, range(x.ndim - scale.ndim)), epsilon, mean)
 
 

@@ -17,7 +17,7 @@ from strategies.model.layers import Result
 from strategies.model.parts import Part, add_bias, add_branch, rms_scaled
 from strategies.model.remat import KEPT
 from strategies.model.rotary import Rotary, Yarn, rotated
-from strategies.model.weights import WeightSpec, matmul, matrix, reshape, spread, vector
+from strategies.model.weights import WeightSpec, broadcast_to_shards, matmul, matrix, reshape, vector
 
 
 class Attention(Part):
@@ -147,7 +147,7 @@ class HeadNormAttention(NormAttention):
         backend sums over tokens and heads at once, it also transposes everything computed with that sum.
         """
         qk_BTCJK = qk_BTCA.reshape(*qk_BTCA.shape[:3], -1, self.config.head_dim)
-        scales = (spread(scale_K[...], qk_BTCJK[:, :, 0]) for scale_K in (self.q_norm_K, self.k_norm_K))
+        scales = (broadcast_to_shards(scale_K[...], qk_BTCJK[:, :, 0]) for scale_K in (self.q_norm_K, self.k_norm_K))
         q_norm_JK, k_norm_JK = (
             jnp.broadcast_to(scale, jnp.broadcast_shapes(scale.shape, qk_BTCJK.shape[-2:])) for scale in scales
         )

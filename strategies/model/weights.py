@@ -130,7 +130,7 @@ def is_partial(x: Array) -> bool:
     return bool(spec_of(x).unreduced)
 
 
-def completed(tree: Any) -> Any:
+def sum_partial(tree: Any) -> Any:
     """Partial sums -> their sums over devices. Other arrays stay as they are."""
     return jax.tree.map(lambda x: resharded(x) if is_partial(x) else x, tree)
 
@@ -180,7 +180,7 @@ def matmul(x_BTD: Array, w_DF: Array) -> Array:
     return reshape(jnp.dot(x_ND, w_DF, out_sharding=P(tokens, entries[1], unreduced=frozenset({summed}))), shape)
 
 
-def spread(weight: Array, x: Array) -> Array:
+def broadcast_to_shards(weight: Array, x: Array) -> Array:
     """A weight in the form in which it can be added to x or multiplied by it.
 
     A `reduced` weight cannot meet an array that is split over the same mesh axes. It is broadcast along the dims of x

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cli.options import JOIN_TIMEOUT, LOST_AFTER
 from benchmarks.conftest import pytest_cmdline_main
 from tests.benchmarks.running import bare, finish, start
 from tests.processes import ROOT
@@ -110,6 +111,7 @@ def test_bad_options_are_refused_before_a_process_starts(options: dict[str, Any]
     offered |= dict.fromkeys(("benchmark_histogram", "benchmark_compare", "benchmark_compare_fail", "benchmark_netrc"))
     offered |= dict.fromkeys(("trace_dir", "memory_profile"))
     offered |= {"distributed": False, "coordinator": None, "processes": None, "process_id": None}
+    offered |= {"join_timeout": JOIN_TIMEOUT, "lost_after": LOST_AFTER}
     invocation = SimpleNamespace(dir=ROOT, args=())
     config: Any = SimpleNamespace(
         option=argparse.Namespace(**offered | options), stash={}, args=["benchmarks"], invocation_params=invocation

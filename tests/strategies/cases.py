@@ -39,6 +39,7 @@ DAILY = [
     # Sizes of which none is another's multiple, and a vocabulary that tensor and pipeline pad.
     Case("single", "data=1", UNTIED, {"remat": "full", "logits_bytes": 2**16}),
     Case("explicit", "fsdp=2,tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
+    Case("explicit", "fsdp=2,tensor=2", UNTIED, {"dtype": "bfloat16", "reduce_dtype": "bfloat16", "microbatches": 2}),
     Case("explicit", "data=2,tensor=2", UNTIED, {"sequence_parallel": False}),
     Case("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
     Case("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, ZB_H1),

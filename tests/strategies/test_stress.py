@@ -27,6 +27,7 @@ MESHES = {
     "pipeline": ["pipeline=8"],
     "expert": ["data=2,expert=4"],
     "auto": ["data=8", "fsdp=8", "tensor=8", "fsdp=4,tensor=2"],
+    "explicit": ["data=8", "fsdp=8", "tensor=8", "fsdp=4,tensor=2"],
     "three_d": [
         *("data=2,pipeline=2,tensor=2", "data=2,tensor=4", "fsdp=2,tensor=4", "fsdp=2,pipeline=2,context=2"),
         *("data=2,context=2,tensor=2", "pipeline=4,tensor=2", "data=2,fsdp=2,tensor=2"),

@@ -113,11 +113,7 @@ def test_zero2_accumulates_where_it_can() -> None:
 
 def test_mesh_alone_selects_its_strategies() -> None:
     """A mesh given without a strategy selects every strategy that has it among its own meshes."""
-    assert ids(meshes=(FSDP,), batch_sizes=(8,)) == [
-        "fsdp-fsdp=8-b8",
-        "auto-fsdp=8-b8",
-        "explicit-fsdp=8-b8",
-    ]
+    assert ids(meshes=(FSDP,), batch_sizes=(8,)) == ["fsdp-fsdp=8-b8", "auto-fsdp=8-b8"]
 
 
 def test_strategy_and_mesh_that_are_both_named_make_a_case() -> None:

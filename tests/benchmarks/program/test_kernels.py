@@ -57,7 +57,7 @@ def test_kernels_of_grouped_matmuls_count_the_rows_that_they_name() -> None:
     named = [call + target.replace("NAME", "grouped_matmul_384") for call in (multiply, differentiate)]
     assert read_program(entry(*known, *named), MESH).flops == 2 * 2 * 384 * 16 * 32
     other = read_program(entry(*known, multiply + target.replace("NAME", "my_kernel")), MESH)
-    assert other.unread == "custom call __gpu$xla.gpu.triton that is no grouped matmul"
+    assert other.unread == "custom call __gpu$xla.gpu.triton that is not a grouped matmul"
 
 
 def compiled_for_tpus(function: Any, *shapes: tuple[int, ...]) -> str:

@@ -20,6 +20,7 @@ VARIANTS = {
     "empty slots": ("three_d", "pipeline=3,tensor=2", {"microbatches": 4}),
     "three_d": ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4}),
     "auto": ("auto", "fsdp=2,tensor=4", {}),
+    "explicit": ("explicit", "fsdp=2,tensor=4", {}),
 }
 """A name -> strategy, mesh and options. Most have their strategy's hardest mesh (test_equality.py).
 
