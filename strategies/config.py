@@ -28,7 +28,7 @@ OF_AXES = (
     *("compression", "compression_warmup", "reduce", "reduce_dtype", "context_attention", "dispatch", "master"),
 )
 """Options that act through an axis (`Axis.options`). A strategy without such an axis refuses them (core/plan.py)."""
-OFF: Mapping[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none", "chunks": 1}
+OFF: Mapping[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none"}
 """Values of options that no axis resolves. Every strategy accepts them, so a resolved `TrainConfig` can be used again.
 """
 NEEDS: Mapping[str, tuple[str, str]] = {

@@ -34,7 +34,7 @@ STRATEGY_COLOURS = {
 }
 """The strategies of meshmark, in the order in which legends name them."""
 
-FIRST_OWN = 4
+FIRST_OWN = 3
 """With this place of the first colour of users' strategies, more than a hundred of them have looks of their own."""
 
 INK, GREY, LINE, PAPER = "#1f2933", "#5b6672", "#c9d1d9", "#fcfcfa"

@@ -89,7 +89,8 @@ def test_no_pass_starts_before_its_input_arrives(mesh, schedule, microbatches, c
     """A pass starts when the pass that it needs has ended on the other stage, and what that made has been sent."""
     its, topology = machines()[name]
     topology = replace(topology, shape=(1, 4))
-    cost = cost_of("pipeline", mesh, schedule=schedule, microbatches=microbatches, chunks=chunks)
+    options = {"chunks": chunks} if schedule == "interleaved" else {}
+    cost = cost_of("pipeline", mesh, schedule=schedule, microbatches=microbatches, **options)
     stages = Step(cost, its, topology).spans()
     at = {(stage, span.name): span for stage, spans in stages.items() for span in spans if span.lane == PASSES}
     sends = [span for span in stages["stage 0"] if span.lane == PASSES and span.name == "sends"]

@@ -60,7 +60,8 @@ def counted(schedule, chunks=1, always=False):
         if always:
             patch.setattr(lax, "while_loop", always_while)
             patch.setattr(lax, "cond", always_cond)
-        train = TrainConfig(MICROBATCHES, MICROBATCHES, schedule=schedule, chunks=chunks)
+        options = {"chunks": chunks} if schedule == "interleaved" else {}
+        train = TrainConfig(MICROBATCHES, MICROBATCHES, schedule=schedule, **options)
         mesh = MeshSpec.parse(f"pipeline={STAGES}")
         step = STRATEGIES["pipeline"].build(TINY, mesh, train, jax.devices()[:STAGES])
         tokens = np.arange(MICROBATCHES * (TINY.sequence + 1)).reshape(MICROBATCHES, -1) % TINY.vocab
