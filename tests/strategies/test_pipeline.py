@@ -49,7 +49,7 @@ def test_stages_cast_weights_once_where_loops_copy(schedule, monkeypatch):
 @functools.cache
 def compiled(schedule, microbatches, stages=4, fast=True, remat: Any = "dots"):
     """A compiled step of a pipeline, compiled fast or as it is used."""
-    options = {"chunks": 4 // stages} if schedule == "interleaved" else {}
+    options: dict[str, Any] = {"chunks": 4 // stages} if schedule == "interleaved" else {}
     train = TrainConfig(microbatches, microbatches, schedule=schedule, remat=remat, **options)
     mesh = MeshSpec.parse(f"pipeline={stages}")
     lowered = STRATEGIES["pipeline"].build(SMALL, mesh, train, jax.devices()[:stages]).lower()

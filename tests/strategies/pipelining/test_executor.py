@@ -60,7 +60,7 @@ def counted(schedule, chunks=1, always=False):
         if always:
             patch.setattr(lax, "while_loop", always_while)
             patch.setattr(lax, "cond", always_cond)
-        options = {"chunks": chunks} if schedule == "interleaved" else {}
+        options: dict[str, Any] = {"chunks": chunks} if schedule == "interleaved" else {}
         train = TrainConfig(MICROBATCHES, MICROBATCHES, schedule=schedule, **options)
         mesh = MeshSpec.parse(f"pipeline={STAGES}")
         step = STRATEGIES["pipeline"].build(TINY, mesh, train, jax.devices()[:STAGES])
