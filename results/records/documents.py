@@ -35,7 +35,7 @@ CANDIDATE: dict[str, Any] = {
     **dict.fromkeys(NUMBERS, Amount | None),
 }
 """Columns of a candidate, with their types; it has others."""
-SHOWN: dict[str, Any] = {"parts": dict[str, Number] | None, "bubble": Amount | None}
+SHOWN: dict[str, Any] = {"parts": dict[str, Number] | None, **dict.fromkeys(["bubble"], Amount | None)}
 """Columns that it may lack, of which the page shows what is there."""
 
 
