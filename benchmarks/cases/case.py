@@ -89,6 +89,11 @@ class Case:
         return Plan.of(strategy.axes, self.config, self.mesh, self.training(), self.backend, checked=False).train
 
     @property
+    def has_formulas(self) -> bool:
+        """Whether formulas are of its own step; if not, those of its twin are."""
+        return STRATEGIES[self.strategy].has_formulas
+
+    @property
     def single(self) -> "Case":
         """The same work on one device: the reference that this case is checked against and compared with."""
         parts = self.microbatches if self.config.balance_loss else 1  # experts are balanced over each microbatch

@@ -15,7 +15,7 @@ from benchmarks.cli.tables import amount
 from benchmarks.program.collectives import Collective, axis_of
 from benchmarks.program.compiled import ROW_KEYS, Program
 from benchmarks.program.flops import unstated_flops
-from strategies import STRATEGIES, Infeasible
+from strategies import Infeasible
 from strategies.core.placement import Axes
 from strategies.core.traffic import Bytes
 from strategies.costs.predict import Cost, predict
@@ -56,7 +56,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
     A step that the compiler partitions has the predictions of its hand-written twin, for comparison only:
     `sent_as_predicted` is None for it. `compiled` are the columns of the compiled program, if there is one.
     """
-    stated = STRATEGIES[case.strategy].has_formulas
+    stated = case.has_formulas
     cost = cost_of(case)
     sent = {key: compiled.get(key) for key in SENT}
     by_axis: dict[str, Bytes] = dict.fromkeys(SENT, 0)
@@ -82,7 +82,7 @@ def cost_of(case: Case) -> Cost | None:
 
     Where the compiler decides what is sent, that of the hand-written twin.
     """
-    by_hand = case if STRATEGIES[case.strategy].has_formulas else case.twin or case
+    by_hand = case if case.has_formulas else case.twin or case
     try:
         return predict(by_hand.strategy, case.config, case.mesh, by_hand.resolved, case.backend)
     except Infeasible:
@@ -96,7 +96,7 @@ def explanation_columns(case: Case, program: Program) -> Mapping[str, Any]:
     `rewrites.text` says by which collectives.
     """
     row: dict[str, Any] = {**overlap(program)}
-    cost = cost_of(case) if STRATEGIES[case.strategy].has_formulas else None
+    cost = cost_of(case) if case.has_formulas else None
     if cost is None:
         return row
     extra_flops = unstated_flops(cost, program.flops)

@@ -104,7 +104,7 @@ def draw(seed: int) -> Composition:
 def _strategy(random: Random) -> str:
     """A built-in strategy, most often the one with most axes, or axes that no one has combined."""
     if random.random() < 0.6:
-        return random.choice([*["three_d"] * 8, *STRATEGIES])
+        return random.choice([*["three_d"] * 8, *(name for name in STRATEGIES if STRATEGIES[name].by_default)])
     by_mesh_axis = [[name for name, axis in AXES.items() if axis.name == slot] for slot in all_axes()]
     while True:
         chosen = [random.choice(names) for names in by_mesh_axis if names and random.random() < 0.5]
