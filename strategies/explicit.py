@@ -36,13 +36,14 @@ from jaxtyping import Array
 
 from strategies import fsdp, tensor
 from strategies.core.axis import Axis
+from strategies.core.gradients import partial_axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible, WrongSize, divisors
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
-from strategies.model.weights import Weights, WeightSpec, partial_sum, resharded, spec_of, sum_partial
+from strategies.model.weights import Weights, WeightSpec, is_partial, partial_sum, resharded, spec_of, sum_partial
 from strategies.model.weights import look_up as look_up_rows
 from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
 from strategies.strategy import Strategy, vocabulary_traffic
@@ -71,8 +72,7 @@ def require_tensor(plan: Plan) -> None:
 
 def deferred_axes(plan: Plan, spec: WeightSpec) -> tuple[str, ...]:
     """Mesh axes over which a weight's gradient is a partial sum on each device until the end of the step."""
-    parts = (axis.name for axis in plan.active if axis.partial_gradient(plan, spec))
-    return (*plan.placed(spec.dims).summed, *parts)
+    return (*plan.placed(spec.dims).summed, *partial_axes(plan, spec))
 
 
 def mark_reduced(weights: Weights, plan: Plan) -> Weights:
@@ -89,11 +89,10 @@ def sum_partial_gradients(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[
 
     def one(grad: Array, spec: WeightSpec) -> Array:
         dtype = spec.summed_dtype(plan.train.reduce_dtype)
-        for axis in plan.active:
-            if axis.partial_gradient(plan, spec):
-                left = spec_of(grad).unreduced - {axis.name}
-                grad = resharded(grad.astype(dtype), unreduced=left).astype("float32")
-        return sum_partial(grad.astype(dtype)).astype("float32") if spec_of(grad).unreduced else grad
+        for axis in partial_axes(plan, spec):
+            left = spec_of(grad).unreduced - {axis}
+            grad = resharded(grad.astype(dtype), unreduced=left).astype("float32")
+        return sum_partial(grad.astype(dtype)).astype("float32") if is_partial(grad) else grad
 
     return sum_partial(loss), map_weights(one, plan.config, grads)
 

@@ -89,8 +89,8 @@ class Strategy:
         most_devices: upper bound on the number of devices.
         microbatches: default number of microbatches without pipeline stages.
         usual_axes: names of the axes of meshes that are measured by default; None: all axes.
-        twins: for a strategy that the compiler partitions: combinations of mesh axes -> the hand-written strategy with
-            the same sharding.
+        twins: of a strategy that is written on whole arrays: combinations of mesh axes -> the hand-written strategy
+            with the same sharding.
         compiler_communicates: whether the compiler decides what is sent, so that no formulas can.
         by_default: whether a run or a search that names no strategies has it.
         make_step: (config, mesh, train, devices) -> the step, for a strategy that is not composed of axes; such a

@@ -101,7 +101,7 @@ class Case:
 
     @property
     def twin(self) -> "Case | None":
-        """The same work on the same mesh by a hand-written strategy; None unless the compiler partitions the step.
+        """The same work on the same mesh by a hand-written strategy; None unless the step is written on whole arrays.
 
         Where devices split experts it has `dispatch="all_to_all"`, as `auto` exchanges tokens.
         """
@@ -224,7 +224,7 @@ class Selection:
         return [mesh for mesh in meshes if strategy.is_usual(mesh)]
 
     def _variations(self, strategy: str) -> Iterator[Options]:
-        """Combinations of values of the strategy's options that have an effect; a single empty one if there is none."""
+        """Combinations of values of the strategy's options that have an effect; one empty combination without any."""
         varied = [(name, values) for name, values in self.options if name in options_of(strategy)]
         combined = product(*([(name, value) for value in values] for name, values in varied))
         yield from dict.fromkeys(with_effect(options, self.dtype) for options in combined)

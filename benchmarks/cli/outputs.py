@@ -19,7 +19,7 @@ PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tif
 FILES = frozenset({*PICTURES, "csv", "gz", "html", "json", "jsonl", "log", "md", "txt", "xml", "zip"})
 """Suffixes that a folder's name does not have."""
 FORMATS = frozenset({"csv", "html", "json", "jsonl", "md", "xml"})
-"""Suffixes of formats of text, of which a file can have one."""
+"""Suffixes of text formats that a command may write."""
 NO_PICTURE = f"has no suffix of a picture; it can be {', '.join(f'.{name}' for name in PICTURES)}"
 
 

@@ -53,7 +53,7 @@ class Rewrite:
 def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None]:
     """The columns of a row, per device and step; None where the formulas or `compiled` do not know.
 
-    A step that the compiler partitions has the predictions of its hand-written twin, for comparison only:
+    A step whose collectives the compiler decides has the predictions of its hand-written twin, for comparison only:
     `sent_as_predicted` is None for it. `compiled` are the columns of the compiled program, if there is one.
     """
     stated = case.has_formulas

@@ -177,7 +177,7 @@ def built(record: Record) -> Step:
 
 
 def case_seconds(case: Case, machine: Machine) -> float | None:
-    """Predicted seconds of a step; of a step that the compiler partitions, those of its hand-written twin.
+    """Predicted seconds of a step; without formulas of its own, those of its hand-written twin.
 
     It is None without formulas, on this machine's TPUs, whose torus has an unknown shape, and on several hosts whose
     network is unknown. Other devices of this machine are numbered host by host, and hosts have equal numbers of them.

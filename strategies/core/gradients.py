@@ -122,10 +122,15 @@ def prepare_weights(weights: Weights, plan: Plan, *, evaluated: bool = False) ->
             weight = mark_shares(weight, placed)
         if plan.gathered > 1:
             weight = gather(weight.astype(spec.used_dtype(plan.train.dtype)), placed.stored_shard)
-        parts = tuple(axis.name for axis in plan.active if axis.partial_gradient(plan, spec))
+        parts = partial_axes(plan, spec)
         return mark_varying(weight, parts) if parts else weight
 
     return map_weights(one, plan.config, weights)
+
+
+def partial_axes(plan: Plan, spec: WeightSpec) -> tuple[str, ...]:
+    """Mesh axes along which each device has only a part of a replicated weight's gradient."""
+    return tuple(axis.name for axis in plan.active if axis.partial_gradient(plan, spec))
 
 
 def mark_shares(weight: Array, placed: Placed) -> Array:

@@ -65,8 +65,8 @@ class Overview:
         sent: what a device sends, in step order; None if the compiler decides.
         zigzag: whether a device holds an early and a late chunk of each sequence.
         schedule: the pipeline schedule; None without pipeline stages.
-        twin: if the compiler partitions the step, the hand-written strategy that does the same; otherwise None.
-        arrays: all arrays of the step; without gradients if the compiler partitions the step, because it splits them.
+        twin: if the step is written on whole arrays, the hand-written strategy that does the same; otherwise None.
+        arrays: all arrays of the step; without gradients if the compiler decides how to split them.
     """
 
     strategy: str
@@ -205,7 +205,7 @@ def asked_overview(
 def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:
     """The kinds of arrays that a device holds: batch, weights, accumulated gradients, optimizer state and activations.
 
-    Activations are the estimated residuals (`memory.temporaries`). `cost` is None if the compiler partitions the step.
+    Activations are the estimated residuals (`memory.temporaries`). `cost` is None without formulas.
     """
     held_bytes: Mapping[str, int] = cost.arguments if cost else {}
     placement, shards, updates = plan.placement, plan.placement.shards, plan.placement.updates

@@ -57,7 +57,7 @@ class Hooks:
         vocab_start: number of vocabulary rows on this device -> index of the first.
         vocab_sum: a sum over this device's vocabulary rows -> the sum over all rows.
         vocab_max: a maximum over this device's vocabulary rows -> the maximum over all rows.
-        compiler_shards: numbers of shards of the tokens and the vocabulary, if the compiler partitions the step.
+        compiler_shards: numbers of shards of the tokens and the vocabulary, if the step is written on whole arrays.
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights

@@ -11,6 +11,7 @@ Without explicit mesh axes the operations below are the plain ones, with the sam
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 import jax
@@ -120,6 +121,12 @@ def spec_of(x: Array) -> P:
     return jax.typeof(x).sharding.spec
 
 
+def split_of(x: Array) -> list[tuple[str, ...]]:
+    """The mesh axes that split each dim, by its type."""
+    entries: tuple[Any, ...] = spec_of(x).partitions
+    return [entry if isinstance(entry, tuple) else (entry,) if entry else () for entry in entries]
+
+
 def resharded(x: Array, **tags: Collection[str]) -> Array:
     """x with other tags (`reduced`, `unreduced`), split as before. An axis that leaves `unreduced` is summed over."""
     return jax.reshard(x, P(*spec_of(x).partitions, **{name: frozenset(axes) for name, axes in tags.items()}))
@@ -137,9 +144,7 @@ def sum_partial(tree: Any) -> Any:
 
 def partial_sum(x: Array) -> Float[Array, ""]:
     """The sum of all elements: a partial sum on each device over the mesh axes that split x."""
-    axes = frozenset(
-        axis for axes in spec_of(x).partitions for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis
-    )
+    axes = frozenset(chain(*split_of(x)))
     return lax.reduce_sum(x, range(x.ndim), out_sharding=P(unreduced=axes) if axes else None)
 
 
@@ -160,9 +165,8 @@ def reshape(x: Array, shape: Sequence[int]) -> Array:
     if not (spec.reduced or spec.unreduced):
         return x.reshape(shape)
     shape = [x.size // -math.prod(shape) if size == -1 else size for size in shape]
-    entries: tuple[Any, ...] = spec.partitions
-    first, last = entries[0], entries[-1] if x.ndim > 1 else None
-    split = [first, *[None] * (len(shape) - 2), last][: len(shape)]
+    first, *_, last = split_of(x) if x.ndim > 1 else [*split_of(x), ()]
+    split = [first, *[()] * (len(shape) - 2), last][: len(shape)]
     return lax.reshape(x, shape, out_sharding=P(*split, reduced=spec.reduced, unreduced=spec.unreduced))
 
 
@@ -172,12 +176,11 @@ def matmul(x_BTD: Array, w_DF: Array) -> Array:
     Where the summed dim is split, the result is `unreduced`.
     """
     x_ND, shape = reshape(x_BTD, (-1, x_BTD.shape[-1])), (*x_BTD.shape[:-1], w_DF.shape[-1])
-    entries: tuple[Any, ...] = spec_of(x_ND).partitions
-    tokens, summed = entries
+    tokens, summed = split_of(x_ND)
     if not summed:
         return (x_ND @ w_DF).reshape(shape)
-    entries = spec_of(w_DF).partitions
-    return reshape(jnp.dot(x_ND, w_DF, out_sharding=P(tokens, entries[1], unreduced=frozenset({summed}))), shape)
+    partial_sums = P(tokens, split_of(w_DF)[1], unreduced=frozenset(summed))
+    return reshape(jnp.dot(x_ND, w_DF, out_sharding=partial_sums), shape)
 
 
 def broadcast_to_shards(weight: Array, x: Array) -> Array:
@@ -186,14 +189,15 @@ def broadcast_to_shards(weight: Array, x: Array) -> Array:
     A `reduced` weight cannot meet an array that is split over the same mesh axes. It is broadcast along the dims of x
     that these axes split, and the transpose sums there.
     """
-    own, other = spec_of(weight), spec_of(x)
-    if not own.reduced:
+    reduced = spec_of(weight).reduced
+    if not reduced:
         return weight
     first = x.ndim - weight.ndim
-    split = [not own.reduced.isdisjoint(axes if isinstance(axes, tuple) else (axes,)) for axes in other.partitions]
-    shape = [x.shape[i] if split[i] else 1 if i < first else weight.shape[i - first] for i in range(x.ndim)]
-    out = [other.partitions[i] if split[i] else None if i < first else own.partitions[i - first] for i in range(x.ndim)]
-    return lax.broadcast_in_dim(weight, shape, range(first, x.ndim), out_sharding=P(*out))
+    shape, split = [*[1] * first, *weight.shape], [*[()] * first, *split_of(weight)]
+    for dim, axes in enumerate(split_of(x)):
+        if not reduced.isdisjoint(axes):
+            shape[dim], split[dim] = x.shape[dim], axes
+    return lax.broadcast_in_dim(weight, shape, range(first, x.ndim), out_sharding=P(*split))
 
 
 def look_up(table_VD: Float[Array, "V D"], row_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
