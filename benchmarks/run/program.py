@@ -113,7 +113,7 @@ def set_up(
 def run(engine: Engine, cases: Sequence[Case], selection: Selection, supervisor: Connection) -> int:
     """Measure cases, tell how that ends, and print a summary; the exit status."""
     journal, lines = engine.states.journal, Progress(engine.settings, engine.clock, engine.rows, len(cases))
-    journal.listeners.append(lines.hear)
+    journal.listeners.insert(0, lines.hear)  # before the supervisor, whose pytest then writes to the same terminal
     status, why = 0, ""
     try:
         with say_regularly(lines.doing):

@@ -134,6 +134,7 @@ def print_summary(rows: Sequence[Row], clock: Clock, report: Path | None, *, abs
 
     `absent` says whether the cases were compiled for devices that are absent.
     """
+    print_if_read("")  # pytest has not ended the line of its percentage
     for title, lines in summary(rows, absent=absent).items():
         print_if_read(f" {title} ".center(screen_width(), "="), *lines)
     if report:
