@@ -22,23 +22,36 @@ Switch = Literal["auto", "on", "off"]
 Compression = Literal["none", "int8", "onebit"]
 Master = Literal["none", "float32"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
+OptimizerName = Literal["adamw", "muon", "sgd"]
+Matrices = Literal["auto", "gather", "deal", "gram", "block"]
+MatrixScale = Literal["rms", "original"]
 Dispatch = Literal["auto", "all_to_all", "all_gather"]
 OF_AXES = (
     *("schedule", "chunks", "sequence_parallel", "gather", "regather", "prefetch", "halves", "bucket_bytes"),
     *("compression", "compression_warmup", "reduce", "reduce_dtype", "context_attention", "dispatch", "master"),
+    "matrices",
 )
 """Options that act through an axis (`Axis.options`). A strategy without such an axis refuses them (core/plan.py)."""
 OFF: Mapping[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none"}
 """Values of options that no axis resolves. Every strategy accepts them, so a resolved `TrainConfig` can be used again.
 """
-NEEDS: Mapping[str, tuple[str, str]] = {
-    "chunks": ("schedule", "interleaved"),
-    "regather": ("gather", "layer"),
-    "compression_warmup": ("compression", "onebit"),
-    "loss_scale": ("dtype", "float16"),
-    "loss_scale_growth_steps": ("dtype", "float16"),
+NEEDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "chunks": ("schedule", ("interleaved",)),
+    "regather": ("gather", ("layer",)),
+    "compression_warmup": ("compression", ("onebit",)),
+    "loss_scale": ("dtype", ("float16",)),
+    "loss_scale_growth_steps": ("dtype", ("float16",)),
+    "matrices": ("optimizer", ("muon",)),
+    "by_head": ("optimizer", ("muon",)),
+    "matrix_scale": ("optimizer", ("muon",)),
+    "momentum": ("optimizer", ("muon", "sgd")),
+    "nesterov": ("optimizer", ("muon", "sgd")),
+    "momentum_dtype": ("optimizer", ("muon", "sgd")),
+    "beta1": ("optimizer", ("adamw", "muon")),
+    "beta2": ("optimizer", ("adamw", "muon")),
+    "epsilon": ("optimizer", ("adamw", "muon")),
 }
-"""Options that have an effect with one value of another option alone."""
+"""Options that have an effect only with some values of another option: its name, and these values."""
 LOSS_SCALES = 1.0, 2.0**64
 """The smallest and largest loss scale. Both, and the losses that they scale, are far from the limits of float32."""
 
@@ -50,7 +63,7 @@ LossScale = Annotated[float, Meta(ge=LOSS_SCALES[0], le=LOSS_SCALES[1])]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Options of a training step with AdamW (Loshchilov & Hutter 2019) and clipping by the global norm.
+    """Options of a training step, whose gradients are clipped by their global norm.
 
     Attributes:
         batch_size: sequences in a global batch.
@@ -95,6 +108,14 @@ class TrainConfig:
             softmax (Chowdhery et al. 2022, "PaLM", section 5).
         loss_scale: the loss scale of the first step, a power of two. Only used with float16.
         loss_scale_growth_steps: consecutive steps without overflow after which the loss scale is doubled.
+        optimizer: "adamw" (Loshchilov & Hutter 2019); "muon", which orthogonalises the momentum of each matrix, with
+            AdamW for the rest (core/muon.py); or "sgd", with momentum.
+        matrices: how devices that hold parts of a matrix orthogonalise it (core/matrices.py). "auto" is "deal".
+        by_head: whether Muon takes the queries, keys and values of each head as matrices, instead of those of a layer.
+        matrix_scale: the size of Muon's updates: as AdamW's ("rms"), or that of the first Muon ("original").
+        momentum: the share of the old momentum in the new, of matrices with Muon and of all weights with SGD.
+        nesterov: whether the update looks one step ahead.
+        momentum_dtype: dtype in which that momentum is kept.
         learning_rate: the peak; constant without warmup and decay.
         warmup_steps: updates in which the learning rate rises linearly from near zero.
         decay_steps: updates, including the warmup, after which a cosine decay reaches `final_learning_rate`; None: no
@@ -131,6 +152,13 @@ class TrainConfig:
     z_loss: Amount = 0.0
     loss_scale: LossScale = 2.0**15
     loss_scale_growth_steps: Count = 2000
+    optimizer: OptimizerName = "adamw"
+    matrices: Matrices = "auto"
+    by_head: bool = False
+    matrix_scale: MatrixScale = "rms"
+    momentum: Beta = 0.95
+    nesterov: bool = True
+    momentum_dtype: ReduceDtype = "float32"
     learning_rate: Amount = 3e-4
     warmup_steps: Whole = 0
     decay_steps: Count | None = None
@@ -163,9 +191,19 @@ def idle_options(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Options that have no effect with the given values of others, which have their defaults where they are not given.
 
     >>> idle_options({"schedule": "interleaved", "gather": "step", "compression": "onebit", "dtype": "float16"})
-    ('regather',)
+    ('regather', 'matrices', 'by_head', 'matrix_scale', 'momentum', 'nesterov', 'momentum_dtype')
     """
-    return tuple(name for name, (other, value) in NEEDS.items() if given.get(other, DEFAULTS[other]) != value)
+    return tuple(name for name, (other, values) in NEEDS.items() if given.get(other, DEFAULTS[other]) not in values)
+
+
+def needed_for(name: str) -> str:
+    """The values of another option that an option needs.
+
+    >>> needed_for("momentum")
+    'optimizer=muon or sgd'
+    """
+    other, values = NEEDS[name]
+    return f"{other}={' or '.join(values)}"
 
 
 def with_effect(options: tuple[tuple[str, Any], ...], dtype: Dtype) -> tuple[tuple[str, Any], ...]:
@@ -194,5 +232,7 @@ def _require_alone(train: TrainConfig) -> None:
     compresses, problem = train.compression != "none", f"does not go with compression={train.compression}"
     if compresses and train.bucket_bytes is not None:
         raise Infeasible(f"bucket_bytes={train.bucket_bytes} {problem}, which has no buckets; omit one of them")
+    if train.compression == "onebit" and train.optimizer != "adamw":
+        raise Infeasible(f"compression=onebit compresses AdamW's momentum, not optimizer={train.optimizer}'s; use int8")
     if compresses and train.reduce_dtype != "float32":
         raise Infeasible(f"reduce_dtype={train.reduce_dtype} {problem}, which sends codes; omit one of them")

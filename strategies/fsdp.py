@@ -192,7 +192,7 @@ AXIS = Axis(
     "fsdp",
     batch=True,
     shards=True,
-    options=("gather", "regather", "prefetch", "reduce_dtype"),
+    options=("gather", "regather", "prefetch", "reduce_dtype", "matrices"),
     resolve=resolve,
     require=require,
     implement=implement,

@@ -11,7 +11,7 @@ A strategy is a list of mesh axes. This is how it builds a step, and what a step
     update              core/train_step.py     on each device: gradients, then `apply`
     Layers              model/layers.py        the loop over layers, which calls the hooks (model/hooks.py)
     sum_remaining       core/gradients.py      sums loss and gradients that no hook has summed
-    adamw               core/optimizer.py      clipping, and the update of the weights
+    clipped             core/optimizer.py      clipping, and the update of the weights (core/rules.py)
 """
 
 import functools
@@ -46,9 +46,9 @@ class State(NamedTuple):
 
     params: Weights
     optimizer: Any
-    """AdamW's moments and count, in optax's structure, and any other optimizer state."""
+    """The moments and count of the optimizer, AdamW's in optax's structure, and any other optimizer state."""
     master: Any = None
-    """Float32 weights that AdamW updates, if `params` have another dtype (core/shards.py)."""
+    """Float32 weights that the optimizer updates, if `params` have another dtype (core/shards.py)."""
 
 
 class Load(NamedTuple):
@@ -136,7 +136,7 @@ class Implementation:
         forward: a forward pass alone of this device's shard of the batch or of a microbatch, as for `differentiate`.
         reduce: each device's part of loss and gradients -> their sums; None is `gradients.sum_remaining`.
         sum_layer: one layer's gradients -> their sums over replicas, in the backward loop (layer_reduction.py).
-        optimizer: AdamW with clipping -> the optimizer that replaces it.
+        optimizer: the optimizer with clipping -> the one that replaces it.
         inexact: why the step, by design, does not compute what one device computes; empty if it does.
         prepare: stored weights -> the weights to differentiate; None is `gradients.prepare_weights`.
         mode: where the functions run: inside `jax.shard_map`; or on whole arrays, which the compiler partitions, by its

@@ -167,7 +167,7 @@ def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:
 AXIS = Axis(
     "tensor",
     dims=DIMS,
-    options=("sequence_parallel", "halves", "reduce_dtype"),
+    options=("sequence_parallel", "halves", "reduce_dtype", "matrices"),
     resolve=resolve_halves,
     require=require,
     partial_gradient=has_partial_gradient,

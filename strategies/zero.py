@@ -60,7 +60,7 @@ AXIS1 = Axis(
     "data",
     batch=True,
     updates=True,
-    options=("master", "reduce", "reduce_dtype"),
+    options=("master", "reduce", "reduce_dtype", "matrices"),
     resolve=resolve_reduce,
     traffic=(updates,),
 )

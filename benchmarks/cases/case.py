@@ -18,7 +18,10 @@ from strategies.registry import distinct_meshes
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
-COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")
+COMMON_OPTIONS = (
+    *("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps"),
+    *("optimizer", "by_head", "matrix_scale", "momentum", "nesterov", "momentum_dtype"),
+)
 """Options that every strategy has, including `single`."""
 Options = tuple[tuple[str, Any], ...]
 CompilerOptions = tuple[tuple[str, str], ...]

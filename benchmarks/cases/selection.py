@@ -18,7 +18,7 @@ from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.config import NEEDS
+from strategies.config import NEEDS, needed_for
 from strategies.costs.defaults import lacks_axis
 from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
@@ -166,7 +166,7 @@ def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Ite
     for name in unused:
         having = ", ".join(strategy.name for strategy in STRATEGIES.values() if name in strategy.options)
         needs = [f"is one of {having}"] if having else []
-        needs += [f"needs {'='.join(NEEDS[name])}"] if name in NEEDS else []
+        needs += [f"needs {needed_for(name)}"] if name in NEEDS else []
         raise ValueError(f"--option {name} changes none of the selected steps; it {' and '.join(needs)}")
 
 

@@ -23,7 +23,7 @@ from benchmarks.training.plan import CHECKPOINTS, Plan
 from benchmarks.training.text import drawn, spread_evenly
 from strategies import CheckpointError, State, Step
 from strategies.checkpoints import Saving, positions, save
-from strategies.core.optimizer import learning_rate_at
+from strategies.core.rules import learning_rate_at
 from strategies.huggingface import METADATA
 
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from strategies.config import TrainConfig
-from strategies.core.optimizer import learning_rate_at
+from strategies.core.rules import learning_rate_at
 from strategies.model.weights import Weights
 from strategies.step import Optimizer
 

@@ -1,12 +1,10 @@
-"""AdamW on sharded gradients, with clipping by the global norm (Loshchilov & Hutter 2019).
-
-Its learning rate is constant, or a linear warmup followed by a cosine decay (Loshchilov & Hutter 2017, "SGDR").
+"""The optimizer on sharded gradients: clipping by the global norm, then a rule of updates (rules.py).
 
 Router biases balance the load without a loss (Wang et al. 2024, algorithm 1). The router chooses experts by score plus
 bias (model/router.py). A bias is sharded, gathered and saved like any weight, and its gradient is summed over
 microbatches and devices. But this gradient is the expert's load: its choices minus the mean over experts, over the
 tokens of the batch (`router.load_term`). After a step the bias moves by `GPTConfig.router_bias_rate` against the sign
-of its load. AdamW does not see biases: they have no moments and no weight decay, and are not in the norm.
+of its load. The rule does not see biases: they have no moments and no weight decay, and are not in the norm.
 
 In float16 the loss is scaled (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2), because many
 gradients are below 2^-14, float16's smallest normal number. The step differentiates the loss times a scale, and divides
@@ -23,68 +21,39 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.config import LOSS_SCALES, TrainConfig
 from strategies.core.gradients import global_norm
+from strategies.core.rules import Rule
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import weight_specs
 from strategies.model.weights import Weights
 from strategies.step import Optimizer
 
 
-def adamw(
-    train: TrainConfig, specs: Weights, once: Callable[[Weights], Weights] = lambda grads: grads, *, whole: bool = False
+def clipped(
+    rule: Rule,
+    train: TrainConfig,
+    specs: Weights,
+    once: Callable[[Weights], Weights] = lambda grads: grads,
+    *,
+    whole: bool = False,
 ) -> Optimizer:
-    """AdamW with clipping by the global norm, for gradients and moments that are sharded by `specs`.
+    """A rule of updates, after clipping by the global norm, for gradients that are sharded by `specs`.
 
     `once` maps gradients to gradients whose norm counts each weight once, if devices hold copies. `whole` is whether
     sums over whole arrays need no collective here, because the compiler inserts it.
     """
 
-    def at(updates: Any) -> optax.GradientTransformation:
-        rate = learning_rate_at(train, updates)
-        return optax.adamw(rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay)
-
-    adamw = at(0)  # its state does not depend on the learning rate
-
-    def state_specs(state: Any) -> Any:
-        return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
-
     def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
         norm = global_norm(once(grads), jax.tree.map(lambda _: P(), specs) if whole else specs)
         clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
-        updates: Any
-        updates, state = at(optax.tree.get(state, "count")).update(
-            jax.tree.map(lambda g: g * clip, grads), state, weights
-        )
-        return updates, state, norm
+        return *rule.update(jax.tree.map(lambda g: g * clip, grads), state, weights), norm
 
-    return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)
-
-
-def learning_rate_at(train: TrainConfig, updates: Any) -> Any:
-    """The learning rate of the next update: a Python float if it is constant, so that the compiled step has a constant.
-
-    `updates` is AdamW's count, the only count of updates in the state. It may be traced.
-    """
-    if train.warmup_steps == 0 and train.decay_steps is None:
-        return train.learning_rate
-    return schedule(train)(updates)
-
-
-def schedule(train: TrainConfig) -> optax.Schedule:
-    """The learning rate as an optax schedule. Update k of w warmup updates has k / (w + 1) of the peak, from k = 1."""
-    peak, warmup = train.learning_rate, train.warmup_steps
-    after = optax.constant_schedule(peak)
-    if train.decay_steps is not None:
-        after = optax.cosine_decay_schedule(peak, train.decay_steps - warmup, train.final_learning_rate / peak)
-    if warmup == 0:
-        return after
-    return optax.join_schedules([optax.linear_schedule(peak / (warmup + 1), peak, warmup), after], [warmup])
+    return Optimizer(lambda weights: (weights, specs), rule.init, rule.specs, update)
 
 
 def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[str, Any]]:

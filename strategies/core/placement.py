@@ -15,7 +15,8 @@ summed over the axes that split tokens but not the weight.
 
 ZeRO also splits a weight along its first dim, other than `WHOLE`, that its devices divide. Gradient and moments are
 split along the same dim, so that a device's parts match. A weight without such a dim, such as the scale of a head norm,
-stays whole. An axis that already splits a weight, as `expert` splits experts, does not split it again.
+stays whole. An axis that already splits a weight, as `expert` splits experts, does not split it again. With Muon it
+splits matrices by layer or by expert, if its devices divide them (`by_layer`), so that each device updates whole ones.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -137,6 +138,17 @@ WHOLE = *STACKS, "qkv", "qk"
 """Dims that are never split: layers are gathered one by one, and queries and keys must stay together."""
 
 
+def matrix_dims(dims: Sequence[str]) -> tuple[int, int] | None:
+    """The rows and columns of a weight's matrices, if it has one for each layer (and expert, or queries, keys, values).
+
+    >>> matrix_dims(("layers", "embed", "qkv", "key_features")), matrix_dims(("layers", "embed", "routes"))
+    ((1, 3), None)
+    """
+    inner = [i for i, dim in enumerate(dims) if dim not in (*WHOLE, "experts")]
+    layered = dims[0] in STACKS and "routes" not in dims
+    return (inner[0], inner[1]) if layered and len(inner) == 2 else None
+
+
 class ShardedDim(NamedTuple):
     """A dim of an array that is split, and the mesh axes that split it."""
 
@@ -186,11 +198,20 @@ class Weight(Placed):
         return tuple(chain(*self.updated))
 
 
-def placed(placement: Placement, config: GPTConfig, sizes: Mapping[str, int], dims: Sequence[str]) -> Placed:
-    """How a weight with these dims is split. `config` is the model as devices hold it, `sizes` the mesh axes'."""
+def placed(
+    placement: Placement, config: GPTConfig, sizes: Mapping[str, int], dims: Sequence[str], *, by_layer: bool = False
+) -> Placed:
+    """How a weight with these dims is split. `config` is the model as devices hold it, `sizes` the mesh axes'.
+
+    `by_layer` is whether ZeRO splits matrices by layer or expert where it can.
+    """
     used = tuple(placement.dims.get(dim, ()) for dim in dims)
     axes, summed = (placement.not_splitting(dims, each) for each in (placement.further, placement.replicas))
     dim = _dim_for(size_of(axes, sizes), used, config, sizes, dims, placement.may_split_dim_twice) if axes else None
+    if by_layer and placement.updates and axes and matrix_dims(dims):
+        stacked = (i for i, name in enumerate(dims) if name in (*STACKS, "experts") and not used[i])
+        fitting = (i for i in stacked if config.dim_sizes[dims[i]] % size_of(axes, sizes) == 0)
+        dim = next(fitting, dim)
     if dim is None:
         return Placed(used, used, used, (*summed, *axes))
     split = tuple((*each, *axes) if i == dim else each for i, each in enumerate(used))

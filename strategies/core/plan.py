@@ -11,7 +11,7 @@ from typing import Any
 
 from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
-from strategies.config import DEFAULTS, NEEDS, OF_AXES, OFF, TrainConfig, idle_options
+from strategies.config import DEFAULTS, OF_AXES, OFF, TrainConfig, idle_options, needed_for
 from strategies.core.axis import Axis, placement_of
 from strategies.core.expert_rows import fit_kernel
 from strategies.core.placement import require_master, require_parts
@@ -39,7 +39,7 @@ def require_options(axes: Sequence[Axis], train: TrainConfig) -> None:
     where = f"with the {'axes' if len(axes) > 1 else 'axis'} {names}" if axes else "on one device"
     require_default(train, (name for name in _of_others(axes) if name != "master"), where)
     for name in idle_options(vars(train)):
-        require_default(train, [name], f"without {'='.join(NEEDS[name])}")
+        require_default(train, [name], f"without {needed_for(name)}")
 
 
 def require_default(train: TrainConfig, names: Iterable[str], where: str) -> None:
@@ -233,6 +233,7 @@ class Plan(Sizes):
         placement = self.placement
         if strange := self.over(set(self.mesh.sizes) - placement.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
+        _require_muon(self)
         require_master(placement_of(tuple(axis for axis in self.axes if axis.name in self.mesh.sizes)), self.train)
         for axis in reversed(self.active):
             axis.require(self)
@@ -250,3 +251,15 @@ class Plan(Sizes):
             raise WrongSize(
                 f"{' x '.join(names)} does not divide batch_size={batch_size}", "batch_size", multiples, rest
             )
+
+
+def _require_muon(plan: Plan) -> None:
+    """Refuse matrices that devices hold several times, and blocks that are whole matrices."""
+    if plan.train.optimizer != "muon":
+        return
+    if plan.key_copies > 1 and not plan.train.by_head:
+        keys = plan.config.key_heads
+        problem = f"optimizer=muon takes all keys as one matrix, and tensor={plan.tensors} devices hold copies of"
+        raise Infeasible(f"{problem} key_heads={keys}; use by_head=True, or tensor={keys}")
+    if plan.train.matrices == "block" and plan.tensors == 1:
+        raise Infeasible("matrices=block changes nothing without tensor; use deal")

@@ -65,7 +65,12 @@ class Sizes:
 
     def placed(self, dims: Sequence[str]) -> Placed:
         """How a weight with these dims is split. One layer's weight has no dim `layers`."""
-        return _placed(self.active, self.held_config, self.mesh, tuple(dims))
+        return _placed(self.active, self.held_config, self.mesh, tuple(dims), self.by_layer)
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether ZeRO splits matrices by layer (placement.py). Sums in the loop over layers need parts of a layer."""
+        return self.train.optimizer == "muon" and self.train.reduce != "layer"
 
     @cached_property
     def block(self) -> type[Block]:
@@ -233,7 +238,7 @@ class Sizes:
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
         """The table of weights by name, including padding of the vocabulary and empty layer slots."""
-        return weights_of(self.active, self.config, self.block, self.mesh, self.layer_slots)
+        return weights_of(self.active, self.config, self.block, self.mesh, self.layer_slots, self.by_layer)
 
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is gathered and used."""
@@ -268,14 +273,16 @@ class Sizes:
 
 
 @lru_cache(maxsize=4096)
-def _placed(axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, dims: tuple[str, ...]) -> Placed:
+def _placed(
+    axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, dims: tuple[str, ...], by_layer: bool
+) -> Placed:
     """`Sizes.placed` for all plans with these active axes and this held model."""
-    return placed(placement_of(axes), config, mesh.sizes, dims)
+    return placed(placement_of(axes), config, mesh.sizes, dims, by_layer=by_layer)
 
 
 @lru_cache(maxsize=1024)
 def weights_of(
-    axes: tuple[Axis, ...], config: GPTConfig, block: type[Block], mesh: MeshSpec, layer_slots: int
+    axes: tuple[Axis, ...], config: GPTConfig, block: type[Block], mesh: MeshSpec, layer_slots: int, by_layer: bool
 ) -> Mapping[str, Weight]:
     """`Sizes.weights` for all plans with these active axes; the batch and other options change no weight.
 
@@ -285,7 +292,7 @@ def weights_of(
     sizes = dict(plan.held_config.dim_sizes, vocab=plan.padded_vocab, layers=layer_slots)
 
     def row(spec: WeightSpec) -> Weight:
-        where = plan.placed(spec.dims)
+        where = _placed(plan.active, plan.held_config, mesh, spec.dims, by_layer)
         elements = math.prod(sizes[dim] for dim in spec.dims)
         stored, updated = (elements // plan.size(*chain(*split)) for split in (where.stored, where.updated))
         return Weight(**vars(where), spec=spec, elements=stored, updated_elements=updated)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Literal
 
 from strategies.arguments import require_instance
+from strategies.core.matrices import ITERATIONS, Muon, matrix_dtype
 from strategies.core.placement import Axes, Weight
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
@@ -167,6 +168,27 @@ def norm(plan: Plan) -> Iterator[Traffic]:
         yield from traffic(plan, "norm", "all_reduce", axes, 1, array="number", when="update")
 
 
+def orthogonalisation(plan: Plan) -> Iterator[Traffic]:
+    """Parts of matrices, and sums of Gram matrices, with Muon (matrices.py)."""
+    if plan.train.optimizer != "muon":
+        return
+    for group in Muon(plan).groups:
+        rows, columns = group.part
+        dtype = matrix_dtype(plan.train)
+        term = partial(traffic, plan, array="gradients", when="update")
+        elements, dealt = group.count * rows * columns, group.dealt * rows * columns
+        if group.placement == "deal":
+            for over in (group.row_axes, group.column_axes):
+                yield from term("matrices", "all_to_all", over, 2 * dealt, dtype=dtype)
+            continue
+        for over in (group.row_axes, () if group.summed else group.column_axes):
+            yield from term("matrices", "all_gather", over, elements, dtype=dtype)
+            elements *= group.size(over)
+        grams = ITERATIONS * group.count * group.rows**2
+        yield from term("Gram matrices", "all_reduce", group.summed, grams, dtype=dtype)
+        yield from term("norms of matrices", "all_reduce", group.summed, group.count)
+
+
 def terms_of(plan: Plan) -> tuple[Term, ...]:
     """All terms of a step: those of its axes, and those of every strategy unless an axis replaces them."""
     sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][:1] or [
@@ -175,7 +197,7 @@ def terms_of(plan: Plan) -> tuple[Term, ...]:
     of_batch = dict.fromkeys(term for axis in plan.active if axis.batch for term in axis.traffic)
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term
-    return (*of_batch, balance, losses, partial_gradients, *sums, *last, norm)
+    return (*of_batch, balance, losses, partial_gradients, *sums, *last, norm, orthogonalisation)
 
 
 def stated(plan: Plan) -> Iterator[Traffic]:

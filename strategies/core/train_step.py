@@ -1,4 +1,4 @@
-"""The training step that all strategies share: differentiate, clip by the global norm, AdamW.
+"""The training step that all strategies share: differentiate, clip by the global norm, update.
 
 The step runs inside `jax.shard_map`, on each device's shard of the weights and of the batch. This file communicates
 only what the placement implies: gradient sums over replicas, the global norm, and the gather of weights updated in
@@ -35,9 +35,11 @@ from strategies.core.gradients import (
     with_copies,
 )
 from strategies.core.layer_reduction import sum_by_layer
-from strategies.core.optimizer import adamw, loss_scaled, moves_biases, without_biases
+from strategies.core.matrices import Muon
+from strategies.core.optimizer import clipped, loss_scaled, moves_biases, without_biases
 from strategies.core.placement import Placement, Split, Weight, partition
 from strategies.core.plan import Plan
+from strategies.core.rules import rule_of
 from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
@@ -98,7 +100,8 @@ class _Assembly:
     def optimizer(self) -> Optimizer:
         auto = self.implementation.mode == "auto"
         once = partial(counted_once, plan=self.plan)
-        trained = adamw(self.train, without_biases(self.update_specs, self.config)[0], once, whole=auto)
+        specs, _ = without_biases(self.update_specs, self.config)
+        trained = clipped(rule_of(self.train, specs, Muon(self.plan, self.whole)), self.train, specs, once, whole=auto)
         biased = moves_biases(trained, self.update_specs, self.config, self.train)
         what = "what `optimizer` of the implementation returned"
         optimizer = require_instance(self.implementation.optimizer(biased), Optimizer, what, TypeError)
@@ -241,7 +244,7 @@ class _Assembly:
             grads=grads,
             batch=batch,
             layer_slots=self.layer_slots,
-            inexact=self.implementation.inexact,
+            inexact=self.implementation.inexact or ("matrices=block" if self.train.matrices == "block" else ""),
         )
 
     def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from strategies.core.placement import Axes, Split, size_of
+from strategies.core.matrices import moments_of
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, held_dtype
 
@@ -17,7 +18,7 @@ class HeldArray:
     """One array of a training step, and how a mesh splits it.
 
     Attributes:
-        what: weight, gradient, m or v (AdamW's first and second moment), master (weight), step count, or batch.
+        what: weight, gradient, m or v (the optimizer's first and second moment), master (weight), step count, or batch.
         name: of its weight, such as "blocks.mlp.up_DF"; otherwise "count" or "tokens".
         dims: names of the dims, in the stored order.
         shape: with padding of the vocabulary and empty layer slots.
@@ -41,7 +42,7 @@ class HeldArray:
 
 
 def held_arrays(plan: Plan) -> Iterator[HeldArray]:
-    """Every weight with its gradient, AdamW's two moments and its master, the step count, and the batch.
+    """Every weight with its gradient, moments and master, the step count, and the batch.
 
     Gradients are as accumulated over microbatches, before any reduce-scatter once a step. They are float32 if they are
     sums over microbatches or devices; otherwise they have the weight's dtype.
@@ -61,11 +62,12 @@ def held_arrays(plan: Plan) -> Iterator[HeldArray]:
     for name, weight in plan.weights.items():
         spec, whole = weight.spec, weight.used if train.gather == "step" else weight.stored
         splits = {"weight": weight.stored, "gradient": weight.updated if per_microbatch else whole}
-        splits |= {"m": weight.updated, "v": weight.updated} if spec.trained else {}
+        splits |= dict.fromkeys(moments_of(spec, train), weight.updated)
         splits |= {"master": weight.updated} if train.master != "none" else {}
         shape = [sizes[dim] for dim in spec.dims]
         for what, axes in splits.items():
             dtype = held_dtype(spec, train) if what in as_held else "float32"
+            dtype = train.momentum_dtype if what == "m" and "v" not in splits else dtype
             yield array(what, name, spec.dims, shape, axes, dtype)
     yield array("step count", "count", (), (), ())
     tokens = (train.batch_size, config.sequence + 1)  # int32 has the size of float32

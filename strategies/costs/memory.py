@@ -3,21 +3,25 @@
 parts.py has the residuals and working arrays of the model's parts.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
 from strategies.core.compression import padded
 from strategies.core.gradients import copied_elements
+from strategies.config import TrainConfig
+from strategies.core.matrices import Matrices, Muon, matrix_dtype, moments_of
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight
 from strategies.costs import layer
 from strategies.model.gpt import is_ordered
 from strategies.model.layers import layers_at_once
+from strategies.model.weights import WeightSpec
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
-    """Bytes of a step's arguments on one device: parameters, AdamW's two moments and count, and tokens.
+    """Bytes of a step's arguments on one device: parameters, the optimizer's moments and count, and tokens.
 
     With compression there are also the quantisation errors, for error feedback (core/compression.py), and in float16
     the loss scale and the count of good steps (core/optimizer.py). Master weights count as optimizer state, as in
@@ -29,15 +33,15 @@ def arguments(plan: Plan) -> Mapping[str, int]:
         devices = plan.size(*plan.placement.replicas)
         error_elements = padded(plan.elements, devices) // devices * (devices + 1)
     scalars = 3 if plan.train.dtype == "float16" else 1
-    masters = 0 if plan.train.master == "none" else 1
+    masters = 0 if plan.train.master == "none" else 4
 
     def copied(weight: Weight) -> int:
-        """Elements of its moments, if trained, and of its master."""
-        return (masters + 2 * weight.spec.trained) * weight.updated_elements
+        """Bytes of its moments, if trained, and of its master."""
+        return (masters + moment_bytes(weight.spec, plan.train)) * weight.updated_elements
 
     return {
         "parameters": plan.parameter_bytes,
-        "optimizer": 4 * (sum(map(copied, plan.weights.values())) + scalars),
+        "optimizer": sum(map(copied, plan.weights.values())) + 4 * scalars,
         "errors": 4 * error_elements,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }
@@ -68,6 +72,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     }
     early = microbatch_gradient_bytes(plan) if fuses_gradients(plan) else 0
     most = max(layer_work_bytes(plan), head_work_bytes(plan) - early, reduction_bytes(plan) - sum(held.values()))
+    most = max(most, matrix_bytes(plan) - held["activations"])
     if plan.lead and plan.staged:  # they run forward and backward while the stages hold their residuals
         lead = plan.lead
         gradients = 4 * lead.layers * whole_layer(lead)
@@ -75,6 +80,28 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     elif plan.lead:  # they run backward when nothing is left of the other layers
         most = max(most, layer_work_bytes(plan.lead) - activation_bytes(plan))
     return {**held, "working": most}
+
+
+def moment_bytes(spec: WeightSpec, train: TrainConfig) -> int:
+    """Bytes of the optimizer's moments for each element of a weight."""
+    moments = moments_of(spec, train)
+    return 4 * len(moments) if len(moments) != 1 else BYTES[train.momentum_dtype]
+
+
+def matrix_bytes(plan: Plan) -> int:
+    """Bytes of Muon's working arrays: the directions of all matrices, and while one kind of matrices is
+    orthogonalised its parts, three arrays of whole matrices, and two Gram matrices.
+    """
+    if plan.train.optimizer != "muon":
+        return 0
+    size, groups = BYTES[matrix_dtype(plan.train)], Muon(plan).groups
+
+    def working(group: Matrices) -> int:
+        columns, count = group.columns // group.size(group.summed), group.dealt // group.dealers
+        return size * count * (3 * group.rows * columns + 2 * group.rows**2)
+
+    parts = 4 * sum(group.count * math.prod(group.part) for group in groups)
+    return parts + max(map(working, groups))
 
 
 def ahead_bytes(plan: Plan) -> int:

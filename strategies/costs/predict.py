@@ -16,6 +16,7 @@ from strategies.arguments import require_instance
 from strategies.backends.backend import Backend, backend_for
 from strategies.config import TrainConfig
 from strategies.core.axis import Axis
+from strategies.core.matrices import Matrices, Muon
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Bytes, Traffic, stated
@@ -149,6 +150,7 @@ class Cost:
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but FLOP counts of a
             compiled program include them.
+        optimizer: Muon's matmuls.
         masked: negative: scores that causality masks out and that are skipped. With a window or a stride, positive:
             scores in blocks that are not skipped, beyond those that the model counts.
         """
@@ -173,8 +175,18 @@ class Cost:
             **beyond,
             "padding": tokens * 3 * (logits - layer.logit_flops(config)),
             "empty": of_stages // config.blocks * (plan.layer_slots - config.blocks),
+            "optimizer": plan.mesh.size * self.optimizer_flops,
             "masked": tokens * (attention - again_scores - counted),
         }
+
+    @property
+    def optimizer_flops(self) -> int:
+        """FLOPs of the optimizer's matmuls on a device."""
+        return sum(group.flops for group in self._matrices)
+
+    @property
+    def _matrices(self) -> tuple[Matrices, ...]:
+        return Muon(self.plan).groups if self.plan.train.optimizer == "muon" else ()
 
     @property
     def least_flops(self) -> int:

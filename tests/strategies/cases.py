@@ -23,6 +23,7 @@ from tests.strategies.models import (
     WINDOWED,
 )
 
+MUON = {"optimizer": "muon"}
 DAILY = [
     Case("zero1", "data=8"),
     Case("pipeline", "pipeline=8", CONFIG, {"microbatches": 8, "remat": "full"}),
@@ -62,4 +63,14 @@ DAILY = [
     Case("three_d", "data=2,tensor=2", COPIED_LEAD, {"reduce": "layer"}),
     Case("three_d", "expert=2,tensor=2", GPT_OSS, SPLIT),
     Case("fsdp", "fsdp=8", UNTIED, {"prefetch": "on", "remat": "full", "unroll": 2, "microbatches": 2}),
+    # Optimizers: matrices that are whole, dealt out, gathered, or whose Gram matrices are summed.
+    Case("data", "data=8", CONFIG, {"optimizer": "sgd"}),
+    Case("fsdp", "fsdp=8", CONFIG, MUON),
+    Case("fsdp", "fsdp=4", CONFIG, {**MUON, "matrices": "gather", "microbatches": 2}),
+    Case("three_d", "fsdp=2,tensor=4", CONFIG, {**MUON, "matrices": "gram"}),
+    Case("three_d", "pipeline=2,fsdp=2,tensor=2", CONFIG, {**MUON, "microbatches": 4}),
+    Case("zero1", "data=4", CONFIG, MUON),
+    Case("zero2", "data=8", NARROW, MUON),
+    Case("tensor", "tensor=4", NARROW, {**MUON, "by_head": True}),
+    Case("expert", "data=2,expert=2", CROWDED_SHALLOW, MUON),
 ]

@@ -34,12 +34,17 @@ in bfloat16, and 0.35 in float16. A bias gradient that is summed in bfloat16 is 
 import dataclasses
 import math
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.experimental.multihost_utils import process_allgather
 
 from strategies import PRESETS, STRATEGIES, TrainConfig
+from strategies.core.compression import Kept
+from strategies.core.optimizer import Scaled
+from strategies.core.rules import Momenta, MuonState
 from tests.strategies.quick import compiled
 
 STEPS = 3
@@ -47,7 +52,7 @@ STEPS = 3
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
 BATCH = 16
 TRAIN = TrainConfig(BATCH)
-OF_ONE_DEVICE = "batch_size", "dtype", "z_loss", "loss_scale", "loss_scale_growth_steps"
+OF_ONE_DEVICE = "batch_size", "dtype", "z_loss", "loss_scale", "loss_scale_growth_steps", "optimizer", "by_head"
 """Options that change what one device computes; of experts, which are balanced in each microbatch, also these."""
 ROUNDOFF = {"bfloat16": 2**-9, "float16": 2**-11}
 
@@ -149,24 +154,71 @@ def assert_equal(mine, reference, rounding, train=TRAIN):
     """
     for measured, expected in zip(mine[:2], reference[:2], strict=True):
         np.testing.assert_allclose(measured, expected, rtol=rounding)
-    moments, expected_moments = adam(mine[2][0]).mu, adam(reference[2][0]).mu
-    whole = math.sqrt(sum(np.square(g).sum() for g in jax.tree.leaves(expected_moments)))
-    for gradient, expected in zip(jax.tree.leaves(moments), jax.tree.leaves(expected_moments), strict=True):
+    moments, expected_moments = firsts(mine[2][0]), firsts(reference[2][0])
+    whole = math.sqrt(sum(np.square(g).sum() for g in expected_moments.values()))
+    for name, expected in expected_moments.items():
         # A norm below the rounding of the whole gradient is itself rounding.
-        assert np.linalg.norm(gradient - expected) <= rounding * max(np.linalg.norm(expected), 2**-12 * whole)
-    params, expected_params = (state.master or state.params for state in (mine[2][-1], reference[2][-1]))
-    drifts = jax.tree.map(
-        lambda *second_moments: drift(rounding, second_moments, train), *(adam(state).nu for state in reference[2])
-    )
-    bounds = dict(jax.tree.leaves_with_path(drifts))
-    paths, expected_leaves = zip(*jax.tree.leaves_with_path(expected_params), strict=True)
-    for path, param, expected in zip(paths, jax.tree.leaves(params), expected_leaves, strict=True):
-        assert (np.abs(param - expected) <= bounds.get(path, 0) + 2**-23 * np.abs(expected)).all()
+        error = np.linalg.norm(moments[name] - expected)
+        assert error <= rounding * max(np.linalg.norm(expected), 2**-12 * whole), name
+    params, expected_params = (flatten_dict(state.master or state.params, sep=".") for state in (mine[2][-1], reference[2][-1]))
+    bounds = drifts(rounding, reference[2], train)
+    for name, expected in expected_params.items():
+        off, rounded = np.abs(params[name] - expected), 2**-23 * np.abs(expected)
+        if matrices := bounds.of_matrices.get(name):
+            assert np.linalg.norm(off) <= matrices + np.linalg.norm(rounded), name
+        else:
+            assert (off <= bounds.of_elements.get(name, 0) + rounded).all(), name
+
+
+def inner(state):
+    """The optimizer's state. In float16 a loss scale is around it, with compression errors."""
+    kept = state.optimizer
+    return kept.optimizer if isinstance(kept, Scaled | Kept) else kept
 
 
 def adam(state):
-    """AdamW's count and moments. In float16 a loss scale is around them."""
-    return getattr(state.optimizer, "optimizer", state.optimizer)[0]
+    """AdamW's count and moments."""
+    return getattr(inner(state), "optimizer", inner(state))[0]
+
+
+def firsts(state):
+    """First moments by the names of weights."""
+    kept = inner(state)
+    trees = [kept.mu] if isinstance(kept, Momenta) else [adam(state).mu, *([kept.mu] if isinstance(kept, MuonState) else [])]
+    return {name: moment for tree in trees for name, moment in flatten_dict(tree, sep=".").items()}
+
+
+class Drifts(NamedTuple):
+    """How far rounding may drive weights apart: element by element, and in the norm where matrices are updated."""
+
+    of_elements: dict
+    of_matrices: dict
+
+
+def drifts(rounding, states, train):
+    """The bounds for runs whose gradients agree to `rounding`, from the states of one of them after each step.
+
+    Muon divides momentum by its norm, and its polynomial is at most 3.4445^5 steep; of SGD, the momentum is the change.
+    """
+    if train.optimizer == "sgd":
+        of_state = [{name: 2 * rounding * np.linalg.norm(each) for name, each in firsts(state).items()} for state in states]
+        return Drifts({}, {name: train.learning_rate * sum(of[name] for of in of_state) for name in of_state[0]})
+    seconds = [flatten_dict(adam(state).nu, sep=".") for state in states]
+    of_elements = {name: drift(rounding, [of[name] for of in seconds], train) for name in seconds[0]}
+    of_matrices = {
+        name: len(states) * train.learning_rate * steepest_change(moment, 2 * 3.4445**5 * rounding)
+        for name, moment in flatten_dict(getattr(inner(states[0]), "mu", {}), sep=".").items()
+    }
+    return Drifts(of_elements, of_matrices)
+
+
+def steepest_change(moment, relative):
+    """How far updates of matrices of a stack may differ, in their norm, for a relative error of each matrix.
+
+    An update has the size of a matrix of the rank of its smaller dim, all of whose singular values are 1, scaled by
+    0.2 sqrt(the larger dim).
+    """
+    return 0.2 * relative * math.sqrt(moment.size)
 
 
 def drift(rounding, second_moments, train):

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.run.corpus import batch, read_corpus
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
-from strategies.core.optimizer import adamw
+from strategies.core.optimizer import clipped
+from strategies.core.rules import adamw_rule
 from tests.strategies.jaxprs import communicated
 from tests.strategies.quick import compiled, jit
 
@@ -94,7 +95,8 @@ def test_momentum_in_bits_moves_weights_as_adamw_does(schedule):
     weights = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
     grads = {name: jnp.asarray(0.3 * rng.choice([-1, 1], shape), jnp.float32) for name, shape in shapes.items()}
     shares = jax.tree.map(lambda grad: jnp.stack(DEVICES * [grad / DEVICES]), grads)
-    plain = adamw(train, jax.tree.map(lambda _: P(), weights))
+    specs = jax.tree.map(lambda _: P(), weights)
+    plain = clipped(adamw_rule(train, specs), train, specs)
     ours = compressed(plain, train, DEVICES)
     state, kept = plain.init(weights), ours.init(weights)
     specs = P("data"), ours.specs(kept), P()

@@ -10,7 +10,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from strategies import TrainConfig
-from strategies.core.optimizer import adamw, learning_rate_at
+from strategies.core.optimizer import clipped
+from strategies.core.rules import adamw_rule, learning_rate_at
+
+
+
+def adamw(train, specs):
+    """AdamW with clipping."""
+    return clipped(adamw_rule(train, specs), train, specs)
+
 
 SCHEDULED = TrainConfig(4, learning_rate=1e-2, warmup_steps=4, decay_steps=10, final_learning_rate=1e-3)
 

@@ -1,0 +1,171 @@
+"""Rules by which clipped gradients change weights: AdamW, Muon and SGD, with their learning rate.
+
+AdamW (Loshchilov & Hutter 2019) is optax's. SGD has PyTorch's momentum. Weight decay is decoupled in all three.
+
+Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") updates each matrix of the layers
+by its orthogonalised momentum (matrices.py), as `torch.optim.Muon` does:
+
+    m = b m + (1 - b) g        u = b m + (1 - b) g with `nesterov`, else m
+    w = w - rate (decay w + scale NS(u))
+
+optax corrects the momentum's bias in the first steps; this changes u only by the weights of its two terms. Vectors,
+tables, the head and the router have AdamW.
+
+The learning rate is constant, or a linear warmup followed by a cosine decay (Loshchilov & Hutter 2017, "SGDR").
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from strategies.config import TrainConfig
+from strategies.core.matrices import Muon
+from strategies.model.weights import Weights
+
+
+class Rule(NamedTuple):
+    """A rule of updates.
+
+    Attributes:
+        init: weights -> its state.
+        specs: its state -> partition specs.
+        update: (clipped gradients, state, weights) -> (what to add to the weights, state).
+    """
+
+    init: Callable[[Weights], Any]
+    specs: Callable[[Any], Any]
+    update: Callable[[Weights, Any, Weights], tuple[Weights, Any]]
+
+
+class Momenta(NamedTuple):
+    """State of SGD, and of Muon for matrices."""
+
+    count: Any
+    mu: Weights
+
+
+class MuonState(NamedTuple):
+    """State of Muon: AdamW's of the weights without matrices, and the momentum of matrices.
+
+    A checkpoint has the same names as with AdamW, without second moments of matrices.
+    """
+
+    optimizer: Any
+    mu: Weights
+
+
+def rule_of(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:
+    """The rule of `TrainConfig.optimizer`, for gradients and state that are sharded by `specs`."""
+    if train.optimizer == "muon":
+        return muon_rule(train, specs, muon)
+    return adamw_rule(train, specs) if train.optimizer == "adamw" else sgd_rule(train, specs)
+
+
+def adamw_rule(train: TrainConfig, specs: Weights) -> Rule:
+    """AdamW."""
+
+    def at(updates: Any) -> optax.GradientTransformation:
+        rate = learning_rate_at(train, updates)
+        return optax.adamw(rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay)
+
+    adamw = at(0)  # its state does not depend on the learning rate
+
+    def state_specs(state: Any) -> Any:
+        return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
+
+    def update(grads: Weights, state: Any, weights: Weights) -> tuple[Any, Any]:
+        return at(optax.tree.get(state, "count")).update(grads, state, weights)
+
+    return Rule(adamw.init, state_specs, update)
+
+
+def sgd_rule(train: TrainConfig, specs: Weights) -> Rule:
+    """SGD with momentum."""
+
+    def init(weights: Weights) -> Momenta:
+        return Momenta(jnp.int32(0), _no_momentum(train, weights))
+
+    def update(grads: Weights, state: Momenta, weights: Weights) -> tuple[Weights, Momenta]:
+        directions, mu = _with_momentum(train, grads, state.mu, 1.0)
+        changes = _changes(train, state.count, directions, weights)
+        return changes, Momenta(state.count + 1, mu)
+
+    return Rule(init, lambda _: Momenta(P(), specs), update)
+
+
+def muon_rule(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:
+    """Muon for matrices, AdamW for all else."""
+
+    def split(weights: Weights) -> tuple[dict[str, Array], Weights]:
+        flat = flatten_dict(weights, sep=".")
+        rest = {name: each for name, each in flat.items() if name not in muon.weights}
+        return {name: flat[name] for name in muon.weights}, unflatten_dict(rest, sep=".")
+
+    matrix_specs, other_specs = split(specs)
+    others = adamw_rule(train, other_specs)
+
+    def init(weights: Weights) -> MuonState:
+        matrices, rest = split(weights)
+        return MuonState(others.init(rest), unflatten_dict(_no_momentum(train, matrices), sep="."))
+
+    def update(grads: Weights, state: MuonState, weights: Weights) -> tuple[Weights, MuonState]:
+        (grads_of, other_grads), (matrices, rest) = split(grads), split(weights)
+        directions, mu = _with_momentum(train, grads_of, flatten_dict(state.mu, sep="."), 1 - train.momentum)
+        count = optax.tree.get(state.optimizer, "count")
+        changes = _changes(train, count, muon.orthogonalised(directions), matrices)
+        other_changes, optimizer = others.update(other_grads, state.optimizer, rest)
+        together = {**flatten_dict(other_changes, sep="."), **changes}
+        return unflatten_dict(together, sep="."), MuonState(optimizer, unflatten_dict(mu, sep="."))
+
+    return Rule(init, lambda state: MuonState(others.specs(state.optimizer), unflatten_dict(matrix_specs, sep=".")), update)
+
+
+def _no_momentum(train: TrainConfig, weights: Weights) -> Weights:
+    return jax.tree.map(lambda weight: jnp.zeros_like(weight, train.momentum_dtype), weights)
+
+
+def _with_momentum(train: TrainConfig, grads: Weights, mu: Weights, share: float) -> tuple[Weights, Weights]:
+    """Directions of the update, and the new momentum, to which `share` of the gradients is added."""
+
+    def add(momentum: Array, grad: Array) -> Array:
+        return train.momentum * momentum.astype("float32") + share * grad
+
+    new = jax.tree.map(add, mu, grads)
+    return jax.tree.map(add, new, grads) if train.nesterov else new, _cast(new, train.momentum_dtype)
+
+
+def _changes(train: TrainConfig, updates: Any, directions: Weights, weights: Weights) -> Weights:
+    """What to add to weights, after so many `updates`."""
+    rate = learning_rate_at(train, updates)
+    return jax.tree.map(lambda each, weight: -rate * (each + train.weight_decay * weight), directions, weights)
+
+
+def _cast(arrays: Weights, dtype: str) -> Weights:
+    return jax.tree.map(lambda x: x.astype(dtype), arrays)
+
+
+def learning_rate_at(train: TrainConfig, updates: Any) -> Any:
+    """The learning rate of the next update: a Python float if it is constant, so that the compiled step has a constant.
+
+    `updates` is the only count of updates in the state. It may be traced.
+    """
+    if train.warmup_steps == 0 and train.decay_steps is None:
+        return train.learning_rate
+    return schedule(train)(updates)
+
+
+def schedule(train: TrainConfig) -> optax.Schedule:
+    """The learning rate as an optax schedule. Update k of w warmup updates has k / (w + 1) of the peak, from k = 1."""
+    peak, warmup = train.learning_rate, train.warmup_steps
+    after = optax.constant_schedule(peak)
+    if train.decay_steps is not None:
+        after = optax.cosine_decay_schedule(peak, train.decay_steps - warmup, train.final_learning_rate / peak)
+    if warmup == 0:
+        return after
+    return optax.join_schedules([optax.linear_schedule(peak / (warmup + 1), peak, warmup), after], [warmup])
