@@ -68,7 +68,7 @@ DAILY = [
     Case("fsdp", "fsdp=8", CONFIG, MUON),
     Case("fsdp", "fsdp=4", CONFIG, {**MUON, "matrices": "gather", "microbatches": 2}),
     Case("three_d", "fsdp=2,tensor=4", CONFIG, {**MUON, "matrices": "gram"}),
-    Case("three_d", "pipeline=2,fsdp=2,tensor=2", CONFIG, {**MUON, "microbatches": 4}),
+    Case("three_d", "fsdp=2,pipeline=2,tensor=2", CONFIG, {**MUON, "microbatches": 4}),
     Case("zero1", "data=4", CONFIG, MUON),
     Case("zero2", "data=8", NARROW, MUON),
     Case("tensor", "tensor=4", NARROW, {**MUON, "by_head": True}),
