@@ -14,6 +14,7 @@ from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.memory_traffic import copied_bytes, fills_stacks, kept_bytes, stacks_kept, table_bytes
 from benchmarks.simulate.stack import CAST_BYTES, NONE, ForwardBackward, Precision, Stack
 from strategies.core.expert_rows import rows_of
+from strategies.core.matrices import ITERATIONS, Muon, matrix_dtype
 from strategies.core.plan import Plan
 from strategies.core.share import Share, attention_shares
 from strategies.core.sizes import BYTES
@@ -118,6 +119,14 @@ def gradients_of(dims: Dims, itemsize: float) -> Iterator[Kernel]:
     m, n, k, batch = dims
     yield matmul((m, k, n, batch), itemsize)
     yield matmul((k, n, m, batch), itemsize)
+
+
+def orthogonalisation(plan: Plan) -> Iterator[Kernel]:
+    """The matmuls of Muon, in each iteration a Gram matrix, its square, and their product with the matrices."""
+    for group in Muon(plan).groups if plan.train.optimizer == "muon" else ():
+        rows, columns, count = group.rows, group.columns // group.size(group.summed), group.dealt // group.dealers
+        for dims in ((rows, rows, columns), (rows, rows, rows), (rows, columns, rows)):
+            yield matmul((*dims, ITERATIONS * count), BYTES[matrix_dtype(plan.train)])
 
 
 def projections(plan: Plan) -> Iterator[Dims]:

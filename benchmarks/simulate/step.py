@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.kernels import Kernel
+from benchmarks.simulate.kernels import Kernel, orthogonalisation
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
 from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machine import Machine
@@ -165,7 +165,9 @@ class Step:
         return {
             "gathers": sum(event.seconds for wanted in at_once for event in self.layer.gathers([wanted], 1)),
             "gradients": self.gradients_seconds,
-            "optimizer": Kernel("memory", 0, moved).seconds(self.machine),
+            "optimizer": sum(
+                kernel.seconds(self.machine) for kernel in (Kernel("memory", 0, moved), *orthogonalisation(self.plan))
+            ),
             "fixed": self.machine.constants.step_seconds,
         }
 

@@ -8,7 +8,7 @@ import pytest
 
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for
-from strategies.config import NEEDS, OF_AXES
+from strategies.config import NEEDS, OF_AXES, needed_for
 from strategies.core.plan import Plan
 from strategies.costs.predict import predict, strategies_with_formulas
 from strategies.model.block import BLOCKS, Qwen2Block
@@ -64,9 +64,14 @@ CHANGED = {
     "context_attention": "ulysses",
     "dispatch": "all_to_all",
     "master": "float32",
+    "matrices": "gather",
 }
 """A value of each option of axes that is not its default."""
-WITH = {"chunks": {"schedule": "interleaved"}, "compression_warmup": {"compression": "onebit"}}
+WITH = {
+    "chunks": {"schedule": "interleaved"},
+    "compression_warmup": {"compression": "onebit"},
+    "matrices": {"optimizer": "muon"},
+}
 """Other options without which one has no effect."""
 
 
@@ -74,6 +79,7 @@ WITH = {"chunks": {"schedule": "interleaved"}, "compression_warmup": {"compressi
 def test_an_option_that_no_axis_has_is_refused(option):
     """By steps and formulas, with the option and the way out, unless the strategy has it; `applicable` drops it."""
     changed, having = {option: CHANGED[option], **WITH.get(option, {})}, []
+    of_all = {name: value for name, value in changed.items() if name not in OF_AXES}
     for strategy in STRATEGIES.values():
         mesh = MeshSpec(((strategy.axis_names[0], 1),))
         train, told = TrainConfig(8, **changed), (EVEN, mesh)
@@ -88,7 +94,7 @@ def test_an_option_that_no_axis_has_is_refused(option):
         if strategy.has_formulas:
             with pytest.raises(Infeasible, match=f"({named}) .*omit it"):
                 predict(strategy.name, *told, train)
-        assert strategy.applicable(train) == TrainConfig(8)
+        assert strategy.applicable(train) == TrainConfig(8, **of_all)
     assert having
     assert {*CHANGED} == {*OF_AXES} == {name for each in STRATEGIES.values() for name in each.options}
 
@@ -99,6 +105,15 @@ IDLE: dict[str, tuple[str, dict[str, Any]]] = {
     "compression_warmup": ("data", {"compression_warmup": 3, "compression": "int8"}),
     "loss_scale": ("data", {"loss_scale": 2.0, "dtype": "bfloat16"}),
     "loss_scale_growth_steps": ("single", {"loss_scale_growth_steps": 3}),
+    "matrices": ("fsdp", {"matrices": "gather"}),
+    "by_head": ("single", {"by_head": True, "optimizer": "sgd"}),
+    "matrix_scale": ("single", {"matrix_scale": "original"}),
+    "momentum": ("single", {"momentum": 0.5}),
+    "nesterov": ("single", {"nesterov": False}),
+    "momentum_dtype": ("single", {"momentum_dtype": "bfloat16"}),
+    "beta1": ("single", {"beta1": 0.5, "optimizer": "sgd"}),
+    "beta2": ("single", {"beta2": 0.5, "optimizer": "sgd"}),
+    "epsilon": ("single", {"epsilon": 0.5, "optimizer": "sgd"}),
 }
 """Options of a strategy, of which the first has no effect with the others."""
 
@@ -107,15 +122,15 @@ IDLE: dict[str, tuple[str, dict[str, Any]]] = {
 def test_an_option_that_needs_another_is_refused_without_it(option):
     """It says what it needs. With that it is taken, and `applicable` drops it where it has no effect."""
     name, options = IDLE[option]
-    strategy, (other, value) = STRATEGIES[name], NEEDS[option]
+    strategy, (other, values) = STRATEGIES[name], NEEDS[option]
     mesh, idle = MeshSpec(((strategy.axis_names[0], 1),)), TrainConfig(8, **options)
     with pytest.raises(
-        Infeasible, match=f"{option}={options[option]} changes nothing without {other}={value}; omit it"
+        Infeasible, match=f"{option}={options[option]} changes nothing without {needed_for(option)}; omit it"
     ):
         strategy.build(EVEN, mesh, idle)
     kept = {name: given for name, given in options.items() if name != option}
     assert strategy.applicable(idle) == TrainConfig(8, **kept)
-    strategy.build(EVEN, mesh, TrainConfig(8, **{**options, other: value}))
+    strategy.build(EVEN, mesh, TrainConfig(8, **{**options, other: values[0]}))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

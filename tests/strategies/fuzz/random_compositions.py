@@ -31,6 +31,7 @@ OF_AXES: Values = {
     "context_attention": ("auto", "ring", "ulysses"),
     "dispatch": ("auto", "all_to_all", "all_gather"),
     "master": ("none", "float32"),
+    "matrices": ("auto", "gather", "deal", "gram", "block"),
 }
 """Options that only some axes have."""
 OF_ALL: Values = {
@@ -42,6 +43,11 @@ OF_ALL: Values = {
     "warmup_steps": (0, 2),
     "decay_steps": (None, 4),
     "clip_norm": (1.0, float("inf")),
+    "optimizer": ("adamw", "muon", "sgd"),
+    "by_head": (False, True),
+    "matrix_scale": ("rms", "original"),
+    "nesterov": (True, False),
+    "momentum_dtype": ("float32", "bfloat16"),
 }
 """Options of every step."""
 MODEL: Values = {
@@ -79,7 +85,7 @@ OTHERS = {
 """Fields that are drawn together."""
 NUMBERS = {
     *("norm_epsilon", "rope_theta", "loss_scale", "loss_scale_growth_steps", "learning_rate", "final_learning_rate"),
-    *("beta1", "beta2", "epsilon", "weight_decay"),
+    *("beta1", "beta2", "epsilon", "weight_decay", "momentum"),
 }
 """Fields that are not drawn: no shape and no collective depends on them."""
 
