@@ -92,7 +92,7 @@ def sgd_rule(train: TrainConfig, specs: Weights) -> Rule:
         return Momenta(jnp.int32(0), _no_momentum(train, weights))
 
     def update(grads: Weights, state: Momenta, weights: Weights) -> tuple[Weights, Momenta]:
-        directions, mu = _with_momentum(train, grads, state.mu, 1.0)
+        directions, mu = with_momentum(train, grads, state.mu, 1.0)
         changes = _changes(train, state.count, directions, weights)
         return changes, Momenta(state.count + 1, mu)
 
@@ -116,7 +116,7 @@ def muon_rule(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:
 
     def update(grads: Weights, state: MuonState, weights: Weights) -> tuple[Weights, MuonState]:
         (grads_of, other_grads), (matrices, rest) = split(grads), split(weights)
-        directions, mu = _with_momentum(train, grads_of, flatten_dict(state.mu, sep="."), 1 - train.momentum)
+        directions, mu = with_momentum(train, grads_of, flatten_dict(state.mu, sep="."), 1 - train.momentum)
         count = optax.tree.get(state.optimizer, "count")
         changes = _changes(train, count, muon.orthogonalised(directions), matrices)
         other_changes, optimizer = others.update(other_grads, state.optimizer, rest)
@@ -130,7 +130,7 @@ def _no_momentum(train: TrainConfig, weights: Weights) -> Weights:
     return jax.tree.map(lambda weight: jnp.zeros_like(weight, train.momentum_dtype), weights)
 
 
-def _with_momentum(train: TrainConfig, grads: Weights, mu: Weights, share: float) -> tuple[Weights, Weights]:
+def with_momentum(train: TrainConfig, grads: Weights, mu: Weights, share: float) -> tuple[Weights, Weights]:
     """Directions of the update, and the new momentum, to which `share` of the gradients is added."""
 
     def add(momentum: Array, grad: Array) -> Array:

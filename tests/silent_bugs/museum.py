@@ -20,7 +20,7 @@ from tests.silent_bugs.changed_implementations import Plant
 SMALL = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, heads=4, sequence=16, vocab=257)
 """257 is prime, so every strategy that splits the vocabulary pads it."""
 BATCH = 16
-ANYWHERE = "clip_norm", "dtype"
+ANYWHERE = "clip_norm", "dtype", "optimizer"
 """Options that change what one device computes, too."""
 QWEN3 = {"block": "qwen3", "tied": False, "key_heads": 1}
 """Rotary positions, norms of heads, and one head of keys, of which tensor devices have copies."""
