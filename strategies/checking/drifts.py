@@ -31,6 +31,7 @@ def is_moment(leaf: Leaf, name: str) -> bool:
 
 
 def projected(step: Step, arrays: Sequence[tuple[Leaf, Array]], minus: Sequence[Array | None]) -> list[Projection]:
+    """Projections of arrays of a step's state, minus others."""
     return project(step.mesh, [leaf for leaf, _ in arrays], [array for _, array in arrays], minus) if arrays else []
 
 

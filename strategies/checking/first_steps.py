@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +11,7 @@ from strategies.checking.drifts import adam_drift, drifts, first_moments, projec
 from strategies.checking.projections import Projection
 from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.step import Metrics, State, Step, Tokens
+
 
 @dataclass(frozen=True)
 class FirstSteps:

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, groupby, starmap
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +42,29 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of Newton-Schulz's polynomial (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks")."""
 ITERATIONS = 5
 EPSILON = 1e-7
-Kind = tuple[int, int, Axes, Axes]
-"""Rows, columns, and the mesh axes that split them, of equal matrices."""
+
+
+class Kind(NamedTuple):
+    """Rows and columns of whole matrices, and the mesh axes that split them."""
+
+    rows: int
+    columns: int
+    row_axes: Axes
+    column_axes: Axes
+
+    def is_turned(self, placement: str) -> bool:
+        """Whether they are orthogonalised transposed: with more rows than columns. Gram matrices are of the rows, so
+        where these are summed the columns are split.
+        """
+        if placement == "gram" and (self.row_axes or self.column_axes):
+            return not self.column_axes
+        return self.rows > self.columns
+
+    def turned(self) -> "Kind":
+        """The kind of the transposed matrices."""
+        return Kind(self.columns, self.rows, self.column_axes, self.row_axes)
+
+
 Member = tuple[str, int, bool]
 """Name of a weight, index among its parts (`parts_of`), and whether its matrices are transposed."""
 
@@ -137,7 +159,8 @@ class Matrices:
         return g_MRC
 
     def _dealt(self, g_MRC: Float[Array, "M R C"]) -> Float[Array, "M R C"]:
-        padded = jnp.pad(g_MRC, ((0, self.dealt - self.count), (0, 0), (0, 0)))
+        # Without the barrier XLA may send the stacked arrays apart, in different layouts, which its verifier refuses.
+        padded = lax.optimization_barrier(jnp.pad(g_MRC, ((0, self.dealt - self.count), (0, 0), (0, 0))))
         split = [(axes, dim) for axes, dim in ((self.row_axes, 1), (self.column_axes, 2)) if axes]
         for axes, dim in split:
             padded = lax.all_to_all(padded, axes, 0, dim, tiled=True)
@@ -195,7 +218,9 @@ class Muon:
     def groups(self) -> tuple[Matrices, ...]:
         """Equal matrices together."""
         kinds = chain.from_iterable(starmap(self._kinds, self.weights.items()))
-        return tuple(self._group(key, [each for _, each in of]) for key, of in groupby(sorted(kinds), lambda kind: kind[0]))
+        return tuple(
+            self._group(key, [each for _, each in of]) for key, of in groupby(sorted(kinds), lambda kind: kind[0])
+        )
 
     def _kinds(self, name: str, weight: Weight) -> Iterator[tuple[Kind, tuple[Member, int]]]:
         """The kinds of a weight's matrices, where they come from, and how many this device has."""
@@ -203,20 +228,17 @@ class Muon:
         found = jax.eval_shape(partial(parts_of, dims=dims, head_dim=self.head_dim), self._local(weight))
         of_rows, of_columns = (self._splitting(weight.updated[dim]) for dim in matrix_dims(dims) or (0, 0))
         for index, part in enumerate(found):
-            of_heads = self.head_dim is not None and "qkv" in dims
-            axes = of_rows, () if of_heads else of_columns
-            size = [each * plan.size(*over) for each, over in zip(part.shape[1:], axes, strict=True)]
-            # A Gram matrix is of the rows, so where it is summed the columns are those that are split.
-            turned = bool(axes[0] and not axes[1]) if placement == "gram" and any(axes) else size[0] > size[1]
-            order = slice(None, None, -1 if turned else 1)
-            yield (*size[order], *axes[order]), ((name, index, turned), part.shape[0])
+            count, rows, columns = part.shape
+            column_axes = () if self.head_dim and "qkv" in dims else of_columns  # no device has a part of a head
+            kind = Kind(rows * plan.size(*of_rows), columns * plan.size(*column_axes), of_rows, column_axes)
+            turned = kind.is_turned(placement)
+            yield kind.turned() if turned else kind, ((name, index, turned), count)
 
     def _group(self, kind: Kind, found: Sequence[tuple[Member, int]]) -> Matrices:
-        rows, columns, row_axes, column_axes = kind
         members, counts = zip(*found, strict=True)
         placement = {"auto": "deal", "block": "deal"}.get(self.plan.train.matrices, self.plan.train.matrices)
-        sizes = {axis: self.plan.size(axis) for axis in row_axes + column_axes}
-        return Matrices(members, counts, rows, columns, row_axes, column_axes, placement, sizes)
+        sizes = {axis: self.plan.size(axis) for axis in kind.row_axes + kind.column_axes}
+        return Matrices(members, counts, *kind, placement, sizes)
 
     def _splitting(self, axes: Axes) -> Axes:
         """Those of a dim's axes along which devices have parts of one matrix."""
@@ -237,7 +259,9 @@ class Muon:
         parts = {name: parts_of(array, dims[name], self.head_dim) for name, array in arrays.items()}
         for group in self.groups:
             stacked = [parts[name][i].mT if turned else parts[name][i] for name, i, turned in group.members]
-            updates = group.orthogonalised(jnp.concatenate(stacked).astype(matrix_dtype(self.plan.train))).astype("float32")
+            updates = group.orthogonalised(jnp.concatenate(stacked).astype(matrix_dtype(self.plan.train))).astype(
+                "float32"
+            )
             starts = np.cumsum(group.counts)[:-1]
             for (name, i, turned), update in zip(group.members, jnp.split(updates, starts), strict=True):
                 scaled = scale(self.plan.train, group, turned) * update

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.config import TrainConfig
 from strategies.core.matrices import Muon
-from strategies.model.weights import Weights
+from strategies.model.weights import Weights, by_name, nested
 
 
 class Rule(NamedTuple):
@@ -103,27 +102,27 @@ def muon_rule(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:
     """Muon for matrices, AdamW for all else."""
 
     def split(weights: Weights) -> tuple[dict[str, Array], Weights]:
-        flat = flatten_dict(weights, sep=".")
+        flat = by_name(weights)
         rest = {name: each for name, each in flat.items() if name not in muon.weights}
-        return {name: flat[name] for name in muon.weights}, unflatten_dict(rest, sep=".")
+        return {name: flat[name] for name in muon.weights}, nested(rest)
 
     matrix_specs, other_specs = split(specs)
     others = adamw_rule(train, other_specs)
 
     def init(weights: Weights) -> MuonState:
         matrices, rest = split(weights)
-        return MuonState(others.init(rest), unflatten_dict(_no_momentum(train, matrices), sep="."))
+        return MuonState(others.init(rest), nested(_no_momentum(train, matrices)))
 
     def update(grads: Weights, state: MuonState, weights: Weights) -> tuple[Weights, MuonState]:
         (grads_of, other_grads), (matrices, rest) = split(grads), split(weights)
-        directions, mu = with_momentum(train, grads_of, flatten_dict(state.mu, sep="."), 1 - train.momentum)
+        directions, mu = with_momentum(train, grads_of, by_name(state.mu), 1 - train.momentum)
         count = optax.tree.get(state.optimizer, "count")
         changes = _changes(train, count, muon.orthogonalised(directions), matrices)
         other_changes, optimizer = others.update(other_grads, state.optimizer, rest)
-        together = {**flatten_dict(other_changes, sep="."), **changes}
-        return unflatten_dict(together, sep="."), MuonState(optimizer, unflatten_dict(mu, sep="."))
+        together = {**by_name(other_changes), **changes}
+        return nested(together), MuonState(optimizer, nested(mu))
 
-    return Rule(init, lambda state: MuonState(others.specs(state.optimizer), unflatten_dict(matrix_specs, sep=".")), update)
+    return Rule(init, lambda state: MuonState(others.specs(state.optimizer), nested(matrix_specs)), update)
 
 
 def _no_momentum(train: TrainConfig, weights: Weights) -> Weights:

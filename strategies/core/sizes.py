@@ -273,9 +273,7 @@ class Sizes:
 
 
 @lru_cache(maxsize=4096)
-def _placed(
-    axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, dims: tuple[str, ...], by_layer: bool
-) -> Placed:
+def _placed(axes: tuple[Axis, ...], config: GPTConfig, mesh: MeshSpec, dims: tuple[str, ...], by_layer: bool) -> Placed:
     """`Sizes.placed` for all plans with these active axes and this held model."""
     return placed(placement_of(axes), config, mesh.sizes, dims, by_layer=by_layer)
 

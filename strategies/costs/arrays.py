@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from strategies.core.placement import Axes, Split, size_of
 from strategies.core.matrices import moments_of
+from strategies.core.placement import Axes, Split, size_of
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, held_dtype
 

@@ -7,9 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
+from strategies.config import TrainConfig
 from strategies.core.compression import padded
 from strategies.core.gradients import copied_elements
-from strategies.config import TrainConfig
 from strategies.core.matrices import Matrices, Muon, matrix_dtype, moments_of
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan

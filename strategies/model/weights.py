@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
@@ -29,6 +30,18 @@ Weights = dict[str, Any]
 layers also "lead"."""
 STACKS = "layers", "dense_layers"
 """Dims over which layers' weights are stacked."""
+
+
+def by_name(weights: Weights) -> dict[str, Any]:
+    """The arrays of a nested dict by their paths, such as "blocks.mlp.up_DF"; `nested` is the inverse."""
+    return dict(flatten_dict(weights, sep="."))
+
+
+def nested(arrays: Mapping[str, Any]) -> Weights:
+    """A nested dict of arrays that are given by their paths."""
+    return dict(unflatten_dict(dict(arrays), sep="."))
+
+
 Backward = Literal["needed", "recomputation", "unused"]
 """When the backward pass needs a weight: always; only to recompute activations that remat="dots" keeps; never."""
 

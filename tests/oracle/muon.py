@@ -61,7 +61,10 @@ def golden(train: TrainConfig) -> dict[str, list[float]]:
     for name, shape in shapes().items():
         if not has_matrices(weight_specs(CONFIG)[name]):
             continue
-        params = [torch.nn.Parameter(torch.from_numpy(w.T.copy())) for w in matrices(drawn(name, shape), name, by_head=train.by_head)]
+        params = [
+            torch.nn.Parameter(torch.from_numpy(w.T.copy()))
+            for w in matrices(drawn(name, shape), name, by_head=train.by_head)
+        ]
         optimizer: Any = torch.optim.Muon(
             params,
             train.learning_rate,

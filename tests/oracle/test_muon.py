@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec as P
 
 from strategies.backends.backend import NO_DEVICES
@@ -17,6 +16,7 @@ from strategies.core.matrices import Muon
 from strategies.core.plan import Plan
 from strategies.core.rules import rule_of
 from strategies.mesh import MeshSpec
+from strategies.model.weights import by_name, nested
 from tests.oracle.families import STEPS, difference, drawn, sketch
 from tests.oracle.muon import CONFIG, FILE, TRAIN, VARIANTS, gradient, matrices, shapes
 
@@ -31,7 +31,7 @@ def plan_of(train) -> Plan:
 
 def trees(of) -> Any:
     """A tree of float32 arrays, one for each weight."""
-    return unflatten_dict({name: jnp.asarray(of(name, shape), jnp.float32) for name, shape in shapes().items()}, sep=".")
+    return nested({name: jnp.asarray(of(name, shape), jnp.float32) for name, shape in shapes().items()})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -45,21 +45,30 @@ def test_equals_torch(variant):
     for step in range(STEPS):
         changes, state = update(trees(lambda name, shape, step=step: gradient(name, shape, step)), state, weights)
         weights = jax.tree.map(jnp.add, weights, changes)
-    found = flatten_dict(weights, sep=".")
+    found = by_name(weights)
     parts = {name: matrices(np.asarray(found[name]), name, by_head=train.by_head) for name in muon.weights}
     made = {name: sketch(np.concatenate([each.reshape(-1) for each in of]), name) for name, of in parts.items()}
     assert max(difference(made, golden).values()) < TOLERANCE
-    initial = {name: sketch(np.concatenate([each.reshape(-1) for each in matrices(drawn(name, shape), name, by_head=train.by_head)]), name) for name, shape in shapes().items() if name in golden}
+    initial = {
+        name: sketch(
+            np.concatenate([each.reshape(-1) for each in matrices(drawn(name, shape), name, by_head=train.by_head)]),
+            name,
+        )
+        for name, shape in shapes().items()
+        if name in golden
+    }
     assert min(difference(initial, golden).values()) > 100 * TOLERANCE
 
 
 def test_orthogonalises_as_optax_does():
-    """The change of optax's Muon, whose momentum is divided by one minus the powers of its share, in each of its steps."""
+    """Updates equal those of `optax.contrib.muon`, whose momentum is corrected for its zero start, in each step."""
     names = [name for name in Muon(plan_of(TRAIN)).weights if "qkv" not in name]
     train = dataclasses.replace(TRAIN, matrix_scale="original")
     muon = Muon(plan_of(train))
     stacked = {name: shapes()[name] for name in names}
-    dims: Any = {name: optax.contrib.MuonDimensionNumbers(len(shape) - 2, len(shape) - 1) for name, shape in stacked.items()}
+    dims: Any = {
+        name: optax.contrib.MuonDimensionNumbers(len(shape) - 2, len(shape) - 1) for name, shape in stacked.items()
+    }
     reference = optax.contrib.muon(1.0, beta=train.momentum, nesterov=True, muon_weight_dimension_numbers=dims)
     weights = {name: jnp.zeros(shape) for name, shape in stacked.items()}
     state = reference.init(weights)
@@ -70,7 +79,8 @@ def test_orthogonalises_as_optax_does():
         expected: Any
         expected, state = reference.update(jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), grads), state, weights)
         directions = {
-            name: b * mean[name] / (1 - b ** (step + 2)) + (1 - b) * grads[name] / (1 - b ** (step + 1)) for name in names
+            name: b * mean[name] / (1 - b ** (step + 2)) + (1 - b) * grads[name] / (1 - b ** (step + 1))
+            for name in names
         }
         all_directions = {
             name: jnp.asarray(directions.get(name, np.zeros(shapes()[name])), jnp.float32) for name in muon.weights

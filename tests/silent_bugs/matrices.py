@@ -80,7 +80,7 @@ BUGS = [
     Bug(
         "muon-of-own-gradients",
         "https://github.com/deepspeedai/DeepSpeed/issues/7807",
-        "With ZeRO 1 and 2, matrices that several ranks own were orthogonalised before all their gradients were summed.",
+        "With ZeRO 1 and 2, a matrix that several ranks own was orthogonalised before all its gradients were summed.",
         "momentum and updates of some matrices: of one device's gradients",
         "gradient of blocks.attention.out_AD",
         "data",

@@ -38,13 +38,13 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
 from jax.experimental.multihost_utils import process_allgather
 
 from strategies import PRESETS, STRATEGIES, TrainConfig
 from strategies.core.compression import Kept
 from strategies.core.optimizer import Scaled
 from strategies.core.rules import Momenta, MuonState
+from strategies.model.weights import by_name
 from tests.strategies.quick import compiled
 
 STEPS = 3
@@ -160,7 +160,7 @@ def assert_equal(mine, reference, rounding, train=TRAIN):
         # A norm below the rounding of the whole gradient is itself rounding.
         error = np.linalg.norm(moments[name] - expected)
         assert error <= rounding * max(np.linalg.norm(expected), 2**-12 * whole), name
-    params, expected_params = (flatten_dict(state.master or state.params, sep=".") for state in (mine[2][-1], reference[2][-1]))
+    params, expected_params = (by_name(state.master or state.params) for state in (mine[2][-1], reference[2][-1]))
     bounds = drifts(rounding, reference[2], train)
     for name, expected in expected_params.items():
         off, rounded = np.abs(params[name] - expected), 2**-23 * np.abs(expected)
@@ -184,8 +184,12 @@ def adam(state):
 def firsts(state):
     """First moments by the names of weights."""
     kept = inner(state)
-    trees = [kept.mu] if isinstance(kept, Momenta) else [adam(state).mu, *([kept.mu] if isinstance(kept, MuonState) else [])]
-    return {name: moment for tree in trees for name, moment in flatten_dict(tree, sep=".").items()}
+    trees = (
+        [kept.mu]
+        if isinstance(kept, Momenta)
+        else [adam(state).mu, *([kept.mu] if isinstance(kept, MuonState) else [])]
+    )
+    return {name: moment for tree in trees for name, moment in by_name(tree).items()}
 
 
 class Drifts(NamedTuple):
@@ -201,13 +205,15 @@ def drifts(rounding, states, train):
     Muon divides momentum by its norm, and its polynomial is at most 3.4445^5 steep; of SGD, the momentum is the change.
     """
     if train.optimizer == "sgd":
-        of_state = [{name: 2 * rounding * np.linalg.norm(each) for name, each in firsts(state).items()} for state in states]
+        of_state = [
+            {name: 2 * rounding * np.linalg.norm(each) for name, each in firsts(state).items()} for state in states
+        ]
         return Drifts({}, {name: train.learning_rate * sum(of[name] for of in of_state) for name in of_state[0]})
-    seconds = [flatten_dict(adam(state).nu, sep=".") for state in states]
+    seconds = [by_name(adam(state).nu) for state in states]
     of_elements = {name: drift(rounding, [of[name] for of in seconds], train) for name in seconds[0]}
     of_matrices = {
         name: len(states) * train.learning_rate * steepest_change(moment, 2 * 3.4445**5 * rounding)
-        for name, moment in flatten_dict(getattr(inner(states[0]), "mu", {}), sep=".").items()
+        for name, moment in by_name(getattr(inner(states[0]), "mu", {})).items()
     }
     return Drifts(of_elements, of_matrices)
 

@@ -14,7 +14,6 @@ from strategies.core.optimizer import clipped
 from strategies.core.rules import adamw_rule, learning_rate_at
 
 
-
 def adamw(train, specs):
     """AdamW with clipping."""
     return clipped(adamw_rule(train, specs), train, specs)
