@@ -49,6 +49,13 @@ from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
 from strategies.strategy import Strategy, vocabulary_traffic
 
 
+def resolve(plan: Plan) -> Mapping[str, Any]:
+    """Muon's matrices are gathered: a reshard to whole matrices says so in types."""
+    if plan.train.matrices not in ("auto", "gather"):
+        raise Infeasible(f"explicit gathers matrices, and has no rule for matrices={plan.train.matrices}; use gather")
+    return {"matrices": "gather"} if plan.train.optimizer == "muon" else {}
+
+
 def require(plan: Plan) -> None:
     """Refuse parts of a model for which there is no rule here."""
     if plan.config.experts:
@@ -243,14 +250,16 @@ AXES = (
         batch=True,
         shards=True,
         may_split_dim_twice=False,
-        options=("reduce_dtype",),
+        options=("reduce_dtype", "matrices"),
+        resolve=resolve,
         require=require,
         traffic=(fsdp.gathers,),
     ),
     Axis(
         "tensor",
         dims=tensor.DIMS,
-        options=("sequence_parallel", "reduce_dtype"),
+        options=("sequence_parallel", "reduce_dtype", "matrices"),
+        resolve=resolve,
         require=require_tensor,
         partial_gradient=has_partial_gradient,
         traffic=(tensor.layers, vocabulary_traffic, positions),

@@ -30,13 +30,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from strategies.config import Dtype, TrainConfig
 from strategies.core.placement import Axes, ShardedDim, Weight, matrix_dims
 from strategies.core.plan import Plan
 from strategies.core.shards import all_gather, own_part
-from strategies.model.weights import WeightSpec
+from strategies.model.weights import WeightSpec, spec_of, split_of
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of Newton-Schulz's polynomial (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks")."""
@@ -45,12 +46,13 @@ EPSILON = 1e-7
 
 
 class Kind(NamedTuple):
-    """Rows and columns of whole matrices, and the mesh axes that split them."""
+    """Rows and columns of whole matrices, and the mesh axes that split them; and those that split their number."""
 
     rows: int
     columns: int
     row_axes: Axes
     column_axes: Axes
+    number_axes: Axes
 
     def is_turned(self, placement: str) -> bool:
         """Whether they are orthogonalised transposed: with more rows than columns. Gram matrices are of the rows, so
@@ -62,7 +64,7 @@ class Kind(NamedTuple):
 
     def turned(self) -> "Kind":
         """The kind of the transposed matrices."""
-        return Kind(self.columns, self.rows, self.column_axes, self.row_axes)
+        return Kind(self.columns, self.rows, self.column_axes, self.row_axes, self.number_axes)
 
 
 Member = tuple[str, int, bool]
@@ -97,7 +99,7 @@ class Matrices:
         counts: matrices of each member on this device.
         rows, columns: of a whole matrix.
         row_axes, column_axes: mesh axes that split them.
-        devices: along each of these axes.
+        sizes: devices along each of these axes, outermost first.
     """
 
     members: tuple[Member, ...]
@@ -139,6 +141,13 @@ class Matrices:
         return self.column_axes if self.placement == "gram" else ()
 
     @property
+    def split(self) -> list[ShardedDim]:
+        """The dims of the parts that are split, in the order of the mesh."""
+        order = [*self.sizes]
+        dims = (ShardedDim(dim, axes) for dim, axes in ((1, self.row_axes), (2, self.column_axes)) if axes)
+        return sorted(dims, key=lambda shard: order.index(shard.axes[0]))
+
+    @property
     def flops(self) -> int:
         """FLOPs of a device's matmuls: in each iteration a Gram matrix, its square, and their product with X."""
         columns = self.columns // self.size(self.summed)
@@ -149,23 +158,21 @@ class Matrices:
         """This device's parts of matrices -> the same parts of the orthogonalised matrices."""
         if self.placement == "deal" and self.dealers > 1:
             return self._dealt(g_MRC)
-        rows, columns = ShardedDim(1, self.row_axes), ShardedDim(2, () if self.summed else self.column_axes)
-        split = [shard for shard in (rows, columns) if shard.axes]
-        for shard in split:
+        gathered = [shard for shard in self.split if shard.axes != self.summed]
+        for shard in gathered:
             g_MRC = all_gather(g_MRC, shard.axes, shard.dim)
         g_MRC = newton_schulz(g_MRC, self.summed)
-        for shard in split:
+        for shard in gathered:
             g_MRC = own_part(g_MRC, shard)
         return g_MRC
 
     def _dealt(self, g_MRC: Float[Array, "M R C"]) -> Float[Array, "M R C"]:
         # Without the barrier XLA may send the stacked arrays apart, in different layouts, which its verifier refuses.
         padded = lax.optimization_barrier(jnp.pad(g_MRC, ((0, self.dealt - self.count), (0, 0), (0, 0))))
-        split = [(axes, dim) for axes, dim in ((self.row_axes, 1), (self.column_axes, 2)) if axes]
-        for axes, dim in split:
+        for dim, axes in self.split:
             padded = lax.all_to_all(padded, axes, 0, dim, tiled=True)
         padded = newton_schulz(padded)
-        for axes, dim in reversed(split):
+        for dim, axes in reversed(self.split):
             padded = lax.all_to_all(padded, axes, dim, 0, tiled=True)
         return padded[: self.count]
 
@@ -227,18 +234,21 @@ class Muon:
         plan, dims, placement = self.plan, weight.spec.dims, self.plan.train.matrices
         found = jax.eval_shape(partial(parts_of, dims=dims, head_dim=self.head_dim), self._local(weight))
         of_rows, of_columns = (self._splitting(weight.updated[dim]) for dim in matrix_dims(dims) or (0, 0))
+        others = [axes for dim, axes in enumerate(weight.updated) if dim not in (matrix_dims(dims) or ())]
+        of_number = plan.over(chain(*others))
         for index, part in enumerate(found):
             count, rows, columns = part.shape
             column_axes = () if self.head_dim and "qkv" in dims else of_columns  # no device has a part of a head
-            kind = Kind(rows * plan.size(*of_rows), columns * plan.size(*column_axes), of_rows, column_axes)
+            sizes = rows * plan.size(*of_rows), columns * plan.size(*column_axes)
+            kind = Kind(*sizes, of_rows, column_axes, of_number)
             turned = kind.is_turned(placement)
             yield kind.turned() if turned else kind, ((name, index, turned), count)
 
     def _group(self, kind: Kind, found: Sequence[tuple[Member, int]]) -> Matrices:
         members, counts = zip(*found, strict=True)
         placement = {"auto": "deal", "block": "deal"}.get(self.plan.train.matrices, self.plan.train.matrices)
-        sizes = {axis: self.plan.size(axis) for axis in kind.row_axes + kind.column_axes}
-        return Matrices(members, counts, *kind, placement, sizes)
+        sizes = {axis: size for axis, size in self.plan.mesh.axes if axis in kind.row_axes + kind.column_axes}
+        return Matrices(members, counts, *kind[:4], placement, sizes)
 
     def _splitting(self, axes: Axes) -> Axes:
         """Those of a dim's axes along which devices have parts of one matrix."""
@@ -256,17 +266,31 @@ class Muon:
     def orthogonalised(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The momentum of weights by name -> their updates before the learning rate, scaled (`scale`), in float32."""
         dims = {name: self.weights[name].spec.dims for name in arrays}
-        parts = {name: parts_of(array, dims[name], self.head_dim) for name, array in arrays.items()}
+        narrow = {name: array.astype(matrix_dtype(self.plan.train)) for name, array in arrays.items()}
+        parts = {name: parts_of(unsplit(narrow[name], dims[name]), dims[name], self.head_dim) for name in arrays}
         for group in self.groups:
             stacked = [parts[name][i].mT if turned else parts[name][i] for name, i, turned in group.members]
-            updates = group.orthogonalised(jnp.concatenate(stacked).astype(matrix_dtype(self.plan.train))).astype(
-                "float32"
-            )
+            updates = group.orthogonalised(jnp.concatenate(stacked)).astype("float32")
             starts = np.cumsum(group.counts)[:-1]
             for (name, i, turned), update in zip(group.members, jnp.split(updates, starts), strict=True):
                 scaled = scale(self.plan.train, group, turned) * update
                 parts[name][i] = scaled.mT if turned else scaled
-        return {name: joined(parts[name], array.shape, dims[name], self.head_dim) for name, array in arrays.items()}
+        updated = {name: joined(parts[name], array.shape, dims[name], self.head_dim) for name, array in arrays.items()}
+        return {name: split_as(array, updated[name]) for name, array in arrays.items()}
+
+
+def unsplit(array: Array, dims: Sequence[str]) -> Array:
+    """With explicit mesh axes: gather the matrices of a weight, along one axis after the other."""
+    order = jax.typeof(array).sharding.mesh.axis_names
+    split = [dim for dim in matrix_dims(dims) or () if split_of(array)[dim]]
+    for dim in sorted(split, key=lambda dim: order.index(split_of(array)[dim][0])):
+        array = jax.reshard(array, P(*(() if i == dim else axes for i, axes in enumerate(split_of(array)))))
+    return array
+
+
+def split_as(like: Array, update: Array) -> Array:
+    """With explicit mesh axes: this device's part of an update."""
+    return jax.reshard(update, spec_of(like)) if any(split_of(like)) else update
 
 
 def matrix_dtype(train: TrainConfig) -> Dtype:

@@ -178,12 +178,13 @@ def orthogonalisation(plan: Plan) -> Iterator[Traffic]:
         term = partial(traffic, plan, array="gradients", when="update")
         elements, dealt = group.count * rows * columns, group.dealt * rows * columns
         if group.placement == "deal":
-            for over in (group.row_axes, group.column_axes):
+            for _, over in group.split:
                 yield from term("matrices", "all_to_all", over, 2 * dealt, dtype=dtype)
             continue
-        for over in (group.row_axes, () if group.summed else group.column_axes):
-            yield from term("matrices", "all_gather", over, elements, dtype=dtype)
-            elements *= group.size(over)
+        for _, over in group.split:
+            if over != group.summed:
+                yield from term("matrices", "all_gather", over, elements, dtype=dtype)
+                elements *= group.size(over)
         grams = ITERATIONS * group.count * group.rows**2
         yield from term("Gram matrices", "all_reduce", group.summed, grams, dtype=dtype)
         yield from term("norms of matrices", "all_reduce", group.summed, group.count)

@@ -52,7 +52,17 @@ STEPS = 3
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
 BATCH = 16
 TRAIN = TrainConfig(BATCH)
-OF_ONE_DEVICE = "batch_size", "dtype", "z_loss", "loss_scale", "loss_scale_growth_steps", "optimizer", "by_head"
+OF_ONE_DEVICE = (
+    "batch_size",
+    "dtype",
+    "z_loss",
+    "loss_scale",
+    "loss_scale_growth_steps",
+    "optimizer",
+    "by_head",
+    "momentum_dtype",
+    "nesterov",
+)
 """Options that change what one device computes; of experts, which are balanced in each microbatch, also these."""
 ROUNDOFF = {"bfloat16": 2**-9, "float16": 2**-11}
 

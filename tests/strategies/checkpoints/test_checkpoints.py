@@ -65,6 +65,24 @@ def test_training_goes_on_under_another_strategy(before, after, saved):
     assert_equal((*mine, first[2] + second[2]), whole, ROUNDING["float32"])
 
 
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [("zero1", "data=4", {}), ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4, "matrices": "gather"})],
+)
+def test_muon_goes_on_under_another_placement(name, mesh, options, tmp_path):
+    """Its momentum is restored where matrices are split along other dims, and no second moments are missed."""
+    muon = {"optimizer": "muon"}
+    before, after = build("fsdp", "fsdp=8", **muon), build(name, mesh, **muon, **options)
+    first, state = trained(before, initial(before), range(HALF))
+    save(before, state, tmp_path).wait()
+    second, _ = trained(after, restore(after, tmp_path), range(HALF, 2 * HALF))
+    mine = [np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)]
+    whole = single(CONFIG, 2 * HALF, **muon)
+    assert_equal((*mine, first[2] + second[2]), whole, ROUNDING["float32"], before.train)
+    with pytest.raises(ValueError, match=r"optimizer"):
+        restore(step_of("zero1"), tmp_path)
+
+
 @pytest.mark.parametrize("variant", [*MOVED, *nightly(*(name for name in NAMES if name not in MOVED))])
 def test_the_form_on_disk_is_that_of_the_model(variant, tmp_path):
     """Whatever the strategy, there is one array for each weight and moment: unpadded, layers in order."""
