@@ -28,6 +28,7 @@ from strategies.names import differences
 LEARNING = (
     *("batch_size", "learning_rate", "warmup_steps", "decay_steps", "final_learning_rate"),
     *("beta1", "beta2", "epsilon", "weight_decay", "clip_norm", "z_loss"),
+    *("optimizer", "by_head", "matrix_scale", "momentum", "nesterov", "momentum_dtype"),
     *("dtype", "loss_scale", "loss_scale_growth_steps", "reduce_dtype", "compression", "compression_warmup"),
 )
 """Fields of `TrainConfig` that change what is learnt, and not only the order in which it is computed."""

@@ -2,8 +2,9 @@
 
 import dataclasses
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -14,8 +15,10 @@ from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.checkpoints.info import INFO, CheckpointError, CheckpointInfo, damaged, local
 from strategies.checkpoints.info import read as read_info
 from strategies.checkpoints.saving import failure_of_last
+from strategies.config import OptimizerName, TrainConfig
+from strategies.core.matrices import moments_of
 from strategies.gpt_config import GPTConfig
-from strategies.model.gpt import resolved
+from strategies.model.gpt import resolved, weight_specs
 from strategies.names import differences
 from strategies.step import State, Step
 
@@ -39,7 +42,7 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
         The state, every array with the shape, dtype and sharding of `step.state`.
 
     Raises:
-        CheckpointError: the checkpoint is missing, damaged, of another model, or of a newer format.
+        CheckpointError: the checkpoint is missing, damaged, of another model or optimizer, or of a newer format.
         Infeasible: `step` is not a `Step`.
     """
     require_instance(step, Step, "the step")
@@ -49,6 +52,7 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
         warnings.warn(f"{failure}; the one of {info.position} is restored", RuntimeWarning, stacklevel=2)
     path = local(folder) / str(info.position)
     _require_same_model(path, info.config, step.config)
+    _require_same_optimizer(path, info, step.train)
     keeps_errors = error_feedback.kept(info, step)
     found = leaves(step)
     lacking = [
@@ -84,6 +88,23 @@ def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None
     if differs := differences(before, now):
         problem = f"the checkpoint {path} is of another model: {differs}"
         raise CheckpointError(f"{problem}; build the step with the saved configuration, read_info(FOLDER).config")
+
+
+def _require_same_optimizer(path: Path, info: CheckpointInfo, train: TrainConfig) -> None:
+    """Refuse a checkpoint of another optimizer, by the moments that it keeps."""
+    saved = {name for name in info.arrays if name.startswith(("mu/", "nu/"))}
+    known = (replace(TrainConfig(1), optimizer=name) for name in get_args(OptimizerName))
+    of = [each.optimizer for each in known if saved == _moments(info.config, each)]
+    if of and train.optimizer not in of:
+        problem = f"the checkpoint {path} is of optimizer={of[0]}, and the step has optimizer={train.optimizer}"
+        raise CheckpointError(f"{problem}; build the step with optimizer={of[0]}")
+
+
+def _moments(config: GPTConfig, train: TrainConfig) -> set[str]:
+    """Names of an optimizer's moments in a checkpoint."""
+    group = {"m": "mu", "v": "nu"}
+    specs = weight_specs(config).items()
+    return {f"{group[moment]}/{name}" for name, spec in specs for moment in moments_of(spec, train)}
 
 
 def require_unchanged(path: Path, info: CheckpointInfo) -> None:
