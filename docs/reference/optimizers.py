@@ -1,11 +1,15 @@
 """docs/reference/which-optimizer-placement.md: what Muon sends, computes and takes, by model, mesh and placement.
 
-python docs/reference/optimizers.py [runs/muon.json] > docs/reference/which-optimizer-placement.md
+python docs/reference/optimizers.py RUN.json ... > docs/reference/which-optimizer-placement.md
 
-With a run of `pytest benchmarks` of these placements, the page also has its measured step times.
+The runs are of `pytest benchmarks --option optimizer=adamw,muon --option matrices=gather,deal,gram`: measured, or
+compiled with --topology.
 """
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.devices.topology import Topology
@@ -13,59 +17,66 @@ from benchmarks.simulate.machines import machine_for
 from benchmarks.simulate.step import predict_seconds
 from results.formats import as_markdown
 from strategies import PRESETS, Infeasible, TrainConfig
+from strategies.core.matrices import Matrices
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import MeshSpec
 
 TOKENS = 16_384
-"""Of a device and step. The share of the optimizer is inversely proportional to it."""
-CLUSTERS = "h100:{}x8", "v5p:{}"
+"""Of a device and step. The optimizer's part of a step is inversely proportional to it."""
 TORI = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8"}
 """Shapes of v5p slices by their devices."""
 CASES = (
-    ("gpt2-xl", "fsdp", "fsdp=8"),
-    ("gpt2-xl", "zero1", "data=8"),
-    ("llama3-8b", "fsdp", "fsdp=8"),
-    ("llama3-8b", "three_d", "fsdp=64,tensor=8"),
-    ("qwen3-30b-a3b", "three_d", "fsdp=8,expert=8"),
-    ("qwen3-30b-a3b", "three_d", "fsdp=64,tensor=8"),
+    ("gpt2-xl", "fsdp", "fsdp=8", {}),
+    ("gpt2-xl", "zero1", "data=8", {"reduce": "step"}),
+    ("llama3-8b", "fsdp", "fsdp=8", {}),
+    ("llama3-8b", "three_d", "fsdp=64,tensor=8", {}),
+    ("qwen3-30b-a3b", "three_d", "fsdp=8,expert=8", {}),
+    ("qwen3-30b-a3b", "three_d", "fsdp=64,tensor=8", {}),
 )
 PLACEMENTS = "gather", "deal", "gram", "block"
+COUNTS = 1, 2, 3, 4, 8, 12, 64
+"""Numbers of equal matrices in the table of the crossover."""
 PAGE = """# Which placement of Muon's matrices
 
-Muon orthogonalises whole matrices, and devices hold parts of them. `matrices` says how they work on them
-(`strategies/core/matrices.py` has the collectives):
+Written by `python docs/reference/optimizers.py`. Muon (`--option optimizer=muon`) orthogonalises whole matrices, and
+devices hold parts of them. `--option matrices=...` says how they work on them (`strategies/core/matrices.py` has the
+collectives):
 
-| `matrices` | what a device sends for the optimizer | what it computes |
+| `matrices` | a device sends | a device orthogonalises |
 |---|---|---|
-| `gather` | all-gathers of the momentum | all matrices |
-| `deal` | two all-to-alls, 2/N of a gather's bytes | 1/N of the matrices, rounded up |
-| `gram` | five all-reduces of Gram matrices, and gathers along other dims | its part of all matrices, and all squares of Gram matrices |
-| `block` | as `deal` along fsdp, nothing along tensor | its parts, as if they were whole: another optimizer |
+| `gather` | the momentum, gathered | all matrices |
+| `deal` | the momentum to one device, and the update back: 2/N of a gather's bytes | 1/N of the matrices, rounded up |
+| `gram` | Gram matrices, summed in each of five iterations | its columns of all matrices |
+| `block` | along fsdp as `deal`, along tensor nothing | blocks, as if they were whole: not the same optimizer |
 
-Without parts, along data, pipeline and expert, Muon sends nothing: replicas repeat the work. With zero1 and zero2 the
-devices hold whole matrices of some layers, if their number divides the layers: then `gather` and `deal` are the same,
-and Muon sends what AdamW sends. `auto`, the default, is `deal`.
+`auto`, the default, is `deal`. Along data, pipeline and expert devices have whole matrices, and send nothing. So have
+those of zero1 and zero2 with `reduce=step`, if they divide the layers: their shards of the update are layers, and Muon
+sends what AdamW sends.
 
-Use `deal`, unless a kind of matrix has fewer members than there are devices along its axes. Then some devices orthogonalise
-nothing but zeros, which they send, too: with M matrices on N devices a gather sends less if N > 2 M.
+**Use `deal`.** A gather sends less only of a single matrix of its kind. Sums of Gram matrices send less than a gather
+only if matrices have 10 times as many features along the dim that is split as along the other, and less than dealing
+out only from 5 N times.
 
-## By formula, and by the predicted step
+## By formula
 
-{tokens:,} tokens a device and step in bfloat16. Bytes and FLOPs are a device's, of a step, and exact: tests hold compiled
-programs to them. `share` is the predicted time of the optimizer and of what it sends, of the step with it.
+{tokens:,} tokens a device and step, in bfloat16. MiB and TFLOPs are what the optimizer adds on a device, in a step; tests
+hold compiled programs to these formulas exactly. The step is predicted, and compared with AdamW's. `by head`: tensor has
+more devices than there are KV heads, so the matrices are those of heads.
 
 {formula}
 
+## Where dealing out beats gathering
+
+MiB that a device sends for M float32 matrices of 1024 x 1024, which N devices split: gathered, then dealt out.
+
 {crossover}
 
-{measured}
-
+{runs}
 ## What others measured
 
-torchtitan's pull request 3719 compares five placements on 8 GPUs: owners of whole weights, whose optimizer sends nothing;
-two kinds of gathers; and FSDP2 with Muon and with AdamW. Owned weights are here zero1 and zero2, cut along layers; along
-fsdp they would turn the gathers of layers into broadcasts, which is not built. Its numbers are not reproduced here,
-because the page does not state them as text.
+torchtitan's pull request 3719 compares, on 8 GPUs, owners of whole weights, two gathers, and FSDP2 with Muon and with
+AdamW. Its figures are in pictures, and are not repeated here. Owners of whole weights send nothing for the optimizer, as
+zero1 and zero2 here; under FSDP they turn the gathers of layers into broadcasts, which meshmark does not have.
 """
 
 
@@ -94,43 +105,83 @@ def cost_of(preset: str, strategy: str, mesh: str, **options: Any) -> Cost:
     return predict(strategy, config, mesh, train, "cuda")
 
 
-def rows() -> Iterator[dict[str, str]]:
+def rows() -> Iterator[Sequence[str]]:
     """Rows of the table by formula."""
-    for preset, strategy, mesh in CASES:
+    for preset, strategy, mesh, options in CASES:
         sizes = MeshSpec.parse(mesh)
-        devices = sizes.size
-        # A step whose tensor devices hold copies of KV heads takes the matrices of each head.
-        copies = (PRESETS[preset].key_heads or 64) < sizes.sizes.get("tensor", 1)
-        adamw = cost_of(preset, strategy, mesh)
-        clusters = f"h100:{devices // 8}x8", f"v5p:{TORI[devices]}"
+        clusters = f"h100:{sizes.size // 8}x8", f"v5p:{TORI[sizes.size]}"
+        adamw = cost_of(preset, strategy, mesh, **options)
         plain = [Row(adamw, cluster).seconds() for cluster in clusters]
         yield line(preset, mesh, "adamw", Row(adamw, ""), ["", ""])
+        by_head = (PRESETS[preset].key_heads or PRESETS[preset].heads) < sizes.sizes.get("tensor", 1)
         for placement in PLACEMENTS:
             if strategy == "zero1" and placement != "deal":
-                continue  # the same, because devices hold whole matrices
+                continue  # the same, because devices have whole matrices
+            muon = {"optimizer": "muon", "matrices": placement, "by_head": by_head}
             try:
-                cost = cost_of(preset, strategy, mesh, optimizer="muon", matrices=placement, by_head=copies)
+                found = [Row(cost_of(preset, strategy, mesh, **options, **muon), cluster) for cluster in clusters]
             except Infeasible:  # blocks without tensor
                 continue
-            found = [Row(cost, cluster) for cluster in clusters]
-            longer = [f"{row.seconds() / without - 1:.1%}" for row, without in zip(found, plain, strict=True)]
-            yield line(preset, mesh, f"muon, {placement}{', by head' if copies else ''}", found[0], longer)
+            longer = [f"+{row.seconds() / without - 1:.1%}" for row, without in zip(found, plain, strict=True)]
+            yield line(preset, mesh, f"{placement}{', by head' if by_head else ''}", found[0], longer)
 
 
-def line(preset: str, mesh: str, optimizer: str, row: Row, longer: list[str]) -> dict[str, str]:
-    """A row of the table."""
-    return {
-        "model": preset,
-        "mesh": mesh,
-        "optimizer": optimizer,
-        "MiB sent": f"{row.sent_bytes / 2**20:,.0f}",
-        "TFLOPs": f"{row.cost.optimizer_flops / 1e12:,.1f}",
-        "state GiB": f"{row.cost.arguments['optimizer'] / 2**30:,.2f}",
-        "step longer, H100s": longer[0],
-        "step longer, v5p": longer[1],
-    }
+def line(preset: str, mesh: str, optimizer: str, row: Row, longer: Sequence[str]) -> Sequence[str]:
+    """A row of the table by formula."""
+    sent, flops = row.sent_bytes / 2**20, row.cost.optimizer_flops / 1e12
+    state = row.cost.arguments["optimizer"] / 2**30
+    return preset, mesh, optimizer, f"{sent:,.0f}", f"{flops:,.1f}", f"{state:,.2f}", *longer
+
+
+def crossover() -> Iterator[Sequence[str]]:
+    """Rows of the table of the crossover."""
+    for count in COUNTS:
+        cells = []
+        for devices in (2, 8, 64):
+            dealt = Matrices((), (count,), 1024, 1024, ("fsdp",), (), "deal", {"fsdp": devices}).dealt
+            gathered = 4 * count * (devices - 1) / devices
+            cells.append(f"{gathered:.1f} / {2 * 4 * dealt * (devices - 1) / devices**2:.1f}")
+        yield f"M={count}", *cells
+
+
+def run_tables(paths: Sequence[Path]) -> Iterator[str]:
+    """A table for each run: what was compiled, and what was measured."""
+    for path in paths:
+        found = [each["extra_info"] for each in json.loads(path.read_text())["benchmarks"]]
+        found = [info for info in found if info["status"] == "ok" and info["strategy"] != "single"]
+        where = found[0]["topology"] or f"{found[0]['devices']} devices of {found[0]['device_kind']}"
+        measured = found[0]["kind"] != "compiled"
+        title = f"## {'Measured' if measured else 'Compiled'}: {found[0]['preset']} on {where}"
+        yield "\n\n".join((title, as_markdown([*run_rows(found, measured=measured)], "<<>>>"), ""))
+
+
+def run_rows(found: Sequence[dict[str, Any]], *, measured: bool) -> Iterator[Sequence[str]]:
+    """Rows of the table of a run."""
+    last = "ms (95% interval)" if measured else "ms by replay"
+    yield "mesh", "options", "MB sent, compiled", "by formula", last
+    for info in found:
+        sent = [f"{info[name] / 1e6:,.3f}" for name in ("compiled.sent_bytes", "predicted.sent_bytes")]
+        if measured:
+            low, high = (1e3 * info[f"step_seconds_{end}"] for end in ("low", "high"))
+            seconds = f"{1e3 * info['step_seconds_median']:.1f} ({low:.1f} to {high:.1f})"
+        else:
+            replay = info["replay.step_seconds"]
+            seconds = "" if replay is None else f"{1e3 * replay:.2f}"
+        yield info["mesh"], info["options"].replace("optimizer=", "") or "adamw", *sent, seconds
+
+
+def main(paths: Sequence[str]) -> None:
+    """Print the page."""
+    header = "model", "mesh", "matrices", "MiB", "TFLOPs", "state GiB", "step on H100s", "on v5p"
+    of_devices = "equal matrices", "N=2", "N=8", "N=64"
+    text = PAGE.format(
+        tokens=TOKENS,
+        formula=as_markdown([header, *rows()], "<<<>>>>>"),
+        crossover=as_markdown([of_devices, *crossover()], "<>>>"),
+        runs="\n".join(run_tables([*map(Path, paths)])),
+    )
+    print(text, end="")
 
 
 if __name__ == "__main__":
-    found = [*rows()]
-    print(as_markdown([[*found[0]], *([*row.values()] for row in found)], "<<<>>>>>"))
+    main(sys.argv[1:])
