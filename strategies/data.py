@@ -24,6 +24,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from strategies.config import DEFAULTS, NEEDS
 from strategies.core.axis import Axis
 from strategies.core.compression import BLOCK, compressed, padded
 from strategies.core.gradients import cast, sum_remaining
@@ -118,7 +119,8 @@ def _require_alone(plan: Plan) -> None:
     for name, (value, default) in own.items():
         if others and value != default:
             problem = f"{name}={value} sums only over the axis data, and mesh {plan.mesh} has {' and '.join(others)}"
-            raise Infeasible(f"{problem}; omit it")
+            idle = [each for each, (needed, _) in NEEDS.items() if needed == name and vars(train)[each] != DEFAULTS[each]]
+            raise Infeasible(f"{problem}; omit {' and '.join([name, *idle]) if idle else 'it'}")
 
 
 def require_few_buckets(plan: Plan) -> None:

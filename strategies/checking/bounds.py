@@ -41,11 +41,12 @@ class Rounding:
 
     @classmethod
     def of(cls, config: GPTConfig, train: TrainConfig, steps: int, devices: int = 1) -> "Rounding":
-        """The bounds for a model, a global batch, a compute dtype, and the dtype of gradient sums over devices."""
+        """The bounds for a model, a global batch, and the dtypes of compute, of gradient sums and of momentum."""
         bound = rounding_bound(config, train.batch_size, train.dtype)
         if train.reduce_dtype != "float32" and devices > 1:
             bound += math.sqrt(devices) * ROUNDOFF[train.reduce_dtype]
-        return cls(bound, steps * bound)
+        kept = 0.0 if train.momentum_dtype == "float32" else ROUNDOFF[train.momentum_dtype]
+        return cls(bound, steps * (bound + kept))
 
 
 def rounding_bound(config: GPTConfig, batch_size: int, dtype: str) -> float:

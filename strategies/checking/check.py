@@ -36,7 +36,7 @@ def check(
 ) -> Agreement:
     """Check that a strategy's step computes what one device computes, weight by weight, up to rounding.
 
-    If it computes or sums gradients in 16 bits, its float32 step is checked first, because rounding hides less there.
+    If it computes, sums gradients or keeps momentum in 16 bits, its float32 step is checked first, because rounding hides less there.
     Gradients are clipped at a norm that they exceed, unless `clip_norm` is infinite.
 
     Args:
@@ -105,14 +105,15 @@ def first_steps(step: Step, batches: Sequence[Any]) -> FirstSteps:
 
 
 def is_rounded(train: TrainConfig) -> bool:
-    """Whether a step computes in 16 bits, or sums gradients over devices in 16 bits."""
-    return (train.dtype, train.reduce_dtype) != ("float32", "float32")
+    """Whether a step computes in 16 bits, or sums gradients over devices or keeps momentum in 16 bits."""
+    return {train.dtype, train.reduce_dtype, train.momentum_dtype} != {"float32"}
 
 
 def in_float32(train: TrainConfig) -> TrainConfig:
     """The options of the same step in float32, without those that only 16-bit dtypes have."""
     scaling = {name: DEFAULTS[name] for name in ("loss_scale", "loss_scale_growth_steps")}
-    return replace(train, dtype="float32", reduce_dtype="float32", master="none", attention="auto", **scaling)
+    wide = dict.fromkeys(("dtype", "reduce_dtype", "momentum_dtype"), "float32")
+    return replace(train, **wide, master="none", attention="auto", **scaling)
 
 
 def for_one_device(train: TrainConfig, config: GPTConfig) -> TrainConfig:

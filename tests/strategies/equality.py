@@ -60,6 +60,7 @@ OF_ONE_DEVICE = (
     "loss_scale_growth_steps",
     "optimizer",
     "by_head",
+    "matrix_scale",
     "momentum_dtype",
     "nesterov",
 )
@@ -241,6 +242,9 @@ def drift(rounding, second_moments, train):
     """How far AdamW may drive two runs apart, element by element, whose gradients agree to `rounding`."""
     total = 0
     for step, moment in enumerate(second_moments, start=1):
-        size = np.sqrt(moment / (1 - train.beta2**step))
-        total += train.learning_rate * np.minimum(2, 2 * rounding * size.max() / (size + train.epsilon))
+        size, error = np.sqrt(moment / (1 - train.beta2**step)), rounding
+        if train.optimizer == "muon" and step > 1:
+            # Matrices, whose elements have a deviation of 0.02, have drifted, and so have all gradients.
+            error += 12 * train.learning_rate * steepest_change(np.ones(1), 2 * 3.4445**5 * rounding) / 0.02
+        total += train.learning_rate * np.minimum(2, 2 * error * size.max() / (size + train.epsilon))
     return total

@@ -68,7 +68,10 @@ PARTS: tuple[tuple[type, ...], ...] = (
 BACKENDS = {"cpu": CPU, "cuda": NVIDIA_GPU, "gpu": GPU, "tpu": TPU, "v5e": V5E, "v5p": V5P, "v6e": V6E}
 """Backends for which steps are traced."""
 
-OF_ONE_DEVICE = "batch_size", "microbatches", "dtype", "z_loss", "warmup_steps", "decay_steps", "clip_norm"
+OF_ONE_DEVICE = (
+    *("batch_size", "microbatches", "dtype", "z_loss", "warmup_steps", "decay_steps", "clip_norm"),
+    *("optimizer", "by_head", "matrix_scale", "nesterov"),
+)
 """Options that change what one device computes."""
 
 
@@ -125,7 +128,8 @@ class Composition:
 
     def in_float32(self) -> "Composition":
         """The same in float32."""
-        return replace(self, train={**self.train, "dtype": "float32", "reduce_dtype": "float32", "master": "none"})
+        narrow = {"reduce_dtype": "float32", "master": "none", "momentum_dtype": "float32"}
+        return replace(self, train={**self.train, "dtype": "float32", **narrow})
 
     @contextlib.contextmanager
     def known(self) -> Iterator[None]:
@@ -219,6 +223,8 @@ def assert_as_one_device(composition: Composition) -> None:
         AssertionError: a loss, a gradient or a weight differs by more than rounding explains.
     """
     exact = {**composition.in_float32().train, "compression": "none"}
+    if exact.get("matrices") == "block":
+        exact["matrices"] = "deal"
     alone = {name: exact[name] for name in OF_ONE_DEVICE if name in exact}
     composition = replace(composition, train=exact, backend="cpu")
     with composition.known():

@@ -59,6 +59,8 @@ def followed(message: str, asked: Asked, random: Random) -> Asked:
             train = replace(train, **{found[1]: DEFAULTS[found[1]]})
         elif changes := [*named(advice)]:
             train = replace(train, **dict([random.choice(changes)]))
+        elif found := re.search(r"omit (\w+) and (\w+)", advice):
+            train = replace(train, **{name: DEFAULTS[name] for name in found.groups()})
         elif leave_out := [name for name, _ in named(problem)]:
             train = replace(train, **{leave_out[0]: DEFAULTS[leave_out[0]]})
     return config, mesh, train
