@@ -119,7 +119,9 @@ def _require_alone(plan: Plan) -> None:
     for name, (value, default) in own.items():
         if others and value != default:
             problem = f"{name}={value} sums only over the axis data, and mesh {plan.mesh} has {' and '.join(others)}"
-            idle = [each for each, (needed, _) in NEEDS.items() if needed == name and vars(train)[each] != DEFAULTS[each]]
+            idle = [
+                each for each, (needed, _) in NEEDS.items() if needed == name and vars(train)[each] != DEFAULTS[each]
+            ]
             raise Infeasible(f"{problem}; omit {' and '.join([name, *idle]) if idle else 'it'}")
 
 
