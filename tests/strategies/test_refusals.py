@@ -39,6 +39,9 @@ TABLE = (
         auto fsdp=8 | embed=12 heads=4 | fsdp=8 does not divide embed=12; fsdp can be 1, 2 or 4$
         auto fsdp=2,tensor=4 | heads=2 | tensor=4 does not divide heads=2; tensor can be 1 or 2
         auto fsdp=4,tensor=2 | batch_size=6 | fsdp=4 x microbatches=1 does not divide batch_size=6
+        explicit fsdp=4,tensor=2 | batch_size=6 | fsdp=4 x microbatches=1 does not divide batch_size=6
+        explicit fsdp=2 | prefetch=on | prefetch=on changes nothing with the axes data, fsdp, tensor; omit it
+        explicit data=2,tensor=2 | compression=int8 | compression=int8 changes nothing with the axes .*; omit it
         """,
     ),
     (
@@ -84,6 +87,7 @@ TABLE = (
         pipeline pipeline=4 | layers=4 dense_layers=2 | 2 blocks are too few for 4 parts of a pipeline
         expert expert=2 | experts=258 dtype=bfloat16 dispatch=all_gather | dispatch=all_gather .*256, not experts=258
         expert expert=2 | experts=514 capacity_factor=None dtype=bfloat16 dispatch=all_to_all | dispatch.*=1 fits
+        explicit data=2 |  | explicit has no rule for experts=8; use auto or expert
         """,
     ),
     (
@@ -125,6 +129,8 @@ TABLE = (
         """
         tensor tensor=6 | embed=48 heads=12 mlp=96 | tensor=6 neither divides .*of it; tensor can be 1, 2
         tensor tensor=8 | embed=48 heads=12 mlp=96 | tensor=8 does not divide heads=12; tensor can be 1, 2 or 4
+        explicit tensor=8 |  | explicit does not replicate key_heads=4 over tensor=8; tensor can be 1, 2 or 4$
+        explicit fsdp=2,tensor=2 | block=olmoe | no rule for norms over all heads of block=olmoe; use auto or tensor
         single data=1 | block=lama | block='lama' does not exist; use one of gpt2, llama, qwen2, qwen3, olmoe, gpt_oss
         """,
     ),
