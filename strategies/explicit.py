@@ -1,4 +1,4 @@
-"""Explicit sharding: data, fsdp, tensor, and products of two of them, in types (docs of JAX, "Explicit sharding").
+"""Explicit sharding: data, fsdp, expert, tensor, and pairs of them, in types (docs of JAX, "Explicit sharding").
 
 The step is that of one device, as in auto.py, but the mesh axes are explicit: the type of each array says which axes
 split its dims, and an operation whose result would be ambiguous is an error. Two tags in the types say what sharding
@@ -8,14 +8,15 @@ a sum. So gradients are accumulated over microbatches as partial sums, and summe
     dW[D,F]{unreduced: data} -reshard(data)-> dW[D,F], each weight, once a step, in `reduce_dtype`
 
 XLA's CPU backend compiles a reshard from a partial sum to a split array to an all-reduce and a slice, not to a
-reduce-scatter. So the collectives of layers, attention and the look-up of tokens along tensor stand in small
-`jax.shard_map`s; all else is written as for one device:
+reduce-scatter. So the collectives of layers, attention, mixtures of experts and the look-up of tokens along tensor
+stand in small `jax.shard_map`s; all else is written as for one device:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F]{reduced: fsdp}, and its transpose, a reduce-scatter, as in fsdp.py
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D]{reduced: tensor}, and its transpose, as in tensor.py
     x[B,T,D]{unreduced: tensor} -reduce_scatter(tensor)-> x[B,T_tensor,D], and its transpose, as in tensor.py
+    tokens, or rows of experts, -all_to_all or all_gather(expert)-> devices with their experts; back as in expert.py
 
-A device sends the bytes of data.py, fsdp.py and tensor.py by their formulas, with two differences:
+A device sends the bytes of data.py, fsdp.py, tensor.py and expert.py by their formulas, with two differences:
 
     With sequence parallelism the gradient of the positions is gathered along tensor, each microbatch (tensor.py:
     all-reduced, once a step), because that is the transpose of the reshard of positions to each device's tokens.
@@ -34,8 +35,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies import fsdp, tensor
+from strategies import expert, fsdp, tensor
 from strategies.core.axis import Axis
+from strategies.core.explicit_experts import forward_of_devices, mixture_hooks
 from strategies.core.gradients import partial_axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
@@ -43,23 +45,38 @@ from strategies.infeasible import Infeasible, WrongSize, divisors
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
-from strategies.model.weights import Weights, WeightSpec, is_partial, partial_sum, resharded, spec_of, sum_partial
+from strategies.model.weights import (
+    Weights,
+    WeightSpec,
+    is_partial,
+    partial_sum,
+    resharded,
+    scaled,
+    spec_of,
+    sum_partial,
+)
 from strategies.model.weights import look_up as look_up_rows
 from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
-from strategies.strategy import Strategy, vocabulary_traffic
+from strategies.strategy import Strategy, compose, vocabulary_traffic
 
 
 def require(plan: Plan) -> None:
     """Refuse parts of a model for which there is no rule here."""
-    if plan.config.experts:
-        raise Infeasible(f"explicit has no rule for experts={plan.config.experts}; use auto or expert")
     if plan.config.block == "gpt_oss":
         raise Infeasible("explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp")
+
+
+def require_expert(plan: Plan) -> None:
+    """Refuse what an expert axis cannot split."""
+    require(plan)
+    expert.require(plan)
 
 
 def require_tensor(plan: Plan) -> None:
     """Refuse what a tensor axis cannot split, and norms over all heads."""
     require(plan)
+    if plan.config.experts:
+        raise Infeasible(f"explicit does not split experts={plan.config.experts} over tensor; use auto or three_d")
     tensor.require(plan)
     keys = plan.config.key_heads or plan.config.heads
     if keys % plan.tensors:
@@ -103,9 +120,10 @@ def differentiate(
     """Loss and gradients by autodiff. The returned loss is a partial sum on each device, like the gradients."""
 
     def objective(weights: Weights) -> tuple[Array, LossTerms]:
-        losses_N, _ = forward(build(weights), tokens_BS)
+        losses_N, extras = forward(build(weights), tokens_BS)
         losses_N = losses_N / divisor
-        return losses_N.sum(), {"loss": partial_sum(losses_N)}
+        extras = {name: scaled(total, 1 / divisor) for name, total in extras.items()}
+        return sum(map(sum_partial, extras.values()), losses_N.sum()), {"loss": partial_sum(losses_N), **extras}
 
     (_, terms), grads = jax.value_and_grad(objective, has_aux=True)(weights)
     return terms, grads
@@ -136,7 +154,7 @@ def gather(plan: Plan, weight: Array, spec: WeightSpec, dtype: str) -> Array:
     return function(weight)
 
 
-def hooks(plan: Plan) -> Hooks:
+def hooks(plan: Plan, mesh: Any) -> Hooks:
     """Collectives of layers, and shardings where operations leave them open."""
     batch = plan.over(plan.placement.batch) or None
 
@@ -162,6 +180,7 @@ def hooks(plan: Plan) -> Hooks:
         needs_loop=plan.needs_loop,
         compiler_shards=(plan.size(*plan.placement.batch), plan.tensors),
         **(tensor_hooks(plan, batch) if plan.tensors > 1 else {"look_up": look_up}),
+        **(mixture_hooks(compose(plan, mesh).hooks, batch or ()) if plan.config.experts else {}),
     )
 
 
@@ -228,8 +247,9 @@ def positions(plan: Plan) -> Iterator[Traffic]:
 def implement(plan: Plan, mesh: Any) -> Implementation:
     """The functions of all axes."""
     return Implementation(
-        hooks=hooks(plan),
+        hooks=hooks(plan, mesh),
         differentiate=differentiate,
+        forward=forward_of_devices,
         prepare=partial(mark_reduced, plan=plan),
         reduce=partial(sum_partial_gradients, plan=plan),
         mode="explicit",
@@ -248,6 +268,16 @@ AXES = (
         traffic=(fsdp.gathers,),
     ),
     Axis(
+        "expert",
+        batch=True,
+        dims=expert.AXIS.dims,
+        options=("reduce_dtype", "dispatch"),
+        resolve=lambda plan: {"dispatch": expert.resolve(plan)["dispatch"]},
+        require=require_expert,
+        implement=expert.implement,
+        traffic=(expert.exchanges,),
+    ),
+    Axis(
         "tensor",
         dims=tensor.DIMS,
         options=("sequence_parallel", "reduce_dtype"),
@@ -257,10 +287,12 @@ AXES = (
     ),
 )
 TWINS = {
-    **{(name,): name for name in ("data", "fsdp", "tensor")},
+    **{(name,): name for name in ("data", "fsdp", "tensor", "expert")},
     ("fsdp", "tensor"): "three_d",
     ("data", "tensor"): "three_d",
     ("data", "fsdp"): "hsdp",
+    ("data", "expert"): "expert",
+    ("fsdp", "expert"): "three_d",
 }
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
 EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, by_default=False)
