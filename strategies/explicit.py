@@ -7,6 +7,7 @@ a sum. So gradients are accumulated over microbatches as partial sums, and summe
 
     dW[D,F]{unreduced: data} -reshard(data)-> dW[D,F], each weight, once a step, in `reduce_dtype`
 
+Layers stay a loop on all devices: partial sums that are stacked outside of a loop are summed twice (JAX 0.10 to 0.12).
 XLA's CPU backend compiles a reshard from a partial sum to a split array to an all-reduce and a slice, not to a
 reduce-scatter. So the collectives of layers, attention, mixtures of experts and the look-up of tokens along tensor
 stand in small `jax.shard_map`s; all else is written as for one device:
@@ -45,6 +46,7 @@ from strategies.infeasible import Infeasible, WrongSize, divisors
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
+from strategies.model.layers import layers_at_once
 from strategies.model.weights import (
     Weights,
     WeightSpec,
@@ -61,15 +63,14 @@ from strategies.strategy import Strategy, compose, vocabulary_traffic
 
 
 def require(plan: Plan) -> None:
-    """Refuse parts of a model for which there is no rule here."""
+    """Refuse parts of a model, and partly unrolled loops, for which there is no rule here."""
+    expert.require(plan)
     if plan.config.block == "gpt_oss":
         raise Infeasible("explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp")
-
-
-def require_expert(plan: Plan) -> None:
-    """Refuse what an expert axis cannot split."""
-    require(plan)
-    expert.require(plan)
+    for stack in plan.stacks:
+        if 1 < layers_at_once(stack.layers, plan.train.layers_in_loop) < stack.layers:
+            problem = f"explicit has no rule for unroll={plan.train.unroll} of {stack.layers} layers"
+            raise Infeasible(f"{problem}; use unroll=1 or unroll={stack.layers}")
 
 
 def require_tensor(plan: Plan) -> None:
@@ -257,7 +258,7 @@ def implement(plan: Plan, mesh: Any) -> Implementation:
 
 
 AXES = (
-    Axis("data", batch=True, options=("reduce_dtype",), require=require),
+    Axis("data", batch=True, needs_loop=True, options=("reduce_dtype",), require=require),
     Axis(
         "fsdp",
         batch=True,
@@ -273,7 +274,7 @@ AXES = (
         dims=expert.AXIS.dims,
         options=("reduce_dtype", "dispatch"),
         resolve=lambda plan: {"dispatch": expert.resolve(plan)["dispatch"]},
-        require=require_expert,
+        require=require,
         implement=expert.implement,
         traffic=(expert.exchanges,),
     ),

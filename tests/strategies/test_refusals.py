@@ -41,6 +41,7 @@ TABLE = (
         auto fsdp=4,tensor=2 | batch_size=6 | fsdp=4 x microbatches=1 does not divide batch_size=6
         explicit fsdp=4,tensor=2 | batch_size=6 | fsdp=4 x microbatches=1 does not divide batch_size=6
         explicit fsdp=2 | prefetch=on | prefetch=on changes nothing with the axes data, fsdp, expert, tensor; omit it
+        explicit data=2 | unroll=2 | explicit has no rule for unroll=2 of 8 layers; use unroll=1 or unroll=8$
         explicit data=2,tensor=2 | compression=int8 | compression=int8 changes nothing with the axes .*; omit it
         """,
     ),
