@@ -1,4 +1,4 @@
-"""Explicit sharding: data, fsdp, tensor, and products of two of them, in types (docs of JAX, "Explicit sharding").
+"""Explicit sharding: data, fsdp, expert, tensor, and pairs of them, in types (docs of JAX, "Explicit sharding").
 
 The step is that of one device, as in auto.py, but the mesh axes are explicit: the type of each array says which axes
 split its dims, and an operation whose result would be ambiguous is an error. Two tags in the types say what sharding
@@ -7,15 +7,17 @@ a sum. So gradients are accumulated over microbatches as partial sums, and summe
 
     dW[D,F]{unreduced: data} -reshard(data)-> dW[D,F], each weight, once a step, in `reduce_dtype`
 
+Layers stay a loop on all devices: partial sums that are stacked outside of a loop are summed twice (JAX 0.10 to 0.12).
 XLA's CPU backend compiles a reshard from a partial sum to a split array to an all-reduce and a slice, not to a
-reduce-scatter. So the collectives of layers, attention and the look-up of tokens along tensor stand in small
-`jax.shard_map`s; all else is written as for one device:
+reduce-scatter. So the collectives of layers, attention, mixtures of experts and the look-up of tokens along tensor
+stand in small `jax.shard_map`s; all else is written as for one device:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F]{reduced: fsdp}, and its transpose, a reduce-scatter, as in fsdp.py
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D]{reduced: tensor}, and its transpose, as in tensor.py
     x[B,T,D]{unreduced: tensor} -reduce_scatter(tensor)-> x[B,T_tensor,D], and its transpose, as in tensor.py
+    tokens, or rows of experts, -all_to_all or all_gather(expert)-> devices with their experts; back as in expert.py
 
-A device sends the bytes of data.py, fsdp.py and tensor.py by their formulas, with two differences:
+A device sends the bytes of data.py, fsdp.py, tensor.py and expert.py by their formulas, with two differences:
 
     With sequence parallelism the gradient of the positions is gathered along tensor, each microbatch (tensor.py:
     all-reduced, once a step), because that is the transpose of the reshard of positions to each device's tokens.
@@ -34,8 +36,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies import fsdp, tensor
+from strategies import expert, fsdp, tensor
 from strategies.core.axis import Axis
+from strategies.core.explicit_experts import forward_of_devices, mixture_hooks
 from strategies.core.gradients import partial_axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
@@ -43,10 +46,20 @@ from strategies.infeasible import Infeasible, WrongSize, divisors
 from strategies.model.attention import QKV, Reach, causal_attention
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
-from strategies.model.weights import Weights, WeightSpec, is_partial, partial_sum, resharded, spec_of, sum_partial
+from strategies.model.layers import layers_at_once
+from strategies.model.weights import (
+    Weights,
+    WeightSpec,
+    is_partial,
+    partial_sum,
+    resharded,
+    scaled,
+    spec_of,
+    sum_partial,
+)
 from strategies.model.weights import look_up as look_up_rows
 from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
-from strategies.strategy import Strategy, vocabulary_traffic
+from strategies.strategy import Strategy, compose, vocabulary_traffic
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
@@ -57,16 +70,21 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
 
 
 def require(plan: Plan) -> None:
-    """Refuse parts of a model for which there is no rule here."""
-    if plan.config.experts:
-        raise Infeasible(f"explicit has no rule for experts={plan.config.experts}; use auto or expert")
+    """Refuse parts of a model, and partly unrolled loops, for which there is no rule here."""
+    expert.require(plan)
     if plan.config.block == "gpt_oss":
         raise Infeasible("explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp")
+    for stack in plan.stacks:
+        if 1 < layers_at_once(stack.layers, plan.train.layers_in_loop) < stack.layers:
+            problem = f"explicit has no rule for unroll={plan.train.unroll} of {stack.layers} layers"
+            raise Infeasible(f"{problem}; use unroll=1 or unroll={stack.layers}")
 
 
 def require_tensor(plan: Plan) -> None:
     """Refuse what a tensor axis cannot split, and norms over all heads."""
     require(plan)
+    if plan.config.experts:
+        raise Infeasible(f"explicit does not split experts={plan.config.experts} over tensor; use auto or three_d")
     tensor.require(plan)
     keys = plan.config.key_heads or plan.config.heads
     if keys % plan.tensors:
@@ -110,9 +128,10 @@ def differentiate(
     """Loss and gradients by autodiff. The returned loss is a partial sum on each device, like the gradients."""
 
     def objective(weights: Weights) -> tuple[Array, LossTerms]:
-        losses_N, _ = forward(build(weights), tokens_BS)
+        losses_N, extras = forward(build(weights), tokens_BS)
         losses_N = losses_N / divisor
-        return losses_N.sum(), {"loss": partial_sum(losses_N)}
+        extras = {name: scaled(total, 1 / divisor) for name, total in extras.items()}
+        return sum(map(sum_partial, extras.values()), losses_N.sum()), {"loss": partial_sum(losses_N), **extras}
 
     (_, terms), grads = jax.value_and_grad(objective, has_aux=True)(weights)
     return terms, grads
@@ -143,7 +162,7 @@ def gather(plan: Plan, weight: Array, spec: WeightSpec, dtype: str) -> Array:
     return function(weight)
 
 
-def hooks(plan: Plan) -> Hooks:
+def hooks(plan: Plan, mesh: Any) -> Hooks:
     """Collectives of layers, and shardings where operations leave them open."""
     batch = plan.over(plan.placement.batch) or None
 
@@ -169,6 +188,7 @@ def hooks(plan: Plan) -> Hooks:
         needs_loop=plan.needs_loop,
         compiler_shards=(plan.size(*plan.placement.batch), plan.tensors),
         **(tensor_hooks(plan, batch) if plan.tensors > 1 else {"look_up": look_up}),
+        **(mixture_hooks(compose(plan, mesh).hooks, batch or ()) if plan.config.experts else {}),
     )
 
 
@@ -235,8 +255,9 @@ def positions(plan: Plan) -> Iterator[Traffic]:
 def implement(plan: Plan, mesh: Any) -> Implementation:
     """The functions of all axes."""
     return Implementation(
-        hooks=hooks(plan),
+        hooks=hooks(plan, mesh),
         differentiate=differentiate,
+        forward=forward_of_devices,
         prepare=partial(mark_reduced, plan=plan),
         reduce=partial(sum_partial_gradients, plan=plan),
         mode="explicit",
@@ -244,7 +265,7 @@ def implement(plan: Plan, mesh: Any) -> Implementation:
 
 
 AXES = (
-    Axis("data", batch=True, options=("reduce_dtype",), require=require),
+    Axis("data", batch=True, needs_loop=True, options=("reduce_dtype",), require=require),
     Axis(
         "fsdp",
         batch=True,
@@ -254,6 +275,16 @@ AXES = (
         resolve=resolve,
         require=require,
         traffic=(fsdp.gathers,),
+    ),
+    Axis(
+        "expert",
+        batch=True,
+        dims=expert.AXIS.dims,
+        options=("reduce_dtype", "dispatch"),
+        resolve=lambda plan: {"dispatch": expert.resolve(plan)["dispatch"]},
+        require=require,
+        implement=expert.implement,
+        traffic=(expert.exchanges,),
     ),
     Axis(
         "tensor",
@@ -266,10 +297,12 @@ AXES = (
     ),
 )
 TWINS = {
-    **{(name,): name for name in ("data", "fsdp", "tensor")},
+    **{(name,): name for name in ("data", "fsdp", "tensor", "expert")},
     ("fsdp", "tensor"): "three_d",
     ("data", "tensor"): "three_d",
     ("data", "fsdp"): "hsdp",
+    ("data", "expert"): "expert",
+    ("fsdp", "expert"): "three_d",
 }
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
 EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, by_default=False)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import strategies
-from docs.reference import api, commands
+from docs.reference import api, commands, modes
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"
@@ -32,6 +32,15 @@ def test_the_reference_has_every_public_name():
 def test_the_reference_is_what_its_script_makes(script):
     """From docstrings and from the table of commands. To regenerate it: `python docs/reference/NAME.py`."""
     assert script.PAGE.read_text() == script.page()
+
+
+def test_the_page_of_modes_is_what_its_script_makes_of_its_table():
+    """`python -m docs.reference.modes`. On CPUs and GPUs all steps but those of `auto` send what formulas say."""
+    committed, rows = modes.PAGE.read_text(), modes.read()
+    assert modes.page(committed) == committed
+    assert {row["status"] for row in rows} == {"ok"}
+    as_stated = [row for row in rows if not row["topology"].startswith("v5e") and row["strategy"] != "auto"]
+    assert {row["changed"] for row in as_stated} == {""}
 
 
 def test_every_experiment_has_one_line_of_result():

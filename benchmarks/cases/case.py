@@ -106,11 +106,12 @@ class Case:
     def twin(self) -> "Case | None":
         """The same work on the same mesh by a hand-written strategy; None unless the step is written on whole arrays.
 
-        Where devices split experts it has `dispatch="all_to_all"`, as `auto` exchanges tokens.
+        Where devices split experts the twin of `auto` has `dispatch="all_to_all"`, as the compiler exchanges tokens.
         """
         name = STRATEGIES[self.strategy].twins.get(tuple(self.mesh.sizes))
         twin = self._with_strategy(name) if name else None
-        exchanges = self.config.experts and "expert" in self.mesh.sizes
+        own = "dispatch" in options_of(self.strategy)
+        exchanges = self.config.experts and "expert" in self.mesh.sizes and not own
         return replace(twin, options=(*twin.options, ALL_TO_ALL)) if twin and exchanges else twin
 
     @property

@@ -39,6 +39,7 @@ class Axis:
             before use. It splits the batch, too.
         may_split_dim_twice: whether `shards` may split a dim that `dims` already splits, if the weight has no other
             dim. Otherwise `shards` does not split such a weight.
+        needs_loop: whether layers must be a loop in the program (`Plan.needs_loop`).
         updates: whether it splits gradients, optimizer state and updates, while weights stay whole (ZeRO-1 and 2). It
             splits the batch, too.
         reduce_scatter_per_microbatch: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
@@ -65,6 +66,7 @@ class Axis:
     dims: tuple[str, ...] = ()
     shards: bool = False
     may_split_dim_twice: bool = True
+    needs_loop: bool = False
     updates: bool = False
     reduce_scatter_per_microbatch: bool = False
     options: tuple[str, ...] = ()

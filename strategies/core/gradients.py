@@ -25,7 +25,7 @@ from strategies.core.shards import gather, scatter
 from strategies.model.attention.qkv import copied
 from strategies.model.gpt import map_weights, spec_tree
 from strategies.model.layers import after
-from strategies.model.weights import Weights, WeightSpec, is_partial, partial_sum, sum_partial, zeros_like
+from strategies.model.weights import Weights, WeightSpec, is_partial, partial_sum, scaled, sum_partial, zeros_like
 from strategies.step import LossTerms, Tokens
 
 Arrays = TypeVar("Arrays", Weights, list[Array])
@@ -192,7 +192,7 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
     for axes, parts in squares.items():
         local: Any = reduce(jnp.add, parts)
         if sums and "lead" in grads:
-            local = after(sums[-1], local)
+            local = scaled(local, 1 + 0 * sums[-1]) if is_partial(local) else after(sums[-1], local)
         # A partial sum has a type that says so only with explicit axes.
         sums.append(sum_partial(local) if is_partial(local) or not axes else lax.psum(local, axes))
     total: Any = sum(sums)

@@ -194,7 +194,11 @@ class Plan(Sizes):
         They need no loop where a loop copies what it stacks, if layers send nothing but their counts of choices
         (model/layers.py).
         """
-        within = any(axis.dims for axis in self.active) or self.size(*self.placement.tokens) > 1 or self.shards > 1
+        within = (
+            any(axis.dims or axis.needs_loop for axis in self.active)
+            or self.size(*self.placement.tokens) > 1
+            or self.shards > 1
+        )
         return within or self.train.reduce == "layer" or not self.backend.copies_into_stacks
 
     @property

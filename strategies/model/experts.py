@@ -81,10 +81,15 @@ class Experts(Part):
         return weights
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
-        """Add the experts' outputs to x.
+        """Add the experts' outputs to x. The hook `sum` completes sums over devices that split hidden features."""
+        y_BTD, sums = info.hooks.mixture(self, normed_BTD, info)
+        return add_branch(x_BTD, info.hooks.sum(y_BTD)), sums
+
+    def mixed(self, normed_BTD: Array, info: LayerInfo) -> tuple[Array, Sums]:
+        """The experts' outputs, as partial sums over hidden features, and sums over this device's tokens.
 
         The hook `exchange` exchanges tokens with devices that hold other experts, or `dispatch` and `combine` rows of
-        buffers; `sum` completes sums over devices that split hidden features, `batch_sum` sums over the batch.
+        buffers.
         """
         config, hooks = self.config, info.hooks
         experts, (_, tokens, embed) = config.dim_sizes["experts"], normed_BTD.shape
@@ -105,15 +110,19 @@ class Experts(Part):
             sums_ND = of_buffers(routed, len(routed.x_ND) // group, capacity, hooks)
         y_ND = give_back(sums_ND)
         y_ND = y_ND + self._shared(x_ND) if config.shared_mlp else y_ND
-        return add_branch(x_BTD, hooks.sum(y_ND.reshape(normed_BTD.shape))), sums
+        return y_ND.reshape(normed_BTD.shape), sums
 
     def extras_of(self, sums: Sums, hooks: Hooks) -> Extras:
+        """The terms that `losses` adds to the loss."""
+        return hooks.mixture_losses(self, sums, hooks)
+
+    def losses(self, sums: Sums, hooks: Hooks) -> Extras:
         """The load-balancing loss and the z-loss, as sums over this device's tokens.
 
         The load-balancing loss is E sum_e f_e P_e, with f_e the share of all choices that choose expert e, and P_e its
         mean probability (Fedus et al. 2021, "Switch Transformer", equations 4 to 6), over the whole batch or
-        microbatch. Its gradient flows through P_e alone, so with f_e summed over devices it is a sum over tokens. The
-        z-loss is the mean of (log Z)^2 (Zoph et al. 2022, "ST-MoE", equation 5).
+        microbatch. Its gradient flows through P_e alone, so with f_e summed over devices (the hook `batch_sum`) it is a
+        sum over tokens. The z-loss is the mean of (log Z)^2 (Zoph et al. 2022, "ST-MoE", equation 5).
         """
         config, count_E = self.config, sums["count_E"]
         load = 0 if self.router_bias_E is None else load_term(self.router_bias_E[...], count_E)

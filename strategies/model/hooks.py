@@ -49,6 +49,8 @@ class Hooks:
         exchange: this device's tokens and choices (router.py) -> tokens of all devices that split the experts, with
             their choices of this device's experts; and the function back: sums of outputs [M,D] for these tokens ->
             sums [N,D] over all experts for its own tokens.
+        mixture: (a mixture of experts, features [B,T,D] of all tokens, `LayerInfo`) -> `Experts.mixed` of them.
+        mixture_losses: (a mixture of experts, its sums, these hooks) -> `Experts.losses` of them.
         grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
         needs_loop: whether layers stay a loop even if one iteration runs all of them (layers.py).
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
@@ -77,6 +79,8 @@ class Hooks:
     dispatch: Callable[[Array, Array], tuple[Array, Array]] = lambda x, weights: (x, weights)
     combine: Callable[[Array], Array] = lambda x: x
     exchange: Callable[[Routed], Exchanged] = lambda routed: (routed, lambda x: x)
+    mixture: Callable[[Any, Array, Any], Any] = lambda experts, x_BTD, info: experts.mixed(x_BTD, info)
+    mixture_losses: Callable[[Any, Any, Any], Any] = lambda experts, sums, hooks: experts.losses(sums, hooks)
     grouped_matmuls: GroupedMatmuls | None = None
     needs_loop: bool = True
     batch_sum: Callable[[Array], Array] = lambda x: x

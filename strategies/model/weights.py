@@ -155,6 +155,11 @@ def sum_partial(tree: Any) -> Any:
     return jax.tree.map(lambda x: resharded(x) if is_partial(x) else x, tree)
 
 
+def scaled(x: Array, factor: Any) -> Array:
+    """A partial sum times a number."""
+    return x * jax.reshard(jnp.asarray(factor, x.dtype), P(reduced=spec_of(x).unreduced))
+
+
 def partial_sum(x: Array) -> Float[Array, ""]:
     """The sum of all elements: a partial sum on each device over the mesh axes that split x."""
     axes = frozenset(chain(*split_of(x)))

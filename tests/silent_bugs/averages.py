@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from strategies.backends.device_mesh import mark_missing
 from strategies.core.plan import Plan
@@ -86,6 +87,15 @@ def table_twice(total: Any, grads: Any, index: Any) -> Any:
 def unwritten(dw: Any) -> Any:
     """What the second device sends of a bucket before its gradients are written: the zeros from before."""
     return dw * (lax.axis_index("data") == 0)
+
+
+def looked_up_by_the_compiler(plan: Plan, sound: Implementation) -> Implementation:
+    """Look up tokens in a split table whose gradient is a partial sum on each device, and split the result by token."""
+
+    def look_up(table_VD: Any, row_BT: Any) -> Any:
+        return table_VD.at[row_BT].get(out_sharding=P("data", "tensor"))
+
+    return replace(sound, hooks=replace(sound.hooks, look_up=look_up, embed_sum=lambda x_BTD: x_BTD))
 
 
 BUGS = [
@@ -203,5 +213,15 @@ BUGS = [
         "fsdp",
         "fsdp=2",
         changed_gradients(r".*", lambda dw: dw * (1 + lax.axis_index("fsdp"))),
+    ),
+    Bug(
+        "slice-before-all-reduce",
+        "https://github.com/openxla/xla/issues/42481",
+        "The compiler took each device's slice of a table's gradient before the all-reduce, not after it.",
+        "gradient of the token table: rows of all shards that have the same place are added up",
+        "token_VD",
+        "explicit",
+        "data=2,tensor=2",
+        looked_up_by_the_compiler,
     ),
 ]

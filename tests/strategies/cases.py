@@ -19,6 +19,7 @@ from tests.strategies.models import (
     MOE_ROUTERS,
     NARROW,
     ODD,
+    SHORT_LEAD,
     UNTIED,
     WINDOWED,
 )
@@ -55,10 +56,13 @@ DAILY = [
     Case("pipeline", "pipeline=2", GATED, ZB_H1),
     # Mixtures of experts, with losses of the router, biases, forced routing, leading dense layers; and gpt-oss.
     Case("three_d", "expert=2,tensor=2", BIASED, {"halves": "on", **SPLIT}),
+    Case("explicit", "data=2,expert=2", BIASED, {"microbatches": 2}),
     Case("pipeline", "pipeline=2", FORCED, ZB_H1),
     Case("single", "data=1", MOE_ROUTERS[2], {"remat": "full"}),
     Case("expert", "data=2,expert=2", CROWDED_SHALLOW, {"dispatch": "all_to_all", "halves": "on"}),
     Case("expert", "expert=2", CROWDED_SHALLOW, {"dispatch": "all_gather", "remat": "full"}),
+    Case("explicit", "data=2,expert=2", CROWDED_SHALLOW, {"dispatch": "all_to_all", "remat": "full"}),
+    Case("explicit", "fsdp=2,expert=4", SHORT_LEAD, {"remat": "none"}),
     Case("three_d", "pipeline=2,expert=2,tensor=2", COPIED_LEAD, {"microbatches": 2, **SPLIT}),
     Case("three_d", "data=2,tensor=2", COPIED_LEAD, {"reduce": "layer"}),
     Case("three_d", "expert=2,tensor=2", GPT_OSS, SPLIT),

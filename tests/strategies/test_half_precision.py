@@ -56,6 +56,7 @@ def test_bfloat16_equals_one_device_and_float32(name, options):
             *((name, WIDEST[name], ZIPF, {}) for name in ("zero1", "hsdp", "tensor")),
             ("context", "context=2", ZIPF, {}),
             *((name, WIDEST[name], BALANCED, {}) for name in ("data", "zero2", "fsdp", "auto")),
+            ("explicit", "data=2,expert=4", ZIPF, {"microbatches": 2}),
             ("pipeline", "pipeline=2", BALANCED, {"microbatches": 4}),
             ("three_d", "fsdp=2,expert=2,tensor=2", ZIPF, {"microbatches": 2}),
         ),

@@ -9,7 +9,7 @@ import pytest
 from strategies import PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
 from tests.strategies.equality import CONFIG
-from tests.strategies.models import DROPPING, MOE_ROUTERS, SMALL, SMALL_LLAMA
+from tests.strategies.models import DROPPING, GPT_OSS, MOE_ROUTERS, SMALL, SMALL_LLAMA
 from tests.strategies.refusals import assert_refused
 
 # Model, batch size, and rows of: strategy and mesh | what is changed of model and options | a pattern of the message.
@@ -39,6 +39,10 @@ TABLE = (
         auto fsdp=8 | embed=12 heads=4 | fsdp=8 does not divide embed=12; fsdp can be 1, 2 or 4$
         auto fsdp=2,tensor=4 | heads=2 | tensor=4 does not divide heads=2; tensor can be 1 or 2
         auto fsdp=4,tensor=2 | batch_size=6 | fsdp=4 x microbatches=1 does not divide batch_size=6
+        explicit fsdp=4,tensor=2 | batch_size=6 | fsdp=4 x microbatches=1 does not divide batch_size=6
+        explicit fsdp=2 | prefetch=on | prefetch=on changes nothing with the axes data, fsdp, expert, tensor; omit it
+        explicit data=2 | unroll=2 | explicit has no rule for unroll=2 of 8 layers; use unroll=1 or unroll=8$
+        explicit data=2,tensor=2 | compression=int8 | compression=int8 changes nothing with the axes .*; omit it
         """,
     ),
     (
@@ -84,6 +88,10 @@ TABLE = (
         pipeline pipeline=4 | layers=4 dense_layers=2 | 2 blocks are too few for 4 parts of a pipeline
         expert expert=2 | experts=258 dtype=bfloat16 dispatch=all_gather | dispatch=all_gather .*256, not experts=258
         expert expert=2 | experts=514 capacity_factor=None dtype=bfloat16 dispatch=all_to_all | dispatch.*=1 fits
+        explicit expert=16 |  | expert=16 does not divide experts=8; expert can be 1, 2, 4 or 8
+        explicit fsdp=2,tensor=2 |  | explicit does not split experts=8 over tensor; use auto or three_d
+        explicit expert=2 | experts=258 dtype=bfloat16 dispatch=all_gather | dispatch=all_gather .*256, not experts=258
+        explicit expert=2 | halves=on | halves=on changes nothing with the axes data, fsdp, expert, tensor; omit it
         """,
     ),
     (
@@ -125,7 +133,16 @@ TABLE = (
         """
         tensor tensor=6 | embed=48 heads=12 mlp=96 | tensor=6 neither divides .*of it; tensor can be 1, 2
         tensor tensor=8 | embed=48 heads=12 mlp=96 | tensor=8 does not divide heads=12; tensor can be 1, 2 or 4
+        explicit tensor=8 |  | explicit does not replicate key_heads=4 over tensor=8; tensor can be 1, 2 or 4$
+        explicit fsdp=2,tensor=2 | block=olmoe | no rule for norms over all heads of block=olmoe; use auto or tensor
         single data=1 | block=lama | block='lama' does not exist; use one of gpt2, llama, qwen2, qwen3, olmoe, gpt_oss
+        """,
+    ),
+    (
+        GPT_OSS,
+        4,
+        """
+        explicit data=2 |  | explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp
         """,
     ),
     (

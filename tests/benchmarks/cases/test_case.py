@@ -207,7 +207,7 @@ def test_a_run_has_the_twin_of_each_case(dispatch: tuple[str, ...], further: int
     """
     meshes = tuple(map(MeshSpec.parse, ("fsdp=8", "expert=8", "fsdp=2,expert=4", "data=4,expert=2", "fsdp=4,expert=2")))
     options = (("dispatch", dispatch), ("unroll", (2,))) if dispatch else (("unroll", (2,)),)
-    names = tuple(name for name in STRATEGIES if name != "explicit")  # which has no experts
+    names = tuple(name for name in STRATEGIES if name != "explicit")  # whose cases have the same twins
     chosen = dataclasses.replace(EVERYTHING, batch_sizes=(16,), strategies=names, meshes=meshes)
     mixture = dataclasses.replace(chosen, options=options, preset="nano-moe", config=PRESETS["nano-moe"])
     cases = mixture.cases()

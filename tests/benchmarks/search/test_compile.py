@@ -198,13 +198,14 @@ def test_a_pod_slice_is_compiled_for() -> None:
 
 
 @pytest.mark.cuda
-def test_a_host_of_gpus_is_compiled_for() -> None:
+@pytest.mark.parametrize("strategy", ["fsdp", "explicit"])
+def test_a_host_of_gpus_is_compiled_for(strategy: str) -> None:
     """XLA's GPU compiler compiles for described GPUs, and the program sends what the formulas predict.
 
     The compilation runs in a process of its own, as the command's does: without a GPU, JAX finds the GPU plugin only if
     no backend but the CPU's is requested before it starts.
     """
-    tiny = dataclasses.replace(case("h100:1x4"), dtype="bfloat16")
+    tiny = dataclasses.replace(case("h100:1x4", strategy), dtype="bfloat16")
     (outcome,) = run_in_processes([tiny], partial(compile_and_replay, machine=machine("meshmark_gpus", "h100")), 1, 300)
     assert outcome.reason == ""
     info: dict[str, Any] = outcome.result

@@ -25,6 +25,7 @@ from tests.strategies.sampling import nightly
     ("name", "mesh", "options"),
     [
         ("expert", "data=2,expert=2", {}),
+        ("explicit", "data=2,expert=2", {"microbatches": 2}),
         *nightly(
             ("pipeline", "pipeline=2", {"microbatches": 4}),
             ("three_d", "data=2,pipeline=2,expert=2", {"microbatches": 4}),
