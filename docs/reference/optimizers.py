@@ -59,9 +59,9 @@ out only from 5 N times.
 
 ## By formula
 
-{tokens:,} tokens a device and step, in bfloat16. MiB and TFLOPs are what the optimizer adds on a device, in a step; tests
-hold compiled programs to these formulas exactly. The step is predicted, and compared with AdamW's. `by head`: tensor has
-more devices than there are KV heads, so the matrices are those of heads.
+{tokens:,} tokens a device and step, in bfloat16. MiB and TFLOPs are what the optimizer adds on a device, in a step;
+tests hold compiled programs to these formulas exactly. The step is predicted, and compared with AdamW's. `by head`:
+tensor has more devices than there are KV heads, so the matrices are those of heads.
 
 {formula}
 
@@ -75,8 +75,8 @@ MiB that a device sends for M float32 matrices of 1024 x 1024, which N devices s
 ## What others measured
 
 torchtitan's pull request 3719 compares, on 8 GPUs, owners of whole weights, two gathers, and FSDP2 with Muon and with
-AdamW. Its figures are in pictures, and are not repeated here. Owners of whole weights send nothing for the optimizer, as
-zero1 and zero2 here; under FSDP they turn the gathers of layers into broadcasts, which meshmark does not have.
+AdamW. Its figures are not repeated here. Owners of whole weights send nothing for the optimizer, as zero1 and zero2
+here; under FSDP they turn the gathers of layers into broadcasts, which meshmark does not have.
 """
 
 

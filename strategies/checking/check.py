@@ -36,8 +36,8 @@ def check(
 ) -> Agreement:
     """Check that a strategy's step computes what one device computes, weight by weight, up to rounding.
 
-    If it computes, sums gradients or keeps momentum in 16 bits, its float32 step is checked first, because rounding hides less there.
-    Gradients are clipped at a norm that they exceed, unless `clip_norm` is infinite.
+    If it computes, sums gradients or keeps momentum in 16 bits, its float32 step is checked first, because rounding
+    hides less there. Gradients are clipped at a norm that they exceed, unless `clip_norm` is infinite.
 
     Args:
         strategy: a `Strategy`, built in or your own; not its name.
