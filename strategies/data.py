@@ -119,9 +119,8 @@ def _require_alone(plan: Plan) -> None:
     for name, (value, default) in own.items():
         if others and value != default:
             problem = f"{name}={value} sums only over the axis data, and mesh {plan.mesh} has {' and '.join(others)}"
-            idle = [
-                each for each, (needed, _) in NEEDS.items() if needed == name and vars(train)[each] != DEFAULTS[each]
-            ]
+            given = (each for each, (needed, _) in NEEDS.items() if needed == name)
+            idle = [each for each in given if vars(train)[each] != DEFAULTS[each]]
             raise Infeasible(f"{problem}; omit {' and '.join([name, *idle]) if idle else 'it'}")
 
 

@@ -36,10 +36,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies import expert, fsdp, tensor
+from strategies import auto, expert, fsdp, tensor
 from strategies.core.axis import Axis
 from strategies.core.explicit_experts import forward_of_devices, mixture_hooks
 from strategies.core.gradients import partial_axes
+from strategies.core.matrices import resolve_gather
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible, WrongSize, divisors
@@ -62,18 +63,13 @@ from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
 from strategies.strategy import Strategy, compose, vocabulary_traffic
 
 
-def resolve(plan: Plan) -> Mapping[str, Any]:
-    """Muon's matrices are gathered: a reshard to whole matrices says so in types."""
-    if plan.train.matrices not in ("auto", "gather"):
-        raise Infeasible(f"explicit gathers matrices, and has no rule for matrices={plan.train.matrices}; use gather")
-    return {"matrices": "gather"} if plan.train.optimizer == "muon" else {}
-
-
 def require(plan: Plan) -> None:
     """Refuse parts of a model, and partly unrolled loops, for which there is no rule here."""
     expert.require(plan)
     if plan.config.block == "gpt_oss":
         raise Infeasible("explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp")
+    if plan.train.optimizer == "muon" and plan.size("expert") > 1:
+        raise Infeasible("explicit has no rule for optimizer=muon where expert splits matrices; use expert or three_d")
     for stack in plan.stacks:
         if 1 < layers_at_once(stack.layers, plan.train.layers_in_loop) < stack.layers:
             problem = f"explicit has no rule for unroll={plan.train.unroll} of {stack.layers} layers"
@@ -272,7 +268,7 @@ AXES = (
         shards=True,
         may_split_dim_twice=False,
         options=("reduce_dtype", "matrices"),
-        resolve=resolve,
+        resolve=resolve_gather,
         require=require,
         traffic=(fsdp.gathers,),
     ),
@@ -290,19 +286,12 @@ AXES = (
         "tensor",
         dims=tensor.DIMS,
         options=("sequence_parallel", "reduce_dtype", "matrices"),
-        resolve=resolve,
+        resolve=resolve_gather,
         require=require_tensor,
         partial_gradient=has_partial_gradient,
         traffic=(tensor.layers, vocabulary_traffic, positions),
     ),
 )
-TWINS = {
-    **{(name,): name for name in ("data", "fsdp", "tensor", "expert")},
-    ("fsdp", "tensor"): "three_d",
-    ("data", "tensor"): "three_d",
-    ("data", "fsdp"): "hsdp",
-    ("data", "expert"): "expert",
-    ("fsdp", "expert"): "three_d",
-}
+TWINS = {**auto.TWINS, ("data", "tensor"): "three_d", ("data", "fsdp"): "hsdp"}
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
 EXPLICIT = Strategy("explicit", AXES, implement, twins=TWINS, by_default=False)

@@ -11,7 +11,7 @@ A strategy is a list of mesh axes. This is how it builds a step, and what a step
     update              core/train_step.py     on each device: gradients, then `apply`
     Layers              model/layers.py        the loop over layers, which calls the hooks (model/hooks.py)
     sum_remaining       core/gradients.py      sums loss and gradients that no hook has summed
-    clipped             core/optimizer.py      clipping, and the update of the weights (core/rules.py)
+    clipped             core/rules.py          clipping, and the update of the weights
 """
 
 import functools

@@ -14,7 +14,8 @@ from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.memory_traffic import copied_bytes, fills_stacks, kept_bytes, stacks_kept, table_bytes
 from benchmarks.simulate.stack import CAST_BYTES, NONE, ForwardBackward, Precision, Stack
 from strategies.core.expert_rows import rows_of
-from strategies.core.matrices import ITERATIONS, Muon, matrix_dtype
+from strategies.core.matrices import Muon, matrix_dtype
+from strategies.core.newton_schulz import ITERATIONS
 from strategies.core.plan import Plan
 from strategies.core.share import Share, attention_shares
 from strategies.core.sizes import BYTES

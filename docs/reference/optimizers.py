@@ -17,7 +17,7 @@ from benchmarks.simulate.machines import machine_for
 from benchmarks.simulate.step import predict_seconds
 from results.formats import as_markdown
 from strategies import PRESETS, Infeasible, TrainConfig
-from strategies.core.matrices import Matrices
+from strategies.core.newton_schulz import Matrices
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import MeshSpec
 

@@ -11,7 +11,8 @@ from jaxtyping import Array
 from strategies.checking.bounds import FLOOR, ROUNDOFF, Rounding
 from strategies.checking.projections import Projection, is_on_host, kept_dims, project
 from strategies.checkpoints.canonical import Leaf, leaves
-from strategies.core.matrices import COEFFICIENTS, ITERATIONS, matrix_dtype
+from strategies.core.matrices import matrix_dtype
+from strategies.core.newton_schulz import COEFFICIENTS, ITERATIONS
 from strategies.core.placement import matrix_dims
 from strategies.step import State, Step
 

@@ -1,4 +1,4 @@
-"""The optimizer on sharded gradients: clipping by the global norm, then a rule of updates (rules.py).
+"""What is around an optimizer (rules.py): the biases of routers, and the scale of the loss in float16.
 
 Router biases balance the load without a loss (Wang et al. 2024, algorithm 1). The router chooses experts by score plus
 bias (model/router.py). A bias is sharded, gathered and saved like any weight, and its gradient is summed over
@@ -15,7 +15,6 @@ That norm is summed over devices anyway, so all devices skip the same steps, and
 `optax.apply_if_finite` also skips such updates, but decides by each device's own updates.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,34 +25,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.config import LOSS_SCALES, TrainConfig
-from strategies.core.gradients import global_norm
-from strategies.core.rules import Rule
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import weight_specs
 from strategies.model.weights import Weights
 from strategies.step import Optimizer
-
-
-def clipped(
-    rule: Rule,
-    train: TrainConfig,
-    specs: Weights,
-    once: Callable[[Weights], Weights] = lambda grads: grads,
-    *,
-    whole: bool = False,
-) -> Optimizer:
-    """A rule of updates, after clipping by the global norm, for gradients that are sharded by `specs`.
-
-    `once` maps gradients to gradients whose norm counts each weight once, if devices hold copies. `whole` is whether
-    sums over whole arrays need no collective here, because the compiler inserts it.
-    """
-
-    def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
-        norm = global_norm(once(grads), jax.tree.map(lambda _: P(), specs) if whole else specs)
-        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
-        return *rule.update(jax.tree.map(lambda g: g * clip, grads), state, weights), norm
-
-    return Optimizer(lambda weights: (weights, specs), rule.init, rule.specs, update)
 
 
 def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[str, Any]]:

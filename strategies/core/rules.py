@@ -1,4 +1,4 @@
-"""Rules by which clipped gradients change weights: AdamW, Muon and SGD, with their learning rate.
+"""Optimizers on sharded gradients: clipping by the global norm, then a rule: AdamW, Muon or SGD.
 
 AdamW (Loshchilov & Hutter 2019) is optax's. SGD has PyTorch's momentum. Weight decay is decoupled in all three.
 
@@ -24,8 +24,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.config import TrainConfig
+from strategies.core.gradients import global_norm
 from strategies.core.matrices import Muon
 from strategies.model.weights import Weights, by_name, nested
+from strategies.step import Optimizer
 
 
 class Rule(NamedTuple):
@@ -57,6 +59,28 @@ class MuonState(NamedTuple):
 
     optimizer: Any
     mu: Weights
+
+
+def clipped(
+    rule: Rule,
+    train: TrainConfig,
+    specs: Weights,
+    once: Callable[[Weights], Weights] = lambda grads: grads,
+    *,
+    whole: bool = False,
+) -> Optimizer:
+    """A rule of updates, after clipping by the global norm, for gradients that are sharded by `specs`.
+
+    `once` maps gradients to gradients whose norm counts each weight once, if devices hold copies. `whole` is whether
+    sums over whole arrays need no collective here, because the compiler inserts it.
+    """
+
+    def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
+        norm = global_norm(once(grads), jax.tree.map(lambda _: P(), specs) if whole else specs)
+        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
+        return *rule.update(jax.tree.map(lambda g: g * clip, grads), state, weights), norm
+
+    return Optimizer(lambda weights: (weights, specs), rule.init, rule.specs, update)
 
 
 def rule_of(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:

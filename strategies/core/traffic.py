@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, Literal
 
 from strategies.arguments import require_instance
-from strategies.core.matrices import ITERATIONS, Muon, matrix_dtype
+from strategies.core.matrices import Muon, matrix_dtype
+from strategies.core.newton_schulz import ITERATIONS
 from strategies.core.placement import Axes, Weight
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES

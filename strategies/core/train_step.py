@@ -36,10 +36,10 @@ from strategies.core.gradients import (
 )
 from strategies.core.layer_reduction import sum_by_layer
 from strategies.core.matrices import Muon
-from strategies.core.optimizer import clipped, loss_scaled, moves_biases, without_biases
+from strategies.core.optimizer import loss_scaled, moves_biases, without_biases
 from strategies.core.placement import Placement, Split, Weight, partition
 from strategies.core.plan import Plan
-from strategies.core.rules import rule_of
+from strategies.core.rules import clipped, rule_of
 from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
@@ -100,11 +100,14 @@ class _Assembly:
     def optimizer(self) -> Optimizer:
         auto = self.implementation.mode == "auto"
         once = partial(counted_once, plan=self.plan)
-        specs, _ = without_biases(self.update_specs, self.config)
-        trained = clipped(rule_of(self.train, specs, Muon(self.plan, self.whole)), self.train, specs, once, whole=auto)
-        biased = moves_biases(trained, self.update_specs, self.config, self.train)
+        has_biases = self.config.router_bias_rate is not None
+        specs = without_biases(self.update_specs, self.config)[0] if has_biases else self.update_specs
+        rule = rule_of(self.train, specs, Muon(self.plan, self.whole))
+        optimizer = clipped(rule, self.train, specs, once, whole=auto)
+        if has_biases:
+            optimizer = moves_biases(optimizer, self.update_specs, self.config, self.train)
         what = "what `optimizer` of the implementation returned"
-        optimizer = require_instance(self.implementation.optimizer(biased), Optimizer, what, TypeError)
+        optimizer = require_instance(self.implementation.optimizer(optimizer), Optimizer, what, TypeError)
         return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
     @property

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from strategies.config import TrainConfig
 from strategies.core.compression import padded
 from strategies.core.gradients import copied_elements
-from strategies.core.matrices import Matrices, Muon, matrix_dtype, moments_of
+from strategies.core.matrices import Muon, matrix_dtype, moments_of
+from strategies.core.newton_schulz import Matrices
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES, Weight

@@ -16,7 +16,8 @@ from strategies.arguments import require_instance
 from strategies.backends.backend import Backend, backend_for
 from strategies.config import TrainConfig
 from strategies.core.axis import Axis
-from strategies.core.matrices import Matrices, Muon
+from strategies.core.matrices import Muon
+from strategies.core.newton_schulz import Matrices
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Bytes, Traffic, stated

@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from strategies.core import matrices, rules
-from strategies.core.matrices import Matrices, Muon, newton_schulz
+from strategies.core.matrices import Muon
+from strategies.core.newton_schulz import Matrices, newton_schulz
 from strategies.core.plan import Plan
 from strategies.step import Optimizer
 from tests.silent_bugs.changed_implementations import Plant, optimized_as, patched, without_replica_sum

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from strategies.core import optimizer as optimizers
+from strategies.core import rules as optimizers
 from strategies.core.plan import Plan
 from strategies.step import Optimizer
 from tests.silent_bugs.changed_implementations import Plant, by_name, optimized_as, patched, unsummed

@@ -42,6 +42,9 @@ TABLE = (
         explicit fsdp=4,tensor=2 | batch_size=6 | fsdp=4 x microbatches=1 does not divide batch_size=6
         explicit fsdp=2 | prefetch=on | prefetch=on changes nothing with the axes data, fsdp, expert, tensor; omit it
         explicit data=2 | unroll=2 | explicit has no rule for unroll=2 of 8 layers; use unroll=1 or unroll=8$
+        fsdp fsdp=8 | optimizer=muon matrices=block | matrices=block changes nothing without tensor; use deal
+        data data=8 | optimizer=muon matrices=deal | matrices=deal changes nothing with the axis data; omit it
+        explicit fsdp=8 | optimizer=muon matrices=deal | explicit gathers matrices, and .*matrices=deal; use gather
         explicit data=2,tensor=2 | compression=int8 | compression=int8 changes nothing with the axes .*; omit it
         """,
     ),
@@ -91,6 +94,7 @@ TABLE = (
         explicit expert=16 |  | expert=16 does not divide experts=8; expert can be 1, 2, 4 or 8
         explicit fsdp=2,tensor=2 |  | explicit does not split experts=8 over tensor; use auto or three_d
         explicit expert=2 | experts=258 dtype=bfloat16 dispatch=all_gather | dispatch=all_gather .*256, not experts=258
+        explicit expert=2 | optimizer=muon | no rule for optimizer=muon where expert splits matrices; use expert or
         explicit expert=2 | halves=on | halves=on changes nothing with the axes data, fsdp, expert, tensor; omit it
         """,
     ),
@@ -133,6 +137,7 @@ TABLE = (
         """
         tensor tensor=6 | embed=48 heads=12 mlp=96 | tensor=6 neither divides .*of it; tensor can be 1, 2
         tensor tensor=8 | embed=48 heads=12 mlp=96 | tensor=8 does not divide heads=12; tensor can be 1, 2 or 4
+        tensor tensor=8 | optimizer=muon | tensor=8 devices hold copies of key_heads=4; use by_head=True, or tensor=4
         explicit tensor=8 |  | explicit does not replicate key_heads=4 over tensor=8; tensor can be 1, 2 or 4$
         explicit fsdp=2,tensor=2 | block=olmoe | no rule for norms over all heads of block=olmoe; use auto or tensor
         single data=1 | block=lama | block='lama' does not exist; use one of gpt2, llama, qwen2, qwen3, olmoe, gpt_oss

@@ -71,7 +71,7 @@ def test_training_goes_on_under_another_strategy(before, after, saved):
 )
 def test_muon_goes_on_under_another_placement(name, mesh, options, tmp_path):
     """Its momentum is restored where matrices are split along other dims, and no second moments are missed."""
-    muon = {"optimizer": "muon"}
+    muon: dict[str, Any] = {"optimizer": "muon"}
     before, after = build("fsdp", "fsdp=8", **muon), build(name, mesh, **muon, **options)
     first, state = trained(before, initial(before), range(HALF))
     save(before, state, tmp_path).wait()

@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.run.corpus import batch, read_corpus
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
-from strategies.core.optimizer import clipped
-from strategies.core.rules import adamw_rule
+from strategies.core.rules import adamw_rule, clipped
 from tests.strategies.jaxprs import communicated
 from tests.strategies.quick import compiled, jit
 

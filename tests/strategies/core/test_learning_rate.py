@@ -10,8 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from strategies import TrainConfig
-from strategies.core.optimizer import clipped
-from strategies.core.rules import adamw_rule, learning_rate_at
+from strategies.core.rules import adamw_rule, clipped, learning_rate_at
 
 
 def adamw(train, specs):

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from strategies import MeshSpec, TrainConfig
 from strategies.checking import Mismatch, check_step
-from strategies.core import matrices
-from strategies.core.matrices import COEFFICIENTS, ITERATIONS, Matrices, newton_schulz
+from strategies.core import newton_schulz as iterations
+from strategies.core.newton_schulz import COEFFICIENTS, ITERATIONS, Matrices, newton_schulz
 from strategies.costs.predict import predict
 from tests.strategies.equality import BATCH, CONFIG, build
 from tests.strategies.quick import jit
@@ -89,7 +89,7 @@ def test_a_partial_gram_matrix_is_found(monkeypatch):
     """The check against one device finds Gram matrices of a device's own columns in place of their sums."""
     step = build("tensor", "tensor=2", optimizer="muon", matrices="gram")
     check_step(step)
-    monkeypatch.setattr(matrices, "newton_schulz", lambda g_MRC, summed=(): newton_schulz(g_MRC))
+    monkeypatch.setattr(iterations, "newton_schulz", lambda g_MRC, summed=(): newton_schulz(g_MRC))
     planted = build("tensor", "tensor=2", optimizer="muon", matrices="gram")
     with pytest.raises(Mismatch, match="change of blocks"):
         check_step(planted)
