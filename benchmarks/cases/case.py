@@ -164,7 +164,8 @@ class Selection:
         """All cases, ordered by model, by attention window and routing, then by batch size and then by strategy."""
         cases, mixture = self._varied(), self.mixture._varied() if self.mixture else []
         experts = [case for case in mixture if case.strategy in ("single", "expert")]
-        return [*cases, *_missing_twins(cases), *(experts if len(experts) > 1 else ())]
+        further = _of_default_runs(cases) if self.mixture and not self.options else []
+        return [*cases, *_missing_twins(cases), *further, *(experts if len(experts) > 1 else ())]
 
     def _varied(self) -> list[Case]:
         """The cases of this model."""
@@ -237,6 +238,17 @@ class Selection:
 def default_strategies() -> list[str]:
     """Names of the strategies of a run or a search that names none."""
     return [name for name, strategy in STRATEGIES.items() if strategy.by_default]
+
+
+def _of_default_runs(cases: Sequence[Case]) -> Iterator[Case]:
+    """What default runs also measure: `explicit` beside `auto` on a mesh of two axes, and Muon on the largest mesh of
+    fsdp.
+    """
+    batch_size = max(case.batch_size for case in cases)
+    of_fsdp = [case for case in cases if case.strategy == "fsdp" and case.batch_size == batch_size]
+    yield from (replace(case, strategy="explicit") for case in cases if case.strategy == "auto" and case.mesh.axes[1:])
+    if of_fsdp:
+        yield replace(max(of_fsdp, key=lambda case: case.mesh.size), options=(("optimizer", "muon"),))
 
 
 def _missing_twins(cases: Sequence[Case]) -> list[Case]:

@@ -3,7 +3,8 @@
 python docs/reference/optimizers.py RUN.json ... > docs/reference/which-optimizer-placement.md
 
 The runs are of `pytest benchmarks --option optimizer=adamw,muon --option matrices=gather,deal,gram`: measured, or
-compiled with --topology.
+compiled with --topology. `python docs/reference/optimizers.py --curves FOLDER` draws the loss curves of runs of
+`meshmark train --option optimizer=...`, whose folders FOLDER has, such as muon-fsdp.
 """
 
 import json
@@ -13,14 +14,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.devices.topology import Topology
+from benchmarks.run.publish import UNTIMED
 from benchmarks.simulate.machines import machine_for
 from benchmarks.simulate.step import predict_seconds
+from results.figures.frame import PLAIN, legend, opened, themed
+from results.figures.palette import STRATEGY_COLOURS
 from results.formats import as_markdown
 from strategies import PRESETS, Infeasible, TrainConfig
 from strategies.core.newton_schulz import Matrices
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import MeshSpec
 
+FOLDER, PICTURE = Path(__file__).parent, "muon-losses.png"
 TOKENS = 16_384
 """Of a device and step. The optimizer's part of a step is inversely proportional to it."""
 TORI = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8"}
@@ -72,6 +77,13 @@ MiB that a device sends for M float32 matrices of 1024 x 1024, which N devices s
 {crossover}
 
 {runs}
+## Loss curves
+
+![Losses of nano-llama with AdamW and Muon under three strategies: one curve for each optimizer](muon-losses.png)
+
+nano-llama on the default corpus, 300 steps under single, fsdp=8 and fsdp=2,pipeline=2,tensor=2: the strategies' curves
+lie on each other. Both optimizers have the default learning rate, which was chosen for AdamW.
+
 ## What others measured
 
 torchtitan's pull request 3719 compares, on 8 GPUs, owners of whole weights, two gathers, and FSDP2 with Muon and with
@@ -147,7 +159,8 @@ def crossover() -> Iterator[Sequence[str]]:
 def run_tables(paths: Sequence[Path]) -> Iterator[str]:
     """A table for each run: what was compiled, and what was measured."""
     for path in paths:
-        found = [each["extra_info"] for each in json.loads(path.read_text())["benchmarks"]]
+        content = json.loads(path.read_text())
+        found = [each["extra_info"] for each in (*content["benchmarks"], *content[UNTIMED])]
         found = [info for info in found if info["status"] == "ok" and info["strategy"] != "single"]
         where = found[0]["topology"] or f"{found[0]['devices']} devices of {found[0]['device_kind']}"
         measured = found[0]["kind"] != "compiled"
@@ -170,6 +183,25 @@ def run_rows(found: Sequence[dict[str, Any]], *, measured: bool) -> Iterator[Seq
         yield info["mesh"], info["options"].replace("optimizer=", "") or "adamw", *sent, seconds
 
 
+def draw(folder: Path) -> None:
+    """Draw the losses of all runs in a folder: those of one optimizer lie on each other."""
+    with themed():
+        figure, (axes,) = opened(PLAIN, size=(6.4, 3.4))
+        for path in sorted(folder.glob("*/log.jsonl")):
+            entries = [json.loads(line) for line in path.read_text().splitlines()]
+            steps = [entry for entry in entries if entry["kind"] == "step"]
+            optimizer, _, strategy = path.parent.name.partition("-")
+            look = {"linestyle": "-" if optimizer == "adamw" else "--", "color": STRATEGY_COLOURS[strategy]}
+            width = {"single": 4.0, "fsdp": 2.4, "three_d": 1.0}[strategy]
+            losses = [entry["loss"] for entry in steps]
+            axes.plot(
+                [entry["step"] for entry in steps], losses, linewidth=width, label=f"{optimizer}, {strategy}", **look
+            )
+        axes.set(xlabel="step", ylabel="loss (nats per byte)")
+        legend(figure)
+        figure.savefig(FOLDER / PICTURE, dpi=120)
+
+
 def main(paths: Sequence[str]) -> None:
     """Print the page."""
     header = "model", "mesh", "matrices", "MiB", "TFLOPs", "state GiB", "step on H100s", "on v5p"
@@ -184,4 +216,7 @@ def main(paths: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["--curves"]:
+        draw(Path(sys.argv[2]))
+    else:
+        main(sys.argv[1:])
