@@ -40,10 +40,9 @@ from strategies.strategy import Strategy
 
 def updates(plan: Plan) -> Iterator[Traffic]:
     """Reduce-scatters of gradients, once a step or once a microbatch, and gathers of updated weights."""
-    per_microbatch = plan.placement.reduce_scatter_per_microbatch
-    at_once = plan.train.reduce != "layer" and per_microbatch
+    at_once = plan.train.reduce != "layer" and plan.scatters_microbatches
     when = "after each microbatch" if at_once else plan.when_summed
-    times = plan.train.microbatches if per_microbatch else 1
+    times = plan.train.microbatches if plan.scatters_microbatches else 1
     shared = [(weight.update_shard.axes, weight) for weight in plan.weights.values() if weight.update_shard]
     for axes in dict.fromkeys(axes for axes, _ in shared):
         split = [weight for each, weight in shared if each == axes]

@@ -174,6 +174,11 @@ class Sizes:
         """Whether several pipeline stages run a schedule."""
         return self.stages > 1
 
+    @property
+    def scatters_microbatches(self) -> bool:
+        """Whether gradients are scattered after each microbatch: not on stages, which accumulate them."""
+        return self.placement.reduce_scatter_per_microbatch and not self.staged
+
     @cached_property
     def order(self) -> Order:
         """The order of passes. Without pipeline stages each microbatch ends before the next begins."""

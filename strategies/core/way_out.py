@@ -4,7 +4,7 @@ A check knows only its own problem, such as heads that the tensor axis does not 
 without an option, tells whether everything fits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import islice, product
 from typing import Any
@@ -44,7 +44,7 @@ def way_out(error: WrongSize, config: GPTConfig, mesh: MeshSpec, train: TrainCon
 
     if sizes := [size for size in islice(asked, MOST_PLANS) if solves(size)]:
         return one_of(sizes, name) + error.rest
-    smaller = next(filter(fits, islice(_smaller(mesh), MOST_PLANS)), None)
+    smaller = next(filter(fits, _smaller(mesh)), None)
     return f"mesh {smaller} fits" if smaller else f"{one_of(asked, name)}, but something else must change, too"
 
 
@@ -74,9 +74,14 @@ def _with(options: Any, sizes: dict[str, int]) -> Any:
     return replace(options, **{each.name: sizes[each.name] for each in fields(options) if each.name in sizes})
 
 
-def _smaller(mesh: MeshSpec) -> Iterator[MeshSpec]:
-    """Meshes whose axes divide the given mesh's, most devices first, without axes of size one."""
+def _smaller(mesh: MeshSpec) -> list[MeshSpec]:
+    """Meshes whose axes divide the given mesh's, most devices first, without axes of size one.
+
+    Of more than `MOST_PLANS`, the largest and the smallest ones: if any fits, a small one is likely to.
+    """
     names, sizes = zip(*mesh.axes, strict=True)
     chosen = (tuple(zip(names, parts, strict=True)) for parts in product(*map(divisors, sizes)))
     smaller = [MeshSpec(tuple(axis for axis in axes if axis[1] > 1) or axes[:1]) for axes in chosen]
-    return iter(sorted(smaller, key=lambda spec: -spec.size))
+    smaller.sort(key=lambda spec: -spec.size)
+    half = MOST_PLANS // 2
+    return smaller if len(smaller) <= MOST_PLANS else smaller[:half] + smaller[-half:]

@@ -48,7 +48,7 @@ def held_arrays(plan: Plan) -> Iterator[HeldArray]:
     sums over microbatches or devices; otherwise they have the weight's dtype.
     """
     config, mesh, train = plan.held_config, plan.mesh, plan.train
-    per_microbatch = plan.placement.reduce_scatter_per_microbatch
+    per_microbatch = plan.scatters_microbatches
     sizes = {**config.dim_sizes, "layers": plan.layer_slots, "vocab": plan.padded_vocab}
     as_held = ("weight",) if train.microbatches > 1 or per_microbatch else ("weight", "gradient")
 

@@ -213,7 +213,7 @@ def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iter
     splitting = {axis for weight in plan.weights.values() for axis in weight.axes}
     columns = tuple(axis for axis in features(placement) if axis in splitting)
     kept_parts = shards if plan.train.gather == "layer" else ()
-    summed = updates if placement.reduce_scatter_per_microbatch else kept_parts
+    summed = updates if plan.scatters_microbatches else kept_parts
     grads = sum(each.held_bytes for each in arrays if each.what == "gradient") if cost else None
     yield Held("batch", placement.batch, placement.tokens, (), held_bytes.get("batch"))
     yield Held("weights", rows, columns + shards, table + shards, held_bytes.get("parameters"))

@@ -122,7 +122,7 @@ BUGS = [
         "https://github.com/pytorch/torchtitan/pull/4332",
         "Each rank adds its share of a row-parallel bias, and autodiff divided the gradient of the bias as well.",
         "gradient of the output bias: half",
-        "gradient norm",
+        r"gradient of blocks.attention.out_bias_D in layer \d is 0.500",
         "tensor",
         "tensor=2",
         scaled_gradients(r"blocks.attention.out_bias_D", 0.5),

@@ -1,5 +1,6 @@
 """The check finds every bug of the museum, and nothing where none is planted."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from strategies.checking import Mismatch, check, check_step
 from tests.processes import ROOT
 from tests.silent_bugs import BUGS, KINDS
 from tests.silent_bugs.museum import Bug
-from tests.silent_bugs.page import page, summary
+from tests.silent_bugs.page import SEEN, page, summary
 from tests.strategies.checking.shared_runs import shared_runs
 
 DAILY = [bug for kind in KINDS for bug in kind.BUGS[:3]]
@@ -61,6 +62,12 @@ def test_the_case_is_sound_in_bfloat16(case: tuple[Any, ...]) -> None:
 def test_the_page_has_every_bug() -> None:
     """docs/reference/silent-bugs.md is what `python -m tests.silent_bugs.page` prints."""
     assert (ROOT / "docs" / "reference" / "silent-bugs.md").read_text() == page()
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_the_line_of_the_page_names_what_is_wrong(bug: Bug) -> None:
+    """The line of the check that was seen holds to the pattern that the test of the bug demands."""
+    assert re.search(bug.named, SEEN[bug.name]["line"])
 
 
 def test_the_guide_has_what_loss_curves_show() -> None:

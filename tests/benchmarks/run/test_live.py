@@ -40,9 +40,9 @@ def built(name: str, **train: Any) -> Step:
 
 
 def formula(name: str, **train: Any) -> dict[str, int]:
-    """What the formulas say that a device holds between steps; of a compiler-partitioned step, those of its twin."""
-    mesh = MESHES[name]
-    by_hand = STRATEGIES[name].twins.get(tuple(mesh.sizes), name)
+    """What the formulas say that a device holds between steps; of `auto`, which has none, those of its twin."""
+    strategy, mesh = STRATEGIES[name], MESHES[name]
+    by_hand = name if strategy.has_formulas else strategy.twins[tuple(mesh.sizes)]
     held = dict(predict(by_hand, CONFIG, mesh, TrainConfig(16, **train)).arguments)
     return held | {"optimizer": held["optimizer"] + held["errors"]}
 

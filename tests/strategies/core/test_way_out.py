@@ -100,6 +100,15 @@ def test_a_size_that_solves_one_problem_of_two_is_not_offered():
             Plan.of(STRATEGIES["three_d"].axes, config, MeshSpec.parse(mesh), train)
 
 
+def test_the_smallest_of_many_meshes_are_tried():
+    """Of 1,024 smaller meshes only one of two devices fits, and that of one device."""
+    config = GPTConfig(layers=3, embed=6, heads=1, vocab=97, sequence=16, experts=4)
+    mesh = MeshSpec.parse("data=8,fsdp=6,pipeline=8,context=6,expert=6")
+    train = TrainConfig(batch_size=3, microbatches=3, context_attention="ulysses")
+    with pytest.raises(Infeasible, match=r"expert=6 does not divide experts=4; mesh pipeline=2 fits$"):
+        Plan.of(STRATEGIES["three_d"].axes, config, mesh, train)
+
+
 def test_a_list_that_does_not_suffice_says_so():
     """If no size and no smaller mesh fits, the message says that its sizes are not all that must change."""
 
