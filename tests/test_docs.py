@@ -5,7 +5,7 @@ import re
 import pytest
 
 import strategies
-from docs.reference import api, commands, modes
+from docs.reference import api, commands, modes, optimizers
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"
@@ -32,6 +32,19 @@ def test_the_reference_has_every_public_name():
 def test_the_reference_is_what_its_script_makes(script):
     """From docstrings and from the table of commands. To regenerate it: `python docs/reference/NAME.py`."""
     assert script.PAGE.read_text() == script.page()
+
+
+def test_the_page_of_placements_has_what_its_script_computes():
+    """`docs/reference/optimizers.py`: rows by formula, where dealing out sends and computes less than gathering."""
+    page = (ROOT / "docs" / "reference" / "which-optimizer-placement.md").read_text()
+    rows = [*optimizers.rows()]
+    for row in (*rows, *optimizers.crossover()):
+        assert f"| {' | '.join(row)} |" in page
+    by_placement = {row[:3]: [float(cell.replace(",", "")) for cell in row[3:5]] for row in rows}
+    for (model, mesh, placement), (sent, flops) in by_placement.items():
+        if placement.startswith("gather"):
+            dealt = by_placement[model, mesh, placement.replace("gather", "deal")]
+            assert dealt < [sent / 3, flops]
 
 
 def test_the_page_of_modes_is_what_its_script_makes_of_its_table():

@@ -41,6 +41,8 @@ CASES = (
 PLACEMENTS = "gather", "deal", "gram", "block"
 COUNTS = 1, 2, 3, 4, 8, 12, 64
 """Numbers of equal matrices in the table of the crossover."""
+HEADER = "model", "mesh", "matrices", "MiB", "TFLOPs", "state GiB", "step on H100s", "on v5p"
+OF_DEVICES = "equal matrices", "N=2", "N=8", "N=64"
 PAGE = """# Which placement of Muon's matrices
 
 Written by `python docs/reference/optimizers.py`. Muon (`--option optimizer=muon`) orthogonalises whole matrices, and
@@ -191,7 +193,8 @@ def draw(folder: Path) -> None:
             entries = [json.loads(line) for line in path.read_text().splitlines()]
             steps = [entry for entry in entries if entry["kind"] == "step"]
             optimizer, _, strategy = path.parent.name.partition("-")
-            look = {"linestyle": "-" if optimizer == "adamw" else "--", "color": STRATEGY_COLOURS[strategy]}
+            dashes = "-" if optimizer == "adamw" else "--"
+            look: dict[str, Any] = {"linestyle": dashes, "color": STRATEGY_COLOURS[strategy]}
             width = {"single": 4.0, "fsdp": 2.4, "three_d": 1.0}[strategy]
             losses = [entry["loss"] for entry in steps]
             axes.plot(
@@ -204,12 +207,10 @@ def draw(folder: Path) -> None:
 
 def main(paths: Sequence[str]) -> None:
     """Print the page."""
-    header = "model", "mesh", "matrices", "MiB", "TFLOPs", "state GiB", "step on H100s", "on v5p"
-    of_devices = "equal matrices", "N=2", "N=8", "N=64"
     text = PAGE.format(
         tokens=TOKENS,
-        formula=as_markdown([header, *rows()], "<<<>>>>>"),
-        crossover=as_markdown([of_devices, *crossover()], "<>>>"),
+        formula=as_markdown([HEADER, *rows()], "<<<>>>>>"),
+        crossover=as_markdown([OF_DEVICES, *crossover()], "<>>>"),
         runs="\n".join(run_tables([*map(Path, paths)])),
     )
     print(text, end="")

@@ -87,4 +87,4 @@ def test_real_steps_are_timed(tmp_path, capsys, monkeypatch) -> None:
     assert all(0 < row["measured.seconds"] < 60 for row in rows)
     assert all(re.search(rf"^{row['strategy']} +{row['mesh']} ", said, re.MULTILINE) for row in rows)
     facts, table = read_search(path)
-    assert f"2 of {len(table)} candidates drawn" in figure_of(facts, table).get_label()
+    assert f"2 of {len(table)} candidates drawn" in str(figure_of(facts, table).get_label())
