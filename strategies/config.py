@@ -182,6 +182,14 @@ class TrainConfig:
         """`unroll` as a number; 1 for "auto", which a plan resolves for devices."""
         return 1 if self.unroll == "auto" else self.unroll
 
+    @property
+    def by_layer(self) -> bool:
+        """Whether ZeRO splits the update of matrices by layer (core/placement.py): if Muon takes whole matrices.
+
+        Sums in the backward loop over layers need parts of a layer.
+        """
+        return self.optimizer == "muon" and self.reduce != "layer"
+
 
 DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}
 """Default values of options."""

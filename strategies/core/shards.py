@@ -169,7 +169,7 @@ def gather_updated(parts: Weights, replaced: Weights, plan: Plan) -> Weights:
     another layout, and transposes it. There layers are gathered one by one: a layer is gathered while the previous one
     is written, so the links stay busy (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
-    if not plan.backend.gathers_outermost_only or plan.by_layer:
+    if not plan.backend.gathers_outermost_only or plan.train.by_layer:
         return map_weights(partial(_gather_update, plan), plan.config, parts)
     ends, blocks = {name: part for name, part in parts.items() if name != "blocks"}, {"blocks": parts["blocks"]}
 

@@ -65,12 +65,7 @@ class Sizes:
 
     def placed(self, dims: Sequence[str]) -> Placed:
         """How a weight with these dims is split. One layer's weight has no dim `layers`."""
-        return _placed(self.active, self.held_config, self.mesh, tuple(dims), self.by_layer)
-
-    @property
-    def by_layer(self) -> bool:
-        """Whether ZeRO splits matrices by layer (placement.py). Sums in the loop over layers need parts of a layer."""
-        return self.train.optimizer == "muon" and self.train.reduce != "layer"
+        return _placed(self.active, self.held_config, self.mesh, tuple(dims), self.train.by_layer)
 
     @cached_property
     def block(self) -> type[Block]:
@@ -243,7 +238,7 @@ class Sizes:
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
         """The table of weights by name, including padding of the vocabulary and empty layer slots."""
-        return weights_of(self.active, self.config, self.block, self.mesh, self.layer_slots, self.by_layer)
+        return weights_of(self.active, self.config, self.block, self.mesh, self.layer_slots, self.train.by_layer)
 
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is gathered and used."""
