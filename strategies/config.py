@@ -109,12 +109,13 @@ class TrainConfig:
         loss_scale: the loss scale of the first step, a power of two. Only used with float16.
         loss_scale_growth_steps: consecutive steps without overflow after which the loss scale is doubled.
         optimizer: "adamw" (Loshchilov & Hutter 2019); "muon", which orthogonalises the momentum of each matrix, with
-            AdamW for the rest (core/muon.py); or "sgd", with momentum.
-        matrices: how devices that hold parts of a matrix orthogonalise it (core/matrices.py). "auto" is "deal".
+            AdamW for the rest (core/rules.py); or "sgd", with momentum.
+        matrices: how devices that hold parts of a matrix orthogonalise it (core/newton_schulz.py). "auto" is "deal".
         by_head: whether Muon takes the queries, keys and values of each head as matrices, instead of those of a layer.
-        matrix_scale: the size of Muon's updates: as AdamW's ("rms"), or that of the first Muon ("original").
+        matrix_scale: factor of Muon's updates: 0.2 sqrt(max(rows, columns)), with which they are as large as AdamW's
+            ("rms"), or sqrt(max(1, outputs / inputs)) ("original").
         momentum: the share of the old momentum in the new, of matrices with Muon and of all weights with SGD.
-        nesterov: whether the update looks one step ahead.
+        nesterov: whether that momentum is Nesterov's.
         momentum_dtype: dtype in which that momentum is kept.
         learning_rate: the peak; constant without warmup and decay.
         warmup_steps: updates in which the learning rate rises linearly from near zero.

@@ -241,9 +241,7 @@ def default_strategies() -> list[str]:
 
 
 def _of_default_runs(cases: Sequence[Case]) -> Iterator[Case]:
-    """What default runs also measure: `explicit` beside `auto` on a mesh of two axes, and Muon on the largest mesh of
-    fsdp.
-    """
+    """Further cases of default runs: `explicit` on auto's mesh of two axes, and Muon on the largest mesh of fsdp."""
     batch_size = max(case.batch_size for case in cases)
     of_fsdp = [case for case in cases if case.strategy == "fsdp" and case.batch_size == batch_size]
     yield from (replace(case, strategy="explicit") for case in cases if case.strategy == "auto" and case.mesh.axes[1:])

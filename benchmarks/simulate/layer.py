@@ -109,8 +109,9 @@ class LayerEvents:
         return self.plan.over(self.plan.placement.shards)
 
     def is_sharded(self, term: Traffic) -> bool:
-        """Whether this is traffic of sharded weights."""
-        return bool(self.shards) and term.axes == self.shards
+        """Whether this is traffic of sharded weights in passes, and not of their update."""
+        of_update = term.array == "gradients" and term.when == "update"
+        return bool(self.shards) and term.axes == self.shards and not of_update
 
     def embedding_and_head(self) -> tuple[list[Event], list[Event]]:
         """The events of the embedding, the head and the loss, forward and backward."""

@@ -115,6 +115,8 @@ class Plan:
         others = {"seed": self.seed, "evaluation_batches": self.evaluation_batches}
         if self.case.config.balance_loss:  # experts are balanced over each microbatch
             others["microbatches"] = self.train.microbatches
+        if self.train.optimizer == "muon":
+            others["matrices"] = "block" if self.train.matrices == "block" else "whole"
         text = {"tokens": self.text.kind, "corpus_sha256": self.text.sha256}
         text |= {"tokenizer_sha256": self.text.codec.sha256} if self.text.codec.sha256 else {}
         return as_json({**dataclasses.asdict(resolved(self.case.config)), **learning, **text, **others})

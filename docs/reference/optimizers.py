@@ -46,29 +46,31 @@ OF_DEVICES = "equal matrices", "N=2", "N=8", "N=64"
 PAGE = """# Which placement of Muon's matrices
 
 Written by `python docs/reference/optimizers.py`. Muon (`--option optimizer=muon`) orthogonalises whole matrices, and
-devices hold parts of them. `--option matrices=...` says how they work on them (`strategies/core/matrices.py` has the
-collectives):
+devices hold parts of them. `--option matrices=...` says how they work on them (`strategies/core/newton_schulz.py`
+has the collectives):
 
 | `matrices` | a device sends | a device orthogonalises |
 |---|---|---|
 | `gather` | the momentum, gathered | all matrices |
-| `deal` | the momentum to one device, and the update back: 2/N of a gather's bytes | 1/N of the matrices, rounded up |
-| `gram` | Gram matrices, summed in each of five iterations | its columns of all matrices |
+| `deal` | the momentum to one device, and the update back | 1/N of the matrices, rounded up |
+| `gram` | Gram matrices, summed in each of five iterations | its part of all, and all squares of Gram matrices |
 | `block` | along fsdp as `deal`, along tensor nothing | blocks, as if they were whole: not the same optimizer |
 
-`auto`, the default, is `deal`. Along data, pipeline and expert devices have whole matrices, and send nothing. So have
-those of zero1 and zero2 with `reduce=step`, if they divide the layers: their shards of the update are layers, and Muon
-sends what AdamW sends.
+`auto`, the default, is `deal`. Along data, pipeline and expert, devices have whole matrices and send nothing. With
+zero1 and zero2 and `reduce=step` (on GPUs the default is `layer`), devices that divide the layers or the experts update
+whole matrices, and Muon sends what AdamW sends.
 
-**Use `deal`.** A gather sends less only of a single matrix of its kind. Sums of Gram matrices send less than a gather
-only if matrices have 10 times as many features along the dim that is split as along the other, and less than dealing
-out only from 5 N times.
+**Use `deal`.** It sends 2/N of a gather's bytes if N devices divide the equal matrices, and no more than a gather
+unless there are fewer than three, or N is two. Sums of Gram matrices send less than a gather only if matrices have 10
+times as many features along the dim that is split as along the other, and less than dealing out only from 5 N times.
+If the shorter dim is split, as by fsdp here, Gram matrices are those of the longer one, and take more FLOPs than a
+gather.
 
 ## By formula
 
 {tokens:,} tokens a device and step, in bfloat16. MiB and TFLOPs are what the optimizer adds on a device, in a step;
-tests hold compiled programs to these formulas exactly. The step is predicted, and compared with AdamW's. `by head`:
-tensor has more devices than there are KV heads, so the matrices are those of heads.
+tests hold programs that are compiled for CPUs to these formulas exactly. The step is predicted, and compared with
+AdamW's. `by head`: tensor has more devices than there are KV heads, and each head has its own matrices.
 
 {formula}
 
@@ -113,7 +115,7 @@ class Row(NamedTuple):
 
 
 def cost_of(preset: str, strategy: str, mesh: str, **options: Any) -> Cost:
-    """The cost of a step with so many tokens on each device."""
+    """The cost of a step with `TOKENS` on each device."""
     config, size = PRESETS[preset], MeshSpec.parse(mesh).size
     train = TrainConfig(max(1, TOKENS // config.sequence) * size, dtype="bfloat16", **options)
     return predict(strategy, config, mesh, train, "cuda")

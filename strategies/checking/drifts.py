@@ -111,8 +111,8 @@ def _of_momentum(step: Step, leaf: Leaf, norm_LU: np.ndarray, error_LU: np.ndarr
 
     SGD's change has the momentum's error, twice with Nesterov's step ahead. Muon divides the momentum G by its norm and
     applies an odd polynomial p to its singular values, which is Lipschitz continuous with the largest slope of p, at 0:
-    the first coefficient to the power of the iterations (`matrices.COEFFICIENTS`). So a relative error e of G changes
-    the update by at most 2 e times that slope; and by no more than two updates differ, whose singular values are at
+    the first of `newton_schulz.COEFFICIENTS` to the power of the iterations. So a relative error e of G changes the
+    update by at most 2 e times that slope; and by no more than two updates differ, whose singular values are at
     most about 1.2.
     """
     train, dims = step.train, leaf.dims
@@ -127,7 +127,9 @@ def _of_momentum(step: Step, leaf: Leaf, norm_LU: np.ndarray, error_LU: np.ndarr
     ratio_U = np.maximum(columns_U / rows, 1)
     scale_U = 0.2 * np.sqrt(np.maximum(rows, columns_U)) if train.matrix_scale == "rms" else np.sqrt(ratio_U)
     relative_LU = np.divide(error_LU, norm_LU, out=np.full_like(norm_LU, np.inf), where=norm_LU > 0)
-    relative_LU = relative_LU + ITERATIONS * ROUNDOFF[matrix_dtype(train)]
+    # The cast of G and each iteration round to a relative error which all iterations together multiply by the slope, as
+    # they multiply small singular values. The roundings of both runs are independent.
+    relative_LU = relative_LU + math.sqrt(2 * (ITERATIONS + 1)) / 2 * ROUNDOFF[matrix_dtype(train)]
     slope = COEFFICIENTS[0] ** ITERATIONS
     # Heads whose momentum is small have larger relative errors than all heads of a layer together.
     least = np.sqrt(matrices_U)

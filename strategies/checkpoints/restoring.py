@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -93,7 +92,7 @@ def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None
 def _require_same_optimizer(path: Path, info: CheckpointInfo, train: TrainConfig) -> None:
     """Refuse a checkpoint of another optimizer, by the moments that it keeps."""
     saved = {name for name in info.arrays if name.startswith(("mu/", "nu/"))}
-    known = (replace(TrainConfig(1), optimizer=name) for name in get_args(OptimizerName))
+    known = (dataclasses.replace(TrainConfig(1), optimizer=name) for name in get_args(OptimizerName))
     of = [each.optimizer for each in known if saved == _moments(info.config, each)]
     if of and train.optimizer not in of:
         problem = f"the checkpoint {path} is of optimizer={of[0]}, and the step has optimizer={train.optimizer}"

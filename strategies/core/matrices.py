@@ -197,4 +197,6 @@ def resolve_gather(plan: Plan) -> Mapping[str, Any]:
     """Resolve `matrices` under explicit sharding, which gathers them: a reshard to whole matrices says so in types."""
     if plan.train.matrices not in ("auto", "gather"):
         raise Infeasible(f"explicit gathers matrices, and has no rule for matrices={plan.train.matrices}; use gather")
+    if plan.train.by_head and plan.tensors > 1:
+        raise Infeasible(f"explicit has no rule for by_head=True over tensor={plan.tensors}; use tensor or three_d")
     return {"matrices": "gather"} if plan.train.optimizer == "muon" else {}

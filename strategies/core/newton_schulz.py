@@ -1,6 +1,6 @@
 """Newton-Schulz iterations on matrices of which devices hold parts.
 
-Equal matrices are orthogonalised together, with no more rows than columns where they are whole:
+Equal matrices are orthogonalised together. They have no more rows than columns, unless their Gram matrices are summed:
 
     G[M,R,C]: M matrices of R rows and C columns; a device has the parts that its shard of the update has
 
@@ -8,7 +8,8 @@ Equal matrices are orthogonalised together, with no more rows than columns where
 
     gather      G[M,R,C_axis] -all_gather(axis)-> G[M,R,C]; all orthogonalise all M, and each keeps its own part
     deal        G[M,R,C_axis] -all_to_all(axis)-> G[M_axis,R,C]; each orthogonalises M/n, rounded up;
-                O[M_axis,R,C] -all_to_all(axis)-> O[M,R,C_axis]. 2/n of the bytes of a gather, and equal to the bit
+                O[M_axis,R,C] -all_to_all(axis)-> O[M,R,C_axis]. If n divides M it sends 2/n of the bytes of a gather.
+                Both are equal to one device to the bit
     gram        G[M,R,C_axis] G^T[M,C_axis,R] -all_reduce(axis)-> GG^T[M,R,R], in each of the five iterations; an axis
                 that splits the rows gathers first
     block       an axis that splits features (tensor) orthogonalises its parts of matrices as if they were whole: not
@@ -93,7 +94,7 @@ class Matrices:
 
     @property
     def dealt(self) -> int:
-        """Matrices, with those of zeros that make all devices have the same number."""
+        """The count, padded with matrices of zeros to a multiple of the devices."""
         return -(-self.count // self.dealers) * self.dealers
 
     @property

@@ -1,4 +1,4 @@
-"""What is around an optimizer (rules.py): the biases of routers, and the scale of the loss in float16.
+"""Router biases and loss scaling, which wrap the optimizer (rules.py).
 
 Router biases balance the load without a loss (Wang et al. 2024, algorithm 1). The router chooses experts by score plus
 bias (model/router.py). A bias is sharded, gathered and saved like any weight, and its gradient is summed over
@@ -33,8 +33,6 @@ from strategies.step import Optimizer
 
 def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[str, Any]]:
     """All weights -> the tree of weights that the optimizer trains, and the other weights by name."""
-    if config.router_bias_rate is None:
-        return weights, {}
     flat, specs = flatten_dict(weights, sep="."), weight_specs(config)
     trained = {name: array for name, array in flat.items() if specs[name].trained}
     return unflatten_dict(trained, sep="."), {name: flat[name] for name in flat if name not in trained}

@@ -263,7 +263,7 @@ def _require_muon(plan: Plan) -> None:
         return
     if plan.key_copies > 1 and not plan.train.by_head:
         keys = plan.config.key_heads
-        problem = f"optimizer=muon takes all keys as one matrix, and tensor={plan.tensors} devices hold copies of"
-        raise Infeasible(f"{problem} key_heads={keys}; use by_head=True, or tensor={keys}")
+        problem = f"tensor={plan.tensors} replicates key_heads={keys}, and optimizer=muon takes all keys as one matrix"
+        raise Infeasible(f"{problem}; use by_head=True, or tensor={keys}")
     if plan.train.matrices == "block" and plan.tensors == 1:
         raise Infeasible("matrices=block changes nothing without tensor; use deal")

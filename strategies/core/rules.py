@@ -143,8 +143,7 @@ def muon_rule(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:
         count = optax.tree.get(state.optimizer, "count")
         changes = _changes(train, count, muon.orthogonalised(directions), matrices)
         other_changes, optimizer = others.update(other_grads, state.optimizer, rest)
-        together = {**by_name(other_changes), **changes}
-        return nested(together), MuonState(optimizer, nested(mu))
+        return nested({**by_name(other_changes), **changes}), MuonState(optimizer, nested(mu))
 
     return Rule(init, lambda state: MuonState(others.specs(state.optimizer), nested(matrix_specs)), update)
 
@@ -164,7 +163,7 @@ def with_momentum(train: TrainConfig, grads: Weights, mu: Weights, share: float)
 
 
 def _changes(train: TrainConfig, updates: Any, directions: Weights, weights: Weights) -> Weights:
-    """What to add to weights, after so many `updates`."""
+    """Changes of weights, after a number of `updates`."""
     rate = learning_rate_at(train, updates)
     return jax.tree.map(lambda each, weight: -rate * (each + train.weight_decay * weight), directions, weights)
 

@@ -167,9 +167,11 @@ def gather_updated(parts: Weights, replaced: Weights, plan: Plan) -> Weights:
 
     Where the transport joins parts only along the outermost dim, XLA gathers a matrix of all layers into a temporary in
     another layout, and transposes it. There layers are gathered one by one: a layer is gathered while the previous one
-    is written, so the links stay busy (docs/experiments/2026-11-25-defaults-of-backends.md).
+    is written, so the links stay busy (docs/experiments/2026-11-25-defaults-of-backends.md). Not if devices update
+    layers of their own, with Muon.
     """
-    if not plan.backend.gathers_outermost_only or plan.train.by_layer:
+    by_layer = any(weight.update_shard and weight.update_shard.dim == 0 for weight in plan.weights.values())
+    if not plan.backend.gathers_outermost_only or by_layer:
         return map_weights(partial(_gather_update, plan), plan.config, parts)
     ends, blocks = {name: part for name, part in parts.items() if name != "blocks"}, {"blocks": parts["blocks"]}
 

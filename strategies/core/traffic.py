@@ -170,7 +170,7 @@ def norm(plan: Plan) -> Iterator[Traffic]:
 
 
 def orthogonalisation(plan: Plan) -> Iterator[Traffic]:
-    """Parts of matrices, and sums of Gram matrices, with Muon (matrices.py)."""
+    """Parts of matrices, and sums of Gram matrices, with Muon (newton_schulz.py)."""
     if plan.train.optimizer != "muon":
         return
     for group in Muon(plan).groups:

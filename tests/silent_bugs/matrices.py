@@ -4,6 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from strategies.core import matrices, rules
@@ -60,7 +61,8 @@ def with_gate_and_up_as_one(self: Muon, arrays: Any) -> dict[str, Any]:
 
 def by_microbatch(train: Any, grads: Any, mu: Any, share: float) -> Any:
     """The momentum after it has taken half of the gradients, and then the other half."""
-    return with_momentum(train, grads, with_momentum(train, grads, mu, share)[1], share)
+    half = jax.tree.map(lambda grad: grad / 2, grads)
+    return with_momentum(train, half, with_momentum(train, half, mu, share)[1], share)
 
 
 orthogonalised, with_momentum = Muon.orthogonalised, rules.with_momentum

@@ -73,7 +73,12 @@ DAILY = [
     Case("fsdp", "fsdp=4", CONFIG, {**MUON, "matrices": "gather", "microbatches": 2}),
     Case("three_d", "fsdp=2,tensor=4", CONFIG, {**MUON, "matrices": "gram"}),
     Case("three_d", "fsdp=2,pipeline=2,tensor=2", CONFIG, {**MUON, "microbatches": 4}),
+    Case("auto", "fsdp=2,tensor=4", CONFIG, MUON),
+    Case("explicit", "fsdp=2,tensor=2", CONFIG, MUON),
     Case("zero1", "data=4", CONFIG, MUON),
+    Case(
+        "data", "data=8", CONFIG, {**MUON, "matrix_scale": "original", "nesterov": False, "momentum_dtype": "bfloat16"}
+    ),
     Case("zero2", "data=8", NARROW, MUON),
     Case("tensor", "tensor=4", NARROW, {**MUON, "by_head": True}),
     Case("expert", "data=2,expert=2", CROWDED_SHALLOW, MUON),

@@ -45,6 +45,7 @@ TABLE = (
         fsdp fsdp=8 | optimizer=muon matrices=block | matrices=block changes nothing without tensor; use deal
         data data=8 | optimizer=muon matrices=deal | matrices=deal changes nothing with the axis data; omit it
         explicit fsdp=8 | optimizer=muon matrices=deal | explicit gathers matrices, and .*matrices=deal; use gather
+        explicit tensor=2 | optimizer=muon by_head=True | no rule for by_head=True over tensor=2; use tensor or three_d
         explicit data=2,tensor=2 | compression=int8 | compression=int8 changes nothing with the axes .*; omit it
         """,
     ),
@@ -137,7 +138,7 @@ TABLE = (
         """
         tensor tensor=6 | embed=48 heads=12 mlp=96 | tensor=6 neither divides .*of it; tensor can be 1, 2
         tensor tensor=8 | embed=48 heads=12 mlp=96 | tensor=8 does not divide heads=12; tensor can be 1, 2 or 4
-        tensor tensor=8 | optimizer=muon | tensor=8 devices hold copies of key_heads=4; use by_head=True, or tensor=4
+        tensor tensor=8 | optimizer=muon | tensor=8 replicates key_heads=4, and .*; use by_head=True, or tensor=4
         explicit tensor=8 |  | explicit does not replicate key_heads=4 over tensor=8; tensor can be 1, 2 or 4$
         explicit fsdp=2,tensor=2 | block=olmoe | no rule for norms over all heads of block=olmoe; use auto or tensor
         single data=1 | block=lama | block='lama' does not exist; use one of gpt2, llama, qwen2, qwen3, olmoe, gpt_oss

@@ -1,5 +1,7 @@
 """Muon: what it does to a matrix, and that every placement does the same."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from strategies import MeshSpec, TrainConfig
 from strategies.checking import Mismatch, check_step
 from strategies.core import newton_schulz as iterations
+from strategies.core.matrices import Muon
 from strategies.core.newton_schulz import COEFFICIENTS, ITERATIONS, Matrices, newton_schulz
 from strategies.costs.predict import predict
 from tests.strategies.equality import BATCH, CONFIG, build
@@ -70,6 +73,21 @@ def test_a_block_is_not_a_matrix():
     whole, half = np.asarray(newton_schulz(jnp.asarray(g_MRC))), COLUMNS // 2
     blocks = [np.asarray(newton_schulz(jnp.asarray(part))) for part in (g_MRC[..., :half], g_MRC[..., half:])]
     assert np.linalg.norm(np.concatenate(blocks, -1) - whole) > 0.2 * np.linalg.norm(whole)
+
+
+def test_blocks_are_devices_own_matrices():
+    """Along tensor nothing is sent, each device's part is a matrix, and the step is inexact by design."""
+    step = build("tensor", "tensor=2", optimizer="muon", matrices="block")
+    assert step.inexact == "matrices=block"
+    plan = predict("tensor", CONFIG, "tensor=2", step.train).plan
+    assert {group.row_axes + group.column_axes for group in Muon(plan).groups} == {()}
+    assert {size for group in Muon(plan).groups for size in group.part} == {
+        CONFIG.embed // 2,
+        CONFIG.embed,
+        CONFIG.mlp_dim // 2,
+    }
+    adamw = predict("tensor", CONFIG, "tensor=2", replace(step.train, optimizer="adamw", matrices="auto"))
+    assert predict("tensor", CONFIG, "tensor=2", step.train).sent_bytes == adamw.sent_bytes
 
 
 def test_devices_with_whole_layers_send_what_adamw_sends():
