@@ -112,7 +112,7 @@ class Plan:
         """What decides the losses, to rounding: a run is resumed only with the same recipe."""
         idle = idle_options(vars(self.train))
         learning = {name: getattr(self.train, name) for name in LEARNING if name not in idle}
-        others = {"seed": self.seed, "evaluation_batches": self.evaluation_batches}
+        others: dict[str, Any] = {"seed": self.seed, "evaluation_batches": self.evaluation_batches}
         if self.case.config.balance_loss:  # experts are balanced over each microbatch
             others["microbatches"] = self.train.microbatches
         if self.train.optimizer == "muon":
