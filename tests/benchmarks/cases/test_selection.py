@@ -29,10 +29,14 @@ def select(pytestconfig: pytest.Config) -> Select:
 
 
 def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> None:
-    """By default all strategies run on 1, 2 and 8 devices with batch 16, and then a few with batch 8."""
+    """By default all strategies run on 1, 2 and 8 devices with batch 16, and then a few with batch 8. Of those that a
+    run must name, explicit runs beside auto; fsdp runs with Muon, too.
+    """
     *cases, one, two, eight = select().cases()
     assert {(case.mesh.size, case.batch_size) for case in cases} == {(1, 8), (8, 8), (1, 16), (2, 16), (8, 16)}
-    assert {case.strategy for case in cases} == {*default_strategies()} - {"expert"}
+    assert {case.strategy for case in cases} == {*default_strategies(), "explicit"} - {"expert"}
+    assert [str(case) for case in cases if case.strategy == "explicit"] == ["explicit-fsdp=4,tensor=2-b16"]
+    assert [str(case) for case in cases if case.options] == ["fsdp-fsdp=8-b16-optimizer=muon"]
     assert cases[0].batch_size == 16
     most_axes = {str(case.mesh) for case in cases if len(case.mesh.sizes) > 1}
     assert most_axes == {"data=4,fsdp=2", "data=2,pipeline=2,tensor=2", "fsdp=4,tensor=2"}

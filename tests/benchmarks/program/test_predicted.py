@@ -103,6 +103,7 @@ def test_committed_baselines_are_what_formulas_say(path):
 
 def case_of(case: Any) -> Case:
     """The case of a row in a baseline."""
-    strategy, mesh, batch, *_ = case.name.removeprefix("test_step[").removesuffix("]").split("-")
+    strategy, mesh, batch, *others = case.name.removeprefix("test_step[").removesuffix("]").split("-")
     sizes = case.preset, PRESETS[case.preset], int(batch.removeprefix("b"))
-    return Case(strategy, MeshSpec.parse(mesh), *sizes, case.microbatches, case.dtype, case.remat)
+    options = tuple((name, value) for name, _, value in (each.partition("=") for each in others) if name != "experts")
+    return Case(strategy, MeshSpec.parse(mesh), *sizes, case.microbatches, case.dtype, case.remat, options)

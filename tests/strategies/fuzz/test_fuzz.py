@@ -72,7 +72,7 @@ def test_what_failed_once_traces(once):
     attempt(once)
 
 
-@pytest.mark.parametrize("seed", [7, 20])
+@pytest.mark.parametrize("seed", [20, 74])
 def test_a_random_composition_computes_what_one_device_computes(seed):
     """In float32, to the bounds of equality.py."""
     with draw(seed).known():
