@@ -38,7 +38,7 @@ def sent(function, *arrays, specs):
     function = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[0]))
     text = function.lower(*arrays).compile().as_text()
     for each in read_program(text, {"tensor": 8}).collectives:
-        print(each.kind, *each.arrays, f"{int(each.times * each.sent_bytes):,} bytes")
+        print(each.kind, f"{int(each.times * each.sent_bytes):,} bytes")
 
 
 def mlp(x_ND, up_DF, down_FD):
