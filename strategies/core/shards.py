@@ -170,7 +170,8 @@ def gather_updated(parts: Weights, replaced: Weights, plan: Plan) -> Weights:
     is written, so the links stay busy (docs/experiments/2026-11-25-defaults-of-backends.md). Not if devices update
     layers of their own, with Muon.
     """
-    by_layer = any(weight.update_shard and weight.update_shard.dim == 0 for weight in plan.weights.values())
+    stacked = (weight.update_shard for weight in plan.weights.values() if weight.spec.is_stacked)
+    by_layer = any(shard and shard.dim == 0 for shard in stacked)
     if not plan.backend.gathers_outermost_only or by_layer:
         return map_weights(partial(_gather_update, plan), plan.config, parts)
     ends, blocks = {name: part for name, part in parts.items() if name != "blocks"}, {"blocks": parts["blocks"]}

@@ -73,7 +73,6 @@ DAILY = [
     Case("fsdp", "fsdp=4", CONFIG, {**MUON, "matrices": "gather", "microbatches": 2}),
     Case("three_d", "fsdp=2,tensor=4", CONFIG, {**MUON, "matrices": "gram"}),
     Case("three_d", "fsdp=2,pipeline=2,tensor=2", CONFIG, {**MUON, "microbatches": 4}),
-    Case("auto", "fsdp=2,tensor=4", CONFIG, MUON),
     Case("explicit", "fsdp=2,tensor=2", CONFIG, MUON),
     Case("zero1", "data=4", CONFIG, MUON),
     Case(

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.program.compiled import read_program
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
+from tests.strategies.laws import Case, hold
 from tests.strategies.quick import compiled
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=2, embed=64, sequence=32, tied=False)
@@ -97,3 +98,8 @@ def with_all_reduces(sent):
         scattered = kind == "reduce_scatter"
         total["all_reduce" if scattered else kind, axes] += sent_bytes * (2 if scattered else 1)
     return total
+
+
+def test_muon_computes_what_one_device_computes():
+    """The compiler places matrices, and the update of each is that of one device."""
+    hold(Case("auto", "fsdp=2,tensor=4", train={"optimizer": "muon"}))

@@ -24,7 +24,7 @@ from tests.strategies.models import ODD
 from tests.strategies.nightly_formulas import FORMULAS
 from tests.strategies.sampling import nightly
 
-CASES = [case for case in (*DAILY, *FORMULAS) if STRATEGIES[case.name].has_formulas]
+CASES = [*DAILY, *FORMULAS]
 FIRST = [*{(case.name, case.mesh): case for case in reversed(CASES)}.values()]
 """The first case of each strategy and mesh, for what builds a step."""
 
