@@ -64,7 +64,7 @@ from strategies.strategy import Strategy, compose, vocabulary_traffic
 
 
 def require(plan: Plan) -> None:
-    """Refuse parts of a model, and partly unrolled loops, for which there is no rule here."""
+    """Refuse what has no rule here: some parts of models, and partly unrolled loops."""
     expert.require(plan)
     if plan.config.block == "gpt_oss":
         raise Infeasible("explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp")

@@ -124,8 +124,8 @@ def gradients_of(dims: Dims, itemsize: float) -> Iterator[Kernel]:
 
 def orthogonalisation(plan: Plan) -> Iterator[Kernel]:
     """The matmuls of Muon, in each iteration a Gram matrix, its square, and their product with the matrices."""
-    for group in Muon(plan).groups if plan.train.optimizer == "muon" else ():
-        rows, columns, count = group.rows, group.columns // group.size(group.summed), group.dealt // group.dealers
+    for group in Muon(plan).groups:
+        count, rows, columns = group.orthogonalised_shape
         for dims in ((rows, rows, columns), (rows, rows, rows), (rows, columns, rows)):
             yield matmul((*dims, ITERATIONS * count), BYTES[matrix_dtype(plan.train)])
 

@@ -83,10 +83,10 @@ def drifts(step: Step, adam: Callable[..., list[Any]], state: State, number: int
     squares = sum(float(np.square(of.norm_LU).sum()) for of in norms[: len(alone)]) / total**2
     found = _of_adam(step, adam, state, number, squares)
     error = Rounding.of(step.config, step.train, number).gradient
-    for (leaf, _), momentum, weight in zip(alone, norms, norms[len(alone) :], strict=False):
+    for name, (leaf, _), momentum, weight in zip(names, alone, norms, norms[len(alone) :], strict=False):
         error_LU = error * np.maximum(momentum.norm_LU, FLOOR * total * math.sqrt(squares))
         drift_LU = _of_momentum(step, leaf, momentum.norm_LU, error_LU)
-        found[leaf.name.rpartition("/")[2]] = drift_LU + 2.0**-23 * weight.norm_LU
+        found[name] = drift_LU + 2.0**-23 * weight.norm_LU
     return found
 
 
@@ -132,6 +132,6 @@ def _of_momentum(step: Step, leaf: Leaf, norm_LU: np.ndarray, error_LU: np.ndarr
     relative_LU = relative_LU + math.sqrt(2 * (ITERATIONS + 1)) / 2 * ROUNDOFF[matrix_dtype(train)]
     slope = COEFFICIENTS[0] ** ITERATIONS
     # Heads whose momentum is small have larger relative errors than all heads of a layer together.
-    least = np.sqrt(matrices_U)
-    apart_LU = np.minimum(2 * slope * least * relative_LU, 2.4 * np.sqrt(np.minimum(rows, columns_U)))
-    return train.learning_rate * scale_U * np.sqrt(matrices_U) * apart_LU
+    root_U = np.sqrt(matrices_U)
+    apart_LU = np.minimum(2 * slope * root_U * relative_LU, 2.4 * np.sqrt(np.minimum(rows, columns_U)))
+    return train.learning_rate * scale_U * root_U * apart_LU

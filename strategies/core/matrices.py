@@ -84,8 +84,9 @@ class Muon:
 
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
-        """The weights with matrices, by name."""
-        return {name: weight for name, weight in self.plan.weights.items() if has_matrices(weight.spec)}
+        """The weights with matrices, by name; none with another optimizer."""
+        named = self.plan.weights.items() if self.plan.train.optimizer == "muon" else ()
+        return {name: weight for name, weight in named if has_matrices(weight.spec)}
 
     @property
     def head_dim(self) -> int | None:

@@ -115,11 +115,15 @@ class Matrices:
         return sorted(dims, key=lambda shard: order.index(shard.axes[0]))
 
     @property
+    def orthogonalised_shape(self) -> tuple[int, int, int]:
+        """What a device orthogonalises: the number of matrices, their rows, and its columns of them."""
+        return self.dealt // self.dealers, self.rows, self.columns // self.size(self.summed)
+
+    @property
     def flops(self) -> int:
         """FLOPs of a device's matmuls: in each iteration a Gram matrix, its square, and their product with X."""
-        columns = self.columns // self.size(self.summed)
-        each = 4 * self.rows**2 * columns + 2 * self.rows**3
-        return ITERATIONS * self.dealt // self.dealers * each
+        count, rows, columns = self.orthogonalised_shape
+        return ITERATIONS * count * (4 * rows**2 * columns + 2 * rows**3)
 
     def orthogonalised(self, g_MRC: Float[Array, "M R C"]) -> Float[Array, "M R C"]:
         """This device's parts of matrices -> the same parts of the orthogonalised matrices."""

@@ -39,10 +39,9 @@ def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[s
 
 
 def moves_biases(optimizer: Optimizer, specs: Weights, config: GPTConfig, train: TrainConfig) -> Optimizer:
-    """Wrap an optimizer of the weights without biases (`without_biases`), if the router has biases."""
+    """Wrap an optimizer of the weights without biases (`without_biases`), for a router with biases."""
     rate = config.router_bias_rate
-    if rate is None:
-        return optimizer
+    assert rate is not None
     # Loads are multiples of 1 / (tokens x experts). After rounding to them, a zero load is zero in any order of
     # summation.
     units = train.batch_size * config.sequence * config.dim_sizes["experts"]

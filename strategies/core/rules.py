@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.config import TrainConfig
-from strategies.core.gradients import global_norm
+from strategies.core.gradients import cast, global_norm
 from strategies.core.matrices import Muon
 from strategies.model.weights import Weights, by_name, nested
 from strategies.step import Optimizer
@@ -159,17 +159,13 @@ def with_momentum(train: TrainConfig, grads: Weights, mu: Weights, share: float)
         return train.momentum * momentum.astype("float32") + share * grad
 
     new = jax.tree.map(add, mu, grads)
-    return jax.tree.map(add, new, grads) if train.nesterov else new, _cast(new, train.momentum_dtype)
+    return jax.tree.map(add, new, grads) if train.nesterov else new, cast(new, train.momentum_dtype)
 
 
 def _changes(train: TrainConfig, updates: Any, directions: Weights, weights: Weights) -> Weights:
     """Changes of weights, after a number of `updates`."""
     rate = learning_rate_at(train, updates)
     return jax.tree.map(lambda each, weight: -rate * (each + train.weight_decay * weight), directions, weights)
-
-
-def _cast(arrays: Weights, dtype: str) -> Weights:
-    return jax.tree.map(lambda x: x.astype(dtype), arrays)
 
 
 def learning_rate_at(train: TrainConfig, updates: Any) -> Any:

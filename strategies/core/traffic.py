@@ -171,8 +171,6 @@ def norm(plan: Plan) -> Iterator[Traffic]:
 
 def orthogonalisation(plan: Plan) -> Iterator[Traffic]:
     """Parts of matrices, and sums of Gram matrices, with Muon (newton_schulz.py)."""
-    if plan.train.optimizer != "muon":
-        return
     for group in Muon(plan).groups:
         rows, columns = group.part
         dtype = matrix_dtype(plan.train)

@@ -93,16 +93,14 @@ def matrix_bytes(plan: Plan) -> int:
     """Bytes of Muon's working arrays: the directions of all matrices, and while one kind of matrices is
     orthogonalised its parts, three arrays of whole matrices, and two Gram matrices.
     """
-    if plan.train.optimizer != "muon":
-        return 0
     size, groups = BYTES[matrix_dtype(plan.train)], Muon(plan).groups
 
     def working(group: Matrices) -> int:
-        columns, count = group.columns // group.size(group.summed), group.dealt // group.dealers
-        return size * count * (3 * group.rows * columns + 2 * group.rows**2)
+        count, rows, columns = group.orthogonalised_shape
+        return size * count * (3 * rows * columns + 2 * rows**2)
 
     parts = 4 * sum(group.count * math.prod(group.part) for group in groups)
-    return parts + max(map(working, groups))
+    return parts + max(map(working, groups), default=0)
 
 
 def ahead_bytes(plan: Plan) -> int:

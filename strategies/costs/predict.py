@@ -17,7 +17,6 @@ from strategies.backends.backend import Backend, backend_for
 from strategies.config import TrainConfig
 from strategies.core.axis import Axis
 from strategies.core.matrices import Muon
-from strategies.core.newton_schulz import Matrices
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Bytes, Traffic, stated
@@ -183,11 +182,7 @@ class Cost:
     @property
     def optimizer_flops(self) -> int:
         """FLOPs of the optimizer's matmuls on a device."""
-        return sum(group.flops for group in self._matrices)
-
-    @property
-    def _matrices(self) -> tuple[Matrices, ...]:
-        return Muon(self.plan).groups if self.plan.train.optimizer == "muon" else ()
+        return sum(group.flops for group in Muon(self.plan).groups)
 
     @property
     def least_flops(self) -> int:

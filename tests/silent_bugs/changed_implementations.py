@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -22,6 +21,7 @@ from jax.interpreters import mlir
 from strategies.core.gradients import all_reduce, microbatched, sum_remaining
 from strategies.core.plan import Plan
 from strategies.model.gpt import GPT
+from strategies.model.weights import by_name, nested
 from strategies.step import Implementation, Optimizer
 
 Plant = Callable[[Plan, Implementation], Implementation]
@@ -44,17 +44,12 @@ def unsummed(x: Any, axis: str) -> Any:
     return _OWN.bind(x, axis=axis)
 
 
-def by_name(tree: Any) -> dict[str, Any]:
-    """The leaves of a nested dict, each under a name such as "head.norm.scale_D"."""
-    return dict(flatten_dict(tree, sep="."))
-
-
 def chosen(pattern: str, arrays: Any, change: Callable[[Any, str], Any]) -> Any:
     """A tree of arrays with a change of those whose name matches a pattern; at least one must."""
     flat = by_name(arrays)
     names = [name for name in flat if re.fullmatch(pattern, name)]
     assert names, f"{pattern} matches none of {', '.join(flat)}"
-    return unflatten_dict({**flat, **{name: change(flat[name], name) for name in names}}, sep=".")
+    return nested({**flat, **{name: change(flat[name], name) for name in names}})
 
 
 def changed_parts(change: Callable[[Any, Any], tuple[Any, Any]]) -> Plant:

@@ -10,8 +10,9 @@ from jax import lax
 
 from strategies.core import rules as optimizers
 from strategies.core.plan import Plan
+from strategies.model.weights import by_name
 from strategies.step import Optimizer
-from tests.silent_bugs.changed_implementations import Plant, by_name, optimized_as, patched, unsummed
+from tests.silent_bugs.changed_implementations import Plant, optimized_as, patched, unsummed
 from tests.silent_bugs.museum import FORCED, Bug
 
 Norm = Callable[[Plan, Any, Any], Any]
