@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import present
 from benchmarks.cli.tables import table_width
-from strategies.pipelining.schedules import SCHEDULES, Schedule
+from strategies.pipelining.orders import SCHEDULES
+from strategies.pipelining.schedules import Schedule
 
 
 def main(option: argparse.Namespace) -> None:
     """Print a schedule: as text with its bubbles and microbatches in flight, or as JSON."""
-    chunks = option.chunks or (2 if option.name == "interleaved" else 1)
     with refusing():
-        schedule = SCHEDULES[option.name](option.stages, option.microbatches, chunks)
+        schedule = SCHEDULES[option.name](option.stages, option.microbatches, *filter(None, [option.chunks]))
     present(option, json.dumps(schedule.as_dict()), "\n".join(described(schedule)))
 
 

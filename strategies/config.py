@@ -15,7 +15,9 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 ReduceDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn", "splash"]
-PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
+PipelineSchedule = Literal[
+    "gpipe", "1f1b", "eager-1f1b", "interleaved", "zb-h1", "eager-zb", "zb-v", "dualpipe-v"
+]
 Gather = Literal["layer", "step"]
 Reduce = Literal["auto", "layer", "step"]
 Switch = Literal["auto", "on", "off"]
@@ -85,7 +87,7 @@ class TrainConfig:
         unroll: largest number of layers per scan iteration; the largest divisor of the loop's layers up to it is used.
             "auto" is all layers where GPUs need no loop (`Plan.unrolls_all_layers`), otherwise one.
         schedule: the pipeline schedule.
-        chunks: model chunks per pipeline stage with schedule "interleaved". Other schedules have one, and refuse it.
+        chunks: model chunks per pipeline stage with schedule "interleaved". Other schedules refuse it: a "-v" has two.
         sequence_parallel: whether the tensor axis also splits the residual stream by token.
         gather: whether fsdp gathers each layer's weights when it runs ("layer"), or all weights once a step ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.

@@ -53,7 +53,7 @@ def implement(plan: Plan) -> Implementation:
     return Implementation(
         differentiate=scheduled(plan),
         schedules_microbatches=True,
-        forward=forward(plan.schedule.chunks, plan.train.microbatches),
+        forward=forward(plan.schedule),
     )
 
 

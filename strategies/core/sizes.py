@@ -197,7 +197,7 @@ class Sizes:
         """The layer in each slot of the stacked blocks, by stage; -1 for none (`stages.layer_slots`)."""
         if not self.staged:
             return tuple(range(self.config.blocks))
-        return layer_slots(self.config.blocks, self.schedule.stages, self.schedule.chunks)
+        return layer_slots(self.config.blocks, self.schedule)
 
     @property
     def layer_slots(self) -> int:

@@ -182,7 +182,7 @@ class Executor:
             entered_bTD = mark_varying(self.parts.embed(self.ends, self.tokens_MbS[shared.enters]), "pipeline")
             arrived = write_slot(arrived, entered_bTD, turn.embed_dst)
         if leaves:
-            y_bTD = self._broadcast_from(self.schedule.stages - 1, carry.made)
+            y_bTD = self._broadcast_from(self.schedule.last_stage, carry.made)
             more, (dleaving, dy_bTD) = jax.value_and_grad(self._loss_of, (0, 1))(self.ends, y_bTD, shared.leaves)
             loss, dends = loss + more, jax.tree.map(jnp.add, dends, dleaving)
             arrived = write_slot(arrived, mark_varying(dy_bTD, "pipeline"), turn.loss_grad_dst)

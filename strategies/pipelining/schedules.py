@@ -1,22 +1,19 @@
 """Pipeline schedules as tables: what each stage does at each tick. Plain Python; executor.py runs them.
 
-A schedule orders each stage's operations. An operation takes one tick. It starts as soon as the previous operation of
-its stage and the operation whose result it needs have ended. A forward pass needs the forward pass of the previous
-stage, and a backward pass needs the backward pass of the next stage. With several chunks a stage holds several parts of
-the model, and a microbatch passes through all stages once per chunk.
+A schedule orders each stage's operations (orders.py). An operation takes one tick. It starts as soon as the previous
+operation of its stage and the operation whose result it needs have ended, and with `in_turn` in a tick for its kind. A
+forward pass needs the forward pass of the part of the model before its own, and a backward pass the backward pass of
+the part after. With several chunks a stage holds several parts, and a microbatch passes through all stages once per
+chunk.
 
     meshmark schedule 1f1b --stages 4 --microbatches 8
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
-
-from strategies.infeasible import Infeasible, WrongSize
 
 Kind = Literal["F", "B", "W"]
 """F: forward pass. B: backward pass, or only its input gradients if there are W. W: weight gradients."""
@@ -46,8 +43,8 @@ class PassTimes(NamedTuple):
     weights: float = 1.0
 
 
-MOST_CELLS = 300_000
-"""Largest table of a schedule, in pairs of cells (a forward and a backward pass). Making it takes a few seconds."""
+Orders = tuple[tuple[Op, ...], ...]
+"""Each stage's operations in order."""
 EQUAL = PassTimes()
 
 
@@ -59,17 +56,23 @@ class Schedule:
         chunks: number of model parts per stage.
         make_orders: makes `orders`, which is slow for many stages and microbatches.
         splits_backward: whether weight gradients are a separate operation.
+        in_turn: whether ticks are for one kind of operation each, in turn. In a program whose stages wait for each
+            other at the end of a tick, no stage then waits for an operation of another kind.
+        v_shaped: whether every second chunk is assigned to stages from the last to the first, so that the first stage
+            has both ends of the model.
     """
 
     name: str
     stages: int
     microbatches: int
     chunks: int
-    make_orders: Callable[[], tuple[tuple[Op, ...], ...]] = field(compare=False, repr=False)
+    make_orders: Callable[[], Orders] = field(compare=False, repr=False)
     splits_backward: bool = False
+    in_turn: bool = False
+    v_shaped: bool = False
 
     @cached_property
-    def orders(self) -> tuple[tuple[Op, ...], ...]:
+    def orders(self) -> Orders:
         """Each stage's operations in order."""
         return self.make_orders()
 
@@ -78,18 +81,40 @@ class Schedule:
         kind, m, chunk = op
         if kind == "W":
             return stage, Op("B", m, chunk)
-        step = 1 if kind == "B" else -1
-        part = chunk * self.stages + stage + step  # parts of the model are assigned to stages round-robin
+        part = self.part(stage, chunk) + (1 if kind == "B" else -1)
         if part == self.chunks * self.stages:
             return stage, Op("F", m, chunk)
-        return (stage, op) if part < 0 else (part % self.stages, Op(kind, m, part // self.stages))
+        if part < 0:
+            return stage, op
+        return self.stage_of(part), Op(kind, m, part // self.stages)
 
-    def starts(self, duration: Callable[[int, Op], float]) -> dict[tuple[int, Op], float]:
-        """Start time of each operation if stages wait only for results that they need. `duration` is in any unit."""
+    def part(self, stage: int, chunk: int) -> int:
+        """Which part of the model a stage's chunk is."""
+        return chunk * self.stages + (self.stages - 1 - stage if self.v_shaped and chunk % 2 else stage)
+
+    def stage_of(self, part: int) -> int:
+        """The stage that has a part of the model."""
+        chunk, place = divmod(part, self.stages)
+        return self.stages - 1 - place if self.v_shaped and chunk % 2 else place
+
+    @property
+    def last_stage(self) -> int:
+        """The stage that has the last part of the model."""
+        return self.stage_of(self.stages * self.chunks - 1)
+
+    def starts(
+        self,
+        duration: Callable[[int, Op], float],
+        begin: Callable[[Op, float], float] = lambda op, ready: ready,
+    ) -> dict[tuple[int, Op], float]:
+        """Start time of each operation if stages wait only for results that they need. `duration` is in any unit.
+
+        `begin` maps an operation and the time from which it could run to its start.
+        """
         starts: dict[tuple[int, Op], float] = {}
         free_at, ends = [0.0] * self.stages, [0.0]
         for stage, op, need in self.sequence:
-            start = starts[stage, op] = max(free_at[stage], ends[need])
+            start = starts[stage, op] = begin(op, max(free_at[stage], ends[need]))
             free_at[stage] = start + duration(stage, op)
             ends.append(free_at[stage])
         return starts
@@ -121,10 +146,16 @@ class Schedule:
     @cached_property
     def table(self) -> tuple[tuple[Op | None, ...], ...]:
         """Each stage's operation at each tick [stages][ticks]; None if idle."""
-        ticks = {key: int(start) for key, start in self.starts(lambda stage, op: 1).items()}
-        rows: list[list[Op | None]] = [[None] * (1 + max(ticks.values())) for _ in range(self.stages)]
-        for (stage, op), tick in ticks.items():
-            rows[stage][tick] = op
+        kinds = "FBW" if self.splits_backward else "FB"
+
+        def in_turn(op: Op, ready: float) -> float:
+            return ready + (kinds.index(op.kind) - ready) % len(kinds)
+
+        starts = self.starts(lambda stage, op: 1, *([in_turn] if self.in_turn else []))
+        ticks = {start: tick for tick, start in enumerate(sorted(set(starts.values())))}
+        rows: list[list[Op | None]] = [[None] * len(ticks) for _ in range(self.stages)]
+        for (stage, op), start in starts.items():
+            rows[stage][ticks[start]] = op
         return tuple(map(tuple, rows))
 
     @property
@@ -193,89 +224,3 @@ class Schedule:
         rows = [[".." if op is None else str(op) for op in row] for row in self.table]
         width = max(len(cell) for row in rows for cell in row)
         return "\n".join(" ".join(cell.ljust(width, "." if cell == ".." else " ") for cell in row) for row in rows)
-
-
-def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """GPipe: all forward passes, then all backward passes (Huang et al. 2019, "GPipe", section 2.2)."""
-    _require("gpipe", stages, microbatches, chunks)
-
-    def orders() -> tuple[tuple[Op, ...], ...]:
-        forward = [Op("F", m) for m in range(microbatches)]
-        return (tuple(forward + [Op("B", m) for m in reversed(range(microbatches))]),) * stages
-
-    return Schedule("gpipe", stages, microbatches, 1, orders)
-
-
-def one_f_one_b(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """1F1B: warm-up forward passes, then one forward and one backward (Narayanan et al. 2021, section 2.2.1)."""
-    _require("1f1b", stages, microbatches, chunks)
-    return _alternating("1f1b", stages, microbatches, 1, [stages - 1 - stage for stage in range(stages)])
-
-
-def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """Interleaved 1F1B: several chunks per stage (Narayanan et al. 2021, "PTD-P", section 2.2.2).
-
-    A stage runs a chunk for a group of microbatches, one per stage, before it runs the next chunk.
-    """
-    _require("interleaved", stages, microbatches, chunks, most_chunks=math.inf)
-    if microbatches % stages:
-        problem = f"pipeline={stages} does not divide microbatches={microbatches}, which schedule=interleaved needs"
-        raise WrongSize(problem, "microbatches", range(stages, 9 * stages, stages), ", or use schedule=1f1b")
-    warmups = [2 * (stages - 1 - stage) + (chunks - 1) * stages for stage in range(stages)]
-    return _alternating("interleaved", stages, microbatches, chunks, warmups)
-
-
-def zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """ZB-H1: 1F1B that computes weight gradients when a stage would be idle (Qi et al. 2023, section 2.2).
-
-    Stage s defers the weight gradients of s microbatches. No stage has more microbatches in flight than the first one.
-    """
-    _require("zb-h1", stages, microbatches, chunks)
-
-    def of_stage(stage: int, order: Sequence[Op]) -> tuple[Op, ...]:
-        ops: list[Op] = []
-        for op in order:
-            deferred = op.microbatch - stage
-            ops += [op, Op("W", deferred)] if op.kind == "B" and deferred >= 0 else [op]
-        return (*ops, *(Op("W", m) for m in range(max(0, microbatches - stage), microbatches)))
-
-    def orders() -> tuple[tuple[Op, ...], ...]:
-        return tuple(of_stage(*pair) for pair in enumerate(one_f_one_b(stages, microbatches).orders))
-
-    return Schedule("zb-h1", stages, microbatches, 1, orders, splits_backward=True)
-
-
-SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
-    {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zb-h1": zero_bubble}
-)
-
-
-def _alternating(name: str, stages: int, microbatches: int, chunks: int, warmups: Sequence[int]) -> Schedule:
-    """1F1B after a warm-up: `warmups` forward passes of each stage, alternating passes, remaining backward passes."""
-
-    def orders() -> tuple[tuple[Op, ...], ...]:
-        # Each chunk runs for a group of microbatches, one per stage. The backward pass starts with the last chunk.
-        turns = [divmod(turn, stages * chunks) for turn in range(microbatches * chunks)]
-        passes = [(group * stages + position % stages, position // stages) for group, position in turns]
-        forward = [Op("F", m, chunk) for m, chunk in passes]
-        backward = [Op("B", m, chunks - 1 - chunk) for m, chunk in passes]
-        found = []
-        for warmup in warmups:
-            steady = forward[warmup:]
-            pairs = [op for pair in zip(steady, backward, strict=False) for op in pair]
-            found.append((*forward[:warmup], *pairs, *backward[len(steady) :]))
-        return tuple(found)
-
-    return Schedule(name, stages, microbatches, chunks, orders)
-
-
-def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks: float = 1) -> None:
-    for what, number in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
-        if type(number) is not int or number < 1:
-            raise Infeasible(f"schedule {name} of {what}={number!r}; it must be a whole number of at least 1")
-    if chunks > most_chunks:
-        raise Infeasible(f"schedule {name} has one chunk per stage, not {chunks}; use interleaved for more")
-    if (cells := stages * (stages + chunks * microbatches)) > MOST_CELLS:
-        size = f"schedule {name} of stages={stages}, microbatches={microbatches} and chunks={chunks}"
-        problem = f"{size} makes a table of about {2 * cells:,} cells"
-        raise Infeasible(f"{problem}; use fewer, for at most {2 * MOST_CELLS:,} cells")

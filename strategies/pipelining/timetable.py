@@ -15,7 +15,8 @@ import numpy as np
 
 from strategies.config import PipelineSchedule
 from strategies.infeasible import WrongSize
-from strategies.pipelining.schedules import SCHEDULES, Kind, Op, PassTimes, Schedule
+from strategies.pipelining.orders import SCHEDULES
+from strategies.pipelining.schedules import Kind, Op, PassTimes, Schedule
 
 KINDS: tuple[Kind | None, ...] = (None, "F", "B", "W")
 """Kinds of turns by their number in the arrays; None is idle."""
@@ -106,7 +107,7 @@ class Ticks:
         kept, kept_depth = slots(
             {(stage, op): (tick_of[stage, op], tick_of[stage, op._replace(kind=last)] + 1) for stage, op in passes}
         )
-        exchanges, edges = group_exchanges(sent_edges(arrivals, schedule.ticks))
+        exchanges, edges = group_exchanges(sent_edges(arrivals, schedule.ticks), schedule.stages)
 
         shape = schedule.ticks, schedule.stages
         turns = Turn(*(np.zeros(shape, np.int32) for _ in range(6)), recv_dst=np.zeros((*shape, len(edges)), np.int32))
@@ -171,25 +172,28 @@ def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
     return np.array([ends.index(tick) if any(tick) else -1 for tick in each], np.int32), tuple(ends)
 
 
-def sent_edges(arrivals: Iterable[Arrival], ticks: int) -> list[tuple[set[Edge], set[Edge]]]:
-    """For each tick, the edges of forward sends, and the edges of backward sends."""
-    edges: list[tuple[set[Edge], set[Edge]]] = [(set(), set()) for _ in range(ticks)]
+def sent_edges(arrivals: Iterable[Arrival], ticks: int) -> list[set[Edge]]:
+    """For each tick, the edges of its sends."""
+    edges: list[set[Edge]] = [set() for _ in range(ticks)]
     for each in arrivals:
         if each.edge:
-            edges[each.after][each.target[1].kind == "B"].add(each.edge)
+            edges[each.after].add(each.edge)
     return edges
 
 
-def group_exchanges(sent: Sequence[Sequence[set[Edge]]]) -> tuple[np.ndarray, tuple[tuple[Edges, ...], ...]]:
+def group_exchanges(sent: Sequence[set[Edge]], stages: int) -> tuple[np.ndarray, tuple[tuple[Edges, ...], ...]]:
     """For each tick the indices of its exchanges [ticks, exchanges], -1 for none; and their permutes.
 
-    Forward and backward sends of a tick are one exchange, or two if a stage would receive both. Compatible permutes are
-    merged, for fewer branches; a stage may then send what no stage reads.
+    The sends of a tick are one exchange, or two if a stage would receive from both neighbours: those to the next stage,
+    and the others. Compatible permutes are merged, for fewer branches; a stage may then send what no stage reads.
 
-    >>> group_exchanges([[{(0, 1)}, set()], [{(1, 2)}, {(1, 0)}], [{(0, 1)}, {(2, 1)}]])[1]
+    >>> group_exchanges([{(0, 1)}, {(1, 2), (1, 0)}, {(0, 1), (2, 1)}], 3)[1]
     ((((0, 1), (1, 2)),), (((1, 0), (2, 1)),))
     """
-    rounds = [[on | back] if one_each(on | back) else [on, back] for on, back in sent]
+    rounds = []
+    for edges in sent:
+        onward = {(source, target) for source, target in edges if (source + 1) % stages == target}
+        rounds.append([edges] if one_each(edges) else [onward, edges - onward])
     columns = max(map(len, rounds), default=0)
     found: list[list[set[Edge]]] = [[] for _ in range(columns)]
     chosen = np.full((len(rounds), columns), -1, np.int32)
@@ -234,18 +238,20 @@ def slots(lifetimes: Lifetimes) -> tuple[dict[Key, int], int]:
 
 
 @cache
-def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
+def layer_slots(layers: int, schedule: Schedule) -> tuple[int, ...]:
     """The layer in each slot of the stacked blocks, by stage, then by chunk; -1 for an empty slot.
 
-    Consecutive parts of the model are on consecutive stages, one round per chunk. If the parts do not divide the
-    layers, the first parts have one layer more; only layers count, because all stages share the embedding and the head.
-    Every part has the number of slots of the largest part.
+    If the parts of the model do not divide the layers, the first parts have one layer more; only layers count, because
+    all stages share the embedding and the head. Every part has the number of slots of the largest part.
 
-    >>> layer_slots(4, 2, 2)
+    >>> layer_slots(4, SCHEDULES["interleaved"](2, 2))
     (0, 2, 1, 3)
-    >>> layer_slots(3, 2, 1)
+    >>> layer_slots(4, SCHEDULES["zb-v"](2, 2))
+    (0, 3, 1, 2)
+    >>> layer_slots(3, SCHEDULES["1f1b"](2, 2))
     (0, 1, 2, -1)
     """
+    stages, chunks = schedule.stages, schedule.chunks
     count = stages * chunks
     if count > layers:
         problem = f"{layers} blocks are too few for {count} parts of a pipeline"
@@ -255,14 +261,15 @@ def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     starts = list(accumulate(sizes, initial=0))
     room = max(sizes)
     parts = [[*range(starts[i], starts[i + 1]), *[-1] * (room - size)] for i, size in enumerate(sizes)]
-    return tuple(layer for stage in range(stages) for part in parts[stage::stages] for layer in part)
+    held = [schedule.part(stage, chunk) for stage in range(stages) for chunk in range(chunks)]
+    return tuple(layer for part in held for layer in parts[part])
 
 
 def stage_schedule(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Schedule:
-    """The schedule of a pipeline. `chunks` is per stage and only for "interleaved"; other schedules have one."""
-    chunks = chunks if schedule == "interleaved" else 1
-    layer_slots(layers, stages, chunks)
-    return SCHEDULES[schedule](stages, microbatches, chunks)
+    """The schedule of a pipeline. `chunks` is per stage and only for "interleaved"."""
+    made = SCHEDULES[schedule](stages, microbatches, *([chunks] if schedule == "interleaved" else []))
+    layer_slots(layers, made)
+    return made
 
 
 @dataclass(frozen=True)
