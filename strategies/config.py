@@ -15,9 +15,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 ReduceDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn", "splash"]
-PipelineSchedule = Literal[
-    "gpipe", "1f1b", "eager-1f1b", "interleaved", "zb-h1", "eager-zb", "zb-v", "dualpipe-v"
-]
+PipelineSchedule = Literal["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb-h1", "eager-zb", "zb-v", "dualpipe-v"]
 Gather = Literal["layer", "step"]
 Reduce = Literal["auto", "layer", "step"]
 Switch = Literal["auto", "on", "off"]

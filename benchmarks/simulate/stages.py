@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.simulate.queues import Parts, added, scaled
 from benchmarks.simulate.stack import Stack
 from strategies.core.plan import Plan
-from strategies.pipelining.schedules import Kind, Schedule, one_f_one_b
+from strategies.pipelining.orders import one_f_one_b
+from strategies.pipelining.schedules import Kind, Schedule
 from strategies.pipelining.timetable import KINDS, order_of
 
 Class = tuple[Kind, bool, bool]

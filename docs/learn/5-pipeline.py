@@ -26,7 +26,7 @@ from jax.lax import axis_index, ppermute, scan
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.program.compiled import read_program
-from strategies.pipelining.schedules import SCHEDULES
+from strategies.pipelining.orders import SCHEDULES
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

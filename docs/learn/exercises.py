@@ -14,7 +14,8 @@ import numpy as np
 from jax.lax import all_gather, axis_index, dynamic_slice_in_dim, psum, psum_scatter
 from jax.sharding import PartitionSpec as P
 
-from strategies.pipelining.schedules import SCHEDULES, Op
+from strategies.pipelining.orders import SCHEDULES
+from strategies.pipelining.schedules import Op
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

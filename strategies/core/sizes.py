@@ -19,8 +19,9 @@ from strategies.model.block import Block, block_of
 from strategies.model.ends import tokens_at_once
 from strategies.model.gpt import weight_specs
 from strategies.model.weights import WeightSpec
+from strategies.pipelining.orders import layer_slots
 from strategies.pipelining.schedules import Schedule
-from strategies.pipelining.timetable import Order, Ticks, layer_slots, order_of
+from strategies.pipelining.timetable import Order, Ticks, order_of
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes per element, by dtype."""

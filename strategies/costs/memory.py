@@ -187,7 +187,7 @@ def stage_bytes(plan: Plan) -> int:
     train, depths = plan.train, plan.ticks.depths
     arrived = (depths.arrived + 2) * plan.own_residual // train.microbatches
     each = layer.waiting_elements(plan.share) if plan.schedule.splits_backward else 0
-    return plan.share.itemsize * (arrived + depths.kept * plan.layers * each)
+    return plan.share.itemsize * (arrived + depths.kept * plan.layers * each // plan.schedule.chunks)
 
 
 def layer_work_bytes(plan: Plan) -> int:

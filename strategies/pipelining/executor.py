@@ -21,7 +21,7 @@ from strategies.model.layers import Extras, Leaves, Run, after, write_slot, zero
 from strategies.model.weights import Weights
 from strategies.pipelining.layer_backward import Passes, Slots
 from strategies.pipelining.schedules import Schedule
-from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn
+from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn, is_local
 from strategies.step import LossTerms
 
 Row = tuple[Turn, Shared]
@@ -199,7 +199,7 @@ class Executor:
         return lax.psum(jnp.where(self.stage == stage, made_bTD, 0), "pipeline")
 
     def _send(self, exchange: int, edges: Edges, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        sent_bTD = lax.ppermute(carry.made, "pipeline", edges)
+        sent_bTD = carry.made if is_local(edges) else lax.ppermute(carry.made, "pipeline", edges)
         return carry._replace(arrived=write_slot(carry.arrived, sent_bTD, turn.recv_dst[exchange]))
 
 

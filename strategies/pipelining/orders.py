@@ -7,8 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import accumulate
 from types import MappingProxyType
 
+from strategies.config import PipelineSchedule
 from strategies.infeasible import Infeasible, WrongSize
 from strategies.pipelining.schedules import Op, Orders, Schedule
 
@@ -149,6 +152,41 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
     }
 )
 """By name. Arguments are stages, microbatches, and chunks where a schedule has a choice."""
+
+
+@cache
+def layer_slots(layers: int, schedule: Schedule) -> tuple[int, ...]:
+    """The layer in each slot of the stacked blocks, by stage, then by chunk; -1 for an empty slot.
+
+    If the parts of the model do not divide the layers, the first parts have one layer more; only layers count, because
+    all stages share the embedding and the head. Every part has the number of slots of the largest part.
+
+    >>> layer_slots(4, SCHEDULES["interleaved"](2, 2))
+    (0, 2, 1, 3)
+    >>> layer_slots(4, SCHEDULES["zb-v"](2, 2))
+    (0, 3, 1, 2)
+    >>> layer_slots(3, SCHEDULES["1f1b"](2, 2))
+    (0, 1, 2, -1)
+    """
+    stages, chunks = schedule.stages, schedule.chunks
+    count = stages * chunks
+    if count > layers:
+        problem = f"{layers} blocks are too few for {count} parts of a pipeline"
+        raise WrongSize(problem, "pipeline", range(1, max(1, layers // chunks) + 1))
+    each, more = divmod(layers, count)
+    sizes = [each + 1] * more + [each] * (count - more)
+    starts = list(accumulate(sizes, initial=0))
+    room = max(sizes)
+    parts = [[*range(starts[i], starts[i + 1]), *[-1] * (room - size)] for i, size in enumerate(sizes)]
+    held = [schedule.part(stage, chunk) for stage in range(stages) for chunk in range(chunks)]
+    return tuple(layer for part in held for layer in parts[part])
+
+
+def stage_schedule(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Schedule:
+    """The schedule of a pipeline. `chunks` is per stage and only for "interleaved"."""
+    made = SCHEDULES[schedule](stages, microbatches, *([chunks] if schedule == "interleaved" else []))
+    layer_slots(layers, made)
+    return made
 
 
 class _Ops:

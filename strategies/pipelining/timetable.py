@@ -8,14 +8,12 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from strategies.config import PipelineSchedule
-from strategies.infeasible import WrongSize
-from strategies.pipelining.orders import SCHEDULES
+from strategies.pipelining.orders import stage_schedule
 from strategies.pipelining.schedules import Kind, Op, PassTimes, Schedule
 
 KINDS: tuple[Kind | None, ...] = (None, "F", "B", "W")
@@ -135,8 +133,10 @@ class Ticks:
 
     @property
     def exchanges(self) -> int:
-        """Number of exchanges in all ticks."""
-        return int((self.shared.edges >= 0).sum())
+        """Number of exchanges between stages in all ticks."""
+        columns = zip(self.shared.edges.T, self.edges, strict=True)
+        used = (different[index] for column, different in columns for index in column if index >= 0)
+        return sum(not is_local(edges) for edges in used)
 
 
 class Arrival(NamedTuple):
@@ -185,7 +185,8 @@ def group_exchanges(sent: Sequence[set[Edge]], stages: int) -> tuple[np.ndarray,
     """For each tick the indices of its exchanges [ticks, exchanges], -1 for none; and their permutes.
 
     The sends of a tick are one exchange, or two if a stage would receive from both neighbours: those to the next stage,
-    and the others. Compatible permutes are merged, for fewer branches; a stage may then send what no stage reads.
+    and the others. Compatible permutes are merged, for fewer branches; a stage may then send what no stage reads. What
+    stages hand over to themselves alone, at the turn of a V, is not merged with what they send.
 
     >>> group_exchanges([{(0, 1)}, {(1, 2), (1, 0)}, {(0, 1), (2, 1)}], 3)[1]
     ((((0, 1), (1, 2)),), (((1, 0), (2, 1)),))
@@ -201,7 +202,8 @@ def group_exchanges(sent: Sequence[set[Edge]], stages: int) -> tuple[np.ndarray,
         for column, pairs in enumerate(each):
             if not pairs:
                 continue
-            fits = (i for i, edges in enumerate(found[column]) if one_each(edges | pairs))
+            alike = (i for i, edges in enumerate(found[column]) if is_local(edges) == is_local(pairs))
+            fits = (i for i in alike if one_each(found[column][i] | pairs))
             index = next(fits, len(found[column]))
             if index == len(found[column]):
                 found[column].append(set())
@@ -213,6 +215,11 @@ def group_exchanges(sent: Sequence[set[Edge]], stages: int) -> tuple[np.ndarray,
 def exchange_of(edge: Edge, chosen: Sequence[int], edges: Sequence[Sequence[Edges]]) -> int:
     """The exchange of a tick that contains an edge."""
     return next(exchange for exchange, index in enumerate(chosen) if index >= 0 and edge in edges[exchange][index])
+
+
+def is_local(edges: Iterable[Edge]) -> bool:
+    """Whether no stage sends to another."""
+    return all(source == target for source, target in edges)
 
 
 def one_each(pairs: set[Edge]) -> bool:
@@ -235,41 +242,6 @@ def slots(lifetimes: Lifetimes) -> tuple[dict[Key, int], int]:
         assigned[key] = heapq.heappop(free) if free else len(busy)
         heapq.heappush(busy, (end, assigned[key]))
     return assigned, max((len(free) + len(busy) for free, busy in slots_of.values()), default=0)
-
-
-@cache
-def layer_slots(layers: int, schedule: Schedule) -> tuple[int, ...]:
-    """The layer in each slot of the stacked blocks, by stage, then by chunk; -1 for an empty slot.
-
-    If the parts of the model do not divide the layers, the first parts have one layer more; only layers count, because
-    all stages share the embedding and the head. Every part has the number of slots of the largest part.
-
-    >>> layer_slots(4, SCHEDULES["interleaved"](2, 2))
-    (0, 2, 1, 3)
-    >>> layer_slots(4, SCHEDULES["zb-v"](2, 2))
-    (0, 3, 1, 2)
-    >>> layer_slots(3, SCHEDULES["1f1b"](2, 2))
-    (0, 1, 2, -1)
-    """
-    stages, chunks = schedule.stages, schedule.chunks
-    count = stages * chunks
-    if count > layers:
-        problem = f"{layers} blocks are too few for {count} parts of a pipeline"
-        raise WrongSize(problem, "pipeline", range(1, max(1, layers // chunks) + 1))
-    each, more = divmod(layers, count)
-    sizes = [each + 1] * more + [each] * (count - more)
-    starts = list(accumulate(sizes, initial=0))
-    room = max(sizes)
-    parts = [[*range(starts[i], starts[i + 1]), *[-1] * (room - size)] for i, size in enumerate(sizes)]
-    held = [schedule.part(stage, chunk) for stage in range(stages) for chunk in range(chunks)]
-    return tuple(layer for part in held for layer in parts[part])
-
-
-def stage_schedule(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Schedule:
-    """The schedule of a pipeline. `chunks` is per stage and only for "interleaved"."""
-    made = SCHEDULES[schedule](stages, microbatches, *([chunks] if schedule == "interleaved" else []))
-    layer_slots(layers, made)
-    return made
 
 
 @dataclass(frozen=True)

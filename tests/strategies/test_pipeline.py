@@ -15,7 +15,7 @@ from benchmarks.program.compiled import read_program
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig, strategy
 from strategies.backends.backend import CPU
 from strategies.costs.predict import predict
-from strategies.pipelining.schedules import SCHEDULES
+from strategies.pipelining.orders import SCHEDULES
 from strategies.step import Step
 from tests.strategies.equality import ROUNDING, assert_equal, build, initial, trained
 from tests.strategies.jaxprs import gradients_of, loops

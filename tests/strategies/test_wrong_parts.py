@@ -21,7 +21,8 @@ from strategies.costs.predict import predict, predict_axes
 from strategies.mesh import all_axes
 from strategies.model.attention import QKV, kernel_for
 from strategies.model.hooks import Hooks
-from strategies.pipelining.schedules import SCHEDULES, Op, Schedule
+from strategies.pipelining.orders import SCHEDULES
+from strategies.pipelining.schedules import Op, Schedule
 from strategies.step import Implementation
 from tests.strategies.refusals import Row, assert_short, cases
 

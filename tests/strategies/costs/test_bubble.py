@@ -4,6 +4,7 @@ import pytest
 
 from strategies import PRESETS, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
+from strategies.pipelining.orders import SCHEDULES
 from tests.strategies.formulas import cost
 
 
@@ -12,12 +13,14 @@ def simulated_bubble(schedule, forward, inputs, weights):
     backward = inputs if schedule.splits_backward else inputs + weights
     lasts = {kind: each / schedule.chunks for kind, each in {"F": forward, "B": backward, "W": weights}.items()}
     parts, ends, clock = schedule.stages * schedule.chunks, {}, [0.0] * schedule.stages
+    last = schedule.stages - 1
     left = [list(order) for order in schedule.orders]
     while any(left):
         for stage, ops in enumerate(left):
             while ops:
                 kind, m, chunk = ops[0]
-                part = chunk * schedule.stages + stage
+                place = last - stage if schedule.name.endswith("-v") and chunk == 1 else stage
+                part = chunk * schedule.stages + place
                 before = {"F": ("F", m, part - 1), "B": ("B", m, part + 1), "W": ("B", m, part)}[kind]
                 if kind == "B" and part == parts - 1:
                     before = ("F", m, part)
@@ -29,7 +32,7 @@ def simulated_bubble(schedule, forward, inputs, weights):
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1"])
+@pytest.mark.parametrize("schedule", [*SCHEDULES])
 def test_bubble_is_that_of_passes_as_long_as_their_flops(schedule, remat):
     """Simulated with costs by hand, for a layer and a token: matmuls 24 D^2, attention 4 D T (Qi et al. 2023, table 1).
 
@@ -61,7 +64,7 @@ def test_what_is_computed_again_is_no_waiting():
     assert (one.bubble, staged.bubble) == (0, pytest.approx(1 / 5))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1"])
+@pytest.mark.parametrize("schedule", [*SCHEDULES])
 def test_lockstep_bubble_is_that_of_ticks_as_long_as_their_longest_pass(schedule):
     """Counted by hand, tick by tick. One microbatch, the naive way, has none: it idles three quarters of the time."""
     train = TrainConfig(32, 8, schedule=schedule)

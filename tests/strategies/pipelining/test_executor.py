@@ -15,8 +15,8 @@ from jax import lax
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.pipelining import layer_backward, split_backward
 from strategies.pipelining.executor import Executor
-from strategies.pipelining.schedules import SCHEDULES
-from strategies.pipelining.timetable import Ticks, layer_slots
+from strategies.pipelining.orders import SCHEDULES, layer_slots
+from strategies.pipelining.timetable import Ticks
 from tests.strategies.quick import compiled, jit
 from tests.strategies.sampling import nightly
 
@@ -71,7 +71,10 @@ def counted(schedule, chunks=1, always=False):
     return jax.device_get(gradients), counts
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), *nightly(("interleaved", 2))])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [("zb-h1", 1), *nightly(("interleaved", 2), ("eager-1f1b", 1), ("zb-v", 2), ("dualpipe-v", 2))],
+)
 def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
     """At run time each stage runs its layers exactly in the ticks of its schedule, and nothing in bubbles.
 
@@ -80,7 +83,7 @@ def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
     """
     plan = SCHEDULES[schedule](STAGES, MICROBATCHES, chunks)
     ticks, expected = Ticks.of(plan), collections.Counter()
-    used = np.array(layer_slots(TINY.layers, STAGES, chunks)).reshape(STAGES, chunks, -1) >= 0
+    used = np.array(layer_slots(TINY.layers, plan)).reshape(STAGES, chunks, -1) >= 0
     assert not used.all()
     for stage, row in enumerate(plan.table):
         for op in filter(None, row):

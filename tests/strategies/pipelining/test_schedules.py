@@ -1,24 +1,24 @@
 """Pipeline schedules do all work once, in a possible order, with the bubbles of their papers."""
 
+import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from strategies.pipelining.schedules import (
-    EQUAL,
-    SCHEDULES,
-    Op,
-    PassTimes,
-    Schedule,
-    gpipe,
-    interleaved,
-    one_f_one_b,
-    zero_bubble,
-)
+from strategies.pipelining.orders import SCHEDULES, gpipe, interleaved, one_f_one_b, zero_bubble
+from strategies.pipelining.schedules import EQUAL, Op, PassTimes, Schedule
 
+OF_TORCH = Path(__file__).with_name("orders_of_torch.json")
 STAGES, MICROBATCHES = (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 6, 8, 16, 31)
-PLAIN = [(name, s, m, 1) for name in ("gpipe", "1f1b", "zb-h1") for s, m in product(STAGES, MICROBATCHES)]
-GRID = [*PLAIN, *(("interleaved", s, s * groups, v) for s, groups, v in product(STAGES, (1, 2, 5), (1, 2, 3, 4)))]
+ONE_CHUNK = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "eager-zb")
+PLAIN = [(name, s, m, 1) for name in ONE_CHUNK for s, m in product(STAGES, MICROBATCHES)]
+V_SHAPED = [
+    *(("zb-v", s, m, 2) for s, m in product(STAGES, MICROBATCHES)),
+    *(("dualpipe-v", s, 2 * s + more, 2) for s, more in product(STAGES, (0, 1, 2, 7))),
+]
+INTERLEAVED = [("interleaved", s, s * groups, v) for s, groups, v in product(STAGES, (1, 2, 5), (1, 2, 3, 4))]
+GRID = [*PLAIN, *V_SHAPED, *INTERLEAVED]
 
 
 def schedule(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:
@@ -33,9 +33,11 @@ def each(name: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_each_operation_is_done_once(case: tuple[str, int, int, int]) -> None:
-    """Each stage runs forward, backward, and in ZB-H1 the weights' gradients, once for each microbatch and chunk."""
+    """Each stage runs forward, backward, and if they are apart the weights' gradients, once for each microbatch and
+    chunk.
+    """
     plan = schedule(*case)
-    kinds = "FBW" if case[0] == "zb-h1" else "FB"
+    kinds = "FBW" if plan.splits_backward else "FB"
     all_of_them = sorted(Op(kind, m, c) for kind in kinds for m in range(case[2]) for c in range(case[3]))  # type: ignore[arg-type]
     for row in plan.table:
         assert sorted(op for op in row if op) == all_of_them
@@ -44,18 +46,19 @@ def test_each_operation_is_done_once(case: tuple[str, int, int, int]) -> None:
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_nothing_is_done_before_what_it_needs(case: tuple[str, int, int, int]) -> None:
     """A microbatch goes forward through the parts of the model in order, and back in reverse, one tick each."""
-    _, stages, microbatches, chunks = case
+    name, stages, microbatches, chunks = case
     tick = {(s, op): t for s, row in enumerate(schedule(*case).table) for t, op in enumerate(row) if op}
+    down, up = list(range(stages)), list(reversed(range(stages)))
     for m in range(microbatches):
-        parts = [(s, c) for c in range(chunks) for s in range(stages)]
+        parts = [(s, c) for c in range(chunks) for s in (up if name.endswith("-v") and c == 1 else down)]
         way = [tick[s, Op("F", m, c)] for s, c in parts] + [tick[s, Op("B", m, c)] for s, c in reversed(parts)]
         assert way == sorted(set(way))
         assert all(tick[s, Op("B", m, c)] < tick.get((s, Op("W", m, c)), 1e9) for s, c in parts)
 
 
-@pytest.mark.parametrize(("name", "stages", "microbatches"), [(n, s, m) for n, s, m, _ in PLAIN if n != "zb-h1"])
+@pytest.mark.parametrize(("name", "stages", "microbatches"), [(n, s, m) for n, s, m, _ in PLAIN if "zb" not in n])
 def test_bubble_of_gpipe_and_1f1b(name: str, stages: int, microbatches: int) -> None:
-    """The bubble of GPipe and 1F1B is (S-1)/(M+S-1) at any costs (Narayanan et al. 2021, section 2.2.1)."""
+    """The bubble of GPipe and both 1F1B is (S-1)/(M+S-1) at any costs (Narayanan et al. 2021, section 2.2.1)."""
     for costs in (EQUAL, PassTimes(1, 0.5, 0.5), PassTimes(3, 5, 2)):
         expected = (stages - 1) / (microbatches + stages - 1)
         assert schedule(name, stages, microbatches, 1).bubble(costs) == pytest.approx(expected)
@@ -104,3 +107,51 @@ def test_lockstep_bubble() -> None:
     by_hand = 1 - 3 * (8 + 3) / (4 + 2 * (2 * (8 + 3) - 4))  # four ticks have forwards only
     assert one_f_one_b(4, 8).lockstep_bubble(EQUAL) == pytest.approx(by_hand)
     assert one_f_one_b(4, 8).lockstep_bubble(PassTimes(1, 0.5, 0.5)) == 0
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), each("eager-1f1b"))
+def test_in_turn_lockstep_loses_nothing(stages: int, microbatches: int) -> None:
+    """In turn, lockstep takes (M+S-1)(F+B+W), and with weight gradients apart and M >= S M (F+B+W) + (S-1)(F+B),
+    at any costs.
+    """
+    for costs in (EQUAL, PassTimes(1, 1.25, 0.75), PassTimes(3, 5, 2)):
+        whole, fill = sum(costs), costs.forward + costs.inputs
+        eager, apart = (schedule(name, stages, microbatches, 1) for name in ("eager-1f1b", "eager-zb"))
+        assert eager.lockstep(costs) == pytest.approx((microbatches + stages - 1) * whole)
+        assert eager.lockstep_bubble(costs) == pytest.approx(0)
+        if microbatches >= stages:
+            assert apart.lockstep(costs) == pytest.approx(microbatches * whole + (stages - 1) * fill)
+        for stage in range(stages):
+            assert eager.in_flight(stage) == min(2 * (stages - 1 - stage) + 1, microbatches)
+            assert apart.in_flight(stage) == min(2 * stages - 1 - stage, microbatches)
+
+
+@pytest.mark.parametrize("name", ["eager-1f1b", "eager-zb", "dualpipe-v"])
+def test_in_turn_all_stages_run_the_same_kind(name: str) -> None:
+    """A tick has operations of one kind, and none is empty."""
+    for stages, microbatches in ((2, 4), (4, 8), (5, 11)):
+        for column in zip(*SCHEDULES[name](stages, microbatches).table, strict=True):
+            assert len({op.kind for op in column if op}) == 1
+
+
+@pytest.mark.parametrize("case", V_SHAPED, ids=str)
+def test_bubble_of_v_schedules(case: tuple[str, int, int, int]) -> None:
+    """With M >= 2 S and equal costs both V-shaped schedules idle for (S-1) / 2 passes, with S and S + 1/2 microbatches
+    in flight (`orders` of torch 2.13's ScheduleZBVZeroBubble and ScheduleDualPipeV).
+    """
+    name, stages, microbatches, _ = case
+    plan, flying = schedule(*case), 2 * stages + (name == "dualpipe-v")
+    assert all(plan.in_flight(stage) <= min(flying, 2 * microbatches) for stage in range(stages))
+    if microbatches >= 2 * stages:
+        assert plan.makespan() - 3 * microbatches == pytest.approx((stages - 1) / 2)
+        assert plan.in_flight(0) == flying
+
+
+@pytest.mark.parametrize(("case", "rows"), json.loads(OF_TORCH.read_text()).items())
+def test_v_shaped_orders_are_those_of_torch(case: str, rows: list[str]) -> None:
+    """Stage by stage, as torch 2.13's ScheduleZBVZeroBubble and ScheduleDualPipeV order them. A whole backward pass is B
+    and W.
+    """
+    name, stages, microbatches = case.split()
+    plan = SCHEDULES[name](int(stages), int(microbatches))
+    assert [" ".join(map(str, order)) for order in plan.orders] == rows

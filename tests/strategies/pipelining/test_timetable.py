@@ -4,10 +4,14 @@ from itertools import product
 
 import pytest
 
-from strategies.pipelining.schedules import SCHEDULES, Schedule
+from strategies.pipelining.orders import SCHEDULES
+from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.timetable import KINDS, Shared, Ticks, Turn
 
-CASES = [(name, s, m, 1) for name in ("gpipe", "1f1b", "zb-h1") for s, m in product((1, 2, 4, 7), (1, 3, 4, 9))]
+ONE_CHUNK = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "eager-zb")
+CASES = [(name, s, m, 1) for name in ONE_CHUNK for s, m in product((1, 2, 4, 7), (1, 3, 4, 9))]
+CASES += [("zb-v", s, m, 2) for s, m in product((1, 2, 4, 7), (1, 3, 9))]
+CASES += [("dualpipe-v", s, 2 * s + more, 2) for s, more in product((1, 2, 4, 7), (0, 3))]
 CASES += [("interleaved", s, s * groups, v) for s, groups, v in product((1, 2, 4), (1, 3), (2, 3))]
 
 
@@ -47,12 +51,12 @@ def play(plan: Schedule, ticks: Ticks) -> list[str]:
         shared = Shared(*(column[tick] for column in ticks.shared))
         turns = [Turn(*(column[tick, s] for column in ticks.turns)) for s in range(plan.stages)]
         for s, (stage, turn) in enumerate(zip(stages, turns, strict=True)):
-            done.append(take_turn(stage, turn, turn.chunk * plan.stages + s))
+            done.append(take_turn(stage, turn, plan.part(s, turn.chunk)))
         enters, leaves, returns = ticks.ends[shared.ends] if shared.ends >= 0 else (False, False, False)
         if enters:
             done.append(f"embedding of {shared.enters}")
         if leaves:
-            assert stages[-1].made == f"x {shared.leaves} {parts}"
+            assert stages[plan.last_stage].made == f"x {shared.leaves} {parts}"
             done.append(f"loss {shared.leaves}")
         if returns:
             assert stages[0].made == f"dy {shared.returns} -1"
@@ -94,14 +98,17 @@ def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
     ticks = Ticks.of(plan)
     for edges in (edges for exchange in ticks.edges for edges in exchange):
         assert len({source for source, _ in edges}) == len({target for _, target in edges}) == len(edges) > 0
+    between = 0
     for tick, chosen in enumerate(ticks.shared.edges):
         made = [(s, op) for s, row in enumerate(plan.table) if (op := row[tick]) and op.kind != "W"]
         end = {"F": stages * chunks - 1, "B": 0}  # where the last part is done, nothing goes on
-        made = [(s, op.kind) for s, op in made if op.chunk * stages + s != end[op.kind]]
-        must = [(s, (s + (1 if kind == "F" else -1)) % stages) for s, kind in made]
+        made = [(s, op.kind, plan.part(s, op.chunk)) for s, op in made]
+        must = [(s, plan.stage_of(p + (1 if kind == "F" else -1))) for s, kind, p in made if p != end[kind]]
         taken = [ticks.edges[exchange][index] for exchange, index in enumerate(chosen) if index >= 0]
         assert all(any(way in edges for edges in taken) for way in must)
         assert len(taken) == min(len(must), 1 + (len({target for _, target in must}) < len(must)))
+        between += sum(any(source != target for source, target in edges) for edges in taken)
+    assert ticks.exchanges == between  # a stage that hands over to itself sends nothing
     if name == "1f1b":  # one after another, each stage sends on what the next takes at once
         assert len(ticks.edges) == 1
 
