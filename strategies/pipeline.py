@@ -1,6 +1,6 @@
 """Pipeline parallel: each device is a stage that holds some of the layers (Huang et al. 2019, "GPipe").
 
-Microbatches pass through the stages in the order of a schedule (pipelining/schedules.py). At each tick a stage runs the
+Microbatches pass through the stages in the order of a schedule (pipelining/orders.py). At each tick a stage runs the
 forward or the backward pass of one microbatch, or is idle. Embedding and head are split over the vocabulary, one shard
 per stage, so that no stage holds or computes more than another (Yeung et al. 2024, "Balancing Pipeline Parallelism with
 Vocabulary Parallelism"). All stages together embed a microbatch when the first stage needs it, and compute its loss

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import strategies
-from docs.reference import api, commands, modes, optimizers
+from docs.reference import api, commands, modes, optimizers, schedules
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"
@@ -45,6 +45,11 @@ def test_the_page_of_placements_has_what_its_script_computes():
         if placement.startswith("gather"):
             dealt = by_placement[model, mesh, placement.replace("gather", "deal")]
             assert dealt < [sent / 3, flops]
+
+
+def test_the_page_of_schedules_is_what_its_script_makes():
+    """`docs/reference/schedules.py`: all of it is formulas."""
+    assert schedules.FILE.read_text() == schedules.page()
 
 
 def test_the_page_of_modes_is_what_its_script_makes_of_its_table():

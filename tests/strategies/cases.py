@@ -36,6 +36,9 @@ DAILY = [
     Case("tensor", "tensor=4", CONFIG, {"halves": "on", "remat": "full"}),
     Case("fsdp", "fsdp=8", CONFIG, {"remat": "none", "unroll": 2, "logits_bytes": 2**14, "z_loss": 1e-2}),
     Case("pipeline", "pipeline=4", CONFIG, {"schedule": "zb-h1", "microbatches": 3, "batch_size": 15}),
+    Case("pipeline", "pipeline=2", CONFIG, {"schedule": "dualpipe-v", "microbatches": 5, "batch_size": 15}),
+    Case("three_d", "fsdp=2,pipeline=2,tensor=2", CONFIG, {"schedule": "zb-v", "microbatches": 4}),
+    Case("three_d", "data=2,pipeline=2,tensor=2", CONFIG, {"schedule": "eager-1f1b", "microbatches": 4}),
     Case("context", "context=8", replace(CONFIG, attention_stride=4)),
     Case("context", "context=8", replace(CONFIG, key_heads=2), ULYSSES),
     # Sizes of which none is another's multiple, and a vocabulary that tensor and pipeline pad.

@@ -1,15 +1,16 @@
 """Steps that are drawn at random: any strategy, mesh of up to eight devices, model and options that fit together."""
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.config import PipelineSchedule
 from strategies.costs.predict import predict, strategies_with_formulas
 
 Drawn = tuple[str, GPTConfig, MeshSpec, TrainConfig]
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1"),
+    "schedule": get_args(PipelineSchedule),
     "sequence_parallel": (True, False),
     "gather": ("layer", "step"),
     "regather": (True, False),

@@ -149,7 +149,7 @@ def test_bubble_of_v_schedules(case: tuple[str, int, int, int]) -> None:
 
 @pytest.mark.parametrize(("case", "rows"), json.loads(OF_TORCH.read_text()).items())
 def test_v_shaped_orders_are_those_of_torch(case: str, rows: list[str]) -> None:
-    """Stage by stage, as torch 2.13's ScheduleZBVZeroBubble and ScheduleDualPipeV order them. A whole backward pass is B
+    """Stage by stage, as ScheduleZBVZeroBubble and ScheduleDualPipeV of torch 2.13 order them. A backward pass is B
     and W.
     """
     name, stages, microbatches = case.split()
