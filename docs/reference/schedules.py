@@ -21,38 +21,40 @@ PAGE = """# Which pipeline schedule
 Written by `python docs/reference/schedules.py`. `--option schedule=...` orders the passes of
 [pipeline](../strategies/pipeline.md) stages. This page compares them by formula, for {model}.
 
-One program runs all stages, and they exchange arrays at the end of each [tick](glossary.md#tick). So a tick lasts as long
-as the longest pass in it: the stages are in [lockstep](glossary.md#lockstep). A backward pass takes about twice as long as a
-forward pass. In 1F1B some stages run forward while others run backward, and the former wait. Two kinds of schedules lose
-less:
+One program runs all stages, and they exchange arrays at the end of each [tick](glossary.md#tick). So a tick lasts as
+long as the longest pass in it: the stages are in [lockstep](glossary.md#lockstep). A backward pass takes about twice
+as long as a forward pass. In 1F1B some stages run forward while others run backward, and the former wait. Two kinds
+of schedules lose less:
 
-- **Ticks in turn** (`eager-1f1b`, `eager-zb`, `dualpipe-v`): all stages run forward passes in one tick, backward passes in
-  the next, and weight gradients in a third if they are apart. `gpipe` does so, too. `eager-1f1b` starts twice as many
-  forward passes ahead as `1f1b`, so that a stage has one for every tick that is forward. It loses in lockstep what 1F1B
-  loses if stages wait only for what they need.
-- **Equal passes** (`zb-h1`, `zb-v`): the backward pass is split into gradients of inputs and of weights, which take about as
-  long as a forward pass. The longer the sequence, the more they differ, and with `remat=full` they differ most.
+- **Ticks in turn** (`eager-1f1b`, `eager-zb`, `dualpipe-v`): all stages run forward passes in one tick, backward
+  passes in the next, and weight gradients in a third if they are apart. `gpipe` does so, too. `eager-1f1b` starts
+  twice as many forward passes ahead as `1f1b`, so that a stage has one for every tick that is forward. It loses in
+  lockstep what 1F1B loses if stages wait only for what they need.
+- **Equal passes** (`zb-h1`, `zb-v`): the backward pass is split into gradients of inputs and of weights, which take
+  about as long as a forward pass. The longer the sequence, the more they differ, and with `remat=full` they differ
+  most.
 
-In a V (`zb-v`, `dualpipe-v`) a stage has two chunks: of S stages stage s has the parts s and 2 S - 1 - s of the model. The
-first stage has both ends. The middle is handed over within the last stage.
+In a V (`zb-v`, `dualpipe-v`) a stage has two chunks: of S stages stage s has the parts s and 2 S - 1 - s of the
+model. The first stage has both ends. The middle is handed over within the last stage.
 
 {tables}
 
-*Loses* is the share of the step that a stage does not work, with passes as long as their FLOPs: if stages wait only for what
-they need, and in lockstep. *Held* is the largest number of microbatches in flight on a stage, and *GiB* what a device holds
-in activations and buffers of the stage for {tokens:,} tokens a microbatch in bfloat16. An *exchange* sends the residual stream
-of a microbatch to a neighbour.
+*Loses* is the share of the step that a stage does not work, with passes as long as their FLOPs: if stages wait only
+for what they need, and in lockstep. *Held* is the largest number of microbatches in flight on a stage, and *GiB* what
+a device holds in activations and buffers of the stage for {tokens:,} tokens a microbatch in bfloat16. An *exchange*
+sends the residual stream of a microbatch to a neighbour.
 
 ## Which one
 
 - By default, `1f1b` holds least. If its memory leaves room, `eager-1f1b` is faster with nothing else changed.
-- With `remat=dots` and no long sequences, `zb-v` loses least for the microbatches that it holds. It needs two layers a stage.
-- With `remat=full` or long sequences, `eager-zb` loses least, and `dualpipe-v` least for the microbatches that it holds, if
-  there are many. It needs at least two microbatches for each stage.
+- With `remat=dots` and no long sequences, `zb-v` loses least for the microbatches that it holds. It needs two layers
+  a stage.
+- With `remat=full` or long sequences, `eager-zb` loses least, and `dualpipe-v` least for the microbatches that it
+  holds, if there are many. It needs at least two microbatches for each stage.
 - `interleaved` loses less than `1f1b` only where stages need not wait for each other's ticks.
 
-`meshmark search` ranks them all, with their exchanges and memory. `meshmark schedule zb-v --stages 4 --microbatches 8` prints
-one.
+`meshmark search` ranks them all, with their exchanges and memory. `meshmark schedule zb-v --stages 4 --microbatches
+8` prints one.
 
 ## What others published
 
@@ -61,13 +63,14 @@ Their stages are programs of their own, without lockstep.
 - Zero bubble: up to 23% more tokens/s than 1F1B in the same memory, and 31% with more (Qi et al. 2023, abstract).
 - V-shaped schedules with less memory: 7% to 55% more than 1F1B with pipelines alone, 16% after a search over other
   parallelism (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", abstract).
-- JaxPP, a program for each stage in JAX: hardware utilization up to 1.16 times that of the best configuration in one program
-  (Xhebraj et al. 2025, abstract).
+- JaxPP, a program for each stage in JAX: hardware utilization up to 1.16 times that of the best configuration in one
+  program (Xhebraj et al. 2025, abstract).
 - torchtitan: interleaved zero bubble was a tenth as fast as interleaved 1F1B with recomputation on 512 GPUs
   ([#773](https://github.com/pytorch/torchtitan/issues/773)).
 
-A V's orders are those of `ScheduleZBVZeroBubble` and `ScheduleDualPipeV` of torch 2.13, operation by operation. DualPipe-V runs
-a forward and a backward pass as one there, so that the all-to-alls of one hide behind the other; here they are two ticks.
+A V's orders are those of `ScheduleZBVZeroBubble` and `ScheduleDualPipeV` of torch 2.13, operation by operation.
+DualPipe-V runs a forward and a backward pass as one there, so that the all-to-alls of one hide behind the other; here
+they are two ticks.
 """
 
 

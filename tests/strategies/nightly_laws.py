@@ -10,6 +10,7 @@ from tests.strategies.models import (
     ALL_KEPT,
     BALANCED,
     BIASED,
+    COPIED_LEAD,
     CROWDED,
     CROWDED_SHALLOW,
     DEEP_LEAD,
@@ -22,6 +23,7 @@ from tests.strategies.models import (
     SHORT_LEAD,
     TWO_LEAD,
     UNBALANCED,
+    UNTIED,
 )
 
 MIXTURES = [
