@@ -53,11 +53,9 @@ def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
 
 def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> list[Result]:
     """The best on each number of devices."""
-    begin, sizes = time.monotonic(), scaled.powers_of_two(*args.scaling)
+    sizes = scaled.powers_of_two(*args.scaling)
     device_batch_size = args.sequences_per_device or max(1, space.batch_size // sizes[0])
-    found = [*scaled.results(space, args.topology, sizes, device_batch_size, machine)]
-    log(f"{len(found)} searches in {time.monotonic() - begin:.1f} s")
-    return found
+    return [*scaled.results(space, args.topology, sizes, device_batch_size, machine)]
 
 
 def trace_of(best: Candidate) -> str:
@@ -67,11 +65,7 @@ def trace_of(best: Candidate) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Search, write files, and print the report.
-
-    Returns:
-        The exit status: 1 if nothing fits. It is 2 for invalid options, and 5 for files that cannot be written.
-    """
+    """Search, write files, and print the report. The exit status is 1 if nothing fits."""
     with refusing():
         space, machine = prepared(args)
     results = scaling(space, machine, args) if args.scaling else [search(space, machine, args)]

@@ -27,10 +27,8 @@ from benchmarks.search.rows import LAYOUT, RANK, gibibytes, milliseconds, table
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay
 from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
-from benchmarks.simulate.step import LANES
+from benchmarks.simulate.step import SENDING
 
-SENDING = tuple(name for name, lane in LANES.items() if lane == EXPOSED_LANE)
-"""Parts of a prediction that are exposed communication."""
 EXPOSED = "machine.exposed_seconds"
 """Column: seconds for which the compiled step waits for collectives, at the rates that a machine reaches."""
 WORKER_BYTES = 4 * GIB
@@ -112,17 +110,9 @@ def compiled(candidate: Candidate, outcome: Outcome[Case]) -> Tried:
     reason = outcome.reason or failed or ("its schedule cannot be read" if exposed is None else "")
     predicted = sum(candidate.timeline.parts.get(name, 0.0) for name in SENDING)
     seconds = None if reason or exposed is None else candidate.step_seconds - predicted + exposed
-    return Tried(
-        candidate,
-        seconds,
-        {
-            "compiled.seconds": seconds,
-            "compiled.needed_bytes": columns.get("chip.needed_bytes"),
-            "compiled.exposed_seconds": exposed,
-            "compiled.predicted_exposed_seconds": predicted,
-            "compiled.reason": reason,
-        },
-    )
+    found = {"compiled.seconds": seconds, "compiled.needed_bytes": columns.get("chip.needed_bytes")}
+    found |= {"compiled.exposed_seconds": exposed, "compiled.predicted_exposed_seconds": predicted}
+    return Tried(candidate, seconds, found | {"compiled.reason": reason})
 
 
 def lines(found: Sequence[Tried], ranking: Ranking) -> list[str]:

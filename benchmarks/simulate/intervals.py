@@ -36,12 +36,10 @@ WORK = "source", "layers", "embed", "devices", "device", "batch_size", "sequence
 
 
 class Widths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Half widths of intervals, as natural logarithms of factors of seconds.
+    """Half widths of intervals by the kind of step, as natural logarithms of factors of seconds.
 
-    Attributes:
-        known: by the kind of step.
-        assumed: the same for devices on which no source has measured, which would cover 90% on others.
-        pair: of the ratio of two predictions of the same step, spread in two ways.
+    Those that are assumed, where no source has measured, would cover 90% on other devices; `pair` is that of the ratio
+    of two predictions of the same step, spread in two ways.
     """
 
     known: dict[Kind, Amount]

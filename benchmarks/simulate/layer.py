@@ -85,12 +85,10 @@ class LayerEvents:
         yield from [Wait("layer")] if beside else []
 
     def gathers(self, wanted: Collection[str], times: float | None = None) -> Iterator[Event]:
-        """Yield the collectives of sharded weights and gradients. Those of several arrays are combined into one.
+        """Yield the collectives that send `wanted` of sharded weights and gradients; those of several arrays are one.
 
-        Args:
-            wanted: what is sent.
-            times: of how many equal shares of the step's bytes they send one; by default those of a layer for a
-                microbatch. With `gather="step"` a layer has none: all are gathered at once.
+        They send one of `times` equal shares of the step's bytes: by default that of a layer for a microbatch. With
+        `gather="step"` a layer has none, because all are gathered at once.
         """
         if times is None and self.plan.train.gather == "step":
             return
@@ -157,7 +155,9 @@ class LayerEvents:
         Gradients of weights need nothing of other devices.
         """
         plan, back = self.plan, way != "forward"
-        for term, calls in self._calls if way != "weights" else ():
+        terms = (term for term in self.traffic if term.what in LAYER_TRAFFIC and way != "weights")
+        for term in terms:
+            calls = self._calls_of(term.what, term.kind)
             share = self._share_beside(term) if beside else 1 - self._share_beside(term)
             if not (share and calls[back]):
                 continue
@@ -181,13 +181,6 @@ class LayerEvents:
         if "tensor" in overlaps and self.plan.sequence_parallel:
             return 1 - 1 / self.plan.tensors
         return HALVES_SHARE if self.plan.train.halves == "on" and "halves" in overlaps else 0.0
-
-    @cached_property
-    def _calls(self) -> tuple[tuple[Traffic, ForwardBackward], ...]:
-        """What layers send, and how many collectives a layer needs for it in each pass."""
-        return tuple(
-            (term, self._calls_of(term.what, term.kind)) for term in self.traffic if term.what in LAYER_TRAFFIC
-        )
 
     def _calls_of(self, what: str, kind: str) -> ForwardBackward:
         """Collectives of a kind that a layer needs for a purpose in each pass."""

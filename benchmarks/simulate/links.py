@@ -29,12 +29,9 @@ TORUS_DIMS = "torus x", "torus y", "torus z"
 
 
 class Along(NamedTuple):
-    """The positions of a group of chips along a dim of their torus.
+    """The positions of a group of chips along a dim of their torus, which form a ring or a line.
 
-    Attributes:
-        extent: how many positions.
-        ring: whether they form a ring; otherwise they form a line.
-        gap: links from one position to the next, which as many groups share.
+    From one position to the next there are `gap` links, which as many groups share.
     """
 
     extent: int
@@ -44,13 +41,8 @@ class Along(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Where the devices of a collective lie.
-
-    Attributes:
-        devices: in the group.
-        hosts: that they are on; 1 on a torus, whose links do not end at a host.
-        dims: of a torus: the positions of the group along each dim.
-        links: names of the kinds of links that it uses.
+    """The devices of a collective, their hosts (1 on a torus, whose links do not end at a host), their positions along
+    each dim of a torus, and the names of the kinds of links that they use.
     """
 
     devices: int

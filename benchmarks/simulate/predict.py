@@ -8,8 +8,7 @@ import csv
 import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +25,11 @@ from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table
 
-STEP_PARTS = {
-    f"predicted.{part.replace(' ', '_')}_seconds": part
-    for part in (
-        *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
-        *("sends", "bubble", "gradients", "optimizer", "fixed"),
-    )
-}
+PARTS = (
+    *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
+    *("sends", "bubble", "gradients", "optimizer", "fixed"),
+)
+STEP_PARTS = {f"predicted.{part.replace(' ', '_')}_seconds": part for part in PARTS}
 """Columns of a table -> the part of a step, in the order of the step."""
 ADDED = (
     *("measured_seconds", "predicted_seconds", "low_seconds", "high_seconds", "left_out_seconds", "kind"),
@@ -42,8 +39,7 @@ ADDED = (
 """Columns that a table of predictions has."""
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A row of a table as it was read, its run, and the step that a machine predicts."""
 
     row: TableRow
@@ -179,8 +175,8 @@ def _without(predictions: Sequence[Prediction | Problem]) -> list[str]:
     for number, one in enumerate(predictions, 1):
         if isinstance(one, Problem):
             rows[one.problem].append(f"    row {number}: {model_of(one.row)}, {mesh_of(one.row)}")
-    frequent = sorted(rows.items(), key=lambda item: -len(item[1]))
-    return [line for problem, of in frequent for line in (f"{len(of)} rows cannot be predicted: {problem}", *of)]
+    lines = ((f"{len(of)} rows cannot be predicted: {problem}", *of) for problem, of in rows.items())
+    return [*chain.from_iterable(sorted(lines, key=lambda lines: -len(lines)))]
 
 
 def _judged(predictions: Iterable[Prediction | Problem]) -> list[Prediction]:

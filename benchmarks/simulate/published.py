@@ -10,8 +10,7 @@ import msgspec
 
 from benchmarks.devices.chips import CHIPS, SWITCHED
 from benchmarks.devices.topology import Topology, balanced_factors
-from benchmarks.simulate.published_mesh import cost_of
-from benchmarks.simulate.published_row import Published, TableRow, ZeroStage
+from benchmarks.simulate.published_row import Published, TableRow, ZeroStage, cost_of
 from benchmarks.simulate.stack import PRECISIONS, Precision
 from strategies.backends.topologies import DEVICES_PER_CHIP
 from strategies.config import Dtype, ReduceDtype, Remat, TrainConfig
@@ -33,22 +32,14 @@ REMAT: Mapping[str, Remat] = {
 }
 """What published tables say of recomputation, before " + " -> what a step recomputes."""
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
-"""Spellings of dtypes of two bytes."""
 NARROW = {"fp8-mx": "mxfp8", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}
-"""How what tables say of narrower dtypes begins -> a name in `PRECISIONS`; the first that fits. The rest of such a step
-is in bfloat16."""
+"""How names of narrower dtypes begin -> a name in `PRECISIONS`; the first that fits. The rest is in bfloat16."""
 
 
 class Program(NamedTuple):
-    """A training program of published tables.
+    """A training program of published tables, and what it does where a row does not say.
 
-    Attributes:
-        stack: as machine files name it.
-        optimizer_sharded: the stage of ZeRO along the data axis, where a row does not say.
-        sequence_parallel: whether the tensor axis also splits the tokens between matmuls; likewise.
-        recompute: likewise.
-        reduce_dtype: of gradients while they are reduced over devices.
-        pads_experts: whether all experts are padded to the number of rows of the busiest.
+    The stack is as machine files name it. Padded experts all have the number of rows of the busiest.
     """
 
     stack: str
@@ -79,9 +70,7 @@ class PublishedRun:
 
     Attributes:
         step_seconds: measured; None if the row has none, or contradicts itself.
-        precision: of the layers' matmuls, if they are narrower than two bytes.
         losses: of each token; further ones are of the layers that predict further tokens.
-        source: where it was published.
     """
 
     kind: str
@@ -160,15 +149,11 @@ def config_of(row: Published) -> GPTConfig:
         raise Infeasible("the row lacks " + ("expert_mlp" if row.experts else "mlp"))
     more: dict[str, Any] = {}
     if row.experts and row.expert_mlp:
-        more = {
-            "experts": row.experts,
-            "experts_per_token": row.experts_per_token or 1,
-            "expert_mlp": row.expert_mlp,
-            "shared_mlp": (row.shared_experts or 0) * row.expert_mlp or None,
-            "capacity_factor": row.capacity_factor or 1.0,
-            # Each expert takes an equal part of the tokens of a sequence on a device, or of half of them in a ring.
-            "expert_group": row.sequence // (2 * row.context if row.context > 1 else 1),
-        }
+        more = {"experts": row.experts, "experts_per_token": row.experts_per_token or 1, "expert_mlp": row.expert_mlp}
+        more |= {"shared_mlp": (row.shared_experts or 0) * row.expert_mlp or None}
+        # Each expert takes an equal part of the tokens of a sequence on a device, or of half of them in a ring.
+        group = row.sequence // (2 * row.context if row.context > 1 else 1)
+        more |= {"capacity_factor": row.capacity_factor or 1.0, "expert_group": group}
     if row.block == GPT_OSS.block:
         more |= {name: getattr(GPT_OSS, name) for name in ("attention_window", "full_attention_every")}
     return GPTConfig(

@@ -20,12 +20,9 @@ class Timing(NamedTuple):
     Attributes:
         kind: "matmul", "stream", "launch", "dispatch", or a kind of collective. All but "dispatch" are an iteration of
             a loop, which takes its own time.
-        devices: that run it together.
         work: FLOPs of a matmul, bytes that a device streams or sends, or launches.
         inverse_dim: of matmuls, the mean of one over the contracted dims.
-        dtype: of its arrays.
         calls: collectives in it.
-        seconds: it takes so long.
         filled: of matmuls on a GPU whose cores are known, the share of its peak that tiles allow (`tiles_filled`).
     """
 

@@ -26,13 +26,9 @@ Class = tuple[Kind, bool, bool]
 
 
 class Pass(NamedTuple):
-    """What a stage does from some time on.
+    """A pass of a microbatch on a stage, such as F0, B0 or W0, or what is done between or after passes.
 
-    Attributes:
-        stage: number of the stage; 0 without stages.
-        name: the pass and its microbatch, such as F0, B0 or W0, or what is done between or after passes.
-        begin_seconds: from the start of the step.
-        parts: its seconds, in this order.
+    The only stage is 0. Its seconds are spent in the order of the parts.
     """
 
     stage: int
@@ -45,12 +41,8 @@ class Pass(NamedTuple):
 class Stages:
     """The stages of a step.
 
-    Attributes:
-        plan: the step.
-        stack: the software.
-        work: seconds of a pass through the layers of a stage's chunk, by the kind of pass.
-        embedding_and_head: seconds of the embedding, the head and the loss for a microbatch, by the kind of pass.
-        send_seconds: to send the residual stream of a microbatch to the next stage.
+    By the kind of pass, `work` is that of the layers of a stage's chunk, and `embedding_and_head` has the loss, too. To
+    send the residual stream of a microbatch to the next stage takes `send_seconds`.
     """
 
     plan: Plan

@@ -36,19 +36,13 @@ from strategies.pipelining.schedules import Kind
 
 PASSES = "passes"
 """The lane of passes, and of what is done between and after them; the other lanes say what they are spent on."""
+SENDING = "gathers", "layer collectives", "head collectives", "sends", "gradients"
+"""Parts of a step that are exposed communication."""
 LANES = {
-    "matmul": COMPUTE,
-    "attention": COMPUTE,
-    "head": COMPUTE,
-    "memory": MEMORY,
-    "optimizer": MEMORY,
-    "gathers": EXPOSED,
-    "layer collectives": EXPOSED,
-    "head collectives": EXPOSED,
-    "sends": EXPOSED,
-    "gradients": EXPOSED,
-    HOST: "host",
-    "fixed": "host",
+    **dict.fromkeys(("matmul", "attention", "head"), COMPUTE),
+    **dict.fromkeys(("memory", "optimizer"), MEMORY),
+    **dict.fromkeys(SENDING, EXPOSED),
+    **dict.fromkeys((HOST, "fixed"), "host"),
 }
 """What a step is spent on -> its lane, as in a simulated program where that has it."""
 
