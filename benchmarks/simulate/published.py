@@ -20,17 +20,8 @@ from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
 from strategies.schema import SchemaError
 
-REMAT: Mapping[str, Remat] = {
-    **{"full": "full", "selective": "dots", "none": "none"},
-    # torchtitan keeps the outputs of attention and of every second matmul.
-    **dict.fromkeys(("selective (op)", "selective (per op)"), "dots"),
-    # MaxText keeps the inputs of layers in the memory of the host.
-    **dict.fromkeys(("decoder_layer_input offload (custom)", "offload", "qkv_proj_offloaded"), "full"),
-    **dict.fromkeys(("qkv+context+input kept (custom)", "custom"), "full"),
-    # Parts of a layer, as Megatron-Core's option recompute_modules names them, which count for nothing.
-    **dict.fromkeys(("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp"), "none"),
-}
-"""What published tables say of recomputation, before " + " -> what a step recomputes."""
+REMAT: Mapping[str, Remat] = {"full": "full", "selective": "dots", "none": "none"}
+"""What published tables say of recomputation -> what a step recomputes."""
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 NARROW = {"fp8-mx": "mxfp8", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}
 """How names of narrower dtypes begin -> a name in `PRECISIONS`; the first that fits. The rest is in bfloat16."""
@@ -135,7 +126,7 @@ def completed(row: Published, program: Program) -> Published:
     return msgspec.structs.replace(
         row,
         microbatches=microbatches,
-        recompute=(row.recompute or program.recompute).partition(" + ")[0],
+        recompute=row.recompute or program.recompute,
         sequence_parallel=program.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel,
         optimizer_sharded=row.optimizer_sharded or ("zero3" if row.fsdp > 1 else program.optimizer_sharded),
         schedule="interleaved" if row.pipeline > 1 and chunks > 1 else row.schedule,
