@@ -24,8 +24,6 @@ from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import trace
 from benchmarks.simulate.step import Step
 
-PROGRESS_SECONDS = 5.0
-
 
 def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Result:
     """Rank the search space; compile and measure as many of the best as the options ask for."""
@@ -46,7 +44,7 @@ def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
     last_log = time.monotonic()
     for count_so_far, case in enumerate(cases, start=1):
         yield case
-        if time.monotonic() > last_log + PROGRESS_SECONDS:
+        if time.monotonic() > last_log + 5:
             last_log = time.monotonic()
             log(f"{count_so_far} tried so far, now {case.strategy} {case.mesh}")
 

@@ -26,7 +26,6 @@ from benchmarks.simulate.queues import DEVICE_LANES, trace
 from strategies.mesh import all_axes
 
 Size = Callable[[float | None], str]
-MB = 10**6
 MEMORY_PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """Parts of memory that compilers report."""
 NAMES = {"exposed": "exposed communication", "idle": "pipeline bubble"}
@@ -47,7 +46,7 @@ def case_report(row: Row) -> Iterator[str]:
         yield f"  compiled in {seconds:.1f} s{host}{options}"
         if info["compiled.unread"]:
             yield f"  not read: {info['compiled.unread']}; so FLOPs, bytes sent and times are unknown"
-        prefix, held, sent = ("G", GIB, GB) if (info["memory.total_bytes"] or 0) >= GIB else ("M", MIB, MB)
+        prefix, held, sent = ("G", GIB, GB) if (info["memory.total_bytes"] or 0) >= GIB else ("M", MIB, 10**6)
         yield f"a device holds ({prefix}iB)       compiled     formula"
         yield from _memory(info, partial(in_unit, held))
         yield f"a device sends ({prefix}B a step)"

@@ -21,13 +21,13 @@ from benchmarks.run.measure import Interval
 from benchmarks.run.progress import Progress, say_regularly
 from benchmarks.run.states import RunSettings
 from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first, first_of_each
-from benchmarks.search.rows import LAYOUT, RANK, milliseconds, table, words
+from benchmarks.search.rows import LAYOUT, RANK, Column, table
 from benchmarks.simulate.machines import MEASURED_ONLY
 from strategies.checking import BATCHES
 
 ROUNDS = 10
-PREDICTED = milliseconds("predicted_seconds", "predicted ms", ",.1f")
-MEASURED = milliseconds("measured.seconds", "measured ms", ",.1f"), words("measured.reason", "")
+PREDICTED = Column("predicted ms", "predicted_seconds", ",.1f", 1e3)
+MEASURED = Column("measured ms", "measured.seconds", ",.1f", 1e3), Column("", "measured.reason")
 
 
 def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
@@ -55,9 +55,8 @@ def measure_best(ranking: Ranking, count: int) -> list[Tried]:
 
 
 def here(case: Case) -> Case:
-    """The case on the devices of this process, with its rematerialisation as an option.
-
-    So cases that differ in it alone have different ids, and are compared with the same step of one device.
+    """The case on this process's devices. Its rematerialisation is an option, so that it is in the id, and cases that
+    differ in it alone are compared with the same step of one device.
     """
     return replace(case, topology=None, remat="dots", options=(*case.options, ("remat", case.remat)))
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.cli.tables import paragraph
 from benchmarks.devices.placement import device_count
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.rows import Column, number, table, words
+from benchmarks.search.rows import WHOLE, Column, table
 from benchmarks.simulate.predict import mesh_of, read_rows
 from benchmarks.simulate.published import config_of, precision_of
 from benchmarks.simulate.published_row import Published, TableRow
@@ -22,12 +22,12 @@ FARTHEST = math.log(4)
 SHOWN = 5
 FACTS = "stack", "model", "device", "devices", "sequence", "batch_size", "dtype"
 COLUMNS = (
-    words("stack", "published"),
+    Column("published", "stack"),
     Column("model", lambda run: f"{run['model']} {run['param_count'] / 1e9:.1f}B".strip()),
     Column("devices", lambda run: f"{run['devices']} {run['device']}"),
-    *(number("sequence", "sequence"), number("batch_size", "batch")),
-    *(words("dtype", "dtype"), words("mesh", "mesh")),
-    number("tokens_per_second_per_device", "tokens/s a device"),
+    *(Column("sequence", "sequence", WHOLE), Column("batch", "batch_size", WHOLE)),
+    *(Column("dtype", "dtype"), Column("mesh", "mesh")),
+    Column("tokens/s a device", "tokens_per_second_per_device", WHOLE),
 )
 
 

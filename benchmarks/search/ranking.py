@@ -28,7 +28,6 @@ RESOURCES: Mapping[str, Mapping[str, float]] = {
     "launches": {"kernel_seconds": 0.0},
 }
 """Resource -> factors of a machine's figures with which it is infinitely fast. The pipeline's bubble has none."""
-BUBBLE = "pipeline bubble"
 KINDS = "pipeline", "tensor", "context", "expert"
 """Mesh axes that split more than weights and the batch. Each changes more of a step than those after it."""
 
@@ -70,7 +69,7 @@ class Candidate:
         """
         without = {name: replace(self, machine=self.machine.scaled(**factors)) for name, factors in RESOURCES.items()}
         saved = {name: self.step_seconds - candidate.step_seconds for name, candidate in without.items()}
-        saved[BUBBLE] = self.timeline.parts.get("bubble", 0.0)
+        saved["pipeline bubble"] = self.timeline.parts.get("bubble", 0.0)
         return {name: saved[name] / self.step_seconds for name in sorted(saved, key=lambda name: -saved[name])}
 
     @property

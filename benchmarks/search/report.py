@@ -14,6 +14,7 @@ from benchmarks.devices.placement import device_count
 from benchmarks.search import compiled, measured, nearest, rows
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.search.ranking import Candidate, Ranking, Tried, first_of_each, kind, usable_bytes
+from benchmarks.search.rows import Column
 from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
 from strategies import STRATEGIES
@@ -25,12 +26,11 @@ SHOWN = 5
 SPLITTING = "fsdp", "tensor", "pipeline", "context", "expert"
 """Mesh axes that split a model or its activations."""
 COLUMNS = (
-    *(rows.RANK, *rows.LAYOUT, rows.gibibytes("needed_bytes", "GiB")),
-    *(rows.milliseconds("predicted_seconds", "ms"), rows.milliseconds("bound_seconds", "roofline ms")),
+    *(rows.RANK, *rows.LAYOUT, Column("GiB", "needed_bytes", *rows.GIBIBYTES)),
+    Column("ms", "predicted_seconds", *rows.MILLISECONDS),
+    Column("roofline ms", "bound_seconds", *rows.MILLISECONDS),
     *(rows.TOKENS, rows.UTILIZATION, rows.BOTTLENECK),
 )
-
-
 Scaling = Literal["strong", "weak"]
 
 
@@ -60,10 +60,7 @@ class Result:
 
 
 def report(result: Result, everything: bool, tokens: float | None = None, price: float | None = None) -> list[str]:
-    """The lines of the report; of `everything`, with all candidates that fit, and why others are infeasible.
-
-    With a number of tokens it has the days to train on them, and with the price of a device-hour the cost.
-    """
+    """The lines of the report; of `everything`, with all candidates that fit, and why others are infeasible."""
     ranking = result.ranking
     blocks = [answer(result), heading(result)]
     if ranking.fitting and result.predicted:
@@ -168,10 +165,7 @@ def best_lines(best: Candidate) -> list[str]:
 
 
 def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
-    """Days, device-hours and money to train on so many tokens with the best candidate, as compiled if it was.
-
-    Each is a range by the interval of the prediction.
-    """
+    """Ranges of days, device-hours and money to train on tokens with the best candidate, as compiled if it was."""
     space, machine = result.space, result.machine
     compiled_seconds = result.compiled[0].seconds if result.compiled else None
     step_seconds = compiled_seconds or result.ranking.fitting[0].step_seconds

@@ -124,10 +124,6 @@ def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     return chosen.between_hosts() if topology.hosts > 1 else chosen
 
 
-PREDICTIONS = "machine", "set", "scaling", "compile", "tokens", "trace", "all"
-"""Options about predictions, of which there are none on virtual devices."""
-
-
 def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     """A machine that puts candidates on virtual devices into an order, in which some are measured.
 
@@ -135,13 +131,10 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     """
     if not args.measure:
         raise ValueError(f"{topology}: {MEASURED_ONLY}; pass --topology here --measure 8")
-    if given := [name for name in PREDICTIONS if getattr(args, name)]:
+    about_predictions = "machine", "set", "scaling", "compile", "tokens", "trace", "all"
+    if given := [name for name in about_predictions if getattr(args, name)]:
         raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; remove it")
-    memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)
+    memory_bytes = 2 * (states_budget_bytes() or 2**40) // device_count(topology)  # of a host that does not say
     chip = Chip(CPU, 1e11, memory_bytes, 1e10, 1e9, 0, 0, 0, 1e9, "assumed")
     stack = machine("meshmark_tpus").stack
     return Machine("order", chip, stack, START, 1.0, f"{NOT_FITTED}: an order of work")
-
-
-MOST_BYTES = 2**40
-"""Memory of a host that does not say how much it has."""

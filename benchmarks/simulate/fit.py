@@ -24,8 +24,7 @@ from benchmarks.simulate.predict import TableRow, error_cells, read_tables, seco
 from benchmarks.simulate.published import PublishedRun, run_of
 
 OUTLIER = 0.1
-"""Errors far above this fraction hardly count (Cauchy's loss). Published runs have faults, such as a run that takes
-twice as long as its neighbours, and no constants should follow them."""
+"""Errors far above this fraction hardly count (Cauchy's loss), because published runs have faults."""
 PRIOR = 0.03
 """A constant that moves over its whole range counts as such an error of a source with one run."""
 EDGE = 0.01
@@ -55,10 +54,7 @@ def seconds_of(runs: Sequence[PublishedRun]) -> list[float]:
 
 
 def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] = ()) -> Fit:
-    """Fit some constants of a machine to the measured seconds of runs; by default all on which they depend.
-
-    A source weighs the root of its number of runs.
-    """
+    """Fit constants, by default all on which runs depend, to measured seconds; sources weigh the root of their runs."""
     if unknown := {*only} - {*RANGES}:
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")
     if not runs:

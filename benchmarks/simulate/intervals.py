@@ -1,8 +1,7 @@
 """80% intervals of predictions, from errors on sources of published runs that had no part in the constants.
 
-Split conformal prediction: the interval is a quantile of the sizes of errors on data that nothing was fitted to (Lei et
-al. 2018, "Distribution-Free Predictive Inference for Regression", section 2.2). Errors are logarithms of predicted over
-measured seconds.
+Split conformal prediction: a quantile of the sizes of errors on data that nothing was fitted to (Lei et al. 2018,
+"Distribution-Free Predictive Inference for Regression", section 2.2). Errors are logarithms of ratios of seconds.
 
 python -m benchmarks.simulate.intervals PREDICTED.csv
 """
@@ -56,14 +55,6 @@ class Interval(NamedTuple):
     def around(self, seconds: float) -> tuple[float, float]:
         """The ends of the interval of these predicted seconds."""
         return self.low * seconds, self.high * seconds
-
-    def __str__(self) -> str:
-        """How much longer or shorter a step may be.
-
-        >>> str(Interval(0.5, 2))
-        '-50% to +100% with a probability of 80%'
-        """
-        return f"{self.low - 1:+.0%} to {self.high - 1:+.0%} with a probability of 80%"
 
 
 def kind_of(config: GPTConfig) -> Kind:

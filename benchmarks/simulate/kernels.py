@@ -1,8 +1,4 @@
-"""The kernels of a layer, of the head and of the optimizer on one device, and their seconds.
-
-Legend of dims: N tokens of a microbatch on the device, D embed, F hidden features of the MLP, V vocabulary; the last
-three as the tensor axis splits them.
-"""
+"""The kernels of a layer, of the head and of the optimizer on one device, and their seconds."""
 
 import math
 from collections.abc import Iterator
@@ -138,9 +134,7 @@ def projections(plan: Plan) -> Iterator[Dims]:
 
 
 def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer:
-    """The kernels of a layer on one device, for one microbatch. Operands of matmuls with weights are cast to the
-    precision, if there is one.
-    """
+    """The kernels of a layer on one device for a microbatch. A precision is that of matmuls with weights."""
     itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     multiplied = [*projections(plan)]
     forward = [matmul(dims, itemsize) for dims in multiplied]
@@ -241,10 +235,7 @@ def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tupl
 
 
 def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
-    """Bytes that a layer reads and writes to keep what its backward pass reads, and to cast weights (`KernelCosts`).
-
-    Half are of the forward pass.
-    """
+    """Bytes that a layer moves to keep what its backward pass reads, and to cast weights, half of them forward."""
     kept, weights = share_kept_bytes(plan.share), block_elements(plan) / plan.layers
     rates = (stack.kernels.kept, *([stack.kernels.stacked] if stacks_kept(plan) else []))
     less = plan.casts_ahead * CAST_AHEAD_BYTES * weights if fills_stacks(stack) else 0

@@ -37,9 +37,7 @@ RANGES: Mapping[str, Range] = {
     "network_seconds": Range(1e-6, 2e-4, 2e-5),
     "step_seconds": Range(0.0, 0.02, 0.005),
 }
-"""Plausible ranges of `Constants` for a fit, which says so if it ends at the edge of one. Calibrated constants are of
-any host, such as a slow CPU, and may lie outside.
-"""
+"""Plausible ranges of `Constants` for a fit, which says so if it ends at an edge. Calibrated ones may lie outside."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,6 @@ SPECIFICATIONS: Mapping[str, tuple[str, str]] = {
     "inter_host_latency": ("network_seconds", "s"),
 }
 """Names of what can be set -> field of `Chip` or of `Constants`, and its unit."""
-SMALL = {"": 1, "u": 1e-6, "m": 1e-3}
 LARGE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -191,7 +188,7 @@ def changed(old: float, text: str, unit: str) -> float:
     >>> changed(0.0, "10Gbit/s", "B/s")
     1250000000.0
     """
-    bits, prefixes = "|bit(?:/s)?" if unit == "B/s" else "", SMALL if unit == "s" else LARGE
+    bits, prefixes = "|bit(?:/s)?" if unit == "B/s" else "", {"": 1, "u": 1e-6, "m": 1e-3} if unit == "s" else LARGE
     parts = re.fullmatch(rf"([0-9]{{1,30}}(?:\.[0-9]*)?)(?:(x)|({'|'.join(prefixes)})({unit}{bits}))", text.strip())
     if not parts or not float(parts[1]) > 0:
         example = "50us" if unit == "s" else f"100G{unit}"

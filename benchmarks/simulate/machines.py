@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import jax
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from benchmarks.devices.chips import CHIPS, Chip, generation
 from benchmarks.devices.topology import CPU, OUR_KINDS, Topology
@@ -18,7 +18,7 @@ from benchmarks.simulate.machine import NOT_FITTED, Constants, Machine
 from benchmarks.simulate.stack import Stack
 from strategies.backends.backend import are_virtual, platform_of
 from strategies.files import read_json
-from strategies.schema import SchemaError, checked
+from strategies.schema import SchemaError, checked, checked_fields
 
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
 CARRIED_ERROR = 0.2
@@ -53,15 +53,8 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return {*self.specifications} >= {field.name for field in dataclasses.fields(Chip) if field.default is MISSING}
 
 
-RULES = {field.name for field in dataclasses.fields(Stack)} - {"name"}
-CONSTANTS = msgspec.defstruct(
-    "Constants", [*get_type_hints(Constants, include_extras=True).items()], forbid_unknown_fields=True
-)
-SPECIFICATIONS = msgspec.defstruct(
-    "Specifications",
-    [(name, kind | UnsetType, UNSET) for name, kind in get_type_hints(Chip, include_extras=True).items()],
-    forbid_unknown_fields=True,
-)
+PARTS = {"rules": Stack, "specifications": Chip, "constants": Constants}
+"""Fields of a machine file -> what has their fields."""
 
 
 def machine_names() -> tuple[str, ...]:
@@ -92,10 +85,13 @@ def checked_file(content: Any, where: str) -> MachineFile:
         way_out = "remove it, or write the file again with `meshmark calibrate` or `meshmark fit`"
         raise SchemaError(f"{where} has an unknown field {min(unknown)!r}; {way_out}")
     file = checked(content, MachineFile, where)
-    if unknown := {*file.rules} - RULES:
-        raise SchemaError(f"{where}: rules has {', '.join(sorted(unknown))}; it can have {', '.join(sorted(RULES))}")
-    checked(file.constants, CONSTANTS, f"{where}: constants")
-    checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
+    for part, kind in PARTS.items():
+        given, hints = getattr(file, part), get_type_hints(kind, include_extras=True)
+        known = sorted({*hints} - {"name"})
+        if unknown := sorted({*given} - {*known}):
+            raise SchemaError(f"{where}: {part} has {', '.join(unknown)}; it can have {', '.join(known)}")
+        needed = hints if kind is Constants else given
+        checked_fields(given, {name: hints[name] for name in needed}, f"{where}: {part}")
     return file
 
 

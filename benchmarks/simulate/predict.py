@@ -8,6 +8,7 @@ import csv
 import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain, combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +20,12 @@ from benchmarks.cli.tables import aligned
 from benchmarks.simulate.intervals import interval, kind_of
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import machine, machine_for
-from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
-from benchmarks.simulate.published_row import AXES, COLUMNS, TableRow
+from benchmarks.simulate.published import PublishedRun, run_of
+from benchmarks.simulate.published_row import AXES, COLUMNS, Published, TableRow
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table
+from strategies.schema import SchemaError
 
 PARTS = (
     *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
@@ -109,7 +111,9 @@ def as_csv(predictions: Sequence[Prediction | Problem]) -> str:
 
 def _added(one: Prediction | Problem) -> dict[str, object]:
     """What a table adds to a row."""
-    known: dict[str, object] = {"measured_seconds": measured_seconds(one.row) or ""}
+    known: dict[str, object] = {"measured_seconds": ""}
+    with suppress(SchemaError):  # of a row that cannot be read
+        known = {"measured_seconds": Published.of(one.row).measured_seconds or ""}
     if isinstance(one, Problem):
         return known | {"problem": one.problem}
     run, machine, timeline, plan = one.run, one.machine, one.timeline, one.run.cost.plan

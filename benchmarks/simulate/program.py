@@ -1,12 +1,11 @@
 """A compiled step on a machine: simulated in the order of its schedule, its roofline, and whether it fits into memory.
 
 An instruction takes its FLOPs at the machine's rate or its bytes at the memory bandwidth, whichever is longer. A
-collective takes its links, and is waited for where the schedule says so. On a torus, permutes in opposite directions go
-side by side. A branch that is taken in 3 of 7 iterations takes 3/7 of its time in each of them.
+collective takes its links, and is waited for where the schedule says so. A branch that is taken in 3 of 7 iterations
+takes 3/7 of its time in each of them.
 
-The roofline (Williams et al. 2009) prices the work of all instructions together, as if everything overlapped. No
-simulated step is faster than its compute or its busiest link. Its memory traffic is no bound: caches may serve a part,
-and in the simulation a collective accesses memory beside compute that does.
+The roofline (Williams et al. 2009) prices the work of all instructions together, as if everything overlapped. Its
+memory traffic is no bound: caches may serve a part, and a collective accesses memory beside compute that does.
 """
 
 import re
@@ -177,8 +176,7 @@ class DoesNotFit(CaseFailure):
 class ChipEstimate:
     """Memory of a step on one device as the compiler planned it, its least time, and its compiled schedule simulated.
 
-    If the compiler gave up, the memory is a lower bound, and no time is known. Nor is one of a program that was not
-    read; a replay needs a program in schedule order.
+    If the compiler gave up, the memory is a lower bound. Times need a program that was read, a replay one in order.
     """
 
     needed_bytes: int

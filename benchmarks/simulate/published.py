@@ -18,7 +18,6 @@ from strategies.costs.predict import Cost
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
-from strategies.schema import SchemaError
 
 REMAT: Mapping[str, Remat] = {"full": "full", "selective": "dots", "none": "none"}
 """What published tables say of recomputation -> what a step recomputes."""
@@ -28,9 +27,8 @@ NARROW = {"fp8-mx": "mxfp8", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "n
 
 
 class Program(NamedTuple):
-    """A training program of published tables, and what it does where a row does not say.
-
-    The stack is as machine files name it. Padded experts all have the number of rows of the busiest.
+    """A training program of published tables: its stack as machine files name it, what it does where a row does not
+    say, and whether all experts are padded to the number of rows of the busiest.
     """
 
     stack: str
@@ -59,9 +57,7 @@ PROGRAMS: Mapping[str, Program] = {
 class PublishedRun:
     """A measured run: its kind of devices and its stack, as machine files name them, and its step by formulas.
 
-    Attributes:
-        step_seconds: measured; None if the row has none, or contradicts itself.
-        losses: of each token; further ones are of the layers that predict further tokens.
+    Its seconds are None if the row has none, or contradicts itself.
     """
 
     kind: str
@@ -72,14 +68,6 @@ class PublishedRun:
     precision: Precision | None = None
     losses: int = 1
     source: str = ""
-
-
-def measured_seconds(row: TableRow) -> float | None:
-    """Measured seconds of a step; None if the row has none, contradicts itself, or cannot be read."""
-    try:
-        return Published.of(row).measured_seconds
-    except SchemaError:
-        return None
 
 
 def run_of(row: TableRow) -> PublishedRun:
@@ -145,8 +133,9 @@ def config_of(row: Published) -> GPTConfig:
         # Each expert takes an equal part of the tokens of a sequence on a device, or of half of them in a ring.
         group = row.sequence // (2 * row.context if row.context > 1 else 1)
         more |= {"capacity_factor": row.capacity_factor or 1.0, "expert_group": group}
-    if row.block == GPT_OSS.block:
-        more |= {name: getattr(GPT_OSS, name) for name in ("attention_window", "full_attention_every")}
+    if row.block == "gpt_oss":
+        preset = PRESETS["gpt-oss-20b"]
+        more |= {name: getattr(preset, name) for name in ("attention_window", "full_attention_every")}
     return GPTConfig(
         row.layers + row.mtp_layers,
         row.embed,
@@ -161,13 +150,8 @@ def config_of(row: Published) -> GPTConfig:
     )
 
 
-GPT_OSS = PRESETS["gpt-oss-20b"]
-
-
 def latent_heads(row: Published) -> dict[str, int]:
-    """Plain heads with the parameter count of multi-head latent attention.
-
-    The latter is that of DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. Sizes are those of DeepSeek-V2, -V3 and Kimi K2.
+    """Plain heads with the parameter count of latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
 
     >>> latent_heads(Published("", "", 8, 8, 61, 7168, 128, 129280, 4096, 8, 8, 1, 1, 1, "bf16"))
     {'head_size': 96, 'key_heads': 1}

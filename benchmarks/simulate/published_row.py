@@ -140,15 +140,12 @@ COLUMNS = *(field.name for field in msgspec.structs.fields(Published) if field.r
 
 
 def cost_of(row: Published, config: GPTConfig, train: TrainConfig, topology: Topology) -> Cost:
-    """The step of a row by formulas.
-
-    Weights whose optimizer is sharded over data are gathered in the compute dtype, and updated in float32.
-    """
+    """The step of a row by formulas."""
     sizes = sizes_of(row)
     mesh = MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
     shards = row.optimizer_sharded if sizes["data"] > 1 and row.optimizer_sharded in ("zero1", "zero2") else None
     axes = _axes(shards)
-    train = replace(train, master="float32") if shards else train
+    train = replace(train, master="float32") if shards else train  # gathered in the compute dtype
     return predict_axes(axes, config, mesh, applicable(axes, train), topology.platform)
 
 

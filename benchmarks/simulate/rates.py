@@ -84,9 +84,7 @@ def _shares(timings: Sequence[Timing], parts: Sequence[tuple[float, ...]]) -> Se
 def calibrated(
     name: str, timings: Sequence[Timing], platform: str, memory_bytes: int, source: str, cores: int = 0
 ) -> tuple[Machine, list[str]]:
-    """The machine that timings of probes show, and what they do not show; `cores` are of a GPU, with which
-    `Timing.filled` was computed.
-    """
+    """The machine that timings of probes show, and what they do not show. A GPU's `cores` are those of `filled`."""
     timings, kernel_seconds = without_iteration(timings)
     of = {kind: [timing for timing in timings if timing.kind == kind] for kind in {timing.kind for timing in timings}}
     (flops, matmul_dim), (float32_flops, _) = (

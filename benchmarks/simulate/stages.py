@@ -21,10 +21,7 @@ from strategies.pipelining.timetable import KINDS, order_of
 
 
 class Pass(NamedTuple):
-    """A pass of a microbatch on a stage, such as F0, B0 or W0, or what is done between or after passes.
-
-    The only stage is 0. Its seconds are spent in the order of the parts.
-    """
+    """A pass on a stage, such as F0, B0 or W0, or what is done between or after passes, with its seconds in order."""
 
     stage: int
     name: str
