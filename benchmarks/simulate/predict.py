@@ -9,7 +9,7 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -179,8 +179,8 @@ def _without(predictions: Sequence[Prediction | Problem]) -> list[str]:
     for number, one in enumerate(predictions, 1):
         if isinstance(one, Problem):
             rows[one.problem].append(f"    row {number}: {model_of(one.row)}, {mesh_of(one.row)}")
-    lines = ((f"{len(of)} rows cannot be predicted: {problem}", *of) for problem, of in rows.items())
-    return [*chain.from_iterable(sorted(lines, key=lambda lines: -len(lines)))]
+    frequent = sorted(rows.items(), key=lambda item: -len(item[1]))
+    return [line for problem, of in frequent for line in (f"{len(of)} rows cannot be predicted: {problem}", *of)]
 
 
 def _judged(predictions: Iterable[Prediction | Problem]) -> list[Prediction]:
