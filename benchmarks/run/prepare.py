@@ -23,8 +23,8 @@ from benchmarks.run.measure import Training
 from benchmarks.run.record import Record
 from benchmarks.run.references import References
 from benchmarks.run.states import RunSettings
-from benchmarks.simulate.estimate import DoesNotFit, estimate, estimate_from_error
 from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.program import DoesNotFit, estimate, estimate_from_error
 from benchmarks.simulate.step import predict_seconds
 from strategies import Step
 from strategies.checking import FirstSteps

@@ -17,7 +17,7 @@ from benchmarks.cluster import processes
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.program.explanations import predicted_columns
 from benchmarks.run.measure import BlockTimes, Interval
-from benchmarks.simulate.estimate import ChipEstimate
+from benchmarks.simulate.program import ChipEstimate
 from strategies import Step
 from strategies.model.gpt import param_count
 

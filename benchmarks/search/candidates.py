@@ -17,10 +17,8 @@ VARIED = {"schedule": tuple(each for each in get_args(PipelineSchedule) if each 
 """Options that are varied by default. GPipe takes as long as eager-1f1b, and holds more."""
 
 MEMORY_FRACTION = 0.85
-"""Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory.
-
-The formulas model XLA's CPU backend. Of the compiled steps of gpt3-6.7b, those for H100 needed up to 19% less and 2%
-more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 44% more."""
+"""Margin for the error of formulas: a candidate fits if it needs at most this fraction of a device's memory. Compiled
+steps of gpt3-6.7b need 19% less to 2% more on H100, and 3 to 13% more on v5p, except zero2 with 44% more."""
 
 
 @dataclass(frozen=True)

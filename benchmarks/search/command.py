@@ -24,8 +24,6 @@ from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import trace
 from benchmarks.simulate.step import Step
 
-PROGRESS_SECONDS = 5.0
-
 
 def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Result:
     """Rank the search space; compile and measure as many of the best as the options ask for."""
@@ -46,18 +44,16 @@ def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
     last_log = time.monotonic()
     for count_so_far, case in enumerate(cases, start=1):
         yield case
-        if time.monotonic() > last_log + PROGRESS_SECONDS:
+        if time.monotonic() > last_log + 5:
             last_log = time.monotonic()
             log(f"{count_so_far} tried so far, now {case.strategy} {case.mesh}")
 
 
 def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> list[Result]:
     """The best on each number of devices."""
-    begin, sizes = time.monotonic(), scaled.powers_of_two(*args.scaling)
+    sizes = scaled.powers_of_two(*args.scaling)
     device_batch_size = args.sequences_per_device or max(1, space.batch_size // sizes[0])
-    found = [*scaled.results(space, args.topology, sizes, device_batch_size, machine)]
-    log(f"{len(found)} searches in {time.monotonic() - begin:.1f} s")
-    return found
+    return [*scaled.results(space, args.topology, sizes, device_batch_size, machine)]
 
 
 def trace_of(best: Candidate) -> str:
@@ -67,11 +63,7 @@ def trace_of(best: Candidate) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Search, write files, and print the report.
-
-    Returns:
-        The exit status: 1 if nothing fits. It is 2 for invalid options, and 5 for files that cannot be written.
-    """
+    """Search, write files, and print the report. The exit status is 1 if nothing fits."""
     with refusing():
         space, machine = prepared(args)
     results = scaling(space, machine, args) if args.scaling else [search(space, machine, args)]

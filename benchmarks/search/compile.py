@@ -22,17 +22,14 @@ from benchmarks.run.progress import progress, say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.summary import MIB
 from benchmarks.search.compiled import compiled_record
-from benchmarks.simulate.queues import trace
+from benchmarks.simulate.queues import DEVICE_LANES, trace
 from strategies.mesh import all_axes
 
 Size = Callable[[float | None], str]
-MB = 10**6
 MEMORY_PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """Parts of memory that compilers report."""
-REPLAYED = {"compute": "compute", "memory": "memory", "exposed": "exposed communication", "idle": "pipeline bubble"}
-BOUNDS = {name: name for name in ("compute", "memory", "network")}
-"""Parts of the time of a step in the columns, with their names on the page."""
-RATES = "tokens_per_second_per_device", "model_flops_utilization"
+NAMES = {"exposed": "exposed communication", "idle": "pipeline bubble"}
+"""Parts of the time of a step in the columns -> their names on the page, where these differ."""
 
 
 def case_report(row: Row) -> Iterator[str]:
@@ -49,7 +46,7 @@ def case_report(row: Row) -> Iterator[str]:
         yield f"  compiled in {seconds:.1f} s{host}{options}"
         if info["compiled.unread"]:
             yield f"  not read: {info['compiled.unread']}; so FLOPs, bytes sent and times are unknown"
-        prefix, held, sent = ("G", GIB, GB) if (info["memory.total_bytes"] or 0) >= GIB else ("M", MIB, MB)
+        prefix, held, sent = ("G", GIB, GB) if (info["memory.total_bytes"] or 0) >= GIB else ("M", MIB, 10**6)
         yield f"a device holds ({prefix}iB)       compiled     formula"
         yield from _memory(info, partial(in_unit, held))
         yield f"a device sends ({prefix}B a step)"
@@ -59,16 +56,16 @@ def case_report(row: Row) -> Iterator[str]:
 
 def _times(info: dict[str, Any]) -> Iterator[str]:
     """Lines on the time of a step: its replay and its roofline."""
-    blocks = (
-        ("replay", "replay: a step takes {:.1f} ms by the compiled schedule, at published figures", REPLAYED, ""),
-        ("roofline", "roofline: it takes at least {:.1f} ms, if all of it overlaps", BOUNDS, "at most "),
-    )
-    for source, title, parts, most in blocks:
+    roofline = "compute", "memory", "network"
+    for source, title, parts, most in (
+        ("replay", "a step takes {:.1f} ms by the compiled schedule, at published figures", DEVICE_LANES, ""),
+        ("roofline", "it takes at least {:.1f} ms, if all of it overlaps", roofline, "at most "),
+    ):
         if (seconds := info[f"{source}.step_seconds"]) is not None:
-            yield title.format(1e3 * seconds)
-            for part, text in parts.items():
-                yield f"  {text:21}{1e3 * info[f'{source}.{part}_seconds']:z9.1f} ms"
-            rate, used = (info[f"{source}.{name}"] for name in RATES)
+            yield f"{source}: {title.format(1e3 * seconds)}"
+            for part in parts:
+                yield f"  {NAMES.get(part, part):21}{1e3 * info[f'{source}.{part}_seconds']:z9.1f} ms"
+            rate, used = info[f"{source}.tokens_per_second_per_device"], info[f"{source}.model_flops_utilization"]
             yield f"  {most}{rate:,.0f} tokens/s a device, {used:.0%} MFU"
 
 
@@ -91,12 +88,9 @@ def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:
     if info["overlap.text"] is not None:
         for overlap_kind, words in OVERLAP_KINDS.items():
             yield f"  {words:18}{size(info[f'overlap.sent_bytes.{overlap_kind}'])}"
-    if info["overlap.text"]:
-        yield "what each collective overlaps"
-        yield from (f"  {line}" for line in info["overlap.text"].split("; "))
-    if info["rewrites.text"]:
-        yield "what the compiler changed"
-        yield from (f"  {line}" for line in info["rewrites.text"].split("; "))
+    for title, column in (("each collective overlaps", "overlap.text"), ("the compiler changed", "rewrites.text")):
+        if text := info[column]:
+            yield from (f"what {title}", *(f"  {line}" for line in text.split("; ")))
 
 
 def in_unit(unit_bytes: int, count: float | None) -> str:
@@ -109,12 +103,7 @@ def in_unit(unit_bytes: int, count: float | None) -> str:
 
 
 def main(option: argparse.Namespace) -> int:
-    """Print the report of each case.
-
-    Returns:
-        The exit status: 1 if any case fails to compile, or if all are infeasible. It is 2 for invalid options, and 5
-        for a trace that cannot be written.
-    """
+    """Print the report of each case. The exit status is 1 if any fails to compile, or if all are infeasible."""
     with refusing():
         cases = selected(option).cases()
         if option.trace:

@@ -1,8 +1,7 @@
 """Candidates as compiled: exposed communication of the compiler's schedule instead of what predictions assume.
 
-The compiled program's events run on the same queues as those of the formulas (`simulate.program.replay`), at the same
-machine's rates. Only their exposed communication replaces that of the prediction. A program tells no dims of matmuls
-and no launches, so its compute would be priced otherwise than that of candidates that were not compiled.
+The compiled program is replayed at the same machine's rates (`simulate.program.replay`). Its compute is not compared: a
+program tells no dims of matmuls and no launches, by which that of other candidates is priced.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +22,12 @@ from benchmarks.run.progress import progress, say_regularly
 from benchmarks.run.record import Record
 from benchmarks.run.states import RunSettings
 from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first
-from benchmarks.search.rows import LAYOUT, RANK, gibibytes, milliseconds, table
+from benchmarks.search.rows import GIBIBYTES, LAYOUT, MILLISECONDS, RANK, Column, table
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.program import replay
 from benchmarks.simulate.queues import EXPOSED as EXPOSED_LANE
-from benchmarks.simulate.step import LANES
+from benchmarks.simulate.step import SENDING
 
-SENDING = tuple(name for name, lane in LANES.items() if lane == EXPOSED_LANE)
-"""Parts of a prediction that are exposed communication."""
 EXPOSED = "machine.exposed_seconds"
 """Column: seconds for which the compiled step waits for collectives, at the rates that a machine reaches."""
 WORKER_BYTES = 4 * GIB
@@ -38,10 +35,10 @@ WORKER_BYTES = 4 * GIB
 TITLE = "as compiled: after each prediction, the same number by the compiled program and its schedule"
 COLUMNS = (
     *(RANK, *LAYOUT),
-    *(gibibytes("needed_bytes", "GiB"), gibibytes("compiled.needed_bytes", "compiled")),
-    milliseconds("compiled.predicted_exposed_seconds", "exposed ms"),
-    milliseconds("compiled.exposed_seconds", "compiled"),
-    *(milliseconds("predicted_seconds", "ms"), milliseconds("compiled.seconds", "compiled")),
+    *(Column("GiB", "needed_bytes", *GIBIBYTES), Column("compiled", "compiled.needed_bytes", *GIBIBYTES)),
+    Column("exposed ms", "compiled.predicted_exposed_seconds", *MILLISECONDS),
+    Column("compiled", "compiled.exposed_seconds", *MILLISECONDS),
+    *(Column("ms", "predicted_seconds", *MILLISECONDS), Column("compiled", "compiled.seconds", *MILLISECONDS)),
 )
 
 
@@ -53,10 +50,7 @@ def compiled_record(case: Case) -> Record:
 
 
 def compile_best(ranking: Ranking, count: int, workers: int | None, budget_seconds: float) -> list[Tried]:
-    """Compile the best of each strategy and set of mesh axes, then the best of all: similar ones tell little more.
-
-    By default memory and cores limit the number of processes that compile at a time.
-    """
+    """Compile the best of each strategy and set of mesh axes, then the best of all: similar ones tell little more."""
     by_case = {candidate.case: candidate for candidate in (*ranking.best_per_layout, *ranking.fitting)}
     at_once, machine = workers or processes_that_fit(WORKER_BYTES), ranking.fitting[0].machine
     ended = outcomes([*by_case][:count], machine, at_once, budget_seconds)
@@ -102,27 +96,16 @@ def exposed_seconds(record: Record, machine: Machine) -> float | None:
 
 
 def compiled(candidate: Candidate, outcome: Outcome[Case]) -> Tried:
-    """A candidate with the outcome of its compilation.
-
-    Its seconds are the prediction with the exposed communication of the compiled schedule.
-    """
+    """A candidate with its outcome; its seconds are predicted but for the compiled schedule's exposed communication."""
     columns = outcome.result or {}
     exposed = columns.get(EXPOSED)
     failed = columns.get("status", "ok") != "ok" and (columns.get("reason") or columns["status"])
     reason = outcome.reason or failed or ("its schedule cannot be read" if exposed is None else "")
     predicted = sum(candidate.timeline.parts.get(name, 0.0) for name in SENDING)
     seconds = None if reason or exposed is None else candidate.step_seconds - predicted + exposed
-    return Tried(
-        candidate,
-        seconds,
-        {
-            "compiled.seconds": seconds,
-            "compiled.needed_bytes": columns.get("chip.needed_bytes"),
-            "compiled.exposed_seconds": exposed,
-            "compiled.predicted_exposed_seconds": predicted,
-            "compiled.reason": reason,
-        },
-    )
+    found = {"compiled.seconds": seconds, "compiled.needed_bytes": columns.get("chip.needed_bytes")}
+    found |= {"compiled.exposed_seconds": exposed, "compiled.predicted_exposed_seconds": predicted}
+    return Tried(candidate, seconds, found | {"compiled.reason": reason})
 
 
 def lines(found: Sequence[Tried], ranking: Ranking) -> list[str]:

@@ -43,8 +43,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
 
 
 COLUMNS = (
-    *("scaling", "topology", "devices", "global_batch_sequences"),
-    *("rank", "status", "reason"),
+    *("scaling", "topology", "devices", "global_batch_sequences", "rank", "status", "reason"),
     *("needed_bytes", "sent_bytes", "bubble"),
     *("predicted_seconds", "tokens_per_second", "model_flops_utilization", "bound_seconds", "parts", "waits_for"),
     *("compiled.seconds", "compiled.needed_bytes", "compiled.exposed_seconds", "compiled.predicted_exposed_seconds"),

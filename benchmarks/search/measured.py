@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import chain
 from sys import stderr
 
 import numpy as np
@@ -20,26 +21,21 @@ from benchmarks.run.measure import Interval
 from benchmarks.run.progress import Progress, say_regularly
 from benchmarks.run.states import RunSettings
 from benchmarks.search.ranking import Candidate, Ranking, Tried, fastest_first, first_of_each
-from benchmarks.search.rows import LAYOUT, RANK, milliseconds, table, words
+from benchmarks.search.rows import LAYOUT, RANK, Column, table
 from benchmarks.simulate.machines import MEASURED_ONLY
 from strategies.checking import BATCHES
 
 ROUNDS = 10
-PREDICTED = milliseconds("predicted_seconds", "predicted ms", ",.1f")
-MEASURED = milliseconds("measured.seconds", "measured ms", ",.1f"), words("measured.reason", "")
+PREDICTED = Column("predicted ms", "predicted_seconds", ",.1f", 1e3)
+MEASURED = Column("measured ms", "measured.seconds", ",.1f", 1e3), Column("", "measured.reason")
 
 
 def to_measure(ranking: Ranking, count: int) -> list[Candidate]:
-    """The best of each rematerialisation, of each strategy, of each set of mesh axes, and then the best of all.
-
-    They differ more than the best of all do, and so test more of the predictions.
+    """The best of each rematerialisation, strategy and set of mesh axes, which differ more and so test more of the
+    predictions, and then the best of all.
     """
-    firsts = (
-        *first_of_each(ranking.fitting, lambda case: case.remat),
-        *first_of_each(ranking.fitting, lambda case: case.strategy),
-        *ranking.best_per_layout,
-        *ranking.fitting,
-    )
+    each_first = (first_of_each(ranking.fitting, key) for key in (lambda case: case.remat, lambda case: case.strategy))
+    firsts = (*chain.from_iterable(each_first), *ranking.best_per_layout, *ranking.fitting)
     return list({candidate.case: candidate for candidate in firsts}.values())[:count]
 
 
@@ -59,9 +55,8 @@ def measure_best(ranking: Ranking, count: int) -> list[Tried]:
 
 
 def here(case: Case) -> Case:
-    """The case on the devices of this process, with its rematerialisation as an option.
-
-    So cases that differ in it alone have different ids, and are compared with the same step of one device.
+    """The case on this process's devices. Its rematerialisation is an option, so that it is in the id, and cases that
+    differ in it alone are compared with the same step of one device.
     """
     return replace(case, topology=None, remat="dots", options=(*case.options, ("remat", case.remat)))
 
@@ -71,8 +66,7 @@ def measured(candidate: Candidate, row: Row) -> Tried:
     seconds = statistics.median(row.samples) if row.samples else None
     in_float32 = str(row.extra_info["check.float32"] or "equal")
     reason = row.extra_info["reason"] or ("" if in_float32 == "equal" else f"float32 {in_float32}")
-    rounds = list(row.samples)
-    columns = {"measured.seconds": seconds, "measured.rounds_seconds": rounds, "measured.reason": reason}
+    columns = {"measured.seconds": seconds, "measured.rounds_seconds": [*row.samples], "measured.reason": reason}
     return Tried(candidate, seconds, columns)
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,42 +10,36 @@ from typing import Any
 from benchmarks.cli.tables import paragraph
 from benchmarks.devices.placement import device_count
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.rows import Column, number, table, words
+from benchmarks.search.rows import WHOLE, Column, table
 from benchmarks.simulate.predict import mesh_of, read_rows
-from benchmarks.simulate.published import config_of
+from benchmarks.simulate.published import config_of, precision_of
 from benchmarks.simulate.published_row import Published, TableRow
+from strategies.core.sizes import BYTES
 from strategies.model.gpt import param_count
 
 FARTHEST = math.log(4)
 """A run is not near if the model is more than four times as large or as small, or the sum of all factors is that."""
-SHOWN = 4
+SHOWN = 5
 FACTS = "stack", "model", "device", "devices", "sequence", "batch_size", "dtype"
 COLUMNS = (
-    words("stack", "published"),
+    Column("published", "stack"),
     Column("model", lambda run: f"{run['model']} {run['param_count'] / 1e9:.1f}B".strip()),
     Column("devices", lambda run: f"{run['devices']} {run['device']}"),
-    *(number("sequence", "sequence"), number("batch_size", "batch")),
-    *(words("dtype", "dtype"), words("mesh", "mesh")),
-    number("tokens_per_second_per_device", "tokens/s a device"),
+    *(Column("sequence", "sequence", WHOLE), Column("batch", "batch_size", WHOLE)),
+    *(Column("dtype", "dtype"), Column("mesh", "mesh")),
+    Column("tokens/s a device", "tokens_per_second_per_device", WHOLE),
 )
 
 
 def nearest(space: SearchSpace) -> list[dict[str, Any]]:
-    """The nearest runs on such devices, as JSON values, each of another stack, nearest first.
-
-    They are of dense models or of mixtures alone.
-    """
-    runs = (run for row in published() if (run := _run(row, space)) and run[0] <= FARTHEST)
+    """The nearest runs of such models on such devices, as JSON values, each of another stack, nearest first."""
+    tables = sorted((Path(str(files("results"))) / "published").glob("*.csv"))
+    rows = itertools.chain.from_iterable(map(read_rows, tables))
+    runs = (run for row in rows if (run := _run(row, space)) and run[0] <= FARTHEST)
     of_stack: dict[tuple[str, str], dict[str, Any]] = {}
     for _, run in sorted(runs, key=lambda run: (run[0], -run[1]["tokens_per_second_per_device"])):
         of_stack.setdefault((run["stack"], run["device"]), run)
     return [*of_stack.values()][:SHOWN]
-
-
-def published() -> Iterator[TableRow]:
-    """The rows of all published tables."""
-    tables = Path(str(files("results"))) / "published"
-    return itertools.chain.from_iterable(read_rows(table) for table in sorted(tables.glob("*.csv")))
 
 
 def _run(row: TableRow, space: SearchSpace) -> tuple[float, dict[str, Any]] | None:
@@ -60,14 +54,14 @@ def _run(row: TableRow, space: SearchSpace) -> tuple[float, dict[str, Any]] | No
             return None
         if bool(published.experts) != bool(space.config.experts) or not (seconds := published.measured_seconds):
             return None
-        parameters = param_count(config_of(published))
+        parameters, precision = param_count(config_of(published)), precision_of(published)
     except ValueError:
         return None
     ratios = (
         (parameters, param_count(space.config), 1.0),
         (published.devices, device_count(space.topology), 0.5),
         (published.sequence, space.config.sequence, 0.5),
-        (dtype_bytes(published.dtype), dtype_bytes(space.dtype), 0.5),
+        (precision.itemsize if precision else 2, BYTES[space.dtype], 0.5),
     )
     distance = sum(weight * abs(math.log(theirs / ours)) for theirs, ours, weight in ratios)
     rate = published.batch_size * published.sequence / seconds / published.devices
@@ -78,11 +72,6 @@ def _run(row: TableRow, space: SearchSpace) -> tuple[float, dict[str, Any]] | No
         "source": row["source"],
         "mesh": mesh_of(row),
     }
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of the dtype of most matmuls."""
-    return 4 if dtype == "float32" else 2 if dtype in ("bf16", "bfloat16", "float16", "fp16") else 1
 
 
 def lines(runs: Sequence[dict[str, Any]]) -> list[str]:

@@ -19,7 +19,15 @@ from strategies.costs.predict import Cost, predict
 
 UNLIMITED = 1e6
 """Factor of a resource that no longer limits anything."""
-BUBBLE = "pipeline bubble"
+RESOURCES: Mapping[str, Mapping[str, float]] = {
+    "matmuls": {"flops_per_second": UNLIMITED},
+    "memory bandwidth": {"memory_bytes_per_second": UNLIMITED},
+    "links inside a host": {"link_bytes_per_second": UNLIMITED},
+    "network between hosts": {"network_bytes_per_second": UNLIMITED},
+    "latency": {"link_seconds": 0.0, "network_seconds": 0.0},
+    "launches": {"kernel_seconds": 0.0},
+}
+"""Resource -> factors of a machine's figures with which it is infinitely fast. The pipeline's bubble has none."""
 KINDS = "pipeline", "tensor", "context", "expert"
 """Mesh axes that split more than weights and the batch. Each changes more of a step than those after it."""
 
@@ -55,13 +63,13 @@ class Candidate:
 
     @cached_property
     def limits(self) -> Mapping[str, float]:
-        """Bottlenecks: by resource, the share of its time that the step would save if that were infinitely fast.
+        """By resource, the largest first, the share of its time that the step would save if that were infinitely fast.
 
-        The largest comes first. Shares of several resources may overlap, or leave time that none of them saves alone.
+        Shares of several resources may overlap, or leave time that none of them saves alone.
         """
-        without = {name: replace(self, machine=faster(self.machine)) for name, faster in RESOURCES.items()}
+        without = {name: replace(self, machine=self.machine.scaled(**factors)) for name, factors in RESOURCES.items()}
         saved = {name: self.step_seconds - candidate.step_seconds for name, candidate in without.items()}
-        saved[BUBBLE] = self.timeline.parts.get("bubble", 0.0)
+        saved["pipeline bubble"] = self.timeline.parts.get("bubble", 0.0)
         return {name: saved[name] / self.step_seconds for name in sorted(saved, key=lambda name: -saved[name])}
 
     @property
@@ -84,9 +92,7 @@ class Candidate:
 
 
 class Tried(NamedTuple):
-    """A candidate that was compiled or measured, or meant to be: seconds of its step, if they are known, and what that
-    adds to its row, as JSON values.
-    """
+    """A candidate that was to be compiled or measured: its seconds if they are known, and what that adds to its row."""
 
     candidate: Candidate
     seconds: float | None
@@ -122,11 +128,6 @@ class Ranking:
     def best_per_layout(self) -> list[Candidate]:
         """The fastest of each strategy and set of mesh axes, fastest first."""
         return first_of_each(self.fitting, layout)
-
-    @cached_property
-    def best_per_kind(self) -> list[Candidate]:
-        """The fastest of each kind of parallelism, fastest first."""
-        return first_of_each(self.fitting, kind)
 
     @cached_property
     def tied(self) -> int:
@@ -178,23 +179,3 @@ def kind(case: Case) -> str:
 def usable_bytes(machine: Machine) -> float:
     """Memory that a candidate may need by formulas, with a margin for their error."""
     return MEMORY_FRACTION * machine.chip.memory_bytes
-
-
-def _faster(name: str) -> Callable[[Machine], Machine]:
-    """A machine with much more of a specification of its chip."""
-    return lambda machine: replace(
-        machine, chip=replace(machine.chip, **{name: getattr(machine.chip, name) * UNLIMITED})
-    )
-
-
-RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
-    "matmuls": _faster("flops_per_second"),
-    "memory bandwidth": _faster("memory_bytes_per_second"),
-    "links inside a host": _faster("link_bytes_per_second"),
-    "network between hosts": _faster("network_bytes_per_second"),
-    "latency": lambda machine: replace(
-        machine, constants=replace(machine.constants, link_seconds=0.0, network_seconds=0.0)
-    ),
-    "launches": lambda machine: replace(machine, constants=replace(machine.constants, kernel_seconds=0.0)),
-}
-"""Resource -> the machine on which it is infinitely fast. The pipeline's bubble is none of a machine."""

@@ -11,26 +11,14 @@ from benchmarks.cases.case import Case
 from benchmarks.cli.tables import paragraph, wrapped
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
-from benchmarks.search import compiled, measured, nearest
+from benchmarks.search import compiled, measured, nearest, rows
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
-from benchmarks.search.ranking import Candidate, Ranking, Tried, usable_bytes
-from benchmarks.search.rows import (
-    BOTTLENECK,
-    LAYOUT,
-    RANK,
-    TOKENS,
-    UTILIZATION,
-    gibibytes,
-    layout_row,
-    milliseconds,
-    options_text,
-    table,
-)
+from benchmarks.search.ranking import Candidate, Ranking, Tried, first_of_each, kind, usable_bytes
+from benchmarks.search.rows import Column
 from benchmarks.simulate.intervals import interval, widths
 from benchmarks.simulate.machine import Machine
 from strategies import STRATEGIES
 
-DAY_SECONDS = 86_400
 SHOWN_LIMITS, LEAST_SHARE = 3, 0.02
 """Bottlenecks that are named, and the least share of a step of one."""
 SHOWN = 5
@@ -38,12 +26,11 @@ SHOWN = 5
 SPLITTING = "fsdp", "tensor", "pipeline", "context", "expert"
 """Mesh axes that split a model or its activations."""
 COLUMNS = (
-    *(RANK, *LAYOUT, gibibytes("needed_bytes", "GiB")),
-    *(milliseconds("predicted_seconds", "ms"), milliseconds("bound_seconds", "roofline ms")),
-    *(TOKENS, UTILIZATION, BOTTLENECK),
+    *(rows.RANK, *rows.LAYOUT, Column("GiB", "needed_bytes", *rows.GIBIBYTES)),
+    Column("ms", "predicted_seconds", *rows.MILLISECONDS),
+    Column("roofline ms", "bound_seconds", *rows.MILLISECONDS),
+    *(rows.TOKENS, rows.UTILIZATION, rows.BOTTLENECK),
 )
-
-
 Scaling = Literal["strong", "weak"]
 
 
@@ -51,8 +38,7 @@ Scaling = Literal["strong", "weak"]
 class Result:
     """What a search found on some devices. Compiled and measured candidates are the fastest first.
 
-    `scaling` is of a search on several numbers of devices: whether the batch is the same on all of them or grows with
-    them. The ranking has the best candidate alone, or one that says why nothing fits.
+    In a search on several numbers of devices the ranking has the best candidate alone, or one that does not fit.
     """
 
     space: SearchSpace
@@ -74,14 +60,11 @@ class Result:
 
 
 def report(result: Result, everything: bool, tokens: float | None = None, price: float | None = None) -> list[str]:
-    """The lines of the report; of `everything`, with all candidates that fit, and why others are infeasible.
-
-    With a number of tokens it has the days to train on them, and with the price of a device-hour the cost.
-    """
+    """The lines of the report; of `everything`, with all candidates that fit, and why others are infeasible."""
     ranking = result.ranking
     blocks = [answer(result), heading(result)]
     if ranking.fitting and result.predicted:
-        shown = ranking.fitting if everything else ranking.best_per_kind[:SHOWN]
+        shown = ranking.fitting if everything else first_of_each(ranking.fitting, kind)[:SHOWN]
         blocks += ranked_blocks(shown, ranking)
     if result.compiled:
         blocks.append(compiled.lines(result.compiled, ranking))
@@ -109,7 +92,7 @@ def answer(result: Result) -> list[str]:
             best, seconds, how = tried[0].candidate, known, words
     strategy, mesh = best.case.strategy, str(best.case.mesh)
     spread = [] if mesh.startswith(f"{strategy}=") and "," not in mesh else [strategy]
-    layout = ", ".join((*spread, mesh, *options_text(layout_row(best.case)).split()))
+    layout = ", ".join((*spread, mesh, *rows.options_text(rows.layout_row(best.case)).split()))
     tokens = best.case.batch_size * best.case.config.sequence / seconds / best.case.mesh.size
     held = f"{best.needed_bytes / GIB:.1f} of {machine.chip.memory_bytes / GIB:.1f} GiB"
     return wrapped(f"Use {layout}: {amount(seconds)} a step ({how}), {tokens:,.0f} tokens/s a device, {held}")
@@ -157,9 +140,9 @@ def heading(result: Result) -> list[str]:
 
 def ranked_blocks(shown: Sequence[Candidate], ranking: Ranking) -> Iterator[list[str]]:
     """The table of candidates that fit, in which ranks are marked that are tied with the first, and what it means."""
-    rows = [ranking.row(candidate) for candidate in shown]
-    marked = [row | {"rank": f"{row['rank']}{'=' if row['rank'] <= ranking.tied > 1 else ''}"} for row in rows]
-    yield table(COLUMNS, marked)
+    known = [ranking.row(candidate) for candidate in shown]
+    marked = [row | {"rank": f"{row['rank']}{'=' if row['rank'] <= ranking.tied > 1 else ''}"} for row in known]
+    yield rows.table(COLUMNS, marked)
     if layers := max(candidate.cost.plan.recomputed_prefix_layers for candidate in shown):
         what = f"dense_layers={layers}: every stage of a pipeline runs these layers"
         yield wrapped(f"{what}; more stages do not split them")
@@ -182,25 +165,19 @@ def best_lines(best: Candidate) -> list[str]:
 
 
 def cost_lines(result: Result, tokens: float, price: float | None) -> list[str]:
-    """Days, device-hours and money to train on so many tokens with the best candidate, as compiled if it was.
-
-    Each is a range by the interval of the prediction.
-    """
+    """Ranges of days, device-hours and money to train on tokens with the best candidate, as compiled if it was."""
     space, machine = result.space, result.machine
     compiled_seconds = result.compiled[0].seconds if result.compiled else None
     step_seconds = compiled_seconds or result.ranking.fitting[0].step_seconds
     seconds = step_seconds * tokens / (space.batch_size * space.config.sequence)
-    days, hours = seconds / DAY_SECONDS, seconds * device_count(space.topology) / 3600
+    days, hours = seconds / 86_400, seconds * device_count(space.topology) / 3600
     amounts = [(days, ",.1f", " days"), (hours, ",.0f", " device-hours")]
     amounts += [] if price is None else [(hours * price, ",.0f", f" in all at {price:g} a device-hour")]
     low, high = interval(machine, space.config)
-    ranges = [f"{amount * low:{spec}} to {amount * high:{spec}}{unit}" for amount, spec, unit in amounts]
-    exact = [f"{amount:{spec}}{unit}" for amount, spec, unit in amounts]
-    how = "compiled" if compiled_seconds else "predicted"
-    return paragraph(
-        f"{tokens:.3g} tokens take {', '.join(ranges)}",
-        f"as {how}: {', '.join(exact)}; the ranges have a probability of 80%",
-    )
+    ranges = ", ".join(f"{amount * low:{spec}} to {amount * high:{spec}}{unit}" for amount, spec, unit in amounts)
+    exact = ", ".join(f"{amount:{spec}}{unit}" for amount, spec, unit in amounts)
+    how = f"as {'compiled' if compiled_seconds else 'predicted'}: {exact}; the ranges have a probability of 80%"
+    return paragraph(f"{tokens:.3g} tokens take {ranges}", how)
 
 
 def left_out(ranking: Ranking) -> Iterator[str]:

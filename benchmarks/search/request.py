@@ -6,18 +6,8 @@ from typing import get_args
 
 import jax
 
+from benchmarks.cases import selection
 from benchmarks.cases.case import model_options, option_texts
-from benchmarks.cases.selection import (
-    available_devices,
-    known_meshes,
-    known_strategies,
-    model,
-    require_all_devices,
-    require_axes,
-    require_options,
-    unique,
-    values_of,
-)
 from benchmarks.cli.options import BUDGET_SECONDS, dashed
 from benchmarks.cli.outputs import require_apart, require_file
 from benchmarks.devices.attached import states_budget_bytes, topology_of
@@ -41,7 +31,7 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     require_together(args)
     if args.topology == "here":
         use_virtual_devices()
-        available_devices()
+        selection.available_devices()
         args.topology = topology_of(jax.devices())
     largest = sized(args.topology, powers_of_two(*args.scaling)[-1]) if args.scaling else args.topology
     chosen = chosen_machine(args, largest)
@@ -61,28 +51,28 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
     for option, values in (("attention-window", windows), ("routing", args.routing)):
         if len(values) > 1:
             raise ValueError(f"--{option} {' or '.join(values)}: a search is for one model; pass one {option}")
-    name, config = model(args)
-    meshes = known_meshes(args.mesh)
-    require_all_devices(args.topology, meshes)
+    name, config = selection.model(args)
+    meshes = selection.known_meshes(args.mesh)
+    selection.require_all_devices(args.topology, meshes)
     space = SearchSpace(
         args.topology,
         ",".join([name, *option_texts(model_options(config))]),
         config,
         args.batch_size,
         args.dtype,
-        known_strategies(args.strategy),
+        selection.known_strategies(args.strategy),
         meshes,
-        unique(args.microbatches),
-        unique(args.remat) or get_args(Remat),
-        values_of(args.option),
+        selection.unique(args.microbatches),
+        selection.unique(args.remat) or get_args(Remat),
+        selection.values_of(args.option),
         tuple(dict(args.compiler_option).items()),
     )
-    require_axes(space.strategies, meshes)
+    selection.require_axes(space.strategies, meshes)
     if not any(True for _ in space.strategy_meshes()):
         wanted = " or ".join(map(str, meshes)) or f"a mesh of {device_count(args.topology)} devices"
         experts = "" if space.config.experts else ", and the axis expert needs a model with experts"
         raise ValueError(f"no candidate: no selected strategy takes {wanted}{experts}; see `meshmark show`")
-    require_options(space.options, space.cases())
+    selection.require_options(space.options, space.cases())
     return space
 
 
@@ -134,10 +124,6 @@ def chosen_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     return chosen.between_hosts() if topology.hosts > 1 else chosen
 
 
-PREDICTIONS = "machine", "set", "scaling", "compile", "tokens", "trace", "all"
-"""Options about predictions, of which there are none on virtual devices."""
-
-
 def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     """A machine that puts candidates on virtual devices into an order, in which some are measured.
 
@@ -145,13 +131,10 @@ def virtual_machine(args: argparse.Namespace, topology: Topology) -> Machine:
     """
     if not args.measure:
         raise ValueError(f"{topology}: {MEASURED_ONLY}; pass --topology here --measure 8")
-    if given := [name for name in PREDICTIONS if getattr(args, name)]:
+    about_predictions = "machine", "set", "scaling", "compile", "tokens", "trace", "all"
+    if given := [name for name in about_predictions if getattr(args, name)]:
         raise ValueError(f"--{given[0]} is about predictions, and {MEASURED_ONLY}; remove it")
-    memory_bytes = 2 * (states_budget_bytes() or MOST_BYTES) // device_count(topology)
+    memory_bytes = 2 * (states_budget_bytes() or 2**40) // device_count(topology)  # of a host that does not say
     chip = Chip(CPU, 1e11, memory_bytes, 1e10, 1e9, 0, 0, 0, 1e9, "assumed")
     stack = machine("meshmark_tpus").stack
     return Machine("order", chip, stack, START, 1.0, f"{NOT_FITTED}: an order of work")
-
-
-MOST_BYTES = 2**40
-"""Memory of a host that does not say how much it has."""

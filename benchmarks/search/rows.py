@@ -13,13 +13,8 @@ CandidateRow = Mapping[str, Any]
 
 def layout_row(case: Case) -> dict[str, Any]:
     """How a step is spread."""
-    return {
-        "strategy": case.strategy,
-        "mesh": str(case.mesh),
-        "microbatches": case.microbatches,
-        "remat": case.remat,
-        "options": dict(case.options),
-    }
+    layout = {"strategy": case.strategy, "mesh": str(case.mesh), "microbatches": case.microbatches}
+    return layout | {"remat": case.remat, "options": dict(case.options)}
 
 
 def options_text(row: CandidateRow) -> str:
@@ -31,45 +26,36 @@ def options_text(row: CandidateRow) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table: its header, the cell of a row, and the side on which cells are aligned."""
+    """A column of a table: its header, a key or a function of a row, and of numbers the format and the units in one."""
 
     header: str
-    cell: Callable[[CandidateRow], str]
-    align: str = "<"
+    of: str | Callable[[CandidateRow], Any]
+    form: str = ""
+    per_unit: float = 1
 
-
-def words(key: str, header: str, align: str = "<") -> Column:
-    """A column of values as they are."""
-    return Column(header, lambda row: str(row[key]), align)
-
-
-def number(key: str, header: str, form: str = ",.0f", per_unit: float = 1) -> Column:
-    """A column of numbers, times the number of units in one; cells are empty where a number is not known."""
-    return Column(header, lambda row: "" if row[key] is None else f"{row[key] * per_unit:{form}}", ">")
-
-
-def gibibytes(key: str, header: str) -> Column:
-    """A column of bytes, in GiB."""
-    return number(key, header, ".1f", 1 / GIB)
-
-
-def milliseconds(key: str, header: str, form: str = ",.0f") -> Column:
-    """A column of seconds, in milliseconds."""
-    return number(key, header, form, 1e3)
+    def cell(self, row: CandidateRow) -> str:
+        """The cell of a row; empty where a number is not known."""
+        value = row[self.of] if isinstance(self.of, str) else self.of(row)
+        if not self.form:
+            return str(value)
+        return "" if value is None else f"{value * self.per_unit:{self.form}}"
 
 
 def _bottleneck(row: CandidateRow) -> str:
     return next((f"{resource} {share:.0%}" for resource, share in (row["waits_for"] or {}).items()), "")
 
 
-RANK = words("rank", "rank")
-LAYOUT = words("strategy", "strategy"), words("mesh", "mesh"), Column("options", options_text)
-TOKENS = number("tokens_per_second", "tokens/s")
-UTILIZATION = number("model_flops_utilization", "MFU", ".0%")
+WHOLE, GIBIBYTES, MILLISECONDS = ",.0f", (".1f", 1 / GIB), (",.0f", 1e3)
+"""Forms of numbers, of bytes and of seconds."""
+RANK = Column("rank", "rank")
+LAYOUT = Column("strategy", "strategy"), Column("mesh", "mesh"), Column("options", options_text)
+TOKENS = Column("tokens/s", "tokens_per_second", WHOLE)
+UTILIZATION = Column("MFU", "model_flops_utilization", ".0%")
 BOTTLENECK = Column("bottleneck", _bottleneck)
 
 
 def table(columns: Sequence[Column], rows: Iterable[CandidateRow]) -> list[str]:
     """The lines of a table."""
     cells = [tuple(column.cell(row) for column in columns) for row in rows]
-    return aligned([tuple(column.header for column in columns), *cells], [column.align for column in columns])
+    sides = [">" if column.form else "<" for column in columns]
+    return aligned([tuple(column.header for column in columns), *cells], sides)

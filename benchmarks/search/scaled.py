@@ -13,16 +13,15 @@ from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.document import rows_of
 from benchmarks.search.ranking import Ranking, ranked
 from benchmarks.search.report import Result, Scaling
-from benchmarks.search.rows import BOTTLENECK, LAYOUT, TOKENS, UTILIZATION, milliseconds, number, table, words
+from benchmarks.search.rows import BOTTLENECK, LAYOUT, MILLISECONDS, TOKENS, UTILIZATION, Column, table
 from benchmarks.simulate.intervals import interval
 from benchmarks.simulate.machine import Machine
 
 SPREAD = 8
 """Most devices along `context`, and along `tensor` where devices have no hosts."""
-NOTHING_FITS = {"strategy": "nothing fits", "mesh": "", "remat": None}
 COLUMNS = (
-    *(words("scaling", "scaling"), number("devices", "devices", "d"), number("global_batch_sequences", "batch", "d")),
-    *(*LAYOUT, milliseconds("predicted_seconds", "ms"), TOKENS, UTILIZATION, BOTTLENECK),
+    *(Column("scaling", "scaling"), Column("devices", "devices", "d"), Column("batch", "global_batch_sequences", "d")),
+    *(*LAYOUT, Column("ms", "predicted_seconds", *MILLISECONDS), TOKENS, UTILIZATION, BOTTLENECK),
 )
 OPTIONS = {"schedule": ("1f1b", "zb-h1"), "gather": ("layer",)}
 """Options that are varied here, unless the user names others: fewer than in a search, for there are many sizes."""
@@ -82,9 +81,12 @@ def usual(case: Case) -> bool:
 def scaling_report(found: Sequence[Result]) -> list[str]:
     """The lines of the report: the machine, and a table with a row for each number of devices."""
     space, machine = found[0].space, found[0].machine
-    rows = [row if row["status"] == "fits" else row | NOTHING_FITS for result in found for row in rows_of(result)]
+    nothing = {"strategy": "nothing fits", "mesh": "", "remat": None}
+    rows = [row | ({} if row["status"] == "fits" else nothing) for result in found for row in rows_of(result)]
     work = f"{space.preset}, {space.config.sequence} tokens in a sequence, {space.dtype}, on {space.topology.kind}"
-    known = f"machine {machine.name}, times are {interval(machine, space.config)}: {machine.source}"
+    low, high = interval(machine, space.config)
+    likely = f"times are {low - 1:+.0%} to {high - 1:+.0%} with a probability of 80%"
+    known = f"machine {machine.name}, {likely}: {machine.source}"
     return [*paragraph(work, known), "", *table(COLUMNS, rows)]
 
 

@@ -24,8 +24,7 @@ from benchmarks.simulate.predict import TableRow, error_cells, read_tables, seco
 from benchmarks.simulate.published import PublishedRun, run_of
 
 OUTLIER = 0.1
-"""Errors far above this fraction hardly count (Cauchy's loss). Published runs have faults, such as a run that takes
-twice as long as its neighbours, and no constants should follow them."""
+"""Errors far above this fraction hardly count (Cauchy's loss), because published runs have faults."""
 PRIOR = 0.03
 """A constant that moves over its whole range counts as such an error of a source with one run."""
 EDGE = 0.01
@@ -33,9 +32,7 @@ EDGE = 0.01
 
 
 class Fit(NamedTuple):
-    """Constants of a fit, the names of those that were fitted, and of those that lie at an end of their range: the
-    model wants something that it does not have.
-    """
+    """Constants, and which of them were fitted, and lie at an end of their range: the model lacks something."""
 
     constants: Constants
     fitted: tuple[str, ...]
@@ -57,10 +54,7 @@ def seconds_of(runs: Sequence[PublishedRun]) -> list[float]:
 
 
 def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] = ()) -> Fit:
-    """Fit some constants of a machine to the measured seconds of runs; by default all on which they depend.
-
-    A source weighs the root of its number of runs.
-    """
+    """Fit constants, by default all on which runs depend, to measured seconds; sources weigh the root of their runs."""
     if unknown := {*only} - {*RANGES}:
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")
     if not runs:
@@ -73,15 +67,12 @@ def fit(runs: Sequence[PublishedRun], machines: Machines, only: Collection[str] 
         raise ValueError(f"no prediction of these runs depends on {', '.join(only)}; name other constants")
     if len(runs) < len(free):
         raise ValueError(f"{len(runs)} runs cannot fix {len(free)} constants; pass {len(free)} runs or more")
-    low = np.array([RANGES[name].low for name in free])
-    span = np.array([RANGES[name].high for name in free]) - low
+    low, high, start = np.array([RANGES[name] for name in free]).T
 
     def constants_at(place: np.ndarray) -> Constants:
-        values = dict(zip(free, map(float, low + place * span), strict=True))
-        return dataclasses.replace(known, **values)
+        return dataclasses.replace(known, **dict(zip(free, (low + place * (high - low)).tolist(), strict=True)))
 
-    # Where a constant hardly matters it stays where a fit starts.
-    start = (np.array([RANGES[name].start for name in free]) - low) / span
+    start = (start - low) / (high - low)  # where a constant stays that hardly matters
 
     def errors(place: np.ndarray) -> np.ndarray:
         found = np.log(predicted_seconds(runs, machines, constants_at(place)) / measured)
@@ -159,15 +150,13 @@ def expressed(rows: Sequence[TableRow], start: Machine, kinds: Collection[str]) 
     for number, row in enumerate(rows, 1):
         try:
             one = run_of(row)
+            for is_of, known in ((one.stack, (start.stack.name,)), (one.kind, kinds)):
+                if is_of not in known:
+                    raise ValueError(f"it is of {is_of}, and machine {start.name} of {', '.join(known)}")
         except ValueError as error:
             log(f"left out: row {number}: {error}")
-            continue
-        if one.stack != start.stack.name:
-            log(f"left out: row {number}: it is of {one.stack}, and machine {start.name} of {start.stack.name}")
-        elif one.kind not in kinds:
-            log(f"left out: row {number}: it is of {one.kind}, and machine {start.name} of {', '.join(kinds)}")
-        elif one.step_seconds:
-            runs.append(one)
+        else:
+            runs += [one] * bool(one.step_seconds)
     return runs
 
 

@@ -1,8 +1,7 @@
 """80% intervals of predictions, from errors on sources of published runs that had no part in the constants.
 
-Split conformal prediction: the interval is a quantile of the sizes of errors on data that nothing was fitted to (Lei et
-al. 2018, "Distribution-Free Predictive Inference for Regression", section 2.2). Errors are logarithms of predicted over
-measured seconds.
+Split conformal prediction: a quantile of the sizes of errors on data that nothing was fitted to (Lei et al. 2018,
+"Distribution-Free Predictive Inference for Regression", section 2.2). Errors are logarithms of ratios of seconds.
 
 python -m benchmarks.simulate.intervals PREDICTED.csv
 """
@@ -36,12 +35,10 @@ WORK = "source", "layers", "embed", "devices", "device", "batch_size", "sequence
 
 
 class Widths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Half widths of intervals, as natural logarithms of factors of seconds.
+    """Half widths of intervals by the kind of step, as natural logarithms of factors of seconds.
 
-    Attributes:
-        known: by the kind of step.
-        assumed: the same for devices on which no source has measured, which would cover 90% on others.
-        pair: of the ratio of two predictions of the same step, spread in two ways.
+    Those that are assumed, where no source has measured, would cover 90% on other devices; `pair` is that of the ratio
+    of two predictions of the same step, spread in two ways.
     """
 
     known: dict[Kind, Amount]
@@ -58,14 +55,6 @@ class Interval(NamedTuple):
     def around(self, seconds: float) -> tuple[float, float]:
         """The ends of the interval of these predicted seconds."""
         return self.low * seconds, self.high * seconds
-
-    def __str__(self) -> str:
-        """How much longer or shorter a step may be.
-
-        >>> str(Interval(0.5, 2))
-        '-50% to +100% with a probability of 80%'
-        """
-        return f"{self.low - 1:+.0%} to {self.high - 1:+.0%} with a probability of 80%"
 
 
 def kind_of(config: GPTConfig) -> Kind:

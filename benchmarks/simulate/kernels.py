@@ -1,8 +1,4 @@
-"""The kernels of a layer, of the head and of the optimizer on one device, and their seconds.
-
-Legend of dims: N tokens of a microbatch on the device, D embed, F hidden features of the MLP, V vocabulary; the last
-three as the tensor axis splits them.
-"""
+"""The kernels of a layer, of the head and of the optimizer on one device, and their seconds."""
 
 import math
 from collections.abc import Iterator
@@ -11,8 +7,7 @@ from functools import cache
 from typing import Literal
 
 from benchmarks.simulate.machine import Machine
-from benchmarks.simulate.memory_traffic import copied_bytes, fills_stacks, kept_bytes, stacks_kept, table_bytes
-from benchmarks.simulate.stack import CAST_BYTES, NONE, ForwardBackward, Precision, Stack
+from benchmarks.simulate.stack import CAST_BYTES, NONE, NOTHING_KEPT, ForwardBackward, Precision, Stack
 from strategies.core.expert_rows import rows_of
 from strategies.core.matrices import Muon, matrix_dtype
 from strategies.core.newton_schulz import ITERATIONS
@@ -20,6 +15,8 @@ from strategies.core.plan import Plan
 from strategies.core.share import Share, attention_shares
 from strategies.core.sizes import BYTES
 from strategies.costs.layer import costs_of, matmuls_of
+from strategies.costs.layer import kept_bytes as share_kept_bytes
+from strategies.costs.memory import block_elements
 
 Kind = Literal["matmul", "attention", "memory"]
 Dims = tuple[float, float, float, float]
@@ -27,8 +24,6 @@ Dims = tuple[float, float, float, float]
 
 TILES = ((256, 128, 1.0), (128, 128, 0.9), (128, 64, 0.75), (64, 64, 0.55))
 """Tiles of the output that a core of a GPU computes at a time, and the rate with each, relative to the largest."""
-
-
 SCORE_BYTES = ForwardBackward(4 + 5, 5 + 6)
 """Of an attention score that is an array in memory: softmax, dropout; their gradients."""
 HEAD_NORM_BYTES = ForwardBackward(2, 4)
@@ -37,6 +32,12 @@ SORTED_BYTES = 2 * 4
 """Of an element of a token that is sorted by expert and back: each time read and written in two bytes."""
 STACKED_LAUNCHES = ForwardBackward(5, 10)
 """Further kernels of a layer in a loop that fills stacks, as traced: 86 to 119 instead of 72 to 83."""
+CAST_AHEAD_BYTES = 12
+"""Of `KernelCosts.stacked` for a weight, which pipeline stages save that cast weights once a step: twice a slice of two
+bytes is copied, instead of 20 for slices of four and their casts."""
+SEQUENCE_BYTES = 4
+"""Read and written for an element that is gathered or scattered along the sequence, because that is not the first dim
+(`Backend.gathers_outermost_only`)."""
 
 
 @cache
@@ -60,15 +61,7 @@ def tiles_filled(m: float, n: float, batch: float, cores: int) -> float:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel, or several that are alike.
-
-    Attributes:
-        kind: a matmul, fused attention, or a pass over memory.
-        flops: of its matmuls.
-        moved_bytes: that it reads and writes in memory.
-        dims: of a matmul.
-        itemsize: bytes of an element of its operands; 4 for float32.
-    """
+    """A matmul, fused attention or a pass over memory, or several that are alike; `itemsize` is of their operands."""
 
     kind: Kind
     flops: float
@@ -141,9 +134,7 @@ def projections(plan: Plan) -> Iterator[Dims]:
 
 
 def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer:
-    """The kernels of a layer on one device, for one microbatch. Operands of matmuls with weights are cast to the
-    precision, if there is one.
-    """
+    """The kernels of a layer on one device for a microbatch. A precision is that of matmuls with weights."""
     itemsize = precision.itemsize if precision else BYTES[plan.train.dtype]
     multiplied = [*projections(plan)]
     forward = [matmul(dims, itemsize) for dims in multiplied]
@@ -241,3 +232,45 @@ def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tupl
     again = (matmul(dims, itemsize),) if plan.logits_again else ()
     forward = (matmul(dims, itemsize), Kernel("memory", 0, moved))
     return forward, (*again, *gradients_of(dims, itemsize), Kernel("memory", 0, moved))
+
+
+def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
+    """Bytes that a layer moves to keep what its backward pass reads, and to cast weights, half of them forward."""
+    kept, weights = share_kept_bytes(plan.share), block_elements(plan) / plan.layers
+    rates = (stack.kernels.kept, *([stack.kernels.stacked] if stacks_kept(plan) else []))
+    less = plan.casts_ahead * CAST_AHEAD_BYTES * weights if fills_stacks(stack) else 0
+    half = (sum(each.of_kept * kept + each.of_weights * weights for each in rates) - less) / 2
+    return ForwardBackward(half, half)
+
+
+def fills_stacks(stack: Stack) -> bool:
+    """Whether the program is XLA's on GPUs, where loops fill stacks."""
+    return stack.kernels.stacked != NOTHING_KEPT
+
+
+def stacks_kept(plan: Plan) -> bool:
+    """Whether a loop copies into stacks what layers keep."""
+    return plan.backend.copies_into_stacks and plan.loops_layers
+
+
+def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:
+    """Bytes read and written to cast so many rows of the head's table, and to sum its gradients over microbatches.
+
+    By the constants of a layer's weights, whose casts and sums in a loop are alike: with four microbatches the bytes of
+    gpt2 are 3% more than compiled.
+    """
+    costs, several = stack.kernels, plan.train.microbatches > 1
+    return (costs.kept.of_weights + several * costs.stacked.of_weights) * rows * plan.config.embed
+
+
+def copied_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
+    """Bytes that a layer of XLA's reads and writes to copy what it gathers and scatters along the sequence.
+
+    Each branch gathers its input and scatters its result, and backward the transposes. Full recomputation repeats all
+    but the last scatter; that of some results repeats gathers.
+    """
+    branches = len(plan.block.branches())
+    again = {"full": 2 * branches - 1, "dots": branches, "none": 0}[plan.train.remat]
+    stream = plan.share.tokens * plan.config.embed * plan.sequence_parallel * fills_stacks(stack)
+    each = SEQUENCE_BYTES * BYTES[plan.train.dtype] / 2 * stream
+    return ForwardBackward(2 * branches * each, (2 * branches + again) * each)

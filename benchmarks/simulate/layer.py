@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Layer, head, kernels_of, layer
-from benchmarks.simulate.links import Network
+from benchmarks.simulate.links import collective_seconds, group
+from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import Event, Item, Wait
 from benchmarks.simulate.stack import HALVES_SHARE, ForwardBackward, Stack
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
-from strategies.core.traffic import SENT, Traffic
+from strategies.core.traffic import SENT, Bytes, Traffic
 
 Way = Literal["forward", "backward", "inputs", "weights"]
 """A pass. The backward pass may be split: one for gradients of inputs, with all sums, and one for those of weights."""
@@ -52,14 +54,20 @@ class LayerEvents:
 
     plan: Plan
     traffic: tuple[Traffic, ...]
-    network: Network
+    machine: Machine
+    topology: Topology
     layers: int
     recomputed_prefix_layers: int = 0
 
     @property
     def stack(self) -> Stack:
         """The rules."""
-        return self.network.machine.stack
+        return self.machine.stack
+
+    def event(self, part: str, kind: str, axes: Axes, sent_bytes: Bytes | float, calls: float = 1) -> Event:
+        """Collectives of one kind along some axes (`collective_seconds`), as an event on their links."""
+        where = group(self.topology, self.plan.mesh, axes)
+        return Event(part, collective_seconds(self.machine, kind, where, sent_bytes, calls), where.links)
 
     @property
     def prefetches(self) -> bool:
@@ -76,7 +84,7 @@ class LayerEvents:
         gathers = [*self.gathers(GATHERED[way])]
         beside = [*(gathers if self.prefetches else ()), *gradients, *self._collectives(way, beside=True)]
         beside_kernels = () if self.stack.kernels_have_latency else (HOST,)
-        seconds = self._launches(way) * self.network.machine.constants.kernel_seconds
+        seconds = self._launches(way) * self.machine.constants.kernel_seconds
         yield Event(HOST, seconds, beside_kernels, beside_kernels)
         yield from (event._replace(labels=("layer",)) for event in beside)
         yield from self._work(way)
@@ -85,15 +93,12 @@ class LayerEvents:
         yield from [Wait("layer")] if beside else []
 
     def gathers(self, wanted: Collection[str], times: float | None = None) -> Iterator[Event]:
-        """Yield the collectives of sharded weights and gradients. Those of several arrays are combined into one.
+        """Yield the collectives that send `wanted` of sharded weights and gradients; those of several arrays are one.
 
-        Args:
-            wanted: what is sent.
-            times: of how many equal shares of the step's bytes they send one; by default those of a layer for a
-                microbatch. With `gather="step"` a layer has none: all are gathered at once.
+        They send one of `times` equal shares of the step's bytes: by default that of a layer for a microbatch.
         """
         if times is None and self.plan.train.gather == "step":
-            return
+            return  # all are gathered at once
         sent: dict[str, float] = {}
         for term in self.traffic:
             if self.is_sharded(term) and term.what in wanted:
@@ -101,7 +106,7 @@ class LayerEvents:
         passes = self.layers + self.recomputed_prefix_layers * ("weights" in wanted)  # which forward passes gather
         times = times or passes * self.plan.train.microbatches
         for kind, sent_bytes in sent.items():
-            yield self.network.event("gathers", kind, self.shards, sent_bytes / times)
+            yield self.event("gathers", kind, self.shards, sent_bytes / times)
 
     @cached_property
     def shards(self) -> Axes:
@@ -118,7 +123,7 @@ class LayerEvents:
         plan, last_alone = self.plan, self.head_on_last_stage
         parts = plan.tensors if last_alone else plan.size(*plan.vocab_axes)
         forward, backward = (
-            [Event("head", sum(kernel.seconds(self.network.machine) for kernel in kernels))]
+            [Event("head", sum(kernel.seconds(self.machine) for kernel in kernels))]
             for kernels in head(plan, self.stack, parts)
         )
         for term in (term for term in self.traffic if term.what in HEAD_TRAFFIC):
@@ -126,7 +131,7 @@ class LayerEvents:
             axes = tuple(axis for axis in term.axes if not last_alone or axis in plan.axes_of("head_features"))
             if axes:
                 sent = SENT[term.kind](term.operand_bytes, plan.size(*axes)) / plan.train.microbatches
-                half = self.network.event("head collectives", term.kind, axes, sent / 2, 1 / 2)
+                half = self.event("head collectives", term.kind, axes, sent / 2, 1 / 2)
                 forward.append(half)
                 backward.append(half)
         return forward, backward
@@ -134,12 +139,12 @@ class LayerEvents:
     @cached_property
     def kernels(self) -> Layer:
         """The kernels of the layer."""
-        return layer(self.plan, self.stack, self.network.machine.precision)
+        return layer(self.plan, self.stack, self.machine.precision)
 
     def _work(self, way: Way) -> Iterator[Event]:
         """Yield the kernels of a pass, and the collectives that the device waits for at once."""
         for kernel in getattr(self.kernels, way):
-            yield Event(kernel.kind, kernel.seconds(self.network.machine))
+            yield Event(kernel.kind, kernel.seconds(self.machine))
         yield from self._collectives(way, beside=False)
 
     def _launches(self, way: Way) -> float:
@@ -152,12 +157,12 @@ class LayerEvents:
         return launches * both[way] / (sum(both.values()) or 1)
 
     def _collectives(self, way: Way, *, beside: bool) -> Iterator[Event]:
-        """Yield the collectives of a layer in a pass: the shares of them that run beside its kernels, or the others.
-
-        Gradients of weights need nothing of other devices.
-        """
+        """Yield the collectives of a layer in a pass: the shares of them that run beside its kernels, or the others."""
         plan, back = self.plan, way != "forward"
-        for term, calls in self._calls if way != "weights" else ():
+        if way == "weights":  # whose gradients need nothing of other devices
+            return
+        for term in (term for term in self.traffic if term.what in LAYER_TRAFFIC):
+            calls = self._calls_of(term.what, term.kind)
             share = self._share_beside(term) if beside else 1 - self._share_beside(term)
             if not (share and calls[back]):
                 continue
@@ -167,7 +172,7 @@ class LayerEvents:
             again = self.recomputed_prefix_layers * of_passes[0]
             layers = plan.layers if term.what in TOKENS else self.layers + again
             sent = term.sent_bytes * of_passes[back] / plan.train.microbatches / layers
-            yield self.network.event("layer collectives", term.kind, term.axes, sent * share, calls[back] * share)
+            yield self.event("layer collectives", term.kind, term.axes, sent * share, calls[back] * share)
 
     def _share_beside(self, term: Traffic) -> float:
         """Share of a collective of a layer that runs beside its kernels, or beside the other half of the batch.
@@ -181,13 +186,6 @@ class LayerEvents:
         if "tensor" in overlaps and self.plan.sequence_parallel:
             return 1 - 1 / self.plan.tensors
         return HALVES_SHARE if self.plan.train.halves == "on" and "halves" in overlaps else 0.0
-
-    @cached_property
-    def _calls(self) -> tuple[tuple[Traffic, ForwardBackward], ...]:
-        """What layers send, and how many collectives a layer needs for it in each pass."""
-        return tuple(
-            (term, self._calls_of(term.what, term.kind)) for term in self.traffic if term.what in LAYER_TRAFFIC
-        )
 
     def _calls_of(self, what: str, kind: str) -> ForwardBackward:
         """Collectives of a kind that a layer needs for a purpose in each pass."""

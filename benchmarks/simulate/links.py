@@ -18,7 +18,6 @@ from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import extents, group_along, topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.machine import Constants, Machine
-from benchmarks.simulate.queues import Event
 from strategies import MeshSpec
 from strategies.backends.device_mesh import positions
 from strategies.core.placement import Axes
@@ -29,12 +28,8 @@ TORUS_DIMS = "torus x", "torus y", "torus z"
 
 
 class Along(NamedTuple):
-    """The positions of a group of chips along a dim of their torus.
-
-    Attributes:
-        extent: how many positions.
-        ring: whether they form a ring; otherwise they form a line.
-        gap: links from one position to the next, which as many groups share.
+    """The positions of a group of chips along a dim of their torus, a ring or a line. From one position to the next
+    there are `gap` links, which as many groups share.
     """
 
     extent: int
@@ -44,13 +39,8 @@ class Along(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Where the devices of a collective lie.
-
-    Attributes:
-        devices: in the group.
-        hosts: that they are on; 1 on a torus, whose links do not end at a host.
-        dims: of a torus: the positions of the group along each dim.
-        links: names of the kinds of links that it uses.
+    """The devices of a collective, their hosts (1 on a torus, whose links do not end at a host), their positions along
+    each dim of a torus, and the names of the kinds of links that they use.
     """
 
     devices: int
@@ -70,10 +60,7 @@ def group(topology: Topology, spec: MeshSpec, axes: Axes) -> Group:
 
 
 def mesh_group(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> Group:
-    """The group along some axes of a mesh of devices with coordinates or process indices.
-
-    In a dim of a torus, positions that are spread evenly over a whole ring form a ring; others form a line.
-    """
+    """The group along some axes of a mesh of devices with coordinates or process indices."""
     members = group_along(mesh, axes)
     if not chip.torus_dims:
         return _switched(len(members), len({device.process_index for device in members}))
@@ -91,7 +78,7 @@ def _switched(devices: int, hosts: int) -> Group:
 
 
 def _along(places: Sequence[int], ring: bool, full: Sequence[int]) -> Along:
-    """Positions in a dim, which is a ring or a line, with coordinates `full`; all in order."""
+    """Positions in a dim with coordinates `full`, all in order: a ring if they are spread evenly over a whole ring."""
     gap = min(full.index(after) - full.index(before) for before, after in pairwise(places))
     return Along(len(places), ring and gap * len(places) == len(full), gap)
 
@@ -137,22 +124,6 @@ def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
     links = sum((2 if dim.ring else 1) / dim.gap for dim in dims)
     hops = max(1.0, sum(dim.extent for dim in dims) / 4) if kind == "all_to_all" else 1.0
     return links * chip.link_bytes_per_second / hops
-
-
-@dataclass(frozen=True)
-class Network:
-    """The links of a machine under a mesh on a topology."""
-
-    machine: Machine
-    topology: Topology
-    mesh: MeshSpec
-
-    def event(self, part: str, kind: str, axes: Axes, sent_bytes: Bytes | float, calls: float = 1) -> Event:
-        """Collectives of one kind along some axes, as an event on their links, which is a part of the step if the
-        device waits for it. Other arguments are as for `collective_seconds`.
-        """
-        where = group(self.topology, self.mesh, axes)
-        return Event(part, collective_seconds(self.machine, kind, where, sent_bytes, calls), where.links)
 
 
 def collective_seconds(machine: Machine, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1) -> float:

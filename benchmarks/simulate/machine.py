@@ -4,12 +4,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from benchmarks.devices.chips import Chip
 from benchmarks.simulate.stack import Precision, Stack
 from strategies.infeasible import Infeasible
-from strategies.schema import MOST
+from strategies.schema import MOST, Positive
+
+Share = Annotated[float, Meta(gt=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Range(NamedTuple):
@@ -32,14 +37,7 @@ RANGES: Mapping[str, Range] = {
     "network_seconds": Range(1e-6, 2e-4, 2e-5),
     "step_seconds": Range(0.0, 0.02, 0.005),
 }
-"""Plausible ranges of `Constants`. A fit that ends at the edge of a range says so."""
-CALIBRATED_RANGES: Mapping[str, Range] = {
-    name: {"seconds": Range(0.0, 1.0, range_.start), "dim": Range(0.0, 1e6, range_.start)}.get(
-        name.rpartition("_")[2], Range(1e-6, 1.0, range_.start)
-    )
-    for name, range_ in RANGES.items()
-} | {"attention_efficiency": Range(1e-6, 1e6, RANGES["attention_efficiency"].start)}
-"""Possible values of calibrated constants, which are of measured rates and of any host, such as a slow CPU."""
+"""Plausible ranges of `Constants` for a fit, which says so if it ends at an edge. Calibrated ones may lie outside."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,16 @@ class Constants:
         step_seconds: fixed overhead per step: data loading, logging, synchronisation.
     """
 
-    matmul_efficiency: float
-    matmul_dim: float
-    attention_efficiency: float
-    memory_efficiency: float
-    kernel_seconds: float
-    link_efficiency: float
-    link_seconds: float
-    network_efficiency: float
-    network_seconds: float
-    step_seconds: float
+    matmul_efficiency: Share
+    matmul_dim: Annotated[float, Meta(ge=0, le=1e6)]
+    attention_efficiency: Positive
+    memory_efficiency: Share
+    kernel_seconds: Seconds
+    link_efficiency: Share
+    link_seconds: Seconds
+    network_efficiency: Share
+    network_seconds: Seconds
+    step_seconds: Seconds
 
 
 NOT_FITTED = "Not fitted"
@@ -83,13 +81,8 @@ class Machine:
     """A kind of device under one software stack.
 
     Attributes:
-        name: of the kind of device.
-        chip: specifications.
-        stack: what the software does.
-        constants: what it reaches.
         error: mean error of predictions of runs that the constants were not fitted to, as a fraction. If the source
             says that it is in sample, of runs that they were fitted to.
-        source: where the constants come from.
         without: sources of published runs to which constants were fitted -> constants that were fitted without them.
         precision: of the layers' matmuls; None if it is the dtype of the step.
     """
@@ -138,7 +131,20 @@ class Machine:
 
     def leaving_out(self, source: str) -> "Machine":
         """The machine with constants to which a source of published runs did not contribute."""
-        return replace(self, constants=replace(self.constants, **self.without.get(source, {})))
+        return self.with_figures(**self.without.get(source, {}))
+
+    def with_figures(self, **figures: float) -> "Machine":
+        """The machine with other values of some fields of its constants and of its chip."""
+        constants = {name: figures.pop(name) for name in RANGES if name in figures}
+        return replace(self, chip=replace(self.chip, **figures), constants=replace(self.constants, **constants))
+
+    def scaled(self, **factors: float) -> "Machine":
+        """The machine with multiples of some fields of its constants and of its chip."""
+        return self.with_figures(**{name: factor * self.figure(name) for name, factor in factors.items()})
+
+    def figure(self, name: str) -> float:
+        """A field of its constants or of its chip."""
+        return getattr(self.constants if name in RANGES else self.chip, name)
 
     def with_changes(self, changes: Mapping[str, str]) -> "Machine":
         """The machine with other specifications, such as {"inter_host_bandwidth": "2x", "hbm": "141GiB"}."""
@@ -147,12 +153,7 @@ class Machine:
             if name not in SPECIFICATIONS:
                 raise ValueError(f"{name} cannot be set; what can be is {', '.join(SPECIFICATIONS)}")
             field, unit = SPECIFICATIONS[name]
-            if field in RANGES:
-                latency = changed(getattr(machine.constants, field), text, unit)
-                machine = replace(machine, constants=replace(machine.constants, **{field: latency}))
-                continue
-            value = changed(getattr(machine.chip, field), text, unit)
-            machine = replace(machine, chip=replace(machine.chip, **{field: value}))
+            machine = machine.with_figures(**{field: changed(machine.figure(field), text, unit)})
         return machine
 
     def between_hosts(self) -> "Machine":
@@ -164,7 +165,7 @@ class Machine:
             return self
         assumed = RANGES["network_seconds"].start
         source = f"{self.source}; the latency between hosts is assumed to be {1e6 * assumed:g} us"
-        return replace(self, constants=replace(self.constants, network_seconds=assumed), source=source)
+        return replace(self.with_figures(network_seconds=assumed), source=source)
 
 
 SPECIFICATIONS: Mapping[str, tuple[str, str]] = {
@@ -176,9 +177,7 @@ SPECIFICATIONS: Mapping[str, tuple[str, str]] = {
     "inter_host_latency": ("network_seconds", "s"),
 }
 """Names of what can be set -> field of `Chip` or of `Constants`, and its unit."""
-SMALL = {"": 1, "u": 1e-6, "m": 1e-3}
-DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-LARGE = {**DECIMAL, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+LARGE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def changed(old: float, text: str, unit: str) -> float:
@@ -189,7 +188,7 @@ def changed(old: float, text: str, unit: str) -> float:
     >>> changed(0.0, "10Gbit/s", "B/s")
     1250000000.0
     """
-    bits, prefixes = "|bit(?:/s)?" if unit == "B/s" else "", SMALL if unit == "s" else LARGE
+    bits, prefixes = "|bit(?:/s)?" if unit == "B/s" else "", {"": 1, "u": 1e-6, "m": 1e-3} if unit == "s" else LARGE
     parts = re.fullmatch(rf"([0-9]{{1,30}}(?:\.[0-9]*)?)(?:(x)|({'|'.join(prefixes)})({unit}{bits}))", text.strip())
     if not parts or not float(parts[1]) > 0:
         example = "50us" if unit == "s" else f"100G{unit}"

@@ -10,15 +10,15 @@ from typing import Annotated, Any, get_type_hints
 
 import jax
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from benchmarks.devices.chips import CHIPS, Chip, generation
 from benchmarks.devices.topology import CPU, OUR_KINDS, Topology
-from benchmarks.simulate.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
+from benchmarks.simulate.machine import NOT_FITTED, Constants, Machine
 from benchmarks.simulate.stack import Stack
 from strategies.backends.backend import are_virtual, platform_of
 from strategies.files import read_json
-from strategies.schema import SchemaError, checked
+from strategies.schema import SchemaError, checked, checked_fields
 
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
 CARRIED_ERROR = 0.2
@@ -29,15 +29,10 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What a machine file says.
 
     Attributes:
-        stack: name of the software.
         devices: kinds of devices that it predicts, as `CHIPS` or JAX name them.
-        rules: the other fields of a `Stack`.
+        rules: fields of a `Stack` besides its name, which is `stack`.
         specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
-        constants: all of `Constants`.
-        error: mean error of predictions, as a fraction.
-        source: where the figures come from.
-        without: sources of published runs, as tables name them, to which constants were fitted -> the constants of a
-            fit without them.
+        without: as in `Machine`.
         not_measured, measured: notes of a calibration, for people.
     """
 
@@ -52,29 +47,14 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     not_measured: tuple[str, ...] = ()
     measured: tuple[dict[str, Any], ...] = ()
 
-    def describes(self, kind: str) -> bool:
-        """Whether its error is of predictions for this kind of device, which JAX or we name."""
-        return kind in {*self.devices, *(OUR_KINDS.get(name) for name in self.devices)}
-
     @property
     def calibrated(self) -> bool:
         """Whether all specifications were measured, instead of published."""
         return {*self.specifications} >= {field.name for field in dataclasses.fields(Chip) if field.default is MISSING}
 
 
-def _ranged(ranges: Mapping[str, Range]) -> type[msgspec.Struct]:
-    """The schema of constants that lie in ranges."""
-    kinds = [(name, Annotated[float, Meta(ge=range_.low, le=range_.high)]) for name, range_ in ranges.items()]
-    return msgspec.defstruct("Constants", kinds, forbid_unknown_fields=True)
-
-
-PUBLISHED_CONSTANTS, CALIBRATED_CONSTANTS = _ranged(RANGES), _ranged(CALIBRATED_RANGES)
-RULES = {field.name for field in dataclasses.fields(Stack)} - {"name"}
-SPECIFICATIONS = msgspec.defstruct(
-    "Specifications",
-    [(name, kind | UnsetType, UNSET) for name, kind in get_type_hints(Chip, include_extras=True).items()],
-    forbid_unknown_fields=True,
-)
+PARTS = {"rules": Stack, "specifications": Chip, "constants": Constants}
+"""Fields of a machine file -> what has their fields."""
 
 
 def machine_names() -> tuple[str, ...]:
@@ -105,21 +85,21 @@ def checked_file(content: Any, where: str) -> MachineFile:
         way_out = "remove it, or write the file again with `meshmark calibrate` or `meshmark fit`"
         raise SchemaError(f"{where} has an unknown field {min(unknown)!r}; {way_out}")
     file = checked(content, MachineFile, where)
-    if unknown := {*file.rules} - RULES:
-        raise SchemaError(f"{where}: rules has {', '.join(sorted(unknown))}; it can have {', '.join(sorted(RULES))}")
-    checked(file.constants, CALIBRATED_CONSTANTS if file.calibrated else PUBLISHED_CONSTANTS, f"{where}: constants")
-    checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
+    for part, kind in PARTS.items():
+        given, hints = getattr(file, part), get_type_hints(kind, include_extras=True)
+        known = sorted({*hints} - {"name"})
+        if unknown := sorted({*given} - {*known}):
+            raise SchemaError(f"{where}: {part} has {', '.join(unknown)}; it can have {', '.join(known)}")
+        needed = hints if kind is Constants else given
+        checked_fields(given, {name: hints[name] for name in needed}, f"{where}: {part}")
     return file
 
 
 @cache
 def machine(name: str, kind: str | None = None) -> Machine:
-    """The machine of a name, or of the path of a machine file.
+    """The machine of a name or of a machine file's path, for one kind of devices; by default the first of the file.
 
-    Args:
-        name: as for `machine_path`.
-        kind: of its devices, if the file is for several kinds; by default the first of them. To a kind that it does not
-            name its constants are carried over, with an assumed error.
+    To a kind that the file does not name its constants are carried over, with an assumed error.
     """
     return made(machine_path(name).stem, read_file(name), kind)
 
@@ -129,17 +109,14 @@ def machine_for(kind: str, stack: str) -> Machine:
     """The machine whose packaged file names such devices under a stack, or else, its constants carried over, a similar
     one: of the same platform, rather of the same generation, and rather of a file for many kinds.
     """
-    of_stack = {name: file for name in machine_names() if (file := read_file(name)).stack == stack}
-
-    def likeness(name: str) -> tuple[bool, bool, int]:
-        file = of_stack[name]
-        return kind in file.devices, generation(file.devices[0]) == generation(kind), len(file.devices)
-
-    alike = [name for name, file in of_stack.items() if kind in CHIPS and _same_platform(file.devices[0], kind)]
+    files = {name: file for name in machine_names() if (file := read_file(name)).stack == stack}
+    firsts = {name: file.devices[0] for name, file in files.items()}
+    alike = [name for name, first in firsts.items() if kind in CHIPS and _same_platform(first, kind)]
     if not alike:
         known = ", ".join(machine_names())
         raise ValueError(f"no machine has devices {kind!r} under {stack}; name one of {known}")
-    return machine(max(alike, key=likeness), kind)
+    near = {name: (kind in files[name].devices, generation(firsts[name]) == generation(kind)) for name in alike}
+    return machine(max(alike, key=lambda name: (*near[name], len(files[name].devices))), kind)
 
 
 def _same_platform(kind: str, other: str) -> bool:
@@ -148,9 +125,9 @@ def _same_platform(kind: str, other: str) -> bool:
 
 
 def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
-    """The machine of a file. Arguments are as for `machine`."""
-    if kind and not file.describes(kind):
-        return _carried(name, file, kind)
+    """The machine of a file, as `machine` makes it."""
+    if kind and kind not in (*file.devices, *map(OUR_KINDS.get, file.devices)):
+        name, file = f"{name} on {kind}", _carried(name, file, kind)
     chosen = kind or file.devices[0]
     if chosen not in CHIPS and not file.calibrated:
         raise ValueError(f"machine {name}: chip {chosen!r} is not known; known are {', '.join(CHIPS)}")
@@ -161,7 +138,7 @@ def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
     return Machine(name, chip, stack, Constants(**file.constants), file.error, file.source, file.without)
 
 
-def _carried(name: str, file: MachineFile, kind: str) -> Machine:
+def _carried(name: str, file: MachineFile, kind: str) -> MachineFile:
     """A file's constants with the specifications of another kind. The error is assumed, and the source says so."""
     if file.calibrated:
         problem = f"machine {name} was measured on {file.devices[0]}, whose rates are not those of {kind}"
@@ -170,7 +147,7 @@ def _carried(name: str, file: MachineFile, kind: str) -> Machine:
         raise ValueError(f"machine {name} is one of {CHIPS[file.devices[0]].platform} devices, and {kind} is not")
     source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
     changes = {"devices": (kind,), "specifications": {}, "error": CARRIED_ERROR, "source": source, "without": {}}
-    return made(f"{name} on {kind}", msgspec.structs.replace(file, **changes), kind)
+    return msgspec.structs.replace(file, **changes)
 
 
 def as_json(file: MachineFile) -> str:
@@ -188,12 +165,7 @@ MEASURED_ONLY = "virtual CPU devices share the cores of a host, so their steps a
 
 
 def predicting_machine(name: str, topology: Topology | None) -> Machine:
-    """The machine of a name or file that predicts the steps of a run.
-
-    Args:
-        name: as for `machine`.
-        topology: of the devices that steps are compiled for; None for those of this process.
-    """
+    """The machine of a name or file that predicts steps on a topology, or else on the devices of this process."""
     if topology.is_virtual if topology else are_virtual(jax.local_devices()):
         raise ValueError(f"--machine {name}: {MEASURED_ONLY}; remove --machine")
     if topology:

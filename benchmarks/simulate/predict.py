@@ -8,7 +8,7 @@ import csv
 import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -20,19 +20,18 @@ from benchmarks.cli.tables import aligned
 from benchmarks.simulate.intervals import interval, kind_of
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.machines import machine, machine_for
-from benchmarks.simulate.published import PublishedRun, measured_seconds, run_of
-from benchmarks.simulate.published_row import AXES, COLUMNS, TableRow
+from benchmarks.simulate.published import PublishedRun, run_of
+from benchmarks.simulate.published_row import AXES, COLUMNS, Published, TableRow
 from benchmarks.simulate.queues import Timeline
 from benchmarks.simulate.step import bound_seconds, predict_seconds
 from strategies.files import read_table
+from strategies.schema import SchemaError
 
-STEP_PARTS = {
-    f"predicted.{part.replace(' ', '_')}_seconds": part
-    for part in (
-        *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
-        *("sends", "bubble", "gradients", "optimizer", "fixed"),
-    )
-}
+PARTS = (
+    *("matmul", "attention", "memory", "launches", "layer collectives", "gathers", "head", "head collectives"),
+    *("sends", "bubble", "gradients", "optimizer", "fixed"),
+)
+STEP_PARTS = {f"predicted.{part.replace(' ', '_')}_seconds": part for part in PARTS}
 """Columns of a table -> the part of a step, in the order of the step."""
 ADDED = (
     *("measured_seconds", "predicted_seconds", "low_seconds", "high_seconds", "left_out_seconds", "kind"),
@@ -42,8 +41,7 @@ ADDED = (
 """Columns that a table of predictions has."""
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A row of a table as it was read, its run, and the step that a machine predicts."""
 
     row: TableRow
@@ -113,7 +111,9 @@ def as_csv(predictions: Sequence[Prediction | Problem]) -> str:
 
 def _added(one: Prediction | Problem) -> dict[str, object]:
     """What a table adds to a row."""
-    known: dict[str, object] = {"measured_seconds": measured_seconds(one.row) or ""}
+    known: dict[str, object] = {"measured_seconds": ""}
+    with suppress(SchemaError):  # of a row that cannot be read
+        known = {"measured_seconds": Published.of(one.row).measured_seconds or ""}
     if isinstance(one, Problem):
         return known | {"problem": one.problem}
     run, machine, timeline, plan = one.run, one.machine, one.timeline, one.run.cost.plan

@@ -10,8 +10,7 @@ import msgspec
 
 from benchmarks.devices.chips import CHIPS, SWITCHED
 from benchmarks.devices.topology import Topology, balanced_factors
-from benchmarks.simulate.published_mesh import cost_of
-from benchmarks.simulate.published_row import Published, TableRow, ZeroStage
+from benchmarks.simulate.published_row import Published, TableRow, ZeroStage, cost_of
 from benchmarks.simulate.stack import PRECISIONS, Precision
 from strategies.backends.topologies import DEVICES_PER_CHIP
 from strategies.config import Dtype, ReduceDtype, Remat, TrainConfig
@@ -19,36 +18,17 @@ from strategies.costs.predict import Cost
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
-from strategies.schema import SchemaError
 
-REMAT: Mapping[str, Remat] = {
-    **{"full": "full", "selective": "dots", "none": "none"},
-    # torchtitan keeps the outputs of attention and of every second matmul.
-    **dict.fromkeys(("selective (op)", "selective (per op)"), "dots"),
-    # MaxText keeps the inputs of layers in the memory of the host.
-    **dict.fromkeys(("decoder_layer_input offload (custom)", "offload", "qkv_proj_offloaded"), "full"),
-    **dict.fromkeys(("qkv+context+input kept (custom)", "custom"), "full"),
-    # Parts of a layer, as Megatron-Core's option recompute_modules names them, which count for nothing.
-    **dict.fromkeys(("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp"), "none"),
-}
-"""What published tables say of recomputation, before " + " -> what a step recomputes."""
+REMAT: Mapping[str, Remat] = {"full": "full", "selective": "dots", "none": "none"}
+"""What published tables say of recomputation -> what a step recomputes."""
 DTYPES: Mapping[str, Dtype] = {"float16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
-"""Spellings of dtypes of two bytes."""
 NARROW = {"fp8-mx": "mxfp8", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}
-"""How what tables say of narrower dtypes begins -> a name in `PRECISIONS`; the first that fits. The rest of such a step
-is in bfloat16."""
+"""How names of narrower dtypes begin -> a name in `PRECISIONS`; the first that fits. The rest is in bfloat16."""
 
 
 class Program(NamedTuple):
-    """A training program of published tables.
-
-    Attributes:
-        stack: as machine files name it.
-        optimizer_sharded: the stage of ZeRO along the data axis, where a row does not say.
-        sequence_parallel: whether the tensor axis also splits the tokens between matmuls; likewise.
-        recompute: likewise.
-        reduce_dtype: of gradients while they are reduced over devices.
-        pads_experts: whether all experts are padded to the number of rows of the busiest.
+    """A training program of published tables: its stack as machine files name it, what it does where a row does not
+    say, and whether all experts are padded to the number of rows of the busiest.
     """
 
     stack: str
@@ -77,11 +57,7 @@ PROGRAMS: Mapping[str, Program] = {
 class PublishedRun:
     """A measured run: its kind of devices and its stack, as machine files name them, and its step by formulas.
 
-    Attributes:
-        step_seconds: measured; None if the row has none, or contradicts itself.
-        precision: of the layers' matmuls, if they are narrower than two bytes.
-        losses: of each token; further ones are of the layers that predict further tokens.
-        source: where it was published.
+    Its seconds are None if the row has none, or contradicts itself.
     """
 
     kind: str
@@ -92,14 +68,6 @@ class PublishedRun:
     precision: Precision | None = None
     losses: int = 1
     source: str = ""
-
-
-def measured_seconds(row: TableRow) -> float | None:
-    """Measured seconds of a step; None if the row has none, contradicts itself, or cannot be read."""
-    try:
-        return Published.of(row).measured_seconds
-    except SchemaError:
-        return None
 
 
 def run_of(row: TableRow) -> PublishedRun:
@@ -146,7 +114,7 @@ def completed(row: Published, program: Program) -> Published:
     return msgspec.structs.replace(
         row,
         microbatches=microbatches,
-        recompute=(row.recompute or program.recompute).partition(" + ")[0],
+        recompute=row.recompute or program.recompute,
         sequence_parallel=program.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel,
         optimizer_sharded=row.optimizer_sharded or ("zero3" if row.fsdp > 1 else program.optimizer_sharded),
         schedule="interleaved" if row.pipeline > 1 and chunks > 1 else row.schedule,
@@ -160,17 +128,14 @@ def config_of(row: Published) -> GPTConfig:
         raise Infeasible("the row lacks " + ("expert_mlp" if row.experts else "mlp"))
     more: dict[str, Any] = {}
     if row.experts and row.expert_mlp:
-        more = {
-            "experts": row.experts,
-            "experts_per_token": row.experts_per_token or 1,
-            "expert_mlp": row.expert_mlp,
-            "shared_mlp": (row.shared_experts or 0) * row.expert_mlp or None,
-            "capacity_factor": row.capacity_factor or 1.0,
-            # Each expert takes an equal part of the tokens of a sequence on a device, or of half of them in a ring.
-            "expert_group": row.sequence // (2 * row.context if row.context > 1 else 1),
-        }
-    if row.block == GPT_OSS.block:
-        more |= {name: getattr(GPT_OSS, name) for name in ("attention_window", "full_attention_every")}
+        more = {"experts": row.experts, "experts_per_token": row.experts_per_token or 1, "expert_mlp": row.expert_mlp}
+        more |= {"shared_mlp": (row.shared_experts or 0) * row.expert_mlp or None}
+        # Each expert takes an equal part of the tokens of a sequence on a device, or of half of them in a ring.
+        group = row.sequence // (2 * row.context if row.context > 1 else 1)
+        more |= {"capacity_factor": row.capacity_factor or 1.0, "expert_group": group}
+    if row.block == "gpt_oss":
+        preset = PRESETS["gpt-oss-20b"]
+        more |= {name: getattr(preset, name) for name in ("attention_window", "full_attention_every")}
     return GPTConfig(
         row.layers + row.mtp_layers,
         row.embed,
@@ -185,13 +150,8 @@ def config_of(row: Published) -> GPTConfig:
     )
 
 
-GPT_OSS = PRESETS["gpt-oss-20b"]
-
-
 def latent_heads(row: Published) -> dict[str, int]:
-    """Plain heads with the parameter count of multi-head latent attention.
-
-    The latter is that of DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. Sizes are those of DeepSeek-V2, -V3 and Kimi K2.
+    """Plain heads with the parameter count of latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
 
     >>> latent_heads(Published("", "", 8, 8, 61, 7168, 128, 129280, 4096, 8, 8, 1, 1, 1, "bf16"))
     {'head_size': 96, 'key_heads': 1}

@@ -16,14 +16,11 @@ COMPUTE, MEMORY, EXPOSED, IDLE = DEVICE_LANES = "compute", "memory", "exposed", 
 
 
 class Event(NamedTuple):
-    """Something that takes time.
+    """Something that takes time, on the device's own queue or on other queues, such as links, all at once.
 
     Attributes:
-        part: what its seconds on the device's own queue are spent on; of other queues' events, those that the device
-            waits for them.
-        seconds: how long it takes.
-        queues: that it takes, all at once, such as links; empty for the device's own.
-        labels: of other queues' events: names by which a `Wait` refers to it; empty if the device waits at once.
+        part: what the device's seconds for it are spent on, or those for which it waits for other queues.
+        labels: names by which a `Wait` refers to an event of other queues; empty if the device waits at once.
         name: in a picture; by default `part`.
     """
 
@@ -56,14 +53,7 @@ Item = Event | Wait | Loop
 
 @dataclass(frozen=True)
 class Span:
-    """Something that happens in a lane: an event on a queue, or a wait.
-
-    Attributes:
-        lane: what the device's own queue spends its time on, or the name of another queue.
-        name: of the event.
-        begin_seconds: when it begins, from the start of the step.
-        seconds: how long it lasts.
-    """
+    """An event or a wait. The lane is what the device's own queue spends its time on, or the name of another queue."""
 
     lane: str
     name: str
@@ -73,12 +63,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step.
-
-    Attributes:
-        parts: seconds of the device's own queue by what they are spent on. They add up to the step.
-        items: that were simulated, for the spans.
-    """
+    """A simulated step: the device's seconds, which add up to the step, and for the spans the items."""
 
     parts: Parts
     items: tuple[Item, ...] = field(default=(), repr=False)
@@ -114,13 +99,8 @@ def scaled(parts: Parts, times: float) -> dict[str, float]:
 
 
 class Queues:
-    """A device with its queues.
-
-    Attributes:
-        now: seconds since the start of the step.
-        parts: seconds of the device's own queue by what they were spent on.
-        free: when each other queue has done all that it was given.
-        spans: what has happened, if spans are recorded; then every iteration of a loop is simulated.
+    """A device with its queues: the seconds since the start of the step, what they were spent on, when each other queue
+    is free, and what has happened, if spans are recorded; then every iteration of a loop is simulated.
     """
 
     def __init__(self, *, records_spans: bool = False) -> None:
@@ -199,12 +179,6 @@ def trace(
     """The trace of a simulated step as JSON values: a process for each device or stage, a thread for each lane.
 
     The format is Chrome's (Google 2016, "Trace Event Format"), which ui.perfetto.dev shows. Times are in microseconds.
-
-    Args:
-        kind: what kind of step it is.
-        case: id of the case.
-        where: the devices.
-        processes: name of each process -> its spans.
     """
     return {
         "displayTimeUnit": "ms",
@@ -223,12 +197,5 @@ def _events(pid: int, process: str, spans: Sequence[Span]) -> Iterator[dict[str,
         names += [("thread_name", index, {"name": lane}), ("thread_sort_index", index, {"sort_index": index})]
     yield from ({"ph": "M", "pid": pid, "tid": index, "name": name, "args": args} for name, index, args in names)
     for span in spans:
-        yield {
-            "ph": "X",
-            "pid": pid,
-            "tid": lanes.index(span.lane),
-            "name": span.name,
-            "cat": span.lane,
-            "ts": 1e6 * span.begin_seconds,
-            "dur": 1e6 * span.seconds,
-        }
+        event = {"ph": "X", "pid": pid, "tid": lanes.index(span.lane), "name": span.name, "cat": span.lane}
+        yield event | {"ts": 1e6 * span.begin_seconds, "dur": 1e6 * span.seconds}

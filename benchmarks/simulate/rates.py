@@ -20,12 +20,9 @@ class Timing(NamedTuple):
     Attributes:
         kind: "matmul", "stream", "launch", "dispatch", or a kind of collective. All but "dispatch" are an iteration of
             a loop, which takes its own time.
-        devices: that run it together.
         work: FLOPs of a matmul, bytes that a device streams or sends, or launches.
         inverse_dim: of matmuls, the mean of one over the contracted dims.
-        dtype: of its arrays.
         calls: collectives in it.
-        seconds: it takes so long.
         filled: of matmuls on a GPU whose cores are known, the share of its peak that tiles allow (`tiles_filled`).
     """
 
@@ -87,9 +84,7 @@ def _shares(timings: Sequence[Timing], parts: Sequence[tuple[float, ...]]) -> Se
 def calibrated(
     name: str, timings: Sequence[Timing], platform: str, memory_bytes: int, source: str, cores: int = 0
 ) -> tuple[Machine, list[str]]:
-    """The machine that timings of probes show, and what they do not show; `cores` are of a GPU, with which
-    `Timing.filled` was computed.
-    """
+    """The machine that timings of probes show, and what they do not show. A GPU's `cores` are those of `filled`."""
     timings, kernel_seconds = without_iteration(timings)
     of = {kind: [timing for timing in timings if timing.kind == kind] for kind in {timing.kind for timing in timings}}
     (flops, matmul_dim), (float32_flops, _) = (

@@ -21,11 +21,8 @@ H100, v5e and v5p (docs/experiments), 15% to 20% less is waited for."""
 
 
 class Precision(NamedTuple):
-    """The operands of the layers' matmuls, where they are narrower than the dtype of the step.
-
-    Attributes:
-        itemsize: bytes of an element, its share of the scaling factors included.
-        rate: whose rate multiplies it, `fp8_share` or `fp4_share` of a `Chip`.
+    """The operands of the layers' matmuls, where they are narrower than the dtype of the step: the bytes of an element
+    with its share of the scaling factors, and whether `fp8_share` or `fp4_share` of a `Chip` is its rate.
     """
 
     itemsize: float
@@ -33,17 +30,13 @@ class Precision(NamedTuple):
 
 
 CAST_BYTES = 6
-"""Read and written to cast an element of an operand or of a gradient: it is read for the largest value, read again, and
-written as rows and as columns."""
+"""To cast an element of an operand or gradient: two reads, one for the largest value, and writes by row and column."""
 PRECISIONS: Mapping[str, Precision] = {
     "fp8": Precision(1, "fp8"),
     # A scale of one byte for 32 elements (OCP Microscaling Formats 1.0, section 5); of NVFP4 for 16.
     "mxfp8": Precision(33 / 32, "fp8"),
     "nvfp4": Precision(9 / 16, "fp4"),
 }
-"""By name."""
-
-
 Factor = Annotated[float, Meta(ge=0, le=1000)]
 """A constant of kernels. Those of all machine files are below 100."""
 

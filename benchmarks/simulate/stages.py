@@ -1,9 +1,7 @@
 """The passes of a step on the stages of the pipeline: when each begins, and what fills each stage.
 
 Stages in lockstep (meshmark) exchange arrays, and compute the loss of a microbatch together, at the end of a tick of
-the schedule. Other stages wait only for what they need. A pass includes the time to send its result. Under Megatron-LM
-only the first and the last stage have the embedding and the head. Without stages the passes of a microbatch follow
-those of the one before.
+the schedule. Other stages wait only for what they need. A pass includes the time to send its result.
 """
 
 import math
@@ -22,19 +20,9 @@ from strategies.pipelining.orders import one_f_one_b
 from strategies.pipelining.schedules import Kind, Schedule
 from strategies.pipelining.timetable import KINDS, order_of
 
-Class = tuple[Kind, bool, bool]
-"""Of a pass on a stage: its kind, whether it includes the embedding and the head, and whether its result is sent."""
-
 
 class Pass(NamedTuple):
-    """What a stage does from some time on.
-
-    Attributes:
-        stage: number of the stage; 0 without stages.
-        name: the pass and its microbatch, such as F0, B0 or W0, or what is done between or after passes.
-        begin_seconds: from the start of the step.
-        parts: its seconds, in this order.
-    """
+    """A pass on a stage, such as F0, B0 or W0, or what is done between or after passes, with its seconds in order."""
 
     stage: int
     name: str
@@ -46,12 +34,8 @@ class Pass(NamedTuple):
 class Stages:
     """The stages of a step.
 
-    Attributes:
-        plan: the step.
-        stack: the software.
-        work: seconds of a pass through the layers of a stage's chunk, by the kind of pass.
-        embedding_and_head: seconds of the embedding, the head and the loss for a microbatch, by the kind of pass.
-        send_seconds: to send the residual stream of a microbatch to the next stage.
+    By the kind of pass, `work` is that of the layers of a stage's chunk, and `embedding_and_head` has the loss, too. To
+    send the residual stream of a microbatch to the next stage takes `send_seconds`.
     """
 
     plan: Plan
@@ -127,34 +111,20 @@ class Stages:
         return np.concatenate([[0.0], (np.array(seconds)[ticks.turns.kind].max(axis=1) + together).cumsum()])
 
     @cached_property
-    def classes(self) -> Mapping[Class, Parts]:
-        """Seconds of a pass of each class, by what they are spent on."""
-        sends = {"sends": self.send_seconds}
-        return {
-            (kind, headed, sent): added(
-                scaled(work, 1 - self.missing_share) if headed else work,
-                self.embedding_and_head.get(kind, {}) if headed else {},
-                sends if sent else {},
-            )
-            for kind, work in self.work.items()
-            for headed in (False, True)
-            for sent in (False, True)
-        }
-
-    @cached_property
     def seconds(self) -> Mapping[tuple[int, Kind, int], float]:
         """Seconds of each stage's passes of a kind through a chunk."""
-        of_class = {class_: sum(parts.values()) for class_, parts in self.classes.items()}
         keys = product(range(self.schedule.stages), self.work, range(self.schedule.chunks))
-        return {key: of_class[self._class(*key)] for key in keys}
+        return {key: sum(self.parts_of(*key).values()) for key in keys}
 
-    def _class(self, stage: int, kind: Kind, chunk: int) -> Class:
-        """The class of a pass. The last stage has the ends, or each has a share of them. They send nothing outwards."""
-        if kind == "W":
-            return "W", False, False
-        last = stage == self.schedule.stages - 1 and chunk == self.schedule.chunks - 1
+    def parts_of(self, stage: int, kind: Kind, chunk: int) -> Parts:
+        """Seconds of a pass by what they are spent on. The last stage has the ends, or each has a share of them."""
+        work, last = self.work[kind], stage == self.schedule.stages - 1 and chunk == self.schedule.chunks - 1
+        if kind == "W":  # which sends nothing
+            return work
+        if last or self.stack.embedding_and_head == "all":
+            work = added(scaled(work, 1 - self.missing_share), self.embedding_and_head.get(kind, {}))
         outwards = last if kind == "F" else stage == chunk == 0
-        return kind, last or self.stack.embedding_and_head == "all", not outwards
+        return work if outwards else added(work, {"sends": self.send_seconds})
 
     def passes(self) -> Iterator[Pass]:
         """Yield what each stage does when."""
@@ -163,7 +133,7 @@ class Stages:
         else:
             starts = self.schedule.starts(lambda stage, op: self.seconds[stage, op.kind, op.chunk])
             for (stage, op), start in starts.items():
-                yield Pass(stage, str(op), start, self.classes[self._class(stage, op.kind, op.chunk)])
+                yield Pass(stage, str(op), start, self.parts_of(stage, op.kind, op.chunk))
 
     def _in_lockstep(self) -> Iterator[Pass]:
         """Yield passes tick by tick, and what all stages do together at the end of a tick."""

@@ -14,7 +14,7 @@ from operator import attrgetter
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.kernels import Kernel, orthogonalisation
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
-from benchmarks.simulate.links import Network, bandwidth, group
+from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.queues import (
     COMPUTE,
@@ -36,29 +36,24 @@ from strategies.pipelining.schedules import Kind
 
 PASSES = "passes"
 """The lane of passes, and of what is done between and after them; the other lanes say what they are spent on."""
+SENDING = "gathers", "layer collectives", "head collectives", "sends", "gradients"
+"""Parts of a step that are exposed communication."""
 LANES = {
-    "matmul": COMPUTE,
-    "attention": COMPUTE,
-    "head": COMPUTE,
-    "memory": MEMORY,
-    "optimizer": MEMORY,
-    "gathers": EXPOSED,
-    "layer collectives": EXPOSED,
-    "head collectives": EXPOSED,
-    "sends": EXPOSED,
-    "gradients": EXPOSED,
-    HOST: "host",
-    "fixed": "host",
+    **dict.fromkeys(("matmul", "attention", "head"), COMPUTE),
+    **dict.fromkeys(("memory", "optimizer"), MEMORY),
+    **dict.fromkeys(SENDING, EXPOSED),
+    **dict.fromkeys((HOST, "fixed"), "host"),
 }
 """What a step is spent on -> its lane, as in a simulated program where that has it."""
 
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology, losses: int = 1) -> Timeline:
-    """Predict the time of a step on all devices of a topology, by what its last stage spends it on.
-
-    A token has several losses where further ones are predicted (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
+    """Predict the time of a step on all devices of a topology, by what its last stage spends it on; a token may have
+    several losses (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
     """
-    return Step(cost, machine, topology, losses).timeline()
+    step = Step(cost, machine, topology, losses)
+    parts = added(step.stages.parts, step.afterwards)
+    return Timeline({name: seconds for name, seconds in parts.items() if seconds})
 
 
 def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
@@ -82,14 +77,8 @@ class Step:
     def __init__(self, cost: Cost, machine: Machine, topology: Topology, losses: int = 1) -> None:
         self.losses = losses
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
-        self.network = Network(machine, topology, cost.plan.mesh)
         layers, again = cost.plan.all_layers, cost.plan.recomputed_prefix_layers
-        self.layer = LayerEvents(cost.plan, cost.traffic, self.network, layers, again)
-
-    def timeline(self) -> Timeline:
-        """The seconds of the last stage."""
-        parts = added(self.stages.parts, self.afterwards)
-        return Timeline({name: seconds for name, seconds in parts.items() if seconds})
+        self.layer = LayerEvents(cost.plan, cost.traffic, machine, topology, layers, again)
 
     def spans(self) -> Mapping[str, tuple[Span, ...]]:
         """The spans of each stage by its name: its passes, and what fills it from the begin to the end of the step."""
@@ -155,7 +144,7 @@ class Step:
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
         elements = plan.residual / plan.tensors if self.layer.head_on_last_stage else plan.own_residual
         sent = elements / plan.train.microbatches * BYTES[plan.train.dtype]
-        return self.network.event("sends", "permute", plan.over(plan.axes_of("layers")), sent).seconds
+        return self.layer.event("sends", "permute", plan.over(plan.axes_of("layers")), sent).seconds
 
     @cached_property
     def afterwards(self) -> Parts:
@@ -173,17 +162,14 @@ class Step:
 
     @property
     def gradients_seconds(self) -> float:
-        """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides.
-
-        Weights are gathered after the update, beside nothing.
-        """
+        """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides."""
         plan, others = self.plan, 0.0
         beside: list[Event] = []
         apart = {*LAYER_TRAFFIC, *HEAD_TRAFFIC, "stages"}
         once = (term for term in self.traffic if term.what not in apart and not self.layer.is_sharded(term))
         for (what, kind, axes), terms in groupby(once, attrgetter("what", "kind", "axes")):
             sent = sum(term.sent_bytes for term in terms)
-            event = self.network.event("gradients", kind, axes, sent, calls=0)
+            event = self.layer.event("gradients", kind, axes, sent, calls=0)
             if what == "gradients" and plan.train.reduce == "layer":
                 beside.append(event._replace(seconds=event.seconds / plan.layers))
             else:

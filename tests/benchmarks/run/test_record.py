@@ -9,8 +9,7 @@ import pytest
 from benchmarks.cases.case import Case
 from benchmarks.run.measure import BlockTimes, Interval
 from benchmarks.run.record import Record
-from benchmarks.simulate.estimate import ChipEstimate
-from benchmarks.simulate.program import Roofline
+from benchmarks.simulate.program import ChipEstimate, Roofline
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 2, "float32", "dots")

@@ -8,9 +8,8 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from benchmarks.program.work import Event
-from benchmarks.simulate.kernels import head, layer
+from benchmarks.simulate.kernels import head, kept_bytes, layer
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.memory_traffic import kept_bytes
 from benchmarks.simulate.step import Step
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.core.plan import Plan

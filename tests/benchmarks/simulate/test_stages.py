@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.layer import GATHERED, Way
-from benchmarks.simulate.links import Network, bandwidth, group
+from benchmarks.simulate.layer import GATHERED, LayerEvents, Way
+from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.predict import predicted_rows, read_rows
 from benchmarks.simulate.queues import Parts
 from benchmarks.simulate.stages import Stages
@@ -174,13 +174,13 @@ def test_predictions_take_few_calls_however_many_microbatches_there_are():
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_passes_send_what_a_step_sends(remat, monkeypatch):
     """Leading dense layers of a pipeline, forward twice and backward once, send as much as formulas count for them."""
-    sent, event = defaultdict(float), Network.event
+    sent, event = defaultdict(float), LayerEvents.event
 
     def recorded(*given):
         sent[given[2], given[3]] += runs * float(given[4])
         return event(*given)
 
-    monkeypatch.setattr(Network, "event", recorded)
+    monkeypatch.setattr(LayerEvents, "event", recorded)
     model = replace(MANY, block="llama", layers=10, dense_layers=2, experts=8, expert_mlp=64)
     train = TrainConfig(batch_size=8, microbatches=2, remat=remat, sequence_parallel=False)
     cost = predict("three_d", model, "fsdp=2,pipeline=2,tensor=2", train, "cuda")
