@@ -107,7 +107,7 @@ class Stages:
         """When each tick of stages in lockstep begins, and when the last one ends."""
         ticks, seconds = self.plan.ticks, [sum(self.work.get(kind, {}).values()) if kind else 0.0 for kind in KINDS]
         head = sum(added(*self.embedding_and_head.values()).values())
-        together = (ticks.shared.leaves >= 0) * head + (ticks.shared.edges >= 0).sum(axis=1) * self.send_seconds
+        together = (ticks.shared.leaves >= 0) * head + ticks.sends * self.send_seconds
         return np.concatenate([[0.0], (np.array(seconds)[ticks.turns.kind].max(axis=1) + together).cumsum()])
 
     @cached_property
@@ -117,14 +117,14 @@ class Stages:
         return {key: sum(self.parts_of(*key).values()) for key in keys}
 
     def parts_of(self, stage: int, kind: Kind, chunk: int) -> Parts:
-        """Seconds of a pass by what they are spent on. The last stage has the ends, or each has a share of them."""
-        work, last = self.work[kind], stage == self.schedule.stages - 1 and chunk == self.schedule.chunks - 1
+        """Seconds of a pass by what they are spent on. The last part has the ends, or each has a share of them."""
+        schedule, work = self.schedule, self.work[kind]
+        part, last = schedule.part(stage, chunk), schedule.stages * schedule.chunks - 1
         if kind == "W":  # which sends nothing
             return work
-        if last or self.stack.embedding_and_head == "all":
+        if part == last or self.stack.embedding_and_head == "all":
             work = added(scaled(work, 1 - self.missing_share), self.embedding_and_head.get(kind, {}))
-        outwards = last if kind == "F" else stage == chunk == 0
-        return work if outwards else added(work, {"sends": self.send_seconds})
+        return work if part == (last if kind == "F" else 0) else added(work, {"sends": self.send_seconds})
 
     def passes(self) -> Iterator[Pass]:
         """Yield what each stage does when."""
@@ -141,7 +141,7 @@ class Stages:
         for tick, column in enumerate(zip(*self.plan.schedule.table, strict=True)):
             begin, end, leaves = float(self.ticks[tick]), float(self.ticks[tick + 1]), shared.leaves[tick]
             yield from (Pass(stage, str(op), begin, self.work[op.kind]) for stage, op in enumerate(column) if op)
-            sends = int((shared.edges[tick] >= 0).sum()) * self.send_seconds
+            sends = int(self.plan.ticks.sends[tick]) * self.send_seconds
             if leaves >= 0:
                 begin = end - sends - sum(head.values())
                 yield from (Pass(stage, f"head {leaves}", begin, head) for stage in range(self.plan.stages))

@@ -131,12 +131,19 @@ class Ticks:
         shared = Shared(at_ends, enters, leaves, returns, exchanges)
         return cls(turns, shared, Depths(depth, kept_depth), ends, edges)
 
+    @cached_property
+    def sends(self) -> np.ndarray:
+        """Number of exchanges between stages at the end of each tick [ticks]."""
+        found = np.zeros(len(self.shared.edges), int)
+        for column, different in zip(self.shared.edges.T, self.edges, strict=True):
+            for index in (i for i, edges in enumerate(different) if not is_local(edges)):
+                found += column == index
+        return found
+
     @property
     def exchanges(self) -> int:
         """Number of exchanges between stages in all ticks."""
-        columns = zip(self.shared.edges.T, self.edges, strict=True)
-        used = (different[index] for column, different in columns for index in column if index >= 0)
-        return sum(not is_local(edges) for edges in used)
+        return int(self.sends.sum())
 
 
 class Arrival(NamedTuple):
