@@ -1,6 +1,7 @@
 """Bytes that a layer reads and writes to keep what its backward pass reads, and to cast its weights."""
 
 from benchmarks.simulate.stack import NOTHING_KEPT, ForwardBackward, Stack
+from strategies.core.matrices import moments_of
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs import layer
@@ -12,6 +13,8 @@ bytes is copied, instead of 20 for slices of four and their casts."""
 SEQUENCE_BYTES = 4
 """Read and written for an element that is gathered or scattered along the sequence, because that is not the first dim
 (`Backend.gathers_outermost_only`)."""
+
+ADAMW_MOMENT_BYTES = 8
 
 
 def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
@@ -34,6 +37,19 @@ def fills_stacks(stack: Stack) -> bool:
 def stacks_kept(plan: Plan) -> bool:
     """Whether a loop copies into stacks what layers keep."""
     return plan.backend.copies_into_stacks and plan.loops_layers
+
+
+def update_bytes(plan: Plan, stack: Stack) -> float:
+    """Bytes that the optimizer reads and writes, if the axes of `Placement.updates` divide every weight.
+
+    AdamW reads and writes two float32 moments, Muon and SGD only their momentum (`KernelCosts.optimizer_bytes`).
+    """
+    total = 0.0
+    for weight in plan.weights.values():
+        kept = sum(BYTES[dtype] for dtype in moments_of(weight.spec, plan.train).values())
+        shards = plan.size(*plan.placement.not_splitting(weight.spec.dims, plan.placement.updates))
+        total += (stack.kernels.optimizer_bytes - 2 * (ADAMW_MOMENT_BYTES - kept)) * weight.elements / shards
+    return total
 
 
 def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:

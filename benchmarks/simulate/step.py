@@ -16,6 +16,7 @@ from benchmarks.simulate.kernels import Kernel, orthogonalisation
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
 from benchmarks.simulate.links import Network, bandwidth, group
 from benchmarks.simulate.machine import Machine
+from benchmarks.simulate.memory_traffic import update_bytes
 from benchmarks.simulate.queues import (
     COMPUTE,
     EXPOSED,
@@ -161,7 +162,7 @@ class Step:
     def afterwards(self) -> Parts:
         """Seconds of what follows the passes, in order. With `gather="step"` all weights are gathered before them."""
         at_once = [*GATHERED["forward"], *GATHERED["backward"]] if self.plan.train.gather == "step" else []
-        moved = self.machine.stack.kernels.optimizer_bytes * self.plan.updated
+        moved = update_bytes(self.plan, self.machine.stack)
         return {
             "gathers": sum(event.seconds for wanted in at_once for event in self.layer.gathers([wanted], 1)),
             "gradients": self.gradients_seconds,
