@@ -34,7 +34,10 @@ from strategies.mesh import MeshSpec
 FOLDER, PICTURE = Path(__file__).parent, "muon-losses.png"
 PAGE = FOLDER / "which-optimizer-placement.md"
 TABLE = PAGE.with_suffix(".csv")
-FIELDS = "devices", "preset", "dtype", "sequences", "mesh", "options", "jax", "sent_bytes", "seconds", "low", "high"
+FIELDS: Sequence[str] = (
+    *("devices", "preset", "dtype", "sequences", "mesh", "options"),
+    *("jax", "sent_bytes", "seconds", "low", "high"),
+)
 """Columns of the table: seconds of a step as replayed, or with the ends of their interval as measured."""
 TOKENS = 16_384
 """Of a device and step. The optimizer's part of a step is inversely proportional to it."""
@@ -229,7 +232,7 @@ def row_of(info: Mapping[str, Any], version: str) -> Mapping[str, Any]:
 def by_formula(row: Mapping[str, str]) -> int:
     """Bytes that a device sends in the step of a row of the table."""
     options = tuple((name, value) for name, _, value in (each.partition("=") for each in row["options"].split(",")))
-    work = PRESETS[row["preset"]], int(row["sequences"]), 1, row["dtype"], "dots", options
+    work: Any = PRESETS[row["preset"]], int(row["sequences"]), 1, row["dtype"], "dots", options
     absent = None if row["low"] else Topology.parse(row["devices"])
     cost = cost_of(Case("fsdp", MeshSpec.parse(row["mesh"]), row["preset"], *work, topology=absent))
     assert cost
