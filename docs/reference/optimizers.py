@@ -5,9 +5,9 @@ python docs/reference/optimizers.py > docs/reference/which-optimizer-placement.m
 python docs/reference/optimizers.py --curves FOLDER
 
 The first puts runs into the table next to the page, in place of former ones of the same devices and model. They are of
-`pytest benchmarks --strategy fsdp --option optimizer=adamw,muon --option matrices=gather,deal,gram`: measured, or
-compiled with --topology. The second writes the page. The third draws the loss curves of runs of `meshmark train
---option optimizer=...`, whose folders FOLDER has, such as muon-fsdp.
+`pytest benchmarks --strategy fsdp --mesh fsdp=8 --option optimizer=adamw,muon --option matrices=gather,deal,gram` with
+one batch size: measured, or compiled with --topology. The second writes the page. The third draws the loss curves of
+runs of `meshmark train --option optimizer=...`, whose folders FOLDER has, such as muon-fsdp.
 """
 
 import csv
@@ -34,10 +34,7 @@ from strategies.mesh import MeshSpec
 FOLDER, PICTURE = Path(__file__).parent, "muon-losses.png"
 PAGE = FOLDER / "which-optimizer-placement.md"
 TABLE = PAGE.with_suffix(".csv")
-FIELDS: Sequence[str] = (
-    *("devices", "preset", "dtype", "sequences", "mesh", "options"),
-    *("jax", "sent_bytes", "seconds", "low", "high"),
-)
+FIELDS = ["devices", "preset", "dtype", "sequences", "mesh", "options", "jax", "sent_bytes", "seconds", "low", "high"]
 """Columns of the table: seconds of a step as replayed, or with the ends of their interval as measured."""
 TOKENS = 16_384
 """Of a device and step. The optimizer's part of a step is inversely proportional to it."""
@@ -95,18 +92,20 @@ MiB that a device sends for M float32 matrices of 1024 x 1024, which N devices s
 
 ## Compiled
 
-Programs that compilers made for absent devices: nano-llama has {nano_llama}; gpt2-xl has all its layers, in bfloat16
-and with {tokens:,} tokens a device. Milliseconds are [replayed](../guides/topologies.md#replay). **Beyond AdamW, each
-program sends what the formulas say, to the byte.** What compilers change is in AdamW's step, too: for v5e libtpu pads
-shards, for v5p it sends reduce-scatters as all-reduces, and on H100s XLA scatters 282 MB less of gpt2-xl's gradients,
-as much as one of the two of its tied table.
+Programs that compilers made for absent devices. nano-llama has {nano_llama}. gpt2-xl has
+all its layers, in bfloat16 and with {tokens:,} tokens a device. Milliseconds are
+[replayed](../guides/topologies.md#replay). **Beyond AdamW, each program sends what the formulas say, to the byte.**
+What compilers change is in AdamW's step, too: for v5e libtpu pads shards, for v5p it sends reduce-scatters as
+all-reduces, and on H100s XLA scatters 282 MB less of gpt2-xl's gradients, as much as one of the two of its tied table.
 
 {compiled}
 
 ## Measured
 
-nano on eight virtual CPU devices, timed interleaved on a shared machine with two cores, while other programs ran. All
-devices share the cores, so the column shows work, not what is hidden or sent over links.
+nano with 16 sequences in float32, on eight virtual CPU devices of a shared machine with two cores, where other programs
+ran all the time. The placements of Muon were timed interleaved, in 20 rounds; AdamW before them, not interleaved with
+them. All devices share the cores, so the column shows work, not links: a gather has eight devices orthogonalise all
+matrices, dealing out has each matrix orthogonalised once.
 
 {measured}
 
@@ -135,8 +134,7 @@ class Row(NamedTuple):
     @property
     def sent_bytes(self) -> int:
         """Bytes that the optimizer sends, in addition to what AdamW's step sends."""
-        whats = "matrices", "Gram matrices", "norms of matrices"
-        return int(sum(each.sent_bytes for each in self.cost.traffic if each.what in whats))
+        return int(sum(each.sent_bytes for each in self.cost.traffic if each.what.endswith("matrices")))
 
     def seconds(self) -> float:
         """The predicted step."""
@@ -160,11 +158,8 @@ def rows() -> Iterator[Sequence[str]]:
         plain = [Row(adamw, cluster).seconds() for cluster in clusters]
         yield line(preset, mesh, "adamw", Row(adamw, ""), ["", ""])
         by_head = (PRESETS[preset].key_heads or PRESETS[preset].heads) < sizes.sizes.get("tensor", 1)
-        for placement in PLACEMENTS:
-            if strategy == "zero1" and placement != "deal":
-                continue  # devices have whole matrices
-            matrices = "auto" if strategy == "zero1" else placement
-            muon = {"optimizer": "muon", "matrices": matrices, "by_head": by_head}
+        for placement in ("auto",) if strategy == "zero1" else PLACEMENTS:  # zero1's devices have whole matrices
+            muon = {"optimizer": "muon", "matrices": placement, "by_head": by_head}
             try:
                 found = [Row(stated(preset, strategy, mesh, **options, **muon), cluster) for cluster in clusters]
             except Infeasible:  # blocks without tensor
@@ -244,7 +239,7 @@ def runs(*, measured: bool) -> Iterator[Sequence[str]]:
     yield *BY_CASE, LAST[measured]
     for row in read():
         if bool(row["low"]) == measured:
-            seconds, *ends = (f"{1e3 * float(row[name]):.3g}" for name in ("seconds", "low", "high") if row[name])
+            seconds, *ends = (in_ms(row[name]) for name in ("seconds", "low", "high") if row[name])
             optimizer = row["options"].removeprefix("optimizer=").replace("muon,matrices=", "")
             sent = (f"{each / 1e6:,.3f}" for each in (int(row["sent_bytes"]), by_formula(row)))
             yield (
@@ -254,6 +249,12 @@ def runs(*, measured: bool) -> Iterator[Sequence[str]]:
                 *sent,
                 f"{seconds} ({' to '.join(ends)})" if ends else seconds,
             )
+
+
+def in_ms(seconds: str) -> str:
+    """Milliseconds, with at least three digits."""
+    found = 1e3 * float(seconds)
+    return f"{found:,.0f}" if found >= 1000 else f"{found:.3g}"
 
 
 def draw(folder: Path) -> None:
