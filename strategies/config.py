@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -203,6 +203,11 @@ def idle_options(given: Mapping[str, Any]) -> tuple[str, ...]:
     ('regather', 'matrices', 'by_head', 'matrix_scale', 'momentum', 'nesterov', 'momentum_dtype')
     """
     return tuple(name for name, (other, values) in NEEDS.items() if given.get(other, DEFAULTS[other]) not in values)
+
+
+def without_idle(train: TrainConfig) -> TrainConfig:
+    """The options, with defaults of those that have no effect with the others."""
+    return replace(train, **{name: DEFAULTS[name] for name in idle_options(vars(train))})
 
 
 def needed_for(name: str) -> str:

@@ -38,7 +38,7 @@ from jaxtyping import Array
 
 from strategies import auto, expert, fsdp, tensor
 from strategies.core.axis import Axis
-from strategies.core.explicit_experts import forward_of_devices, mixture_hooks
+from strategies.core.explicit_experts import forward_of_devices, mixture_hooks, varying
 from strategies.core.gradients import partial_axes
 from strategies.core.matrices import resolve_gather
 from strategies.core.plan import Plan
@@ -91,16 +91,11 @@ def require_tensor(plan: Plan) -> None:
         raise Infeasible(f"{problem}; use auto or tensor")
 
 
-def deferred_axes(plan: Plan, spec: WeightSpec) -> tuple[str, ...]:
-    """Mesh axes over which a weight's gradient is a partial sum on each device until the end of the step."""
-    return (*plan.placed(spec.dims).summed, *partial_axes(plan, spec))
-
-
 def mark_reduced(weights: Weights, plan: Plan) -> Weights:
-    """Weights whose gradients stay partial sums."""
+    """Weights whose gradients stay partial sums on each device until the end of the step."""
 
     def one(weight: Array, spec: WeightSpec) -> Array:
-        return resharded(weight, reduced=deferred_axes(plan, spec))
+        return resharded(weight, reduced=(*plan.placed(spec.dims).summed, *partial_axes(plan, spec)))
 
     return map_weights(one, plan.config, weights)
 
@@ -111,8 +106,7 @@ def sum_partial_gradients(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[
     def one(grad: Array, spec: WeightSpec) -> Array:
         dtype = spec.summed_dtype(plan.train.reduce_dtype)
         for axis in partial_axes(plan, spec):
-            left = spec_of(grad).unreduced - {axis}
-            grad = resharded(grad.astype(dtype), unreduced=left).astype("float32")
+            grad = resharded(grad.astype(dtype), unreduced=spec_of(grad).unreduced - {axis}).astype("float32")
         return sum_partial(grad.astype(dtype)).astype("float32") if is_partial(grad) else grad
 
     return sum_partial(loss), map_weights(one, plan.config, grads)
@@ -205,9 +199,7 @@ def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
         return jax.shard_map(gather, in_specs=own, out_specs=P(batch, reduced=frozenset({"tensor"})))(x_BTD)
 
     def own_tokens(x_TD: Array) -> Array:
-        if not plan.sequence_parallel:
-            return x_TD
-        return jax.reshard(x_TD, P("tensor", reduced=spec_of(x_TD).reduced))
+        return jax.reshard(x_TD, P("tensor", reduced=spec_of(x_TD).reduced)) if plan.sequence_parallel else x_TD
 
     def look_up(table_VD: Array, row_BT: Array) -> Array:
         table = spec_of(table_VD)
@@ -218,9 +210,7 @@ def tensor_hooks(plan: Plan, batch: Any) -> Mapping[str, Any]:
             By hand, because the gradient of `.at[].get` of a split and reduced table is silently wrong where
             `out_sharding` splits the tokens (JAX 0.10 to 0.12).
             """
-            if table.reduced:
-                table_VD = lax.pcast(table_VD, tuple(table.reduced), to="varying")
-            found_BTD = look_up_rows(table_VD, row_BT - len(table_VD) * lax.axis_index("tensor"))
+            found_BTD = look_up_rows(varying(table_VD), row_BT - len(table_VD) * lax.axis_index("tensor"))
             return lax.pcast(found_BTD, "tensor", to="unreduced")
 
         found = P(batch, unreduced=frozenset({"tensor"}))
@@ -243,9 +233,8 @@ def positions(plan: Plan) -> Iterator[Traffic]:
     if plan.sequence_parallel and weight:
         elements = plan.train.microbatches * plan.config.sequence * plan.config.embed // plan.tensors
         axes, dtype = plan.axes_of("head_features"), plan.dtype(weight)
-        yield from traffic(
-            plan, "positions", "all_gather", axes, elements, dtype=dtype, array="gradients", when="backward"
-        )
+        term = partial(traffic, plan, "positions", "all_gather", array="gradients", when="backward")
+        yield from term(axes, elements, dtype=dtype)
 
 
 def implement(plan: Plan, mesh: Any) -> Implementation:

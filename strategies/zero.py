@@ -32,10 +32,19 @@ from functools import partial
 from strategies import expert
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
+from strategies.core.matrices import Muon
 from strategies.core.plan import Plan
 from strategies.core.sizes import held_dtype
 from strategies.core.traffic import Traffic, elements_by_dtype, traffic
+from strategies.infeasible import Infeasible
 from strategies.strategy import Strategy
+
+
+def require(plan: Plan) -> None:
+    """Refuse what `expert` refuses, and a placement of matrices that all devices update whole (`by_layer`)."""
+    expert.require(plan)
+    if plan.train.matrices != "auto" and not any(group.split for group in Muon(plan).groups):
+        raise Infeasible(f"matrices={plan.train.matrices} changes nothing, as devices update whole matrices; omit it")
 
 
 def updates(plan: Plan) -> Iterator[Traffic]:
@@ -61,6 +70,7 @@ AXIS1 = Axis(
     updates=True,
     options=("master", "reduce", "reduce_dtype", "matrices"),
     resolve=resolve_reduce,
+    require=require,
     traffic=(updates,),
 )
 AXIS2 = replace(AXIS1, reduce_scatter_per_microbatch=True)
@@ -68,6 +78,7 @@ EXPERT = replace(
     expert.AXIS,
     updates=True,
     options=(*AXIS1.options, "dispatch"),
+    require=require,
     traffic=(*expert.AXIS.traffic, updates),
 )
 ZERO1 = Strategy("zero1", (AXIS1, EXPERT), usual_axes=("data",))

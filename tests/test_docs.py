@@ -36,10 +36,8 @@ def test_the_reference_is_what_its_script_makes(script):
 
 def test_the_page_of_placements_has_what_its_script_computes():
     """`docs/reference/optimizers.py`: rows by formula, where dealing out sends and computes less than gathering."""
-    page = (ROOT / "docs" / "reference" / "which-optimizer-placement.md").read_text()
+    assert optimizers.PAGE.read_text() == optimizers.page()
     rows = [*optimizers.rows()]
-    for row in (*rows, *optimizers.crossover()):
-        assert f"| {' | '.join(row)} |" in page
     by_placement = {row[:3]: [float(cell.replace(",", "")) for cell in row[3:5]] for row in rows}
     for (model, mesh, placement), (sent, flops) in by_placement.items():
         if placement.startswith("gather"):
@@ -50,6 +48,17 @@ def test_the_page_of_placements_has_what_its_script_computes():
 def test_the_page_of_schedules_is_what_its_script_makes():
     """`docs/reference/schedules.py`: all of it is formulas."""
     assert schedules.FILE.read_text() == schedules.page()
+
+
+def test_beyond_adamw_programs_send_what_formulas_say():
+    """Every compiled or measured step with Muon, in the table next to the page of placements."""
+    rows = {(*optimizers.group(row), row["options"].partition("matrices=")[2]): row for row in optimizers.read()}
+    for (devices, preset, placement), row in rows.items():
+        adamw, muon = (
+            (int(each["sent_bytes"]), optimizers.by_formula(each)) for each in (rows[devices, preset, ""], row)
+        )
+        assert (muon[0] > adamw[0]) == bool(placement)
+        assert muon[0] - adamw[0] == muon[1] - adamw[1]
 
 
 def test_the_page_of_modes_is_what_its_script_makes_of_its_table():

@@ -9,7 +9,7 @@ from typing import Literal
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.stack import CAST_BYTES, NONE, NOTHING_KEPT, ForwardBackward, Precision, Stack
 from strategies.core.expert_rows import rows_of
-from strategies.core.matrices import Muon, matrix_dtype
+from strategies.core.matrices import Muon, matrix_dtype, moments_of
 from strategies.core.newton_schulz import ITERATIONS
 from strategies.core.plan import Plan
 from strategies.core.share import Share, attention_shares
@@ -38,6 +38,7 @@ bytes is copied, instead of 20 for slices of four and their casts."""
 SEQUENCE_BYTES = 4
 """Read and written for an element that is gathered or scattered along the sequence, because that is not the first dim
 (`Backend.gathers_outermost_only`)."""
+ADAMW_MOMENT_BYTES = 8
 
 
 @cache
@@ -274,3 +275,16 @@ def copied_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
     stream = plan.share.tokens * plan.config.embed * plan.sequence_parallel * fills_stacks(stack)
     each = SEQUENCE_BYTES * BYTES[plan.train.dtype] / 2 * stream
     return ForwardBackward(2 * branches * each, (2 * branches + again) * each)
+
+
+def update_bytes(plan: Plan, stack: Stack) -> float:
+    """Bytes that the optimizer reads and writes, if the axes of `Placement.updates` divide every weight.
+
+    AdamW reads and writes two float32 moments, Muon and SGD only their momentum (`KernelCosts.optimizer_bytes`).
+    """
+    total = 0.0
+    for weight in plan.weights.values():
+        kept = sum(BYTES[dtype] for dtype in moments_of(weight.spec, plan.train).values())
+        shards = plan.size(*plan.placement.not_splitting(weight.spec.dims, plan.placement.updates))
+        total += (stack.kernels.optimizer_bytes - 2 * (ADAMW_MOMENT_BYTES - kept)) * weight.elements / shards
+    return total

@@ -67,7 +67,7 @@ class KernelCosts:
         residual_bytes: by norms, dropout and residual sums, for each element of the residual stream.
         mlp_bytes: by the activation function, for each hidden element of the MLP.
         logit_bytes: by the loss, forward and backward, for each logit.
-        optimizer_bytes: by the optimizer, gradient clipping and casts, for each parameter.
+        optimizer_bytes: by AdamW, gradient clipping and casts, for each parameter.
         launches: kernels launched for a layer, in units of `Constants.kernel_seconds`.
         head_bytes: by rotary positions, for each element of queries and keys, where `residual_bytes` has none.
         kept: to write and read what layers keep, and to cast their weights.

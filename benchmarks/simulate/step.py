@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.kernels import Kernel, orthogonalisation
+from benchmarks.simulate.kernels import Kernel, orthogonalisation, update_bytes
 from benchmarks.simulate.layer import GATHERED, HEAD_TRAFFIC, HOST, LAYER_TRAFFIC, TOKENS, LayerEvents, Way
 from benchmarks.simulate.links import bandwidth, group
 from benchmarks.simulate.machine import Machine
@@ -150,7 +150,7 @@ class Step:
     def afterwards(self) -> Parts:
         """Seconds of what follows the passes, in order. With `gather="step"` all weights are gathered before them."""
         at_once = [*GATHERED["forward"], *GATHERED["backward"]] if self.plan.train.gather == "step" else []
-        moved = self.machine.stack.kernels.optimizer_bytes * self.plan.updated
+        moved = update_bytes(self.plan, self.machine.stack)
         return {
             "gathers": sum(event.seconds for wanted in at_once for event in self.layer.gathers([wanted], 1)),
             "gradients": self.gradients_seconds,

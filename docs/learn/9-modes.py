@@ -70,7 +70,7 @@ def by_hand(w_DF, x_MBD):
 # %% [markdown]
 # ## What they send
 #
-# All three compute the same gradient. A sum of 128 × 256 float32 numbers is an all-reduce of 131,072 bytes, of which a
+# All three compute the same gradient. A sum of 128 × 256 float32 numbers is an all-reduce of 131,072 bytes, for which a
 # device sends 2 × 7/8, 229,376. The compiler adds up the gradient in each microbatch; the program cannot say that this
 # may wait. The other two send it once.
 

@@ -1,19 +1,25 @@
 """docs/reference/which-optimizer-placement.md: what Muon sends, computes and takes, by model, mesh and placement.
 
-python docs/reference/optimizers.py RUN.json ... > docs/reference/which-optimizer-placement.md
+python docs/reference/optimizers.py --add RUN.json ...
+python docs/reference/optimizers.py > docs/reference/which-optimizer-placement.md
+python docs/reference/optimizers.py --curves FOLDER
 
-The runs are of `pytest benchmarks --option optimizer=adamw,muon --option matrices=gather,deal,gram`: measured, or
-compiled with --topology. `python docs/reference/optimizers.py --curves FOLDER` draws the loss curves of runs of
-`meshmark train --option optimizer=...`, whose folders FOLDER has, such as muon-fsdp.
+The first puts runs into the table next to the page, in place of former ones of the same devices and model. They are of
+`pytest benchmarks --strategy fsdp --mesh fsdp=8 --option optimizer=adamw,muon --option matrices=gather,deal,gram` with
+one batch size: measured, or compiled with --topology. The second writes the page. The third draws the loss curves of
+runs of `meshmark train --option optimizer=...`, whose folders FOLDER has, such as muon-fsdp.
 """
 
+import csv
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
+from benchmarks.program.explanations import cost_of
 from benchmarks.run.publish import UNTIMED
 from benchmarks.simulate.machines import machine_for
 from benchmarks.simulate.step import predict_seconds
@@ -26,6 +32,10 @@ from strategies.costs.predict import Cost, predict
 from strategies.mesh import MeshSpec
 
 FOLDER, PICTURE = Path(__file__).parent, "muon-losses.png"
+PAGE = FOLDER / "which-optimizer-placement.md"
+TABLE = PAGE.with_suffix(".csv")
+FIELDS = ["devices", "preset", "dtype", "sequences", "mesh", "options", "jax", "sent_bytes", "seconds", "low", "high"]
+"""Columns of the table: seconds of a step as replayed, or with the ends of their interval as measured."""
 TOKENS = 16_384
 """Of a device and step. The optimizer's part of a step is inversely proportional to it."""
 TORI = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8"}
@@ -41,9 +51,10 @@ CASES = (
 PLACEMENTS = "gather", "deal", "gram", "block"
 COUNTS = 1, 2, 3, 4, 8, 12, 64
 """Numbers of equal matrices in the table of the crossover."""
+BY_CASE, LAST = ("model", "devices", "optimizer", "MB sent", "by formula"), ("ms by replay", "ms (95% interval)")
 HEADER = "model", "mesh", "matrices", "MiB", "TFLOPs", "state GiB", "step on H100s", "on v5p"
 OF_DEVICES = "equal matrices", "N=2", "N=8", "N=64"
-PAGE = """# Which placement of Muon's matrices
+PAGE_TEXT = """# Which placement of Muon's matrices
 
 Written by `python docs/reference/optimizers.py`. Muon (`--option optimizer=muon`) orthogonalises whole matrices, and
 devices hold parts of them. `--option matrices=...` says how they work on them (`strategies/core/newton_schulz.py`
@@ -61,10 +72,9 @@ zero1 and zero2 and `reduce=step` (on GPUs the default is `layer`), devices that
 whole matrices, and Muon sends what AdamW sends.
 
 **Use `deal`.** It sends 2/N of a gather's bytes if N devices divide the equal matrices, and no more than a gather
-unless there are fewer than three, or N is two. Sums of Gram matrices send less than a gather only if matrices have 10
-times as many features along the dim that is split as along the other, and less than dealing out only from 5 N times.
-If the shorter dim is split, as by fsdp here, Gram matrices are those of the longer one, and take more FLOPs than a
-gather.
+unless there are fewer than three, or N is two. Summing Gram matrices sends less than gathering only if the split dim is
+10 times as long as the other, and less than dealing out only if it is 5 N times as long. If the shorter dim is split,
+as by fsdp here, the Gram matrices have the size of the longer one, and take more FLOPs than a gather.
 
 ## By formula
 
@@ -80,7 +90,25 @@ MiB that a device sends for M float32 matrices of 1024 x 1024, which N devices s
 
 {crossover}
 
-{runs}
+## Compiled
+
+Programs that compilers made for absent devices. nano-llama has {nano_llama}. gpt2-xl has
+all its layers, in bfloat16 and with {tokens:,} tokens a device. Milliseconds are
+[replayed](../guides/topologies.md#replay). **Beyond AdamW, each program sends what the formulas say, to the byte.**
+What compilers change is in AdamW's step, too: for v5e libtpu pads shards, for v5p it sends reduce-scatters as
+all-reduces, and on H100s XLA scatters 282 MB less of gpt2-xl's gradients, as much as one of the two of its tied table.
+
+{compiled}
+
+## Measured
+
+nano with 16 sequences in float32, on eight virtual CPU devices of a shared machine with two cores, where other programs
+ran all the time. The placements of Muon were timed interleaved, in 20 rounds; AdamW before them, not interleaved with
+them. All devices share the cores, so the column shows work, not links: a gather has eight devices orthogonalise all
+matrices, dealing out has each matrix orthogonalised once.
+
+{measured}
+
 ## Loss curves
 
 ![Losses of nano-llama with AdamW and Muon under three strategies: one curve for each optimizer](muon-losses.png)
@@ -91,8 +119,9 @@ lie on each other. Both optimizers have the default learning rate, which was cho
 ## What others measured
 
 torchtitan's pull request 3719 compares, on 8 GPUs, owners of whole weights, two gathers, and FSDP2 with Muon and with
-AdamW. Its figures are not repeated here. Owners of whole weights send nothing for the optimizer, as zero1 and zero2
-here; under FSDP they turn the gathers of layers into broadcasts, which meshmark does not have.
+AdamW. The index of public threads that was searched on 2026-11-28 has its methods, but not the cells of its tables, so
+its overheads are not set beside these. Owners of whole weights send nothing for the optimizer, as zero1 and zero2 here;
+under FSDP they turn the gathers of layers into broadcasts, which meshmark does not have.
 """
 
 
@@ -105,8 +134,7 @@ class Row(NamedTuple):
     @property
     def sent_bytes(self) -> int:
         """Bytes that the optimizer sends, in addition to what AdamW's step sends."""
-        whats = "matrices", "Gram matrices", "norms of matrices"
-        return int(sum(each.sent_bytes for each in self.cost.traffic if each.what in whats))
+        return int(sum(each.sent_bytes for each in self.cost.traffic if each.what.endswith("matrices")))
 
     def seconds(self) -> float:
         """The predicted step."""
@@ -114,7 +142,7 @@ class Row(NamedTuple):
         return predict_seconds(self.cost, machine_for(topology.kind, "meshmark"), topology).step_seconds
 
 
-def cost_of(preset: str, strategy: str, mesh: str, **options: Any) -> Cost:
+def stated(preset: str, strategy: str, mesh: str, **options: Any) -> Cost:
     """The cost of a step with `TOKENS` on each device."""
     config, size = PRESETS[preset], MeshSpec.parse(mesh).size
     train = TrainConfig(max(1, TOKENS // config.sequence) * size, dtype="bfloat16", **options)
@@ -126,16 +154,14 @@ def rows() -> Iterator[Sequence[str]]:
     for preset, strategy, mesh, options in CASES:
         sizes = MeshSpec.parse(mesh)
         clusters = f"h100:{sizes.size // 8}x8", f"v5p:{TORI[sizes.size]}"
-        adamw = cost_of(preset, strategy, mesh, **options)
+        adamw = stated(preset, strategy, mesh, **options)
         plain = [Row(adamw, cluster).seconds() for cluster in clusters]
         yield line(preset, mesh, "adamw", Row(adamw, ""), ["", ""])
         by_head = (PRESETS[preset].key_heads or PRESETS[preset].heads) < sizes.sizes.get("tensor", 1)
-        for placement in PLACEMENTS:
-            if strategy == "zero1" and placement != "deal":
-                continue  # the same, because devices have whole matrices
+        for placement in ("auto",) if strategy == "zero1" else PLACEMENTS:  # zero1's devices have whole matrices
             muon = {"optimizer": "muon", "matrices": placement, "by_head": by_head}
             try:
-                found = [Row(cost_of(preset, strategy, mesh, **options, **muon), cluster) for cluster in clusters]
+                found = [Row(stated(preset, strategy, mesh, **options, **muon), cluster) for cluster in clusters]
             except Infeasible:  # blocks without tensor
                 continue
             longer = [f"+{row.seconds() / without - 1:.1%}" for row, without in zip(found, plain, strict=True)]
@@ -160,31 +186,75 @@ def crossover() -> Iterator[Sequence[str]]:
         yield f"M={count}", *cells
 
 
-def run_tables(paths: Sequence[Path]) -> Iterator[str]:
-    """A table for each run: what was compiled, and what was measured."""
+def read() -> list[Mapping[str, str]]:
+    """Rows of the table next to the page."""
+    return list(csv.DictReader(TABLE.read_text().splitlines()))
+
+
+def add(paths: Sequence[Path]) -> None:
+    """Put the rows of runs into the table."""
     for path in paths:
         content = json.loads(path.read_text())
         found = [each["extra_info"] for each in (*content["benchmarks"], *content[UNTIMED])]
-        found = [info for info in found if info["status"] == "ok" and info["strategy"] != "single"]
-        where = found[0]["topology"] or f"{found[0]['devices']} devices of {found[0]['device_kind']}"
-        measured = found[0]["kind"] != "compiled"
-        title = f"## {'Measured' if measured else 'Compiled'}: {found[0]['preset']} on {where}"
-        yield "\n\n".join((title, as_markdown([*run_rows(found, measured=measured)], "<<>>>"), ""))
+        version = content["machine_info"]["versions"]["jax"]
+        new = [row_of(info, version) for info in found if info["status"] == "ok" and info["strategy"] == "fsdp"]
+        kept = [row for row in read() if group(row) != group(new[0])]
+        with TABLE.open("w", newline="") as file:
+            table = csv.DictWriter(file, FIELDS, lineterminator="\n")
+            table.writeheader()
+            table.writerows(sorted([*kept, *new], key=group))
 
 
-def run_rows(found: Sequence[dict[str, Any]], *, measured: bool) -> Iterator[Sequence[str]]:
-    """Rows of the table of a run."""
-    last = "ms (95% interval)" if measured else "ms by replay"
-    yield "mesh", "options", "MB sent, compiled", "by formula", last
-    for info in found:
-        sent = [f"{info[name] / 1e6:,.3f}" for name in ("compiled.sent_bytes", "predicted.sent_bytes")]
-        if measured:
-            low, high = (1e3 * info[f"step_seconds_{end}"] for end in ("low", "high"))
-            seconds = f"{1e3 * info['step_seconds_median']:.1f} ({low:.1f} to {high:.1f})"
-        else:
-            replay = info["replay.step_seconds"]
-            seconds = "" if replay is None else f"{1e3 * replay:.2f}"
-        yield info["mesh"], info["options"].replace("optimizer=", "") or "adamw", *sent, seconds
+def group(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Rows of one run."""
+    return row["devices"], row["preset"]
+
+
+def row_of(info: Mapping[str, Any], version: str) -> Mapping[str, Any]:
+    """A row of the table from a row of a run."""
+    measured = {"seconds": "step_seconds_median", "low": "step_seconds_low", "high": "step_seconds_high"}
+    columns = {"seconds": "replay.step_seconds"} if info["topology"] else measured
+    return {
+        "devices": info["topology"] or f"{info['platform']}:{info['devices']}",
+        "sequences": info["global_batch_sequences"],
+        "jax": version,
+        "sent_bytes": info["compiled.sent_bytes"],
+        **{name: info[name] for name in ("preset", "dtype", "mesh", "options")},
+        **{name: f"{info[column]:.4g}" for name, column in columns.items()},
+    }
+
+
+def by_formula(row: Mapping[str, str]) -> int:
+    """Bytes that a device sends in the step of a row of the table."""
+    options = tuple((name, value) for name, _, value in (each.partition("=") for each in row["options"].split(",")))
+    work: Any = PRESETS[row["preset"]], int(row["sequences"]), 1, row["dtype"], "dots", options
+    absent = None if row["low"] else Topology.parse(row["devices"])
+    cost = cost_of(Case("fsdp", MeshSpec.parse(row["mesh"]), row["preset"], *work, topology=absent))
+    assert cost
+    return cost.sent_bytes
+
+
+def runs(*, measured: bool) -> Iterator[Sequence[str]]:
+    """Rows of the table of what was compiled for absent devices, or measured."""
+    yield *BY_CASE, LAST[measured]
+    for row in read():
+        if bool(row["low"]) == measured:
+            seconds, *ends = (in_ms(row[name]) for name in ("seconds", "low", "high") if row[name])
+            optimizer = row["options"].removeprefix("optimizer=").replace("muon,matrices=", "")
+            sent = (f"{each / 1e6:,.3f}" for each in (int(row["sent_bytes"]), by_formula(row)))
+            yield (
+                row["preset"],
+                row["devices"],
+                optimizer,
+                *sent,
+                f"{seconds} ({' to '.join(ends)})" if ends else seconds,
+            )
+
+
+def in_ms(seconds: str) -> str:
+    """Milliseconds, with at least three digits."""
+    found = 1e3 * float(seconds)
+    return f"{found:,.0f}" if found >= 1000 else f"{found:.3g}"
 
 
 def draw(folder: Path) -> None:
@@ -207,19 +277,24 @@ def draw(folder: Path) -> None:
         figure.savefig(FOLDER / PICTURE, dpi=120)
 
 
-def main(paths: Sequence[str]) -> None:
-    """Print the page."""
-    text = PAGE.format(
+def page() -> str:
+    """The page in Markdown."""
+    small = PRESETS["nano-llama"]
+    return PAGE_TEXT.format(
         tokens=TOKENS,
+        nano_llama=f"{small.layers} layers of {small.embed} features, in float32",
         formula=as_markdown([HEADER, *rows()], "<<<>>>>>"),
         crossover=as_markdown([OF_DEVICES, *crossover()], "<>>>"),
-        runs="\n".join(run_tables([*map(Path, paths)])),
+        compiled=as_markdown([*runs(measured=False)], "<<<>>>"),
+        measured=as_markdown([*runs(measured=True)], "<<<>>>"),
     )
-    print(text, end="")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--curves"]:
-        draw(Path(sys.argv[2]))
-    else:
-        main(sys.argv[1:])
+    match sys.argv[1:]:
+        case ["--curves", folder]:
+            draw(Path(folder))
+        case ["--add", *paths]:
+            add([*map(Path, paths)])
+        case _:
+            print(page(), end="")

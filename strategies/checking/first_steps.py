@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from strategies.checking.drifts import adam_drift, drifts, first_moments, projected, weight_of
+from strategies.checking.drifts import FIRST, WEIGHTS, adam_drift, arrays_of, drifts, projected, weight_of
 from strategies.checking.projections import Projection
-from strategies.checkpoints.canonical import Leaf, leaves
+from strategies.checkpoints.canonical import leaves
 from strategies.step import Metrics, State, Step, Tokens
 
 
@@ -68,9 +68,8 @@ class Recorder:
         """Record a step's metrics, on one device its drift, and with experts the gradients of the first step."""
         self._metrics.append(metrics)
         if self._choices and len(self._metrics) == 1:
-            moments = first_moments(self.step, state)
-            projections = projected(self.step, moments, [None] * len(moments))
-            self._of_first_step = dict(zip(map(weight_of, moments), projections, strict=True))
+            moments = arrays_of(self.step, state, FIRST)
+            self._of_first_step = dict(zip(moments, projected(self.step, [*moments.values()]), strict=True))
         if self.step.mesh.size == 1:
             # By step, because an element's first gradient may be small where its later ones are not.
             for name, drift_LU in drifts(self.step, self._drift, state, len(self._metrics)).items():
@@ -79,32 +78,31 @@ class Recorder:
     def first_steps(self, state: State, weights: Callable[[], Sequence[Array]]) -> FirstSteps:
         """The results. `weights` returns the initial weights (initial.py) in the order of `trained_weights`."""
         metrics, choices = jax.device_get((self._metrics, self._choices))
-        arrays = [*zip(leaves(self.step), jax.tree.leaves(state), strict=True)]
-        moments = first_moments(self.step, state)
-        trained = [*{leaf.name: (leaf, array) for leaf, array in arrays if leaf.is_weight}.values()]
-        projections = projected(self.step, [*moments, *trained], [*[None] * len(moments), *weights()])
+        moments, trained = (arrays_of(self.step, state, group) for group in (FIRST, WEIGHTS))
+        placed = [*moments.values(), *trained.values()]
+        projections = projected(self.step, placed, [*[None] * len(moments), *weights()])
         return FirstSteps(
             losses=tuple(float(of_step["loss"]) for of_step in metrics),
             grad_norms=tuple(float(of_step["grad_norm"]) for of_step in metrics),
             loss_scales=tuple(float(of_step.get("loss_scale", 1)) for of_step in metrics),
-            gradients=dict(zip(map(weight_of, moments), projections[: len(moments)], strict=True)),
-            changes=dict(zip(map(weight_of, trained), projections[len(moments) :], strict=True)),
+            gradients=dict(zip(moments, projections[: len(moments)], strict=True)),
+            changes=dict(zip(trained, projections[len(moments) :], strict=True)),
             of_first_step=self._of_first_step,
             drifts_LU=self._drifts_LU,
-            stale=_stale(self.step, arrays) if state.master else (),
+            stale=_stale(self.step, state) if state.master else (),
             choices=tuple(map(np.asarray, choices)),
         )
 
 
-def _stale(step: Step, arrays: Sequence[tuple[Leaf, Array]]) -> tuple[str, ...]:
+def _stale(step: Step, state: State) -> tuple[str, ...]:
     """Weights of the forward pass that differ from their rounded master weights, by norm and projection."""
-    weights = [placed for placed in arrays if placed[0].is_weight]
+    weights = [each for each in zip(leaves(step), jax.tree.leaves(state), strict=True) if each[0].is_weight]
     count = len(weights) // 2
     held, masters = weights[:count], weights[count:]
     rounded = jax.jit(lambda masters: [each.astype(of.dtype) for each, (_, of) in zip(masters, held, strict=True)])
-    ours = projected(step, held, [None] * count)
+    ours = projected(step, held)
     cast = rounded([array for _, array in masters])
-    theirs = projected(step, [(leaf, array) for (leaf, _), array in zip(masters, cast, strict=True)], [None] * count)
+    theirs = projected(step, [(leaf, array) for (leaf, _), array in zip(masters, cast, strict=True)])
 
     def differs(mine: Projection, master: Projection) -> bool:
         off_LU = np.maximum(abs(mine.norm_LU - master.norm_LU), abs(mine.signed_LU - master.signed_LU))

@@ -92,18 +92,16 @@ def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None
 def _require_same_optimizer(path: Path, info: CheckpointInfo, train: TrainConfig) -> None:
     """Refuse a checkpoint of another optimizer, by the moments that it keeps."""
     saved = {name for name in info.arrays if name.startswith(("mu/", "nu/"))}
-    known = (dataclasses.replace(TrainConfig(1), optimizer=name) for name in get_args(OptimizerName))
-    of = [each.optimizer for each in known if saved == _moments(info.config, each)]
+    specs, groups = weight_specs(info.config).items(), {"m": "mu", "v": "nu"}
+
+    def moments(optimizer: OptimizerName) -> set[str]:
+        options = dataclasses.replace(TrainConfig(1), optimizer=optimizer)
+        return {f"{groups[moment]}/{name}" for name, spec in specs for moment in moments_of(spec, options)}
+
+    of = [optimizer for optimizer in get_args(OptimizerName) if saved == moments(optimizer)]
     if of and train.optimizer not in of:
         problem = f"the checkpoint {path} is of optimizer={of[0]}, and the step has optimizer={train.optimizer}"
         raise CheckpointError(f"{problem}; build the step with optimizer={of[0]}")
-
-
-def _moments(config: GPTConfig, train: TrainConfig) -> set[str]:
-    """Names of an optimizer's moments in a checkpoint."""
-    group = {"m": "mu", "v": "nu"}
-    specs = weight_specs(config).items()
-    return {f"{group[moment]}/{name}" for name, spec in specs for moment in moments_of(spec, train)}
 
 
 def require_unchanged(path: Path, info: CheckpointInfo) -> None:

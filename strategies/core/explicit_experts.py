@@ -22,12 +22,7 @@ from strategies.step import Tokens, forward
 
 
 def mixture_hooks(manual: Hooks, batch: Axes) -> Mapping[str, Any]:
-    """The hooks `mixture` and `mixture_losses` of whole arrays.
-
-    Args:
-        manual: hooks inside `jax.shard_map`.
-        batch: axes that split the batch.
-    """
+    """The hooks `mixture` and `mixture_losses` of whole arrays, which `batch` splits; `manual` are those of devices."""
 
     def mixture(experts: Any, x_BTD: Array, info: LayerInfo) -> Any:
         def local(experts: Any, x_BTD: Array) -> Any:
@@ -51,14 +46,14 @@ def on_devices(function: Callable[..., Any], module: nnx.Module, arrays: Any, ou
     weights, structure = jax.tree.flatten(state)
 
     def local(weights: list[Array], arrays: Any) -> Any:
-        return function(nnx.merge(graph, jax.tree.unflatten(structure, map(_varying, weights))), arrays)
+        return function(nnx.merge(graph, jax.tree.unflatten(structure, map(varying, weights))), arrays)
 
     specs = jax.tree.map(spec_of, (weights, arrays))
     return jax.shard_map(local, in_specs=specs, out_specs=out_specs)(weights, arrays)
 
 
-def _varying(weight: Array) -> Array:
-    """A weight whose gradient stays on each device, as `reduced` says."""
+def varying(weight: Array) -> Array:
+    """Inside `jax.shard_map`: a `reduced` weight, whose gradient stays on each device."""
     return lax.pcast(weight, tuple(jax.typeof(weight).manual_axis_type.reduced), to="varying")
 
 

@@ -6,11 +6,12 @@ than columns.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, groupby, starmap
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies.config import Dtype, TrainConfig
+from strategies.config import Dtype, ReduceDtype, TrainConfig
 from strategies.core.newton_schulz import Matrices, Member
 from strategies.core.placement import Axes, Weight, matrix_dims
 from strategies.core.plan import Plan
@@ -26,29 +27,7 @@ from strategies.infeasible import Infeasible
 from strategies.model.weights import WeightSpec, spec_of, split_of
 
 
-class Kind(NamedTuple):
-    """Rows and columns of whole matrices, and the mesh axes that split them; and those that split their number."""
-
-    rows: int
-    columns: int
-    row_axes: Axes
-    column_axes: Axes
-    number_axes: Axes
-
-    def is_turned(self, placement: str) -> bool:
-        """Whether they are orthogonalised transposed: with more rows than columns. Gram matrices are of the rows, so
-        where these are summed the columns are split.
-        """
-        if placement == "gram" and (self.row_axes or self.column_axes):
-            return not self.column_axes
-        return self.rows > self.columns
-
-    def turned(self) -> "Kind":
-        """The kind of the transposed matrices."""
-        return Kind(self.columns, self.rows, self.column_axes, self.row_axes, self.number_axes)
-
-
-def parts_of(array: Array, dims: Sequence[str], head_dim: int | None) -> list[Array]:
+def matrices_of(array: Array, dims: Sequence[str], head_dim: int | None) -> list[Array]:
     """A weight [L,..,R,..,C] -> its kinds of matrices [M,R,C]: queries, keys and values apart; with a `head_dim` those
     of each head.
     """
@@ -63,7 +42,7 @@ def parts_of(array: Array, dims: Sequence[str], head_dim: int | None) -> list[Ar
 
 
 def joined(parts: Sequence[Array], shape: Sequence[int], dims: Sequence[str], head_dim: int | None) -> Array:
-    """The inverse of `parts_of`."""
+    """The inverse of `matrices_of`."""
     if "qkv" not in dims:
         return parts[0].reshape(shape)
     *_, embed, rows, features = shape
@@ -73,6 +52,10 @@ def joined(parts: Sequence[Array], shape: Sequence[int], dims: Sequence[str], he
     queries, keys, values = parts
     queries = queries.reshape(-1, embed, rows - 2, features)
     return jnp.concatenate([queries, keys[:, :, None], values[:, :, None]], 2).reshape(shape)
+
+
+Kind = tuple[tuple[int, int], tuple[Axes, Axes], Axes]
+"""Rows and columns of whole matrices, the mesh axes that split each, and those that split their number."""
 
 
 @dataclass(frozen=True)
@@ -96,31 +79,32 @@ class Muon:
     @cached_property
     def groups(self) -> tuple[Matrices, ...]:
         """Equal matrices together."""
-        kinds = chain.from_iterable(starmap(self._kinds, self.weights.items()))
-        return tuple(
-            self._group(key, [each for _, each in of]) for key, of in groupby(sorted(kinds), lambda kind: kind[0])
-        )
+        found = sorted(chain.from_iterable(starmap(self._kinds, self.weights.items())))
+        return tuple(starmap(self._group, groupby(found, itemgetter(0))))
 
-    def _kinds(self, name: str, weight: Weight) -> Iterator[tuple[Kind, tuple[Member, int]]]:
+    def _kinds(self, name: str, weight: Weight) -> Iterator[tuple[Kind, Member, int]]:
         """The kinds of a weight's matrices, where they come from, and how many this device has."""
-        plan, dims, placement = self.plan, weight.spec.dims, self.plan.train.matrices
-        found = jax.eval_shape(partial(parts_of, dims=dims, head_dim=self.head_dim), self._local(weight))
-        of_rows, of_columns = (self._splitting(weight.updated[dim]) for dim in matrix_dims(dims) or (0, 0))
-        others = [axes for dim, axes in enumerate(weight.updated) if dim not in (matrix_dims(dims) or ())]
-        of_number = plan.over(chain(*others))
-        for index, part in enumerate(found):
-            count, rows, columns = part.shape
-            column_axes = () if self.head_dim and "qkv" in dims else of_columns  # no device has a part of a head
-            sizes = rows * plan.size(*of_rows), columns * plan.size(*column_axes)
-            kind = Kind(*sizes, of_rows, column_axes, of_number)
-            turned = kind.is_turned(placement)
-            yield kind.turned() if turned else kind, ((name, index, turned), count)
+        plan, dims = self.plan, weight.spec.dims
+        found = jax.eval_shape(partial(matrices_of, dims=dims, head_dim=self.head_dim), self._local(weight))
+        inner = matrix_dims(dims) or (0, 0)
+        of_rows, of_columns = (self._splitting(weight.updated[dim]) for dim in inner)
+        of_number = plan.over(chain(*(axes for dim, axes in enumerate(weight.updated) if dim not in inner)))
+        for index, (count, rows, columns) in enumerate(part.shape for part in found):
+            axes = of_rows, () if self.head_dim and "qkv" in dims else of_columns  # no device has a part of a head
+            sizes = rows * plan.size(*axes[0]), columns * plan.size(*axes[1])
+            turned = sizes[0] > sizes[1]
+            if plan.train.matrices == "gram" and any(axes):  # Gram matrices are of the rows, so columns must be split
+                turned = not axes[1]
+            if turned:
+                sizes, axes = (sizes[1], sizes[0]), (axes[1], axes[0])
+            yield (sizes, axes, of_number), (name, index, turned), count
 
-    def _group(self, kind: Kind, found: Sequence[tuple[Member, int]]) -> Matrices:
-        members, counts = zip(*found, strict=True)
+    def _group(self, kind: Kind, found: Iterable[tuple[Kind, Member, int]]) -> Matrices:
+        _, members, counts = zip(*found, strict=True)
+        sizes, axes, _ = kind
         placement = {"auto": "deal", "block": "deal"}.get(self.plan.train.matrices, self.plan.train.matrices)
-        sizes = {axis: size for axis, size in self.plan.mesh.axes if axis in kind.row_axes + kind.column_axes}
-        return Matrices(members, counts, *kind[:4], placement, sizes)
+        devices = {axis: size for axis, size in self.plan.mesh.axes if axis in chain(*axes)}
+        return Matrices(members, counts, *sizes, *axes, placement, devices)
 
     def _splitting(self, axes: Axes) -> Axes:
         """Those of a dim's axes along which devices have parts of one matrix."""
@@ -137,15 +121,16 @@ class Muon:
 
     def orthogonalised(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The momentum of weights by name -> their updates before the learning rate, scaled (`scale`), in float32."""
-        dims = {name: self.weights[name].spec.dims for name in arrays}
-        narrow = {name: array.astype(matrix_dtype(self.plan.train)) for name, array in arrays.items()}
-        parts = {name: parts_of(unsplit(narrow[name], dims[name]), dims[name], self.head_dim) for name in arrays}
+        train, dims = self.plan.train, {name: self.weights[name].spec.dims for name in arrays}
+        narrow = {name: unsplit(array.astype(matrix_dtype(train)), dims[name]) for name, array in arrays.items()}
+        parts = {name: matrices_of(narrow[name], dims[name], self.head_dim) for name in arrays}
         for group in self.groups:
             stacked = [parts[name][i].mT if turned else parts[name][i] for name, i, turned in group.members]
             updates = group.orthogonalised(jnp.concatenate(stacked)).astype("float32")
             starts = np.cumsum(group.counts)[:-1]
             for (name, i, turned), update in zip(group.members, jnp.split(updates, starts), strict=True):
-                scaled = scale(self.plan.train, group, turned) * update
+                inputs, outputs = (group.columns, group.rows) if turned else (group.rows, group.columns)
+                scaled = scale(train, inputs, outputs) * update
                 parts[name][i] = scaled.mT if turned else scaled
         updated = {name: joined(parts[name], array.shape, dims[name], self.head_dim) for name, array in arrays.items()}
         return {name: split_as(array, updated[name]) for name, array in arrays.items()}
@@ -170,23 +155,24 @@ def matrix_dtype(train: TrainConfig) -> Dtype:
     return "bfloat16" if train.dtype == "float16" else train.dtype
 
 
-def scale(train: TrainConfig, group: Matrices, turned: bool) -> float:
-    """The factor of orthogonalised matrices, which map rows to columns, or are `turned`.
+def scale(train: TrainConfig, inputs: int, outputs: int) -> float:
+    """The factor of orthogonalised matrices, which map inputs to outputs.
 
     "rms" gives updates the root mean square that AdamW's have, so that its learning rate and weight decay serve both
     (Liu et al. 2025, "Muon is Scalable for LLM Training", equation 4). "original" is that of Jordan et al. 2024.
     """
     if train.matrix_scale == "rms":
-        return 0.2 * math.sqrt(max(group.rows, group.columns))
-    ratio = group.columns / group.rows
-    return math.sqrt(max(1, 1 / ratio if turned else ratio))
+        return 0.2 * math.sqrt(max(inputs, outputs))
+    return math.sqrt(max(1, outputs / inputs))
 
 
-def moments_of(spec: WeightSpec, train: TrainConfig) -> tuple[str, ...]:
-    """The optimizer's moments of a weight: AdamW has two, a momentum is one, and a router's bias has none."""
+def moments_of(spec: WeightSpec, train: TrainConfig) -> Mapping[str, Dtype | ReduceDtype]:
+    """The optimizer's moments of a weight, and their dtypes: two of AdamW, or a momentum; none of a router's bias."""
     if not spec.trained:
-        return ()
-    return ("m",) if train.optimizer == "sgd" or (train.optimizer == "muon" and has_matrices(spec)) else ("m", "v")
+        return {}
+    if train.optimizer == "sgd" or (train.optimizer == "muon" and has_matrices(spec)):
+        return {"m": train.momentum_dtype}
+    return {"m": "float32", "v": "float32"}
 
 
 def has_matrices(spec: WeightSpec) -> bool:

@@ -18,7 +18,6 @@ Equal matrices are orthogonalised together. They have no more rows than columns,
 Axes that split layers or experts send nothing, and neither do those that replicate a weight: they repeat the work.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from strategies.core.placement import Axes, ShardedDim
+from strategies.core.placement import Axes, ShardedDim, size_of
 from strategies.core.shards import all_gather, own_part
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
@@ -35,7 +34,7 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
 EPSILON = 1e-7
 Member = tuple[str, int, bool]
-"""Name of a weight, index among its parts (`parts_of`), and whether its matrices are transposed."""
+"""Name of a weight, index among its parts (`matrices_of`), and whether its matrices are transposed."""
 
 
 def newton_schulz(g_MRC: Float[Array, "M R C"], summed: Axes = ()) -> Float[Array, "M R C"]:
@@ -78,10 +77,6 @@ class Matrices:
     placement: str
     sizes: Mapping[str, int]
 
-    def size(self, axes: Axes) -> int:
-        """Devices along some axes."""
-        return math.prod(self.sizes[axis] for axis in axes)
-
     @property
     def count(self) -> int:
         """Matrices of which this device has parts."""
@@ -90,7 +85,7 @@ class Matrices:
     @property
     def dealers(self) -> int:
         """Devices among which matrices are dealt out; 1 if they are not."""
-        return self.size(self.row_axes + self.column_axes) if self.placement == "deal" else 1
+        return size_of(self.row_axes + self.column_axes, self.sizes) if self.placement == "deal" else 1
 
     @property
     def dealt(self) -> int:
@@ -98,9 +93,9 @@ class Matrices:
         return -(-self.count // self.dealers) * self.dealers
 
     @property
-    def part(self) -> tuple[int, int]:
-        """Rows and columns of a device's part."""
-        return self.rows // self.size(self.row_axes), self.columns // self.size(self.column_axes)
+    def part(self) -> int:
+        """Elements of a device's part of a matrix."""
+        return self.rows * self.columns // size_of(self.row_axes + self.column_axes, self.sizes)
 
     @property
     def summed(self) -> Axes:
@@ -117,7 +112,7 @@ class Matrices:
     @property
     def orthogonalised_shape(self) -> tuple[int, int, int]:
         """What a device orthogonalises: the number of matrices, their rows, and its columns of them."""
-        return self.dealt // self.dealers, self.rows, self.columns // self.size(self.summed)
+        return self.dealt // self.dealers, self.rows, self.columns // size_of(self.summed, self.sizes)
 
     @property
     def flops(self) -> int:

@@ -20,22 +20,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.config import LOSS_SCALES, TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import weight_specs
-from strategies.model.weights import Weights
+from strategies.model.weights import Weights, by_name, nested
 from strategies.step import Optimizer
 
 
 def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[str, Any]]:
     """All weights -> the tree of weights that the optimizer trains, and the other weights by name."""
-    flat, specs = flatten_dict(weights, sep="."), weight_specs(config)
+    flat, specs = by_name(weights), weight_specs(config)
     trained = {name: array for name, array in flat.items() if specs[name].trained}
-    return unflatten_dict(trained, sep="."), {name: flat[name] for name in flat if name not in trained}
+    return nested(trained), {name: flat[name] for name in flat if name not in trained}
 
 
 def moves_biases(optimizer: Optimizer, specs: Weights, config: GPTConfig, train: TrainConfig) -> Optimizer:
@@ -50,7 +49,7 @@ def moves_biases(optimizer: Optimizer, specs: Weights, config: GPTConfig, train:
         grads, loads = without_biases(grads, config)
         updates, state, norm = optimizer.update(grads, state, without_biases(weights, config)[0])
         moves = {name: -rate * jnp.sign(jnp.round(load * units)) for name, load in loads.items()}
-        return unflatten_dict({**flatten_dict(updates, sep="."), **moves}, sep="."), state, norm
+        return nested({**by_name(updates), **moves}), state, norm
 
     return Optimizer(
         takes=lambda weights: (weights, specs),

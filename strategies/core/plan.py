@@ -11,7 +11,7 @@ from typing import Any
 
 from strategies.arguments import require_instance
 from strategies.backends.backend import NO_DEVICES, Backend
-from strategies.config import DEFAULTS, OF_AXES, OFF, TrainConfig, idle_options, needed_for
+from strategies.config import DEFAULTS, OF_AXES, OFF, TrainConfig, idle_options, needed_for, without_idle
 from strategies.core.axis import Axis, placement_of
 from strategies.core.expert_rows import fit_kernel
 from strategies.core.placement import require_master, require_parts
@@ -51,8 +51,7 @@ def require_default(train: TrainConfig, names: Iterable[str], where: str) -> Non
 
 def applicable(axes: Sequence[Axis], train: TrainConfig) -> TrainConfig:
     """The options of a step with other axes, without those that have no effect with these."""
-    own = replace(train, **{name: DEFAULTS[name] for name in _of_others(axes)})
-    return replace(own, **{name: DEFAULTS[name] for name in idle_options(vars(own))})
+    return without_idle(replace(train, **{name: DEFAULTS[name] for name in _of_others(axes)}))
 
 
 def _of_others(axes: Sequence[Axis]) -> list[str]:
@@ -194,11 +193,8 @@ class Plan(Sizes):
         They need no loop where a loop copies what it stacks, if layers send nothing but their counts of choices
         (model/layers.py).
         """
-        within = (
-            any(axis.dims or axis.needs_loop for axis in self.active)
-            or self.size(*self.placement.tokens) > 1
-            or self.shards > 1
-        )
+        within = self.size(*self.placement.tokens) > 1 or self.shards > 1
+        within = within or any(axis.dims or axis.needs_loop for axis in self.active)
         return within or self.train.reduce == "layer" or not self.backend.copies_into_stacks
 
     @property
@@ -259,9 +255,7 @@ class Plan(Sizes):
 
 def _require_muon(plan: Plan) -> None:
     """Refuse matrices that devices hold several times, and blocks that are whole matrices."""
-    if plan.train.optimizer != "muon":
-        return
-    if plan.key_copies > 1 and not plan.train.by_head:
+    if plan.train.optimizer == "muon" and plan.key_copies > 1 and not plan.train.by_head:
         keys = plan.config.key_heads
         problem = f"tensor={plan.tensors} replicates key_heads={keys}, and optimizer=muon takes all keys as one matrix"
         raise Infeasible(f"{problem}; use by_head=True, or tensor={keys}")

@@ -45,16 +45,9 @@ class Rule(NamedTuple):
 
 
 class Momenta(NamedTuple):
-    """State of SGD, and of Muon for matrices."""
+    """State of Muon and SGD: the momentum of matrices, or of all weights with SGD, and AdamW's state of the rest.
 
-    count: Any
-    mu: Weights
-
-
-class MuonState(NamedTuple):
-    """State of Muon: AdamW's of the weights without matrices, and the momentum of matrices.
-
-    A checkpoint has the same names as with AdamW, without second moments of matrices.
+    A checkpoint has the same names as with AdamW, without second moments of weights that have a momentum.
     """
 
     optimizer: Any
@@ -85,9 +78,7 @@ def clipped(
 
 def rule_of(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:
     """The rule of `TrainConfig.optimizer`, for gradients and state that are sharded by `specs`."""
-    if train.optimizer == "muon":
-        return muon_rule(train, specs, muon)
-    return adamw_rule(train, specs) if train.optimizer == "adamw" else sgd_rule(train, specs)
+    return adamw_rule(train, specs) if train.optimizer == "adamw" else momentum_rule(train, specs, muon)
 
 
 def adamw_rule(train: TrainConfig, specs: Weights) -> Rule:
@@ -108,48 +99,36 @@ def adamw_rule(train: TrainConfig, specs: Weights) -> Rule:
     return Rule(adamw.init, state_specs, update)
 
 
-def sgd_rule(train: TrainConfig, specs: Weights) -> Rule:
-    """SGD with momentum."""
-
-    def init(weights: Weights) -> Momenta:
-        return Momenta(jnp.int32(0), _no_momentum(train, weights))
-
-    def update(grads: Weights, state: Momenta, weights: Weights) -> tuple[Weights, Momenta]:
-        directions, mu = with_momentum(train, grads, state.mu, 1.0)
-        changes = _changes(train, state.count, directions, weights)
-        return changes, Momenta(state.count + 1, mu)
-
-    return Rule(init, lambda _: Momenta(P(), specs), update)
-
-
-def muon_rule(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:
-    """Muon for matrices, AdamW for all else."""
+def momentum_rule(train: TrainConfig, specs: Weights, muon: Muon) -> Rule:
+    """Muon for matrices, and AdamW for the rest; or SGD for all weights."""
+    is_muon = train.optimizer == "muon"
+    names = {*muon.weights} if is_muon else {*by_name(specs)}
 
     def split(weights: Weights) -> tuple[dict[str, Array], Weights]:
         flat = by_name(weights)
-        rest = {name: each for name, each in flat.items() if name not in muon.weights}
-        return {name: flat[name] for name in muon.weights}, nested(rest)
+        rest = {name: each for name, each in flat.items() if name not in names}
+        return {name: flat[name] for name in flat if name in names}, nested(rest)
 
-    matrix_specs, other_specs = split(specs)
+    own_specs, other_specs = split(specs)
     others = adamw_rule(train, other_specs)
 
-    def init(weights: Weights) -> MuonState:
-        matrices, rest = split(weights)
-        return MuonState(others.init(rest), nested(_no_momentum(train, matrices)))
+    def init(weights: Weights) -> Momenta:
+        own, rest = split(weights)
+        return Momenta(
+            others.init(rest), nested({name: jnp.zeros_like(own[name], train.momentum_dtype) for name in own})
+        )
 
-    def update(grads: Weights, state: MuonState, weights: Weights) -> tuple[Weights, MuonState]:
-        (grads_of, other_grads), (matrices, rest) = split(grads), split(weights)
-        directions, mu = with_momentum(train, grads_of, by_name(state.mu), 1 - train.momentum)
-        count = optax.tree.get(state.optimizer, "count")
-        changes = _changes(train, count, muon.orthogonalised(directions), matrices)
+    def update(grads: Weights, state: Momenta, weights: Weights) -> tuple[Weights, Momenta]:
+        (own_grads, other_grads), (own, rest) = split(grads), split(weights)
+        share = 1 - train.momentum if is_muon else 1.0
+        directions, mu = with_momentum(train, own_grads, by_name(state.mu), share)
+        directions = muon.orthogonalised(directions) if is_muon else directions
+        rate = learning_rate_at(train, optax.tree.get(state.optimizer, "count"))
+        changes = jax.tree.map(lambda each, weight: -rate * (each + train.weight_decay * weight), directions, own)
         other_changes, optimizer = others.update(other_grads, state.optimizer, rest)
-        return nested({**by_name(other_changes), **changes}), MuonState(optimizer, nested(mu))
+        return nested({**by_name(other_changes), **changes}), Momenta(optimizer, nested(mu))
 
-    return Rule(init, lambda state: MuonState(others.specs(state.optimizer), nested(matrix_specs)), update)
-
-
-def _no_momentum(train: TrainConfig, weights: Weights) -> Weights:
-    return jax.tree.map(lambda weight: jnp.zeros_like(weight, train.momentum_dtype), weights)
+    return Rule(init, lambda state: Momenta(others.specs(state.optimizer), nested(own_specs)), update)
 
 
 def with_momentum(train: TrainConfig, grads: Weights, mu: Weights, share: float) -> tuple[Weights, Weights]:
@@ -162,28 +141,17 @@ def with_momentum(train: TrainConfig, grads: Weights, mu: Weights, share: float)
     return jax.tree.map(add, new, grads) if train.nesterov else new, cast(new, train.momentum_dtype)
 
 
-def _changes(train: TrainConfig, updates: Any, directions: Weights, weights: Weights) -> Weights:
-    """Changes of weights, after a number of `updates`."""
-    rate = learning_rate_at(train, updates)
-    return jax.tree.map(lambda each, weight: -rate * (each + train.weight_decay * weight), directions, weights)
-
-
 def learning_rate_at(train: TrainConfig, updates: Any) -> Any:
     """The learning rate of the next update: a Python float if it is constant, so that the compiled step has a constant.
 
-    `updates` is the only count of updates in the state. It may be traced.
+    `updates` is the only count of updates in the state. It may be traced. Update k of w warmup updates has k / (w + 1)
+    of the peak, from k = 1.
     """
-    if train.warmup_steps == 0 and train.decay_steps is None:
-        return train.learning_rate
-    return schedule(train)(updates)
-
-
-def schedule(train: TrainConfig) -> optax.Schedule:
-    """The learning rate as an optax schedule. Update k of w warmup updates has k / (w + 1) of the peak, from k = 1."""
     peak, warmup = train.learning_rate, train.warmup_steps
+    if warmup == 0 and train.decay_steps is None:
+        return peak
     after = optax.constant_schedule(peak)
     if train.decay_steps is not None:
         after = optax.cosine_decay_schedule(peak, train.decay_steps - warmup, train.final_learning_rate / peak)
-    if warmup == 0:
-        return after
-    return optax.join_schedules([optax.linear_schedule(peak / (warmup + 1), peak, warmup), after], [warmup])
+    before = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+    return (optax.join_schedules([before, after], [warmup]) if warmup else after)(updates)

@@ -73,11 +73,6 @@ class Sizes:
         """The kind of the model's blocks."""
         return block_of(self.config)
 
-    @property
-    def loss_terms(self) -> int:
-        """Number of loss terms: the mean of the tokens' losses, and what layers add."""
-        return 1 + len(self.block.extras())
-
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
         return self.mesh.sizes
@@ -262,15 +257,6 @@ class Sizes:
     def elements(self) -> int:
         """Parameters per device."""
         return sum(weight.elements for weight in self.weights.values())
-
-    @property
-    def updated(self) -> float:
-        """Parameters updated per device, if the axes of `Placement.updates` divide every weight."""
-        placement = self.placement
-        return sum(
-            weight.elements / self.size(*placement.not_splitting(weight.spec.dims, placement.updates))
-            for weight in self.weights.values()
-        )
 
 
 @lru_cache(maxsize=4096)

@@ -117,9 +117,9 @@ def traffic(
 
 
 def losses(plan: Plan) -> Iterator[Traffic]:
-    """The loss, over all axes that split tokens (gradients.py)."""
-    axes = *plan.placement.batch, *plan.placement.tokens
-    yield from traffic(plan, "loss", "all_reduce", axes, plan.loss_terms, array="number", when="after backward")
+    """The mean of the tokens' losses, and what layers add, over all axes that split tokens (gradients.py)."""
+    axes, terms = (*plan.placement.batch, *plan.placement.tokens), 1 + len(plan.block.extras())
+    yield from traffic(plan, "loss", "all_reduce", axes, terms, array="number", when="after backward")
 
 
 def partial_gradients(plan: Plan) -> Iterator[Traffic]:
@@ -171,29 +171,26 @@ def norm(plan: Plan) -> Iterator[Traffic]:
 
 def orthogonalisation(plan: Plan) -> Iterator[Traffic]:
     """Parts of matrices, and sums of Gram matrices, with Muon (newton_schulz.py)."""
+    term = partial(traffic, plan, array="gradients", when="update")
+    narrow = partial(term, dtype=matrix_dtype(plan.train))
     for group in Muon(plan).groups:
-        rows, columns = group.part
-        dtype = matrix_dtype(plan.train)
-        term = partial(traffic, plan, array="gradients", when="update")
-        elements, dealt = group.count * rows * columns, group.dealt * rows * columns
+        part = group.part
         if group.placement == "deal":
             for _, over in group.split:
-                yield from term("matrices", "all_to_all", over, 2 * dealt, dtype=dtype)
+                yield from narrow("matrices", "all_to_all", over, 2 * group.dealt * part)
             continue
         for _, over in group.split:
             if over != group.summed:
-                yield from term("matrices", "all_gather", over, elements, dtype=dtype)
-                elements *= group.size(over)
-        grams = ITERATIONS * group.count * group.rows**2
-        yield from term("Gram matrices", "all_reduce", group.summed, grams, dtype=dtype)
+                yield from narrow("matrices", "all_gather", over, group.count * part)
+                part *= plan.size(*over)
+        yield from narrow("Gram matrices", "all_reduce", group.summed, ITERATIONS * group.count * group.rows**2)
         yield from term("norms of matrices", "all_reduce", group.summed, group.count)
 
 
 def terms_of(plan: Plan) -> tuple[Term, ...]:
     """All terms of a step: those of its axes, and those of every strategy unless an axis replaces them."""
-    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][:1] or [
-        replica_sums
-    ]  # no two axes set `reduce`
+    # No two axes set `reduce`.
+    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][:1] or [replica_sums]
     of_batch = dict.fromkeys(term for axis in plan.active if axis.batch for term in axis.traffic)
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term

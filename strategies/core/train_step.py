@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from flax.traverse_util import unflatten_dict
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -44,7 +43,7 @@ from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.model.gpt import GPT, Collect
-from strategies.model.weights import Weights
+from strategies.model.weights import Weights, nested
 from strategies.step import Divisor, Implementation, Load, LossTerms, Metrics, Optimizer, State, Step, Tokens
 
 
@@ -93,18 +92,16 @@ class _Assembly:
         return self._partitioned(lambda weight: weight.updated)
 
     def _partitioned(self, split_of: Callable[[Weight], Split]) -> Weights:
-        split = {name: partition(split_of(weight)) for name, weight in self.plan.weights.items()}
-        return unflatten_dict(split, sep=".")
+        return nested({name: partition(split_of(weight)) for name, weight in self.plan.weights.items()})
 
     @cached_property
     def optimizer(self) -> Optimizer:
         auto = self.implementation.mode == "auto"
         once = partial(counted_once, plan=self.plan)
-        has_biases = self.config.router_bias_rate is not None
-        specs = without_biases(self.update_specs, self.config)[0] if has_biases else self.update_specs
+        specs, _ = without_biases(self.update_specs, self.config)
         rule = rule_of(self.train, specs, Muon(self.plan, self.whole))
         optimizer = clipped(rule, self.train, specs, once, whole=auto)
-        if has_biases:
+        if self.config.router_bias_rate is not None:
             optimizer = moves_biases(optimizer, self.update_specs, self.config, self.train)
         what = "what `optimizer` of the implementation returned"
         optimizer = require_instance(self.implementation.optimizer(optimizer), Optimizer, what, TypeError)

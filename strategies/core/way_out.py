@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from itertools import islice, product
 from typing import Any
 
-from strategies.config import DEFAULTS, OF_AXES, TrainConfig, idle_options
+from strategies.config import OF_AXES, TrainConfig, without_idle
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible, WrongSize, divisors, one_of
 from strategies.mesh import MeshSpec
@@ -55,18 +55,12 @@ def other_problems(error: Infeasible, config: GPTConfig, mesh: MeshSpec, train: 
         if getattr(train, option.name) == option.default or option.name not in (*OF_AXES, "attention"):
             continue
         try:
-            make(config, mesh, _without(train, option.name))
+            make(config, mesh, without_idle(replace(train, **{option.name: option.default})))
         except Infeasible as other:
             others += [other] if other.alone != error.alone else []
         else:
             return f"; without {option.name} all else fits" if others else ""
     return f"; and {others[0]}" if others else ""
-
-
-def _without(train: TrainConfig, option: str) -> TrainConfig:
-    """The options without one, and without those that have no effect without it."""
-    rest = replace(train, **{option: DEFAULTS[option]})
-    return replace(rest, **{name: DEFAULTS[name] for name in idle_options(vars(rest))})
 
 
 def _with(options: Any, sizes: dict[str, int]) -> Any:

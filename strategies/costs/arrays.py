@@ -61,13 +61,13 @@ def held_arrays(plan: Plan) -> Iterator[HeldArray]:
 
     for name, weight in plan.weights.items():
         spec, whole = weight.spec, weight.used if train.gather == "step" else weight.stored
+        moments = moments_of(spec, train)
         splits = {"weight": weight.stored, "gradient": weight.updated if per_microbatch else whole}
-        splits |= dict.fromkeys(moments_of(spec, train), weight.updated)
+        splits |= dict.fromkeys(moments, weight.updated)
         splits |= {"master": weight.updated} if train.master != "none" else {}
         shape = [sizes[dim] for dim in spec.dims]
         for what, axes in splits.items():
-            dtype = held_dtype(spec, train) if what in as_held else "float32"
-            dtype = train.momentum_dtype if what == "m" and "v" not in splits else dtype
+            dtype = held_dtype(spec, train) if what in as_held else moments.get(what, "float32")
             yield array(what, name, spec.dims, shape, axes, dtype)
     yield array("step count", "count", (), (), ())
     tokens = (train.batch_size, config.sequence + 1)  # int32 has the size of float32

@@ -3,11 +3,9 @@
 parts.py has the residuals and working arrays of the model's parts.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 
-from strategies.config import TrainConfig
 from strategies.core.compression import padded
 from strategies.core.gradients import copied_elements
 from strategies.core.matrices import Muon, matrix_dtype, moments_of
@@ -18,7 +16,6 @@ from strategies.core.sizes import BYTES, Weight
 from strategies.costs import layer
 from strategies.model.gpt import is_ordered
 from strategies.model.layers import layers_at_once
-from strategies.model.weights import WeightSpec
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
@@ -38,7 +35,8 @@ def arguments(plan: Plan) -> Mapping[str, int]:
 
     def copied(weight: Weight) -> int:
         """Bytes of its moments, if trained, and of its master."""
-        return (masters + moment_bytes(weight.spec, plan.train)) * weight.updated_elements
+        moments = sum(BYTES[dtype] for dtype in moments_of(weight.spec, plan.train).values())
+        return (masters + moments) * weight.updated_elements
 
     return {
         "parameters": plan.parameter_bytes,
@@ -83,12 +81,6 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     return {**held, "working": most}
 
 
-def moment_bytes(spec: WeightSpec, train: TrainConfig) -> int:
-    """Bytes of the optimizer's moments for each element of a weight."""
-    moments = moments_of(spec, train)
-    return 4 * len(moments) if len(moments) != 1 else BYTES[train.momentum_dtype]
-
-
 def matrix_bytes(plan: Plan) -> int:
     """Bytes of Muon's working arrays: the directions of all matrices, and while one kind of matrices is
     orthogonalised its parts, three arrays of whole matrices, and two Gram matrices.
@@ -99,7 +91,7 @@ def matrix_bytes(plan: Plan) -> int:
         count, rows, columns = group.orthogonalised_shape
         return size * count * (3 * rows * columns + 2 * rows**2)
 
-    parts = 4 * sum(group.count * math.prod(group.part) for group in groups)
+    parts = 4 * sum(group.count * group.part for group in groups)
     return parts + max(map(working, groups), default=0)
 
 

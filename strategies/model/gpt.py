@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Float, Int
 
 from strategies.config import TrainConfig
@@ -26,7 +25,7 @@ from strategies.model.halves import by_halves
 from strategies.model.hooks import ONE_DEVICE, Hooks, LayerInfo
 from strategies.model.layers import Layers, Result, Sums, is_loop, layers_at_once
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
-from strategies.model.weights import Weights, WeightSpec
+from strategies.model.weights import Weights, WeightSpec, nested
 
 Split = tuple[Any, Any]
 """Graph and weights of a module, as `nnx.split` returns them."""
@@ -192,7 +191,7 @@ def _weight_specs(config: GPTConfig, block: type[Block], lead: type[Block] | Non
 
 def spec_tree(config: GPTConfig) -> Weights:
     """The `WeightSpec` of each weight, in the tree of the model."""
-    return unflatten_dict(dict(weight_specs(config)), sep=".")
+    return nested(weight_specs(config))
 
 
 def map_weights(function: Callable[..., Any], config: GPTConfig, weights: Weights, *others: Weights) -> Weights:

@@ -18,9 +18,8 @@ TOTALS = "totals"
 
 _GATHERING = {"all_gather", "all_gather_reduced", "sharding_constraint"}
 """Primitives that gather. Explicit arrays are gathered by the second."""
-_CASTS = {"reduced_vary_cast", "reduced_vary_cast_p"}
-"""The cast of an explicit array to an array of each device; JAX 0.10 has the second name."""
-_REARRANGING = _GATHERING | _CASTS | {"reshard", "reshape", "transpose", "convert_element_type"}
+_CASTS = {"convert_element_type", "reduced_vary_cast", "reduced_vary_cast_p"}  # the last only in JAX 0.10
+_REARRANGING = _GATHERING | _CASTS | {"reshard", "reshape", "transpose"}
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:

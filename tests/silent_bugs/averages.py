@@ -98,6 +98,11 @@ def looked_up_by_the_compiler(plan: Plan, sound: Implementation) -> Implementati
     return replace(sound, hooks=replace(sound.hooks, look_up=look_up, embed_sum=lambda x_BTD: x_BTD))
 
 
+def without_loop(plan: Plan, sound: Implementation) -> Implementation:
+    """Run the layers one after another, so that partial sums of their gradients are stacked."""
+    return replace(sound, hooks=replace(sound.hooks, needs_loop=False))
+
+
 BUGS = [
     Bug(
         "context-means-of-means",
@@ -223,5 +228,16 @@ BUGS = [
         "explicit",
         "data=2,tensor=2",
         looked_up_by_the_compiler,
+    ),
+    Bug(
+        "sum-of-stacked-sums",
+        "../experiments/2026-11-28-stacked-partial-sums.md",
+        "Under explicit sharding, gradients of layers without a loop were summed, stacked, and summed again.",
+        "gradients of layers: twice as large",
+        "gradient of blocks",
+        "explicit",
+        "data=2",
+        without_loop,
+        train={"unroll": 2},
     ),
 ]

@@ -110,7 +110,7 @@ BUGS = [
         "change of blocks.attention.qkv_DCA",
         "data",
         "data=2",
-        updated_with(matrices, parts_of=as_one, joined=as_it_was),
+        updated_with(matrices, matrices_of=as_one, joined=as_it_was),
         train=MUON,
     ),
     Bug(

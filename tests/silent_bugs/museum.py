@@ -39,7 +39,7 @@ class Bug:
 
     Attributes:
         name: for test ids.
-        link: the report or the fix.
+        link: the report or the fix; of a bug that was found in this project, the experiment.
         was: what was wrong there, in one sentence.
         wrong: which weight or number is wrong, as the page names it.
         named: a pattern of what the check's message must name.

@@ -17,16 +17,18 @@ from tests.silent_bugs.museum import Bug
 SEEN = json.loads((Path(__file__).parent / "seen.json").read_text())
 INTRODUCTION = """# Silent bugs
 
-{count} bugs of parallel training that were reported in public and raise no error. Each is planted in a strategy of
-meshmark (`tests/silent_bugs`), and the [check](../guides/check.md) finds all of them: in float32, and
-for bfloat16 by the float32 step that it compares as well; {half} are found by the bfloat16 step alone. The plants are
-small copies of the reported bugs: the same numbers are wrong, on a mesh of 2 to 4 devices.
+{count} bugs of parallel training that raise no error. {public} were reported in public; the others, whose link is an
+experiment, were found in meshmark. Each is planted in a strategy of meshmark (`tests/silent_bugs`), and the
+[check](../guides/check.md) finds all of them: in float32, and for bfloat16 by the float32 step that it compares as
+well; {half} are found by the bfloat16 step alone. The plants are small copies of the bugs: the same numbers are wrong,
+on a mesh of 2 to 4 devices.
 
 Loss is the relative difference of the mean loss of steps 41 to 50 between the run with the bug and a run on one device
 (nano with 2 layers of 32 features, 16 sequences of 32 tokens, on text; `python -m tests.silent_bugs.curves`).
 """
 SOUND = {"two devices": "no bug", "bfloat16": "no bug, bfloat16", "another seed": "no bug, another seed"}
 """Rows of seen.json that are of runs without a bug, by what they have other than one device in float32."""
+EXPERIMENTS = "../experiments/"
 BOUNDS = 1e-4, 1e-3, 1e-2
 
 
@@ -56,11 +58,13 @@ def percent(difference: float) -> str:
 
 
 def short(link: str) -> str:
-    """The name of a thread.
+    """The name of a thread, or of an experiment.
 
-    >>> short("https://github.com/openxla/xla/issues/49143")
-    'openxla/xla #49143'
+    >>> short("https://github.com/openxla/xla/issues/49143"), short("../experiments/2026-11-28-reduced-table.md")
+    ('openxla/xla #49143', 'experiment')
     """
+    if link.startswith(EXPERIMENTS):
+        return "experiment"
     owner, repository, _, number = link.rsplit("/", 3)
     return f"{owner.rsplit('/', 1)[-1]}/{repository} #{number}"
 
@@ -77,7 +81,9 @@ def row(bug: Bug) -> str:
 def parts() -> Iterator[str]:
     """The introduction, and a table for each kind of bug."""
     bugs = [bug for kind in KINDS for bug in kind.BUGS]
-    yield INTRODUCTION.format(count=len(bugs), half=sum(SEEN[bug.name]["found in bfloat16"] for bug in bugs))
+    public = sum(not bug.link.startswith(EXPERIMENTS) for bug in bugs)
+    half = sum(SEEN[bug.name]["found in bfloat16"] for bug in bugs)
+    yield INTRODUCTION.format(count=len(bugs), public=public, half=half)
     for kind in KINDS:
         title, _, rest = (kind.__doc__ or "").strip().partition(": ")
         yield f"## {title}\n\n{rest[:1].upper()}{rest[1:]}\n"

@@ -43,7 +43,7 @@ from jax.experimental.multihost_utils import process_allgather
 from strategies import PRESETS, STRATEGIES, TrainConfig
 from strategies.core.compression import Kept
 from strategies.core.optimizer import Scaled
-from strategies.core.rules import Momenta, MuonState
+from strategies.core.rules import Momenta
 from strategies.model.weights import by_name
 from tests.strategies.quick import compiled
 
@@ -195,11 +195,7 @@ def adam(state):
 def firsts(state):
     """First moments by the names of weights."""
     kept = inner(state)
-    trees = (
-        [kept.mu]
-        if isinstance(kept, Momenta)
-        else [adam(state).mu, *([kept.mu] if isinstance(kept, MuonState) else [])]
-    )
+    trees = [adam(state).mu, *([kept.mu] if isinstance(kept, Momenta) else [])]
     return {name: moment for tree in trees for name, moment in by_name(tree).items()}
 
 

@@ -43,6 +43,7 @@ TABLE = (
         explicit fsdp=2 | prefetch=on | prefetch=on changes nothing with the axes data, fsdp, expert, tensor; omit it
         explicit data=2 | unroll=2 | explicit has no rule for unroll=2 of 8 layers; use unroll=1 or unroll=8$
         fsdp fsdp=8 | optimizer=muon matrices=block | matrices=block changes nothing without tensor; use deal
+        zero1 data=8 | optimizer=muon matrices=gather | devices update whole matrices; omit it
         data data=8 | optimizer=muon matrices=deal | matrices=deal changes nothing with the axis data; omit it
         explicit fsdp=8 | optimizer=muon matrices=deal | explicit gathers matrices, and .*matrices=deal; use gather
         explicit tensor=2 | optimizer=muon by_head=True | no rule for by_head=True over tensor=2; use tensor or three_d

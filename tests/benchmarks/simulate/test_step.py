@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.simulate.kernels import head, layer, tiles_filled
+from benchmarks.simulate.kernels import head, layer, tiles_filled, update_bytes
 from benchmarks.simulate.links import Along, group
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine, machine_names
@@ -16,6 +16,7 @@ from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import Step, bound_seconds, predict_seconds
 from strategies import MeshSpec
 from strategies.config import TrainConfig
+from strategies.core.matrices import has_matrices
 from strategies.costs.layer import score_flops
 from strategies.costs.predict import predict
 from strategies.gpt_config import GPTConfig
@@ -276,3 +277,17 @@ def test_muon_takes_the_time_of_what_it_sends_and_computes(name, mesh):
     assert sorted(muon, key=lambda each: each["optimizer"])[0] is adamw
     by_flops = sorted(range(4), key=lambda i: costs[i].optimizer_flops)
     assert by_flops == sorted(range(4), key=lambda i: muon[i]["optimizer"])
+
+
+def test_an_optimizer_reads_and_writes_the_moments_that_it_keeps():
+    """Of a parameter, SGD moves 8 bytes less than AdamW, 12 with momentum in bfloat16; Muon 8 less of matrices."""
+
+    def moved(**options):
+        cost = predict("fsdp", MODEL, "fsdp=16", TrainConfig(32, dtype="bfloat16", **options))
+        return update_bytes(cost.plan, machine("meshmark_gpus", "h100").stack), cost.plan
+
+    (adamw, plan), (muon, _) = moved(), moved(optimizer="muon")
+    for dtype, saved in (("float32", 8), ("bfloat16", 12)):
+        assert adamw - moved(optimizer="sgd", momentum_dtype=dtype)[0] == saved * plan.elements
+    matrices = sum(weight.elements for weight in plan.weights.values() if has_matrices(weight.spec))
+    assert adamw - muon == 8 * matrices > 0

@@ -81,7 +81,7 @@ def test_blocks_are_devices_own_matrices():
     assert step.inexact == "matrices=block"
     plan = predict("tensor", CONFIG, "tensor=2", step.train).plan
     assert {group.row_axes + group.column_axes for group in Muon(plan).groups} == {()}
-    assert {size for group in Muon(plan).groups for size in group.part} == {
+    assert {size for group in Muon(plan).groups for size in (group.rows, group.columns)} == {
         CONFIG.embed // 2,
         CONFIG.embed,
         CONFIG.mlp_dim // 2,

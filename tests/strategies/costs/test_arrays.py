@@ -18,7 +18,7 @@ from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.overview import asked_overview, overview
 from strategies.costs.predict import predict
 from tests.strategies.cases import DAILY
-from tests.strategies.equality import TRAIN, adam, build, firsts, inner
+from tests.strategies.equality import TRAIN, adam, build, firsts
 from tests.strategies.laws import Case
 from tests.strategies.models import ODD
 from tests.strategies.nightly_formulas import FORMULAS
@@ -56,8 +56,8 @@ def test_each_array_is_split_as_the_step_splits_it(case):
     step = build(case.name, case.mesh, case.config, **case.train)
     arrays = [*held_arrays(Plan.of(STRATEGIES[case.name].axes, case.config, MeshSpec.parse(case.mesh), step.train))]
     said = {(each.what, each.name): (each.shape, each.axes, each.held_bytes) for each in arrays}
-    moments = inner(step.state) if case.train.get("optimizer") == "sgd" else adam(step.state)
-    held = {"weight": step.state.params, "v": getattr(moments, "nu", {}), "master": step.state.master or {}}
+    moments = adam(step.state)
+    held = {"weight": step.state.params, "v": moments.nu, "master": step.state.master or {}}
     expected = {(what, name): leaf for what, tree in held.items() for name, leaf in named(tree).items()}
     expected |= {("m", name): leaf for name, leaf in firsts(step.state).items()}
     expected |= {("step count", "count"): moments.count, ("batch", "tokens"): step.batch}
