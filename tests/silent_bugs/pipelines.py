@@ -50,6 +50,19 @@ def without_rest(plan: Plan, sound: Implementation) -> Implementation:
     return replace(sound, differentiate=differentiate)
 
 
+def stored_only(plan: Plan, sound: Implementation) -> Implementation:
+    """Keep what weight gradients need, and never compute those that need matmuls."""
+
+    def unchanged(self: Passes, turn: Any, like_BTD: Any, slots: Any, dweights: Any) -> Any:
+        return dweights
+
+    def differentiate(*inputs: Any) -> Any:
+        with patched(Passes, "second", unchanged):
+            return sound.differentiate(*inputs)
+
+    return replace(sound, differentiate=differentiate)
+
+
 BUGS = [
     Bug(
         "table-of-two-stages",
@@ -107,5 +120,16 @@ BUGS = [
         swapped,
         THREE_LAYERS,
         STAGES,
+    ),
+    Bug(
+        "weight-gradients-stored-only",
+        "https://github.com/deepspeedai/Megatron-DeepSpeed/issues/442",
+        "Gradients of weights were stored for later, and only one schedule came back to them.",
+        "gradients of matrices: zero, since the second half of the backward pass does not run",
+        "gradient norm",
+        "pipeline",
+        "pipeline=2",
+        stored_only,
+        train={**STAGES, "schedule": "eager-zb"},
     ),
 ]

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from strategies import STRATEGIES, GPTConfig, MeshSpec, State, Step
+from strategies import STRATEGIES, GPTConfig, State, Step
 from tests.strategies import quick
 from tests.strategies.equality import CONFIG, STEPS, TRAIN, assert_equal, build, initial, rounding_of, single, trained
 from tests.strategies.formulas import assert_exact, assert_memory, by_axes, cost, read, sent
@@ -60,8 +60,8 @@ def hold_formulas(case: Case, program: Any, memory: Any) -> None:
     predicted = cost(case.name, case.mesh, config, **case.train)
     assert_exact(program, memory, predicted)
     assert_memory(memory, predicted)
-    stages = MeshSpec.parse(case.mesh).sizes.get("pipeline", 1)
-    larger = dataclasses.replace(config, layers=config.layers + stages * (config.full_attention_every or 1))
+    parts = predicted.plan.schedule.stages * predicted.plan.schedule.chunks
+    larger = dataclasses.replace(config, layers=config.layers + parts * (config.full_attention_every or 1))
     wrong = cost(case.name, case.mesh, larger, **case.train)
     assert (sent(program) == by_axes(wrong)) == (case.name in ("single", "pipeline"))
     assert program.flops * wrong.plan.mesh.size < sum(wrong.flops.values())
