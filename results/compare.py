@@ -8,7 +8,7 @@ from pathlib import Path
 from results.formats import FORMS
 from results.gates.report import changed_lines, counted_words, own_words, ratio, shared_words
 from results.gates.stored import compare_runs
-from results.gates.verdict import Finding, Report
+from results.gates.verdict import Report
 from strategies.files import shown
 
 SIDES = "<>>><<"
@@ -16,15 +16,11 @@ SIDES = "<>>><<"
 
 def rows_of(report: Report, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return a header and a row for each case: both medians, their ratio with its 95% interval, verdict and note."""
-    shared = shared_words(report)
-    header = "case", *names, "ratio (95% interval)", "", ""
-    return [header, *(cells(finding, shared) for finding in report.findings)]
-
-
-def cells(finding: Finding, shared: Sequence[str]) -> tuple[str, ...]:
-    """Return the row of a case."""
-    medians = milliseconds(finding.base), milliseconds(finding.head)
-    return own_words(finding.case, shared), *medians, ratio(finding), finding.word, finding.note
+    shared, rows = shared_words(report), [("case", *names, "ratio (95% interval)", "", "")]
+    for found in report.findings:
+        medians = milliseconds(found.base), milliseconds(found.head)
+        rows.append((own_words(found.case, shared), *medians, ratio(found), found.word, found.note))
+    return rows
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -3,11 +3,10 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.cli.outputs import require_apart, require_file, save_text, short
 from results.figures.tables import workloads
-from results.records.documents import read_search
+from results.records.documents import is_search, read_search
 from results.records.metrics import with_metrics
 from results.records.reading import RecordError, as_run, read_json
 from results.records.rows import table_of
@@ -17,9 +16,6 @@ from results.webpage.columns import run_data
 from results.webpage.machine import machine_facts
 from results.webpage.words import heading, summary
 from strategies.files import shown
-
-SEARCHES = "search", "feasibility", "scaling"
-"""Kinds of documents of searches; but for the first of older versions, which `read_search` refuses as such."""
 
 
 def page_of(paths: Sequence[Path]) -> str:
@@ -44,11 +40,6 @@ def page_of(paths: Sequence[Path]) -> str:
         titles.append(title)
     names = [name for part in parts for name in part["strategies"]]
     return page("; ".join(dict.fromkeys(titles)), sections, {**looks(names), "parts": parts})
-
-
-def is_search(document: Any) -> bool:
-    """Return whether a document was written by a search."""
-    return isinstance(document, dict) and document.get("kind") in SEARCHES
 
 
 def main(options: argparse.Namespace) -> None:

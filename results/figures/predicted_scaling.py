@@ -47,7 +47,8 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -
     kind = facts["topology"].partition(":")[0]
     title = ["The best candidate on each number of devices, as predicted", facts["preset"], f"on {kind}"]
     title += [f"{facts['sequence_tokens']} tokens in a sequence", facts["dtype"]]
-    return described(figure, style, title, [BOTTLENECK], what_is_drawn(facts, rows, len(drawn)))
+    missing = f"Nothing fits at {len(rows) - len(drawn)} of {len(rows)} points." if len(drawn) < len(rows) else ""
+    return described(figure, style, title, [BOTTLENECK], [how_certain(facts), missing])
 
 
 def points(axes: Axes, part: pd.DataFrame, column: str) -> None:
@@ -55,17 +56,8 @@ def points(axes: Axes, part: pd.DataFrame, column: str) -> None:
     axes.plot(part["devices"], part[column], color=GREY, linewidth=1, zorder=1)
     looks = strategy_looks(part["strategy"])
     for row in part.to_dict("records"):
-        marker, colour = looks[row["strategy"]].marker, LIMIT_COLOURS[row["limit"]]
-        axes.scatter(
-            row["devices"],
-            row[column],
-            s=60,
-            marker=marker,
-            color=colour,
-            edgecolor=PURE_BLACK,
-            linewidth=0.5,
-            zorder=3,
-        )
+        look: dict[str, Any] = {"marker": looks[row["strategy"]].marker, "color": LIMIT_COLOURS[row["limit"]]}
+        axes.scatter(row["devices"], row[column], s=60, edgecolor=PURE_BLACK, linewidth=0.5, zorder=3, **look)
 
 
 def ideal_line(axes: Axes, part: pd.DataFrame) -> None:
@@ -93,9 +85,3 @@ def batches(part: pd.DataFrame) -> str:
         return f"{part['global_batch_sequences'].iloc[0]:,} sequences"
     sequences = part["global_batch_sequences"] / part["devices"]
     return " or ".join(f"{value:g}" for value in sorted(sequences.unique())) + " sequences a device"
-
-
-def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, drawn: int) -> list[str]:
-    """Say whose predictions these are, how far they are off, and where nothing fits."""
-    missing = f"Nothing fits at {len(rows) - drawn} of {len(rows)} points." if drawn < len(rows) else ""
-    return [how_certain(facts), missing]

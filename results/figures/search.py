@@ -29,15 +29,10 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 
 
-def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `TIMES` in milliseconds; unknown times are NaN."""
-    return rows.assign(**{name: 1e3 * rows[column] for name, (column, _) in TIMES.items()})
-
-
 def drawn_candidates(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the candidates to show, in their order: the compiled, the measured and the best of each layout.
 
-    A layout is a strategy and a set of mesh axes.
+    A layout is a strategy and a set of mesh axes. The columns of `TIMES` are added, in milliseconds.
     """
     fitting = rows[(rows["status"] == "fits") & rows["predicted_seconds"].notna()]
     shown_anyway = tried(rows)
@@ -45,7 +40,8 @@ def drawn_candidates(rows: pd.DataFrame) -> pd.DataFrame:
         raise RecordError("nothing to draw, no candidate fits; each row's `reason` says why")
     axes = fitting["mesh"].str.replace(r"=\d+", "", regex=True)
     best = fitting.groupby([fitting["strategy"], axes], sort=False).head(1).head(MOST_UNTRIED)
-    return with_times(rows.loc[sorted({*shown_anyway.index, *best.index})])
+    shown = rows.loc[sorted({*shown_anyway.index, *best.index})]
+    return shown.assign(**{name: 1e3 * shown[column] for name, (column, _) in TIMES.items()})
 
 
 def tried(rows: pd.DataFrame) -> pd.DataFrame:

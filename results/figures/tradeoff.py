@@ -38,6 +38,5 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
     return figure
 
 
-FIGURE = Figure(
-    "throughput_vs_memory", "Throughput against memory per device", one_batch, several_strategies, draw
-)  # fmt: skip
+HEADING = "Throughput against memory per device"
+FIGURE = Figure("throughput_vs_memory", HEADING, one_batch, several_strategies, draw)

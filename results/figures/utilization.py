@@ -33,11 +33,4 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
 
 
 HEADING = "Utilization of pipeline stages against microbatches"
-FIGURE = Figure(
-    "utilization_vs_microbatches",
-    HEADING,
-    one_batch,
-    utilization,
-    draw,
-    lambda points: "",
-)
+FIGURE = Figure("utilization_vs_microbatches", HEADING, one_batch, utilization, draw, lambda points: "")

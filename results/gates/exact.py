@@ -178,22 +178,16 @@ def judge_case(
         return [Finding(case, "better", note=f"was {ending(base)}")]
     if passed == (False, False):
         return [Finding(case, "same", note=f"failed in both: {ending(head)}")]
-    allowances = {"*": tolerance or Allowance(), **allowed}
-    judged = (
-        judge_metric(case, name, column, base, head, of_metric(name, allowances), exact=not tolerance)
-        for name, column in gated({**base, **head}, "exact").items()
-    )
-    found = [finding for finding in judged if finding]
+    allowances, found = {"*": tolerance or Allowance(), **allowed}, list[Finding]()
+    for name, column in gated({**base, **head}, "exact").items():
+        matching = [allowance for pattern, allowance in allowances.items() if fnmatch.fnmatchcase(name, pattern)]
+        if finding := judge_metric(case, name, column, base, head, matching[-1], exact=not tolerance):
+            found.append(finding)
     if found and (note := other_dtypes(base, head)):
         return [replace(finding, note="; ".join(filter(None, (finding.note, note)))) for finding in found]
     programs = {base["compiled.hash"], head["compiled.hash"]} - {None}
     unchanged = Finding(case, "same", note="another program" if len(programs) > 1 else "")
     return found or [unchanged]
-
-
-def of_metric(name: str, allowances: Mapping[str, Allowance]) -> Allowance:
-    """Return the last of the allowances whose pattern matches a name."""
-    return [allowance for pattern, allowance in allowances.items() if fnmatch.fnmatchcase(name, pattern)][-1]
 
 
 def not_read(case: str, head: Row) -> Finding | None:
@@ -268,16 +262,10 @@ def nothing_to_hold(base: Rows, head: Rows) -> str:
         case, row = next(iter(base.items()))
         where = whereabouts(case, row, head) or f"BASE begins with {case.name}, HEAD with {next(iter(head)).name}"
         return f"no case of BASE is in HEAD ({where}); run the same cases"
-    if not any(has_counters(base[case]) for case in common):
-        return (
-            f"none of the {len(common)} cases in both has a counter in BASE: {common[0]} is {ending(base[common[0]])}"
-        )
-    return ""
-
-
-def has_counters(row: Row) -> bool:
-    """Return whether a case passed and has a known counter."""
-    return row["status"] == PASSED and any(row[name] is not None for name in COUNTERS)
+    passed = [base[case] for case in common if base[case]["status"] == PASSED]
+    if any(row[name] is not None for row in passed for name in COUNTERS):
+        return ""
+    return f"none of the {len(common)} cases in both has a counter in BASE: {common[0]} is {ending(base[common[0]])}"
 
 
 def remarks(findings: Iterable[Finding]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from benchmarks.cases.columns import column_of
 from benchmarks.cli.parser import one_line
 from results.gates.report import cells, summary
-from results.gates.verdict import RED, Finding, Report
+from results.gates.verdict import RED, Report
 
 
 def junit(report: Report) -> str:
@@ -15,7 +15,8 @@ def junit(report: Report) -> str:
     suite = ElementTree.Element("testsuite", name=one_line(report.title))
     for case, findings in report.cases().items():
         test = ElementTree.SubElement(suite, "testcase", classname="meshmark", name=one_line(case))
-        outcome = outcome_of(findings)
+        word = findings[0].word
+        outcome = "failure" if word in RED else "skipped" if word == "inconclusive" else "system-out"
         element = ElementTree.SubElement(test, outcome)
         lines = [" ".join(filter(None, cells(finding))) for finding in findings]
         element.text = "\n".join(lines)
@@ -28,13 +29,6 @@ def junit(report: Report) -> str:
         suite.set(attribute, str(len(list(suite.iter(tag)))))
     ElementTree.indent(suite)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(suite, encoding="unicode")}\n'
-
-
-def outcome_of(findings: list[Finding]) -> str:
-    """Return the name of the JUnit element for a case's outcome."""
-    if findings[0].word in RED:
-        return "failure"
-    return "skipped" if findings[0].word == "inconclusive" else "system-out"
 
 
 def action_json(report: Report) -> str:

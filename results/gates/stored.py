@@ -66,7 +66,7 @@ def judge_time(case: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> F
     if found.base is None or found.head is None:
         return replace(found, note="not timed in both")
     if min(base["launches"], head["launches"]) >= MIN_LAUNCHES:
-        change = over_launches(base, head)
+        change = Change.unpaired(*([math.log(median) for median in row["samples"]] for row in (head, base)))
         word = change.word(EFFECT)
     else:
         change, far = over_blocks(base, head), math.log1p(ONE_LAUNCH_EFFECT)
@@ -74,12 +74,6 @@ def judge_time(case: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> F
     bounds = (math.exp(change.low), math.exp(change.high)) if math.isfinite(change.low) else None
     noisy = "noisy" if base.get("noisy") or head.get("noisy") else ""
     return replace(found, word=word, ratio=math.exp(change.mean), interval=bounds, note=noisy)
-
-
-def over_launches(base: Mapping[str, Any], head: Mapping[str, Any]) -> Change:
-    """Return the change between the medians of launches, with an interval over launches."""
-    ours, theirs = ([math.log(median) for median in row["samples"]] for row in (head, base))
-    return Change.unpaired(ours, theirs)
 
 
 def over_blocks(base: Mapping[str, Any], head: Mapping[str, Any]) -> Change:

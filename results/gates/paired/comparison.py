@@ -96,7 +96,9 @@ class Comparison:
 
     def _launch(self, stage: Stage, number: int, give_up: float = math.inf) -> None:
         """Launch every case that needs this stage; stop after a case if the time `give_up` has passed."""
-        courses = [course for course in self.courses.values() if self._needs(stage, course)]
+        courses = [course for course in self.courses.values() if not course.last.failures]
+        if stage == "fresh":
+            courses = [course for course in courses if judge(course.first, self.design.effect) != "same"]
         if not courses:
             return
         started = time.monotonic()
@@ -111,10 +113,6 @@ class Comparison:
                 say(f"{where}: {course.last}; {left_seconds:.0f} s left")
                 if now > give_up:
                     return
-
-    def _needs(self, stage: Stage, course: Course) -> bool:
-        """Return whether a case is launched at this stage. A case that has failed is not."""
-        return not course.last.failures and (stage == "first" or judge(course.first, self.design.effect) != "same")
 
 
 def launches_within(budget_seconds: float, launch_seconds: float, most: int) -> int:
