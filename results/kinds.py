@@ -16,12 +16,13 @@ from results.figures.predictions import predicted_figure
 from results.figures.run import BY_NAME, CURVES, chosen, drawings_of_run
 from results.figures.shards import shards
 from results.figures.timeline import timeline
-from results.records import overviews, rows, schedules, traces
+from results.records import rows, traces
 from results.records.documents import is_search, read_search
-from results.records.metrics import METRICS, with_metrics
 from results.records.predictions import judged, without_own_source
 from results.records.predictions import read as read_predictions
+from results.records.printed import read_overviews, read_schedule
 from results.records.reading import RecordError, as_run
+from results.records.rows import METRICS
 from results.records.training import SUFFIX, read_training
 from strategies.files import shown
 
@@ -78,7 +79,7 @@ def draw_run(inputs: Inputs) -> list[Drawing]:
     """Return the figures of runs: those of a folder, or the one of a file."""
     options = inputs.options
     runs = ((path, as_run(path, content)) for path, content in zip(inputs.paths, inputs.contents, strict=True))
-    table = chosen(with_metrics(rows.table_of(runs)), options.strategy, options.devices)
+    table = chosen(rows.table_of(runs), options.strategy, options.devices)
     return drawings_of_run(table, inputs.style, options.batch_size, names_of(options), first=is_file(options.out))
 
 
@@ -111,13 +112,13 @@ def draw_trace(inputs: Inputs) -> list[Drawing]:
 
 def draw_schedule(inputs: Inputs) -> list[Drawing]:
     """Return the figure of a schedule."""
-    schedule = schedules.read(inputs.contents[0], inputs.where)
+    schedule = read_schedule(inputs.contents[0], inputs.where)
     return [Drawing(safe_name(schedule.schedule), partial(timeline, schedule, inputs.style))]
 
 
 def draw_overviews(inputs: Inputs) -> list[Drawing]:
     """Return the figure of each overview."""
-    found = overviews.read(inputs.contents[0], inputs.where)
+    found = read_overviews(inputs.contents[0], inputs.where)
     return [Drawing(safe_name(each.strategy), partial(shards, each, inputs.style)) for each in found]
 
 

@@ -5,7 +5,7 @@ meshmark merge A.json B.json --out M.json
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,9 @@ def name_unshared(unshared: Mapping[Case, str]) -> str:
     return "; ".join([*texts, *([f"{more} more cases are only in some runs"] if more else [])])
 
 
-def without(run: Run, cases: Mapping[Case, str]) -> Run:
-    """Return a run without some cases."""
-    kept = {name: [row for row in run.get(name, []) if case_of(row) not in cases] for name in ("benchmarks", UNTIMED)}
-    return {**run, **kept}
+def kept(run: Run, keeps: Callable[[Run], bool]) -> Run:
+    """Return a run with some of its rows."""
+    return {**run, **{name: [*filter(keeps, run.get(name, []))] for name in ("benchmarks", UNTIMED)}}
 
 
 def numbered(row: Mapping[str, Any], before: int) -> dict[str, Any]:
@@ -104,9 +103,12 @@ def main(options: argparse.Namespace) -> None:
         raise Refused("give two or more different runs")
     require_apart({"--out": options.out}, options.runs)
     require_file(options.out, "json")
-    runs = {path: meshmark_rows(path, read_run(path)) for path in options.runs}
+    runs = {path: read_run(path) for path in options.runs}
+    for path, run in runs.items():
+        records_of(path, run, KEPT)  # which checks them
+    runs = {path: kept(run, lambda row: "schema_version" in facts_of(row)) for path, run in runs.items()}
     unshared = unshared_cases(runs) if options.only_shared_cases else {}
-    merged = merge({path: without(run, unshared) for path, run in runs.items()})
+    merged = merge({path: kept(run, lambda row: case_of(row) not in unshared) for path, run in runs.items()})
     cases = {row["group"] for row in rows_of(merged)}
     if not cases:
         raise NotComparable(f"{name_unshared(unshared)}; no case is in all runs")
@@ -114,13 +116,3 @@ def main(options: argparse.Namespace) -> None:
     if unshared:
         print(f"left out: {name_unshared(unshared)}")
     print(f"{shown(options.out)}: {len(merged['launches'])} launches of {len(cases)} cases")
-
-
-def meshmark_rows(path: Path, run: Run) -> Run:
-    """Return a run without the rows of other benchmarks."""
-    records_of(path, run, KEPT)
-    kept = {
-        name: [row for row in run.get(name, []) if "schema_version" in facts_of(row)]
-        for name in ("benchmarks", UNTIMED)
-    }
-    return {**run, **kept}

@@ -15,7 +15,7 @@ from results.figures import curves
 from results.figures.marks import strategy_handles, ticks_at, value_axis
 from results.figures.tables import Scaling, one_batch
 from results.figures.tables import scaling as scaled
-from results.records.metrics import is_counted
+from results.records.rows import is_counted
 
 
 def draw(

@@ -37,7 +37,12 @@ def loss_curves(runs: Sequence[TrainingRun], style: Style = PLAIN) -> Figure:
     for (_, run), look in zip(drawn, looks, strict=True):
         _draw(axes[0], run.steps, run.evaluations, look)
     axes[0].set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
-    _legend(axes[0], [name for name, _ in drawn], looks)
+    lines = (look | {"linewidth": 1.5, "label": name} for look, (name, _) in zip(looks, drawn, strict=True))
+    kinds = [
+        Line2D([], [], color=GREY, linewidth=1, label="training loss"),
+        Line2D([], [], color=GREY, marker="o", linestyle="", label="validation loss"),
+    ]
+    axes[0].legend(handles=[*(Line2D([], [], **line) for line in lines), *kinds], frameon=False)
     if reference:
         _draw_differences(axes[1], reference[1], [each for each in named if each is not reference])
     return described(figure, style, ["Loss of training runs", *what_was_trained(runs)], [])
@@ -155,15 +160,3 @@ def labels_of(runs: Sequence[TrainingRun]) -> list[str]:
         f"{name} ({run.path.parent.name})" if names.count(name) > 1 else name
         for name, run in zip(names, runs, strict=True)
     ]
-
-
-def _legend(axes: Axes, labels: Sequence[str], looks: Sequence[dict[str, Any]]) -> None:
-    """Name the runs that are drawn, and the kinds of losses."""
-    handles = [
-        Line2D([], [], label=label, **{**look, "linewidth": 1.5}) for label, look in zip(labels, looks, strict=True)
-    ]
-    kinds = [
-        Line2D([], [], color=GREY, linewidth=1, label="training loss"),
-        Line2D([], [], color=GREY, marker="o", linestyle="", label="validation loss"),
-    ]
-    axes.legend(handles=[*handles, *kinds], frameon=False)

@@ -7,12 +7,23 @@ from matplotlib.figure import Figure as Drawn
 from results.figures.frame import NARROW, Figure, Style, legend, opened
 from results.figures.marks import bar_ticks, stacked_bars
 from results.figures.palette import PART_COLOURS
-from results.figures.tables import case_labels, leave_out, memory_by_case, one_batch
-from results.records.metrics import is_counted
+from results.figures.tables import PARTS, case_labels, leave_out, memory_columns, one_batch, with_compiled
+from results.records.rows import is_counted
 from results.words import byte_unit
 
 MOST_BARS = 15
 """The largest and the smallest cases that are drawn of each number of devices."""
+
+
+def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows whose memory is known, timed or only compiled, the largest total first, with a column a part.
+
+    `formula` is the total by formula; NaN where there is none.
+    """
+    rows = memory_columns(leave_out(with_compiled(rows), rows["memory"].isna(), "without memory sizes"))
+    formula = rows[["predicted.argument_bytes", "predicted.temp_bytes"]].sum(axis="columns", skipna=False)
+    rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()}, formula=formula)
+    return rows.sort_values("memory", ascending=False, kind="stable")
 
 
 def ends_of(rows: pd.DataFrame) -> pd.DataFrame:

@@ -13,8 +13,8 @@ from results.figures import batches, imbalance, memory, step_parts, tokens, trad
 from results.figures.curves import METRICS, figure_of
 from results.figures.frame import Drawing, Figure, Style, described
 from results.figures.tables import DRAWABLE, Batch, leave_out, not_drawn, reasons
-from results.records.metrics import is_counted
 from results.records.reading import RecordError
+from results.records.rows import is_counted
 from results.words import devices, how_noisy, joined, workload
 
 CURVES = {(metric, kind): figure_of(metric, kind) for kind in ("strong", "weak") for metric in METRICS}
@@ -48,14 +48,10 @@ def chosen(rows: pd.DataFrame, strategies: Sequence[str], devices: Sequence[int]
 def drawings_of_run(
     rows: pd.DataFrame, style: Style, batch: Batch = None, names: Sequence[str] = (), *, first: bool = False
 ) -> list[Drawing]:
-    """Return the figures of the rows; if there are several workloads, each gets its own folder.
+    """Return the figures of these names, by default all that say something of the rows; with `first`, the pictures of
+    the first figure that has any. If there are several workloads, each gets its own folder.
 
-    Args:
-        rows: all rows, with their metrics; those that are not to be drawn are left out.
-        style: how they are drawn.
-        batch: the global batch of the figures that show one, or "all".
-        names: of the figures to draw; by default all that say something of these rows.
-        first: whether to return only the pictures of the first figure that has any.
+    Rows that are not to be drawn are left out. `batch` is the global batch of the figures that show one.
     """
     shown = rows[rows["left_out"].isin(DRAWABLE)]
     if shown.empty:

@@ -7,8 +7,23 @@ from matplotlib.figure import Figure as Drawn
 from results.figures.frame import Figure, Style, legend, named_axes, opened
 from results.figures.marks import look_of, strategy_handles, value_axis
 from results.figures.palette import GREY, strategy_looks
-from results.figures.tables import by_devices, frontier, one_batch, several_strategies
+from results.figures.tables import by_devices, fastest, leave_out, one_batch
+from results.records.rows import is_counted
 from results.words import byte_unit
+
+
+def several_strategies(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows whose memory is known, if there is a strategy besides `single`; `best` marks the fastest."""
+    rows = leave_out(rows, rows["memory"].isna(), "without memory sizes")
+    if rows.loc[is_counted(rows), "strategy"].eq("single").all():
+        rows = leave_out(rows, rows["strategy"].eq("single"), "of single alone")
+    return rows.assign(best=is_counted(fastest(rows, "throughput")))
+
+
+def frontier(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows on the Pareto frontier: those for which no other row is as fast and as small or better."""
+    rows = rows.sort_values(["memory", "throughput"], ascending=[True, False])
+    return rows[~(rows["throughput"] <= rows["throughput"].cummax().shift())]
 
 
 def draw(points: pd.DataFrame, style: Style) -> Drawn:

@@ -110,11 +110,9 @@ def compare(
 ) -> Report:
     """Judge HEAD by BASE, case by case and metric by metric.
 
-    Args:
-        base, head: the two runs or baselines.
-        allowed: allowances by names of metrics, as of `rule`; the last one counts. Others may not get worse at all.
-        only_head_cases: count cases that are missing in HEAD, but do not judge them.
-        tolerance: versions may differ, and this is how much worse each counter may get; None if they must be equal.
+    `allowed` has allowances by names of metrics, as of `rule`; the last one counts, and others may not get worse at
+    all. With `only_head_cases`, cases that are missing in HEAD are counted, but not judged. Versions may differ if
+    there is a `tolerance`, which is how much worse each counter may then get.
     """
     title = f"exact counters, {shown(base.path)} -> {shown(head.path)}"
     measures = tuple(head.measures())

@@ -23,8 +23,9 @@ def machine_facts(runs: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
     cpu, versions = machine.get("cpu") or {}, machine.get("versions") or {}
     system = (machine.get(name) for name in ("system", "release", "machine"))
     rates = machine.get("matmul_flops_per_second") or {}
+    virtual = ", virtual: they share one machine" if machine.get("virtual_devices") else ""
     facts = {
-        "Devices": f"{machine.get('device_count')} × {devices(machine)}",
+        "Devices": f"{machine.get('device_count')} × {machine.get('device_kind')}{virtual}",
         "Processor": f"{cpu.get('brand_raw', 'unknown')}, {cpu.get('count', 'unknown number of')} cores",
         "System": " ".join(str(part) for part in system if part),
         "Host": str(machine.get("node") or ""),
@@ -34,13 +35,6 @@ def machine_facts(runs: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
         **{shown(path): written(run) for path, run in runs.items()},
     }
     return {name: value for name, value in facts.items() if value}
-
-
-def devices(machine: Mapping[str, Any]) -> str:
-    """Name the kind of the devices, and say where they are virtual."""
-    return (
-        f"{machine.get('device_kind')}{', virtual: they share one machine' if machine.get('virtual_devices') else ''}"
-    )
 
 
 def written(run: Mapping[str, Any]) -> str:

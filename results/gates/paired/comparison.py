@@ -35,14 +35,10 @@ class Design:
 
 @dataclass
 class Course:
-    """The launches of a case so far.
+    """The launches of a case so far: the first ones, and fresh ones if those did not find it the same.
 
-    Attributes:
-        key: id of the case in the workers.
-        unchecked: why it was not compared with one device, by side.
-        first: launches of the first stage, which every case gets.
-        fresh: launches of the second stage, which a case gets if the first launches did not find it the same.
-        last: result of the latest launch. A case whose launch failed is not launched again.
+    Its key is its id in the workers. `unchecked` says by side why it was not compared with one device. A case whose
+    last launch failed is not launched again.
     """
 
     key: str

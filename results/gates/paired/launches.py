@@ -17,13 +17,9 @@ MISMATCH = "mismatch"
 
 @dataclass
 class Attempt:
-    """Result of one launch of one case.
+    """Result of one launch of one case: step times in seconds, one per round, by side, and losses of the first step.
 
-    Attributes:
-        seconds: step times in seconds, one per round, by side.
-        losses: losses of the first step, by side.
-        failures: failures by side; the launch counts only if there are none.
-        died: sides whose processes died in an earlier attempt at this launch.
+    It counts only if there are no failures. `died` has the sides whose processes died in an earlier attempt at it.
     """
 
     seconds: dict[Side, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})

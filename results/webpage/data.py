@@ -1,4 +1,4 @@
-"""Converts the rows of a run to the page's data: every recorded column, in a compact form.
+"""The page's data: every recorded column of a run, and the candidates of a search that are drawn, in a compact form.
 
 A column with the same value in all rows is stored once. Samples are left out, because the charts only need intervals.
 """
@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 
 from results.figures.palette import strategy_looks
+from results.figures.search import TIMES, drawn_candidates
 from results.figures.tables import fastest, memory_columns, workloads
-from results.records.metrics import METRIC_COLUMNS, is_counted
+from results.records.rows import METRIC_COLUMNS, is_counted
 from results.words import ending, known_text, workload
 
 NOT_CARRIED = ["samples", "file", "fingerprint"]
@@ -26,6 +27,15 @@ DIGITS = 6
 """Significant digits of fractional numbers: more than any interval resolves."""
 
 
+TABLE = [
+    *("rank", "status", "strategy", "mesh", "microbatches", "remat", "options"),
+    *("needed_bytes", "sent_bytes", "bubble", "tokens_per_second", "model_flops_utilization"),
+    *("compiled.needed_bytes", "compiled.exposed_seconds", "compiled.reason", "measured.reason"),
+    *(DERIVED + name for name in (*TIMES, "waits_for")),
+]
+"""Columns of a candidate on the page; columns that the file lacks are left out."""
+
+
 def run_data(rows: pd.DataFrame) -> dict[str, Any]:
     """Return the cases of a run as values that JSON can represent; each column as `column` has it."""
     parts = dict(workloads(rows))
@@ -37,6 +47,18 @@ def run_data(rows: pd.DataFrame) -> dict[str, Any]:
         "columns": {str(name): column([as_json(value) for value in cases[name]]) for name in cases},
         "workloads": [workload(part.iloc[0]) for part in parts.values()],
         "strategies": list(strategy_looks(rows["strategy"])),
+    }
+
+
+def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what `read_search` returns as values that JSON can represent, with the columns of drawn candidates."""
+    shown = drawn_candidates(rows)
+    shown = shown.rename(columns={name: DERIVED + name for name in TIMES} | {"limit": f"{DERIVED}waits_for"})
+    return {
+        "count": len(shown),
+        "columns": {name: column([as_json(value) for value in shown[name]]) for name in TABLE if name in shown},
+        "capacity_bytes": facts["capacity_bytes"],
+        "strategies": list(rows["strategy"].unique()),
     }
 
 
