@@ -130,24 +130,16 @@ def compare(
     findings += [Finding(str(case), "vanished", note=whereabouts(case, row, new)) for case, row in vanished.items()]
     findings += [not_read(str(case), row) or Finding(str(case), "new", note=ending(row)) for case, row in new.items()]
     versions = (*differences(base.facts, head.facts, ("BASE", "HEAD")), *by_counter(findings)) if tolerance else ()
-    about = (*versions, *remarks(findings), *about_absent(len(absent), only_head_cases), *blind_spots(head.rows))
-    return Report(title, tuple(findings), measures, about)
-
-
-def about_absent(number: int, passed_over: bool) -> list[str]:
-    """Return a remark on cases that are only in BASE, if there are any."""
-    if passed_over:
-        return [f"{number} of the cases in BASE are not in HEAD, and not judged"] * (number > 0)
-    hint = "if HEAD was run with fewer cases on purpose, judge those with --only-head-cases"
-    return [f"{number} vanished: {hint}"] * (number > 0)
-
-
-def blind_spots(head: Rows) -> list[str]:
-    """Return a remark on regressions that compiled-only rows cannot show, if HEAD has such rows."""
-    if all(row.get("kind") != "compiled" for row in head.values()):
-        return []
-    unseen = ", ".join(SEEN_BY_RUNNING)
-    return [f"not checked, because no step was run: {unseen}; a run without --compile-only shows them"]
+    about = [*versions, *remarks(findings)]
+    if absent and only_head_cases:
+        about.append(f"{len(absent)} of the cases in BASE are not in HEAD, and not judged")
+    elif absent:
+        hint = "if HEAD was run with fewer cases on purpose, judge those with --only-head-cases"
+        about.append(f"{len(absent)} vanished: {hint}")
+    if any(row.get("kind") == "compiled" for row in head.rows.values()):
+        unseen = ", ".join(SEEN_BY_RUNNING)
+        about.append(f"not checked, because no step was run: {unseen}; a run without --compile-only shows them")
+    return Report(title, tuple(findings), measures, tuple(about))
 
 
 def by_counter(findings: Iterable[Finding]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """The report of a gate: findings, one verdict on all of them, and the exit code.
 
-Both gates, `exact` and `paired.gate`, return a `Report`. The module `report` formats it for people, and `exchange` for
-programs.
+Both gates, `exact` and `paired.gate`, return a `Report`. The module `report` formats it.
 """
 
 from dataclasses import dataclass

@@ -108,9 +108,8 @@ def read_schedule(content: Any, where: str = "stdin") -> Schedule:
     if len(lengths := {len(row) for row in stages}) > 1:
         raise RecordError(f"{where}: stages have {min(lengths)} to {max(lengths)} ticks, not the same number")
     if max(len(stages), *lengths) > MOST_CELLS:
-        raise RecordError(
-            f"{where}: {len(stages)} stages of {max(lengths)} ticks cannot be drawn; {MOST_CELLS} of each at most"
-        )
+        size = f"{len(stages)} stages of {max(lengths)} ticks"
+        raise RecordError(f"{where}: {size} cannot be drawn; {MOST_CELLS} of each at most")
     operations = [op for row in stages for op in row if op is not None]
     if not operations:
         raise RecordError(f"{where} is a schedule in which nothing is done; use at least a stage and a microbatch")

@@ -123,11 +123,9 @@ def check_version(where: str, found: Any, version: int, written_by: str) -> None
     """Raise `RecordError` unless the schema version that was found is the one that is read."""
     if type(found) is int and found == version:
         return
-    newer = type(found) is int and found > version
-    raise RecordError(
-        f"{where} has schema_version {reprlib.repr(found)} and this meshmark reads {version}; "
-        f"{'update meshmark, or write' if newer else 'write'} it again with {written_by}"
-    )
+    way_out = "update meshmark, or write" if type(found) is int and found > version else "write"
+    problem = f"{where} has schema_version {reprlib.repr(found)} and this meshmark reads {version}"
+    raise RecordError(f"{problem}; {way_out} it again with {written_by}")
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -138,9 +136,8 @@ def read_run(path: Path) -> dict[str, Any]:
 def as_run(path: Path, content: Any) -> dict[str, Any]:
     """Check that the content of a file is a run in the format of pytest-benchmark, and return it."""
     if not isinstance(content, dict) or not RUN.keys() <= content.keys():
-        raise RecordError(
-            f"{shown(path)} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`); pass {WRITTEN_BY}"
-        )
+        problem = f"{shown(path)} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`)"
+        raise RecordError(f"{problem}; pass {WRITTEN_BY}")
     checked_fields(content, RUN | known(OPTIONAL, content), shown(path))
     machine = content["machine_info"]
     checked_fields(machine, known(MACHINE, machine), f"{shown(path)}: machine_info")
@@ -160,10 +157,8 @@ def records_of(path: Path, run: Mapping[str, Any], needed: Collection[str]) -> l
     """
     rows = [row for row in rows_of(run) if "schema_version" in facts_of(row)]
     if not rows:
-        raise RecordError(
-            f"{shown(path)} has {len(rows_of(run))} benchmarks, none of meshmark (no `schema_version` in extra_info); "
-            f"pass {WRITTEN_BY}"
-        )
+        problem = f"{len(rows_of(run))} benchmarks, none of meshmark (no `schema_version` in extra_info)"
+        raise RecordError(f"{shown(path)} has {problem}; pass {WRITTEN_BY}")
     about = {"file": shown(path), "fingerprint": run["machine_info"].get("fingerprint")}
     launches: dict[Any, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
