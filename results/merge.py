@@ -36,8 +36,16 @@ def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
     programs: dict[Case, tuple[Path, Any]] = {}
     samples: dict[str, Path] = {}
     for path, run in runs.items():
-        require_same_programs(path, run, programs)
-        require_other_samples(path, run, samples)
+        for row in rows_of(run):
+            program = facts_of(row)["compiled.hash"]
+            earlier, its_program = programs.setdefault(case_of(row), (path, program))
+            if program is not None and its_program is not None and program != its_program:
+                why = f"{row['name']} is program {its_program} in {shown(earlier)} and {program} in {shown(path)}"
+                raise NotComparable(f"{why}: launches must be of one program; `meshmark compare` compares two")
+        times = [json.dumps(row["stats"]) for row in run["benchmarks"] if row.get("stats")]
+        if twice := next((each for each in times if each in samples), None):  # it would count as two launches
+            raise NotComparable(f"{shown(samples[twice])} and {shown(path)} hold the same run; merge separate runs")
+        samples |= dict.fromkeys(times, path)
         before = len(merged["launches"])
         for name in ("benchmarks", UNTIMED):
             merged[name] += [numbered(row, before) for row in run.get(name, [])]
@@ -76,25 +84,6 @@ def kept(run: Run, keeps: Callable[[Run], bool]) -> Run:
 def numbered(row: Mapping[str, Any], before: int) -> dict[str, Any]:
     """Return a row with its group and its launch number, which starts after the `before` launches merged so far."""
     return {**row, "group": row["name"], LAUNCH: before + (row.get(LAUNCH) or 1)}
-
-
-def require_same_programs(path: Path, run: Run, programs: dict[Case, tuple[Path, Any]]) -> None:
-    """Check that each case has the same compiled program as in earlier runs, and add it to `programs`."""
-    for row in rows_of(run):
-        program = facts_of(row)["compiled.hash"]
-        earlier, its_program = programs.setdefault(case_of(row), (path, program))
-        if program is not None and its_program is not None and program != its_program:
-            why = f"{row['name']} is program {its_program} in {shown(earlier)} and {program} in {shown(path)}"
-            raise NotComparable(f"{why}: launches must be of one program; `meshmark compare` compares two")
-
-
-def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> None:
-    """Check that no run is merged twice, because it would count as two launches; add its samples to `samples`."""
-    for row in run["benchmarks"]:
-        times = json.dumps(row.get("stats"))
-        if times in samples and row.get("stats"):
-            raise NotComparable(f"{shown(samples[times])} and {shown(path)} hold the same run; merge separate runs")
-    samples |= {json.dumps(row.get("stats")): path for row in run["benchmarks"]}
 
 
 def main(options: argparse.Namespace) -> None:
