@@ -17,8 +17,7 @@ from results.gates.exact import judge_case, nothing_to_hold, whereabouts
 from results.gates.report import changed_lines, counted_words, own_words, ratio, shared_words
 from results.gates.verdict import Finding, Report
 from results.records.launches import MIN_LAUNCHES, Change
-from results.records.machine import other_machine
-from results.records.reading import NotComparable, read_run
+from results.records.reading import NotComparable, other_machine, read_run
 from results.words import ending
 from strategies.files import shown
 

@@ -133,8 +133,7 @@ def draw_predictions(inputs: Inputs) -> list[Drawing]:
 
 def draw_training(inputs: Inputs) -> list[Drawing]:
     """Return the loss curves of training runs."""
-    logs = read_training(inputs.paths)
-    return [Drawing("loss_curves", partial(losses.loss_curves, logs, inputs.style))]
+    return [Drawing("loss_curves", partial(losses.loss_curves, read_training(inputs.paths), inputs.style))]
 
 
 KINDS: Mapping[str, Kind] = {

@@ -12,8 +12,17 @@ from typing import Any
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from results.gates.counters import KEPT
-from results.records.machine import other_machine
-from results.records.reading import LAUNCH, UNTIMED, Case, NotComparable, facts_of, read_run, records_of, rows_of
+from results.records.reading import (
+    LAUNCH,
+    UNTIMED,
+    Case,
+    NotComparable,
+    facts_of,
+    other_machine,
+    read_run,
+    records_of,
+    rows_of,
+)
 from strategies.files import shown
 
 Run = Mapping[str, Any]
@@ -48,7 +57,8 @@ def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
         samples |= dict.fromkeys(times, path)
         before = len(merged["launches"])
         for name in ("benchmarks", UNTIMED):
-            merged[name] += [numbered(row, before) for row in run.get(name, [])]
+            for row in run.get(name, []):
+                merged[name].append({**row, "group": row["name"], LAUNCH: before + (row.get(LAUNCH) or 1)})
         merged["launches"] += run.get("launches") or [{"file": shown(path), "datetime": run.get("datetime")}]
     return merged
 
@@ -79,11 +89,6 @@ def name_unshared(unshared: Mapping[Case, str]) -> str:
 def kept(run: Run, keeps: Callable[[Run], bool]) -> Run:
     """Return a run with some of its rows."""
     return {**run, **{name: [*filter(keeps, run.get(name, []))] for name in ("benchmarks", UNTIMED)}}
-
-
-def numbered(row: Mapping[str, Any], before: int) -> dict[str, Any]:
-    """Return a row with its group and its launch number, which starts after the `before` launches merged so far."""
-    return {**row, "group": row["name"], LAUNCH: before + (row.get(LAUNCH) or 1)}
 
 
 def main(options: argparse.Namespace) -> None:

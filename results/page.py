@@ -20,8 +20,7 @@ from results.figures.tables import PARTS, TIMES, workloads
 from results.records.documents import is_search, read_search
 from results.records.reading import RecordError, as_run, read_json
 from results.records.rows import table_of
-from results.webpage.data import DERIVED, run_data, search_data
-from results.webpage.machine import machine_facts
+from results.webpage.data import DERIVED, machine_facts, run_data, search_data
 from results.webpage.words import LOUD, heading, search_words, summary
 from strategies.files import shown
 

@@ -1,6 +1,7 @@
 """The loss curve of training runs, and how far each of them is from that of one device."""
 
 import math
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,15 +109,13 @@ def rounding_bound(facts: Facts) -> float | None:
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
     """Say what all runs have in common."""
 
-    def common(values: list[Any]) -> Any:
+    def common(path: str) -> Any:
+        values = [operator.attrgetter(path)(run.facts) for run in runs]
         return values[0] if len({*values}) == 1 else None
 
-    facts = [run.facts for run in runs]
-    name, count = common([each.preset for each in facts]), common([each.parameters for each in facts])
-    batch = common([each.training.batch_size for each in facts])
-    rate = common([each.training.learning_rate for each in facts])
-    kind = common([each.device_kind for each in facts])
-    corpus = facts[0].corpus
+    name, count, kind = map(common, ("preset", "parameters", "device_kind"))
+    batch, rate = map(common, ("training.batch_size", "training.learning_rate"))
+    corpus = runs[0].facts.corpus
     parts = [
         name and f"{name} ({parameters(count)})",
         batch and f"{batch} sequences a step",

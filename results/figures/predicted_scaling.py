@@ -39,8 +39,10 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -
         above.yaxis.set_major_formatter("{x:g}")
         below.set(ylim=(0, 1.1 * drawn["percent"].max()), xlabel="devices")
         below.set_xticks(ticks := sorted(rows["devices"].unique()), [f"{tick:,}" for tick in ticks], rotation=45)
-        if len(part):
-            ideal_line(above, part)
+        if len(part):  # each device keeps the throughput that it has on the smallest number of devices
+            work = part["global_batch_sequences"] / part["devices"]
+            ideal = part["predicted_seconds"].iloc[0] * work / work.iloc[0]
+            above.plot(part["devices"], ideal, label="ideal: as on the fewest devices", **IDEAL)
     panels[0].set_ylabel("predicted time of a step (s)")
     panels[len(PANELS)].set_ylabel("model FLOPs utilization (%)")
     legend(figure, handles_of(drawn))
@@ -58,13 +60,6 @@ def points(axes: Axes, part: pd.DataFrame, column: str) -> None:
     for row in part.to_dict("records"):
         look: dict[str, Any] = {"marker": looks[row["strategy"]].marker, "color": LIMIT_COLOURS[row["limit"]]}
         axes.scatter(row["devices"], row[column], s=60, edgecolor=PURE_BLACK, linewidth=0.5, zorder=3, **look)
-
-
-def ideal_line(axes: Axes, part: pd.DataFrame) -> None:
-    """Draw the time of a step if each device kept the throughput that it has on the smallest number of devices."""
-    work = part["global_batch_sequences"] / part["devices"]
-    ideal = part["predicted_seconds"].iloc[0] * work / work.iloc[0]
-    axes.plot(part["devices"], ideal, label="ideal: as on the fewest devices", **IDEAL)
 
 
 def handles_of(drawn: pd.DataFrame) -> list[Line2D]:

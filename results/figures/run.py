@@ -88,13 +88,8 @@ def pictures(figure: Figure, rows: pd.DataFrame, batch: Batch, style: Style) -> 
 
 
 def picture(figure: Figure, points: pd.DataFrame, style: Style) -> Drawn:
-    """Draw a figure with its title and its caption."""
+    """Draw a figure with its title, its caption, and the remarks that must not be missed."""
     counted = points[is_counted(points)]
-    return described(figure.draw(counted, style), style, *words_about(figure, points, counted))
-
-
-def words_about(figure: Figure, points: pd.DataFrame, counted: pd.DataFrame) -> tuple[list[str], list[str], list[str]]:
-    """Return the parts of the title, the caption, and the remarks that must not be missed."""
     facts = counted.iloc[0].copy()
     facts[[name for name in ("attention", "forced") if counted[name].nunique(dropna=False) > 1]] = ""
     batches = joined([f"{batch:.0f}" for batch in sorted(counted["global_batch_sequences"].unique())], most=4)
@@ -105,4 +100,4 @@ def words_about(figure: Figure, points: pd.DataFrame, counted: pd.DataFrame) -> 
         figure.remark(counted),
         f"Numbers are over {launches:.0f} launches." if launches > 1 else "",
     ]
-    return title, caption, [not_drawn(points), how_noisy(counted)]
+    return described(figure.draw(counted, style), style, title, caption, [not_drawn(points), how_noisy(counted)])

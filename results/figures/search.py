@@ -75,7 +75,11 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -
     legend(figure, [*marks, *sizes], below=True)
     title = ["The best candidates of a search", *what_was_searched(facts).split(", ")]
     caption = ["The roofline is at the chip's peak, with all communication hidden."]
-    return described(figure, style, title, caption, what_is_drawn(facts, rows, shown))
+    fitting, large, infeasible = counts_by_status(rows)
+    compiled, measured = (int(shown[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds"))
+    drawn = f"{len(shown)} of {len(rows)} candidates drawn, {compiled} of them compiled and {measured} measured."
+    counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
+    return described(figure, style, title, caption, [drawn, counts, how_certain(facts)])
 
 
 def counts_by_status(rows: pd.DataFrame) -> list[int]:
@@ -136,12 +140,3 @@ def how_certain(facts: dict[str, Any]) -> str:
     low, high = facts["interval"]
     likely = f"{low - 1:+.0%} to {high - 1:+.0%} with a probability of 80%"
     return f"Predictions are by the machine file {facts['machine']}; times are {likely}."
-
-
-def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
-    """Say which candidates are drawn, and how certain their times are."""
-    fitting, large, infeasible = counts_by_status(rows)
-    compiled, measured = (int(shown[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds"))
-    drawn = f"{len(shown)} of {len(rows)} candidates drawn, {compiled} of them compiled and {measured} measured."
-    counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
-    return [drawn, counts, how_certain(facts)]

@@ -34,9 +34,9 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
     figure, grid = opened(style, len(panels))
     looks = strategy_looks(points["strategy"])
     markers = {"style": "strategy", "markers": {name: look.marker for name, look in looks.items()}}
+    steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
     for axes, (title, part) in zip(grid, panels.items(), strict=True):
         edge = frontier(part[part["strategy"] != "single"])
-        steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
         if len(edge) > 1:
             axes.plot(edge["size"], edge["throughput"], **steps)
         for _, row in part[part["best"]].iterrows():

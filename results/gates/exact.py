@@ -14,8 +14,7 @@ from benchmarks.cli.ending import Refused
 from results.gates.counters import COMPILER, COUNTERS, PASSED, Snapshot, read_snapshot
 from results.gates.report import counted_words
 from results.gates.verdict import Finding, Report
-from results.records.machine import differences
-from results.records.reading import Case
+from results.records.reading import Case, differences
 from results.words import ending
 from strategies.files import shown
 

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from benchmarks.cli.child import Server, ServerFailure
 from results.gates.paired.checkouts import Checkout, worker
-from results.gates.paired.decision import Launch, Side, Word, change_between, judge, settle
+from results.gates.paired.decision import Launch, Side, change_between, judge
 from results.records.launches import MIN_LAUNCHES
 
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -159,10 +159,6 @@ class Course:
     first: list[Launch] = field(default_factory=list)
     fresh: list[Launch] = field(default_factory=list)
     last: Attempt = field(default_factory=Attempt)
-
-    def word(self, effect: float) -> Word:
-        """Return the decision from the launches made so far."""
-        return settle(self.first, self.fresh, effect)
 
 
 class Comparison:

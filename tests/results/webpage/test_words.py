@@ -8,7 +8,7 @@ import pytest
 from results import load
 from results.records.documents import read_search as read
 from results.records.reading import read_run
-from results.webpage.machine import machine_facts
+from results.webpage.data import machine_facts
 from results.webpage.words import heading, search_words, summary
 from tests.results.synthetic import failed, row, sweep, write_run
 
