@@ -19,9 +19,8 @@ if TYPE_CHECKING:  # it takes longer to import than a command that is refused ma
 def load(paths: "str | Path | Iterable[str | Path]") -> "pd.DataFrame":
     """Read one or more runs into a table: a row for each case, a column for each fact (docs/reference/columns.md).
 
-    `results.records.metrics.with_metrics` describes the further columns: `left_out` and the metrics.
+    `results.records.rows.with_metrics` describes the further columns: `left_out` and the metrics.
     """
     from results.records import rows
-    from results.records.metrics import with_metrics
 
-    return with_metrics(rows.load(paths))
+    return rows.load(paths)

@@ -38,9 +38,8 @@ def as_baseline(snapshot: Snapshot) -> dict[str, Any]:
 def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON of a case in a baseline: zero counters are left out, and unknown ones are listed in `unknown`."""
     if row["status"] not in LASTING:
-        raise RecordError(
-            f"{case} is {row['status']} ({row['reason']}), a failure that a baseline would expect; run it again"
-        )
+        failure = f"{row['status']} ({row['reason']}), a failure that a baseline would expect"
+        raise RecordError(f"{case} is {failure}; run it again")
     counters = {name: row[name] for name in sorted(gated(row, "exact"))} if row["status"] == PASSED else {}
     texts = "status", "reason", "compiled.hash", "compiled.dtypes", "compiled.unread"
     facts = {
@@ -59,9 +58,8 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
     """
     version = snapshot.facts["jax"]
     if not isinstance(version, str) or not re.fullmatch(r"[\w.+-]+", version):
-        raise RecordError(
-            f"{shown(snapshot.path)} has the JAX version {reprlib.repr(version)}; run the benchmarks again"
-        )
+        path, written = shown(snapshot.path), reprlib.repr(version)
+        raise RecordError(f"{path} has the JAX version {written}; run the benchmarks again")
     platform = snapshot.facts["platform"]
     path = folder / f"jax-{version}{'' if platform == 'cpu' else f'-{platform}'}.json"
     text = json.dumps(as_baseline(snapshot), indent=1) + "\n"

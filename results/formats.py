@@ -14,11 +14,6 @@ Cells = Sequence[Sequence[str]]
 """Rows of cells; the first row is the header."""
 
 
-def as_text(rows: Cells, sides: str) -> str:
-    """Format a table as plain text at the width of the terminal; `sides` aligns each column, "<" or ">"."""
-    return "\n".join(aligned(rows, sides))
-
-
 def as_markdown(rows: Cells, sides: str) -> str:
     """Format a table as GitHub Markdown; `sides` aligns each column, "<" or ">".
 
@@ -64,4 +59,8 @@ def harmless(cell: str) -> str:
     return f"'{cell}"
 
 
-FORMS: dict[str, Callable[[Cells, str], str]] = {"text": as_text, "markdown": as_markdown, "csv": as_csv}
+FORMS: dict[str, Callable[[Cells, str], str]] = {
+    "text": lambda rows, sides: "\n".join(aligned(rows, sides)),
+    "markdown": as_markdown,
+    "csv": as_csv,
+}

@@ -16,12 +16,13 @@ from results.figures.predictions import predicted_figure
 from results.figures.run import BY_NAME, CURVES, chosen, drawings_of_run
 from results.figures.shards import shards
 from results.figures.timeline import timeline
-from results.records import overviews, rows, schedules, traces
-from results.records.documents import read_search
-from results.records.metrics import METRICS, with_metrics
+from results.records import rows, traces
+from results.records.documents import is_search, read_search
 from results.records.predictions import judged, without_own_source
 from results.records.predictions import read as read_predictions
+from results.records.printed import read_overviews, read_schedule
 from results.records.reading import RecordError, as_run
+from results.records.rows import METRICS
 from results.records.training import SUFFIX, read_training
 from strategies.files import shown
 
@@ -52,14 +53,9 @@ class Inputs(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of files, and how it is drawn.
+    """A kind of files: whether a file with a content is of it, and its pictures.
 
-    Attributes:
-        recognised: (path, content) -> whether a file is of this kind.
-        drawings: inputs -> the pictures.
-        options: those of `OPTIONS` that it has.
-        together: whether several files are drawn together.
-        folder: whether the default output is a folder.
+    It has some of `OPTIONS`. Several files of it may be drawn `together`, and the default output may be a folder.
     """
 
     recognised: Callable[[Path, Any], bool]
@@ -69,22 +65,21 @@ class Kind(NamedTuple):
     folder: bool = False
 
 
-def has(**facts: Sequence[object]) -> Callable[[Path, Any], bool]:
-    """Return a test of whether a document has keys with some of the values; () allows any value."""
+def has(key: str) -> Callable[[Path, Any], bool]:
+    """Return a test of whether a document has a key."""
+    return lambda path, content: isinstance(content, dict) and key in content
 
-    def test(path: Path, content: Any) -> bool:
-        if not isinstance(content, dict):
-            return False
-        return all(key in content and (not values or content[key] in values) for key, values in facts.items())
 
-    return test
+def are_overviews(path: Path, content: Any) -> bool:
+    """Return whether a document is a list of overviews; on stdin it may be empty, and is refused as such."""
+    return isinstance(content, list) and (path == STDIN or (bool(content) and isinstance(content[0], dict)))
 
 
 def draw_run(inputs: Inputs) -> list[Drawing]:
     """Return the figures of runs: those of a folder, or the one of a file."""
     options = inputs.options
     runs = ((path, as_run(path, content)) for path, content in zip(inputs.paths, inputs.contents, strict=True))
-    table = chosen(with_metrics(rows.table_of(runs)), options.strategy, options.devices)
+    table = chosen(rows.table_of(runs), options.strategy, options.devices)
     return drawings_of_run(table, inputs.style, options.batch_size, names_of(options), first=is_file(options.out))
 
 
@@ -117,13 +112,13 @@ def draw_trace(inputs: Inputs) -> list[Drawing]:
 
 def draw_schedule(inputs: Inputs) -> list[Drawing]:
     """Return the figure of a schedule."""
-    schedule = schedules.read(inputs.contents[0], inputs.where)
+    schedule = read_schedule(inputs.contents[0], inputs.where)
     return [Drawing(safe_name(schedule.schedule), partial(timeline, schedule, inputs.style))]
 
 
 def draw_overviews(inputs: Inputs) -> list[Drawing]:
     """Return the figure of each overview."""
-    found = overviews.read(inputs.contents[0], inputs.where)
+    found = read_overviews(inputs.contents[0], inputs.where)
     return [Drawing(safe_name(each.strategy), partial(shards, each, inputs.style)) for each in found]
 
 
@@ -138,22 +133,16 @@ def draw_predictions(inputs: Inputs) -> list[Drawing]:
 
 def draw_training(inputs: Inputs) -> list[Drawing]:
     """Return the loss curves of training runs."""
-    logs = read_training(inputs.paths)
-    return [Drawing("loss_curves", partial(losses.loss_curves, logs, inputs.style))]
+    return [Drawing("loss_curves", partial(losses.loss_curves, read_training(inputs.paths), inputs.style))]
 
 
 KINDS: Mapping[str, Kind] = {
     "training": Kind(lambda path, content: path.suffix == SUFFIX, draw_training, together=True, folder=True),
     "predictions": Kind(lambda path, content: path.suffix == ".csv", draw_predictions),
-    "overviews": Kind(
-        lambda path, content: (
-            isinstance(content, list) and (path == STDIN or bool(content and has()(path, content[0])))
-        ),
-        draw_overviews,
-    ),
-    "trace": Kind(has(otherData=()), draw_trace, ["between"]),
-    "schedule": Kind(has(schedule=()), draw_schedule),
-    "search": Kind(has(kind=("search", "feasibility", "scaling")), draw_search, together=True),
+    "overviews": Kind(are_overviews, draw_overviews),
+    "trace": Kind(has("otherData"), draw_trace, ["between"]),
+    "schedule": Kind(has("schedule"), draw_schedule),
+    "search": Kind(lambda path, content: is_search(content), draw_search, together=True),
     "run": Kind(lambda path, content: path != STDIN, draw_run, [*OPTIONS][:-1], together=True, folder=True),
 }
 """The kinds by name; a file is of the first that recognises it."""

@@ -5,15 +5,24 @@ meshmark merge A.json B.json --out M.json
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.outputs import require_apart, require_file, save_text
 from results.gates.counters import KEPT
-from results.records.machine import other_machine
-from results.records.reading import LAUNCH, UNTIMED, Case, NotComparable, facts_of, read_run, records_of, rows_of
+from results.records.reading import (
+    LAUNCH,
+    UNTIMED,
+    Case,
+    NotComparable,
+    facts_of,
+    other_machine,
+    read_run,
+    records_of,
+    rows_of,
+)
 from strategies.files import shown
 
 Run = Mapping[str, Any]
@@ -36,11 +45,20 @@ def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
     programs: dict[Case, tuple[Path, Any]] = {}
     samples: dict[str, Path] = {}
     for path, run in runs.items():
-        require_same_programs(path, run, programs)
-        require_other_samples(path, run, samples)
+        for row in rows_of(run):
+            program = facts_of(row)["compiled.hash"]
+            earlier, its_program = programs.setdefault(case_of(row), (path, program))
+            if program is not None and its_program is not None and program != its_program:
+                why = f"{row['name']} is program {its_program} in {shown(earlier)} and {program} in {shown(path)}"
+                raise NotComparable(f"{why}: launches must be of one program; `meshmark compare` compares two")
+        times = [json.dumps(row["stats"]) for row in run["benchmarks"] if row.get("stats")]
+        if twice := next((each for each in times if each in samples), None):  # it would count as two launches
+            raise NotComparable(f"{shown(samples[twice])} and {shown(path)} hold the same run; merge separate runs")
+        samples |= dict.fromkeys(times, path)
         before = len(merged["launches"])
         for name in ("benchmarks", UNTIMED):
-            merged[name] += [numbered(row, before) for row in run.get(name, [])]
+            for row in run.get(name, []):
+                merged[name].append({**row, "group": row["name"], LAUNCH: before + (row.get(LAUNCH) or 1)})
         merged["launches"] += run.get("launches") or [{"file": shown(path), "datetime": run.get("datetime")}]
     return merged
 
@@ -68,34 +86,9 @@ def name_unshared(unshared: Mapping[Case, str]) -> str:
     return "; ".join([*texts, *([f"{more} more cases are only in some runs"] if more else [])])
 
 
-def without(run: Run, cases: Mapping[Case, str]) -> Run:
-    """Return a run without some cases."""
-    kept = {name: [row for row in run.get(name, []) if case_of(row) not in cases] for name in ("benchmarks", UNTIMED)}
-    return {**run, **kept}
-
-
-def numbered(row: Mapping[str, Any], before: int) -> dict[str, Any]:
-    """Return a row with its group and its launch number, which starts after the `before` launches merged so far."""
-    return {**row, "group": row["name"], LAUNCH: before + (row.get(LAUNCH) or 1)}
-
-
-def require_same_programs(path: Path, run: Run, programs: dict[Case, tuple[Path, Any]]) -> None:
-    """Check that each case has the same compiled program as in earlier runs, and add it to `programs`."""
-    for row in rows_of(run):
-        program = facts_of(row)["compiled.hash"]
-        earlier, its_program = programs.setdefault(case_of(row), (path, program))
-        if program is not None and its_program is not None and program != its_program:
-            why = f"{row['name']} is program {its_program} in {shown(earlier)} and {program} in {shown(path)}"
-            raise NotComparable(f"{why}: launches must be of one program; `meshmark compare` compares two")
-
-
-def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> None:
-    """Check that no run is merged twice, because it would count as two launches; add its samples to `samples`."""
-    for row in run["benchmarks"]:
-        times = json.dumps(row.get("stats"))
-        if times in samples and row.get("stats"):
-            raise NotComparable(f"{shown(samples[times])} and {shown(path)} hold the same run; merge separate runs")
-    samples |= {json.dumps(row.get("stats")): path for row in run["benchmarks"]}
+def kept(run: Run, keeps: Callable[[Run], bool]) -> Run:
+    """Return a run with some of its rows."""
+    return {**run, **{name: [*filter(keeps, run.get(name, []))] for name in ("benchmarks", UNTIMED)}}
 
 
 def main(options: argparse.Namespace) -> None:
@@ -104,9 +97,12 @@ def main(options: argparse.Namespace) -> None:
         raise Refused("give two or more different runs")
     require_apart({"--out": options.out}, options.runs)
     require_file(options.out, "json")
-    runs = {path: meshmark_rows(path, read_run(path)) for path in options.runs}
+    runs = {path: read_run(path) for path in options.runs}
+    for path, run in runs.items():
+        records_of(path, run, KEPT)  # which checks them
+    runs = {path: kept(run, lambda row: "schema_version" in facts_of(row)) for path, run in runs.items()}
     unshared = unshared_cases(runs) if options.only_shared_cases else {}
-    merged = merge({path: without(run, unshared) for path, run in runs.items()})
+    merged = merge({path: kept(run, lambda row: case_of(row) not in unshared) for path, run in runs.items()})
     cases = {row["group"] for row in rows_of(merged)}
     if not cases:
         raise NotComparable(f"{name_unshared(unshared)}; no case is in all runs")
@@ -114,13 +110,3 @@ def main(options: argparse.Namespace) -> None:
     if unshared:
         print(f"left out: {name_unshared(unshared)}")
     print(f"{shown(options.out)}: {len(merged['launches'])} launches of {len(cases)} cases")
-
-
-def meshmark_rows(path: Path, run: Run) -> Run:
-    """Return a run without the rows of other benchmarks."""
-    records_of(path, run, KEPT)
-    kept = {
-        name: [row for row in run.get(name, []) if "schema_version" in facts_of(row)]
-        for name in ("benchmarks", UNTIMED)
-    }
-    return {**run, **kept}

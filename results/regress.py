@@ -8,8 +8,7 @@ from pathlib import Path
 
 from benchmarks.cli.outputs import Unwritable, require_apart, require_file, save_text, write_then_print
 from benchmarks.cli.statuses import BROKEN_INPUT
-from results.gates.exchange import action_json, bencher_json, junit
-from results.gates.report import markdown, terminal
+from results.gates.report import action_json, bencher_json, junit, markdown, terminal
 from results.gates.verdict import Report
 from results.records.reading import NotComparable, RecordError
 

@@ -170,9 +170,11 @@ class Selection:
     def _varied(self) -> list[Case]:
         """The cases of this model."""
         strategy_meshes, common = list(self._strategy_meshes()), (self.topology, self.compiler_options)
+        windows, routings = self.windows or [self.config.attention_window], self.routings or [self.config.routing]
         return [
             Case(name, mesh, self.preset, config, size, parts, self.dtype, self.remat, options, *common)
-            for config in self._configs()
+            for window, routing in product(windows, routings)
+            for config in [replace(self.config, attention_window=window, routing=routing)]
             for size in self.batch_sizes
             for name, mesh in (self._shown(strategy_meshes, size) if self.sparse else strategy_meshes)
             for parts in self.microbatches or [STRATEGIES[name].default_microbatches(mesh, size)]
@@ -201,11 +203,6 @@ class Selection:
         first = {mesh: name for name, mesh in splitting} | {ONE_DEVICE: "single"}
         shown = [pair for pair in pairs if pair[1] == widest[pair[0]]]
         return shown if self.strategies else [(name, mesh) for name, mesh in shown if first.get(mesh) == name]
-
-    def _configs(self) -> list[GPTConfig]:
-        """The model with each of the windows and of the routings."""
-        varied = product(self.windows or [self.config.attention_window], self.routings or [self.config.routing])
-        return [replace(self.config, attention_window=window, routing=routing) for window, routing in varied]
 
     def _strategy_meshes(self) -> Iterator[tuple[str, MeshSpec]]:
         """Pairs of strategies and meshes. If both were given, all pairs are returned, feasible or not; rows say why."""

@@ -82,9 +82,9 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
         require_all_devices(absent, meshes, option.devices)
         absent.prepare()
     available = len(absent.devices()) if absent else available_devices()
-    default_counts = (
-        (available,) if absent else tuple(n for n in DEVICES if n <= available and divides_among_processes(n))
-    )
+    # Every process has an equal number of devices, or there is only one.
+    shared = [n for n in DEVICES if n <= available and (n == 1 or n % jax.process_count() == 0)]
+    default_counts = (available,) if absent else tuple(shared)
     if meshes and option.devices:
         raise ValueError("--mesh says how many devices it takes; remove --devices, or remove --mesh")
     preset, config = found or model(option)
@@ -115,7 +115,9 @@ def selected(option: argparse.Namespace, found: tuple[str, GPTConfig] | None = N
     if not (cases := chosen.cases()):
         raise ValueError(_nothing_selected(chosen))
     require_options(chosen.options, cases)
-    require_devices(option.devices, chosen, cases)
+    sizes = {case.mesh.size for case in cases}
+    if lacking := [number for number in option.devices if number not in sizes]:
+        raise ValueError(_nothing_selected(dataclasses.replace(chosen, devices=(lacking[0],))))
     return chosen
 
 
@@ -170,14 +172,6 @@ def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Ite
         raise ValueError(f"--option {name} changes none of the selected steps; it {' and '.join(needs)}")
 
 
-def require_devices(devices: Iterable[int], chosen: Selection, cases: Iterable[Case]) -> None:
-    """Check that every number of devices that is asked for has a case."""
-    sizes = {case.mesh.size for case in cases}
-    for number in devices:
-        if number not in sizes:
-            raise ValueError(_nothing_selected(dataclasses.replace(chosen, devices=(number,))))
-
-
 def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices: Sequence[int] = ()) -> None:
     """Check that the options use all devices of a topology."""
     available = device_count(topology)
@@ -186,11 +180,6 @@ def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices:
     for mesh in meshes:
         if mesh.size != available:
             raise ValueError(f"--mesh {mesh} takes {mesh.size} devices, and must take all {available} of {topology}")
-
-
-def divides_among_processes(devices: int) -> bool:
-    """Whether every process can have an equal number of these devices, or there is only one device."""
-    return devices == 1 or devices % jax.process_count() == 0
 
 
 def unique(values: Iterable[T]) -> tuple[T, ...]:

@@ -11,16 +11,11 @@ NEAR = 0.1
 
 
 class Errors(NamedTuple):
-    """Errors of the predictions of several runs. All but `runs` and `rank_correlation` are fractions.
+    """Errors of the predictions of several runs, as fractions: mean and median are of absolute errors.
 
-    Attributes:
-        runs: number of runs.
-        mean: mean absolute error.
-        median: median absolute error.
-        bias: mean error; above zero if predictions are too long.
-        near: share of the runs whose error is at most 10%.
-        rank_correlation: Spearman's; None with few runs.
-        regret: how much longer the run takes that is predicted to be the fastest than the fastest.
+    The bias is above zero if predictions are too long, and `near` is the share of the runs whose error is at most 10%.
+    The rank correlation is Spearman's; None with few runs. The regret is how much longer the run takes that is
+    predicted to be the fastest than the fastest.
     """
 
     runs: int

@@ -65,7 +65,8 @@ def prepared(name: str, arguments: Sequence[str]) -> Callable[[], int | None]:
         parser.exit(WRONG_USAGE, f"{parser.prog}: {problem}")
     # Not by runpy as `__main__`: processes that a command spawns must find its functions under the module's name.
     try:
-        main_of_command = importlib.import_module(command.module_of(options)).main
+        instead = (module for name, module in command.instead.items() if getattr(options, name))
+        main_of_command = importlib.import_module(next(instead, command.module)).main
     except ValueError as error:  # of a module that MESHMARK_STRATEGIES names
         parser.exit(WRONG_USAGE, f"{parser.prog}: {error}")
 

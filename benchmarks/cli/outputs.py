@@ -166,28 +166,8 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a text file; if that fails, write it to a temporary file; if that fails too, print the text."""
-    problem, lost = saved_text(path, text)
-    if lost:
-        sys.stdout.write(lost)
-    if problem:
-        raise Unwritable(problem)
-
-
-def saved_text(path: Path, text: str) -> tuple[str, str]:
-    """Write a text file. Return why it was not written, and the text, to be printed, if it is nowhere."""
-    written: list[Path] = []
-
-    def write(to: Path) -> None:
-        written.clear()
-        to.write_text(text, encoding="utf-8")
-        written.append(to)
-
-    try:
-        save(path, write)
-    except Unwritable as error:
-        return (str(error), "") if written else (f"{error}; it is printed instead", text)
-    return "", ""
+    """Write a text file; if that fails, write it to a temporary file."""
+    save(path, lambda to: to.write_text(text, encoding="utf-8"))
 
 
 def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = False) -> None:
@@ -198,9 +178,11 @@ def write_then_print(files: Mapping[Path, str], text: str, *, named: bool = Fals
     """
     problems, lines = [], [text]
     for path, content in files.items():
-        problem, lost = saved_text(path, content)
-        problems += [problem] if problem else []
-        lines += [f"wrote {short(path)}"] if named and not problem else [lost] if lost else []
+        try:
+            save_text(path, content)
+            lines += [f"wrote {short(path)}"] if named else []
+        except Unwritable as error:
+            problems.append(str(error))
     try:
         print("\n".join(lines), flush=True)
     finally:
@@ -215,18 +197,15 @@ def present(option: argparse.Namespace, document: str, text: str) -> None:
     if option.json not in (None, STDOUT):
         require_file(option.json, "json")
         save_text(option.json, document)
-    drawn = drawn_elsewhere(document, option.png) if option.png else None
+    drawn = None
+    if option.png:  # by another process: the package that draws needs no JAX, and this one no matplotlib
+        command = [sys.executable, "-m", "benchmarks", "plot", "-", "--out", os.fspath(option.png)]
+        drawn = subprocess.run(command, input=document, stdout=subprocess.PIPE, text=True, check=False)
     print(document if option.json == STDOUT else text)
     if drawn:
         print(drawn.stdout, end="")
         if drawn.returncode:
             sys.exit(drawn.returncode)
-
-
-def drawn_elsewhere(document: str, picture: Path) -> subprocess.CompletedProcess[str]:
-    """Draw a document by another process: the package that draws needs no JAX, and this one no matplotlib."""
-    command = [sys.executable, "-m", "benchmarks", "plot", "-", "--out", os.fspath(picture)]
-    return subprocess.run(command, input=document, stdout=subprocess.PIPE, text=True, check=False)
 
 
 def safe_name(text: str) -> str:

@@ -38,7 +38,6 @@ class Option(NamedTuple):
 
     Attributes:
         name: as it is written, such as "--mesh"; that of an argument has no hyphens.
-        help: its meaning; None for an option that is passed on.
         read: the parser of a value; None of a switch.
         value: stands for a value in the help.
         many: "list" of comma-separated values, "repeat" for an option that can be given several times, "pass" for one
@@ -111,15 +110,10 @@ class Group:
 
 
 class Command:
-    """A command of `meshmark`.
+    """A command of `meshmark`: its purpose in a line, and the module whose function `main` runs it with its options.
 
-    Args:
-        summary: its purpose, in one line of the help.
-        module: the module whose function `main` runs it, with the options as its argument.
-        epilog: the end of its help.
-        instead: the module that runs it in place of `module`, by the option that selects it.
-        hint: as of `Parser`.
-        defaults: values of the parsed options that have no option.
+    `instead` has modules that run it in place of that one, by the options that select them. `defaults` are values of
+    the parsed options that have no option.
     """
 
     def __init__(
@@ -134,10 +128,6 @@ class Command:
     ) -> None:
         self.summary, self.module, self.options, self.epilog, self.defaults = summary, module, options, epilog, defaults
         self.instead, self.hint = instead, hint
-
-    def module_of(self, options: argparse.Namespace) -> str:
-        """The module that runs it with these options."""
-        return next((module for name, module in self.instead.items() if getattr(options, name)), self.module)
 
     def all_options(self) -> list[Option]:
         """Its options, with those of its groups."""

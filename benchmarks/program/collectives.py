@@ -109,6 +109,9 @@ def collective(
     operand_bytes = sum(bytes_of(shape) for shape in shapes)
     chain = re.search(r'chain_id="([0-9]+)"', instruction.attributes.get("frontend_attributes", ""))
     upwards = kind == "permute" and sum(target > source for source, target in groups) * 2 >= len(groups)
+    # In GPU programs, all collectives have a start instruction, and synchronous ones are marked.
+    is_start = instruction.opcode.endswith("-start")
+    is_asynchronous = is_start and not instruction.configured("collective_backend_config", "is_sync")
     return Collective(
         kind,
         axes,
@@ -116,7 +119,7 @@ def collective(
         in_loop=False,
         sent_bytes=SENT[kind](operand_bytes, group_size),
         operand_bytes=operand_bytes,
-        overlapped=OverlappedWork() if chain or _is_asynchronous(instruction) else None,
+        overlapped=OverlappedWork() if chain or is_asynchronous else None,
         chain=chain[1] if chain else "",
         direction=0 if kind != "permute" else 1 if upwards else -1,
     )
@@ -140,15 +143,6 @@ def as_reduce_scatter(fusion: Instruction, inside: Computation, candidate: Colle
         return candidate
     sent_bytes = SENT["reduce_scatter"](candidate.operand_bytes, group)
     return replace(candidate, kind="reduce_scatter", sent_bytes=sent_bytes)
-
-
-def _is_asynchronous(instruction: Instruction) -> bool:
-    """Whether a collective runs asynchronously: the program waits for it in a later instruction.
-
-    In GPU programs, all collectives have a start instruction, and synchronous ones are marked.
-    """
-    is_start = instruction.opcode.endswith("-start")
-    return is_start and not instruction.configured("collective_backend_config", "is_sync")
 
 
 def _group_size(kind: str, groups: Sequence[Sequence[int]], mesh: Mapping[str, int], axes: Sequence[str]) -> int:

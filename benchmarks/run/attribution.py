@@ -125,7 +125,15 @@ def variants(case: Case) -> dict[str, Update]:
     updates["gradients"] = differentiation(step)
     if case.remat != "none":
         updates["no remat"] = differentiation(replace(case, remat="none").build())
-    updates["optimizer"] = lambda state, batch: ISOLATED(step.apply)(state, shaped_like_gradients(step, state.params))
+
+    def optimize(state: State, batch: Any) -> Any:
+        # The weights in the shapes of the gradients. Where gradients differ by device, each device has all weights.
+        like = jax.tree.map(
+            lambda grad, w: jnp.broadcast_to(w.astype(grad.dtype), grad.shape), step.grads, state.params
+        )
+        return ISOLATED(step.apply)(state, like)
+
+    updates["optimizer"] = optimize
     updates["empty"] = lambda state, batch: (made_dependent(step.state, state, step.state, state), {})
     return updates
 
@@ -140,14 +148,6 @@ def differentiation(step: Step) -> Update:
         return state._replace(params=params), {"loss": loss}
 
     return update
-
-
-def shaped_like_gradients(step: Step, params: Any) -> Any:
-    """The weights in the shapes of the gradients.
-
-    Where gradients differ by device, each device has all weights.
-    """
-    return jax.tree.map(lambda grad, w: jnp.broadcast_to(w.astype(grad.dtype), grad.shape), step.grads, params)
 
 
 def made_dependent(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:

@@ -72,12 +72,8 @@ def require_journal(path: Path | None) -> None:
 
 
 class Journal:
-    """An open journal.
-
-    Attributes:
-        listeners: called with every line, for a supervisor and for the terminal.
-        rows: finished cases by id, in the order in which they finished.
-        deaths: by case, the causes of death of processes that died while the case ran.
+    """An open journal: rows of finished cases by id, in order, and for each case the causes of death of processes that
+    died while it ran. Its listeners, a supervisor and the terminal, are called with every line.
     """
 
     def __init__(
@@ -205,10 +201,8 @@ class Journal:
 
     def _require_same(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         for name in [*ours, *theirs]:
-            if theirs.get(name) != ours.get(name):
-                problem = (
-                    f"{self.path} belongs to another run: {name} was {theirs.get(name)!r} and is {ours.get(name)!r}"
-                )
+            if (was := theirs.get(name)) != (now := ours.get(name)):
+                problem = f"{self.path} belongs to another run: {name} was {was!r} and is {now!r}"
                 raise JournalError(f"{problem}; run again without --resume, or with the same options and environment")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Int
 
 from benchmarks.cases.case import Case
@@ -105,7 +104,8 @@ class Preparation:
         if program.unread:
             warnings.warn(f"{self.case}: its compiled program was not read: {program.unread}", stacklevel=2)
         self.program = program
-        between = program.as_row_between(crossing_axes(step.mesh))
+        process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(step.mesh.devices)
+        between = program.as_row_between(axes_between(process_of, tuple(map(str, step.mesh.axis_names))))
         explained: Any = {} if program.unread else explanation_columns(self.case, program)
         return record.adding({**program.as_row(), **between, **explained})
 
@@ -188,12 +188,6 @@ def case_seconds(case: Case, machine: Machine) -> float | None:
     if cost is None or unknown or (machine.chip.torus_dims and not case.topology):
         return None
     return predict_seconds(cost, machine, topology).step_seconds
-
-
-def crossing_axes(mesh: Mesh) -> tuple[str, ...]:
-    """Mesh axes along which neighbouring devices belong to different processes."""
-    process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
-    return axes_between(process_of, tuple(map(str, mesh.axis_names)))
 
 
 def axes_between(process_of: Int[np.ndarray, "..."], axes: Sequence[str]) -> tuple[str, ...]:

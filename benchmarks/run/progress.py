@@ -87,15 +87,12 @@ class Progress:
         if not self.running:
             return ""
         phases = list(self.clock.running)
-        return self.line(f"{self.running}: {PHASES.get(phases[-1], phases[-1]) if phases else 'working'}")
+        phase = PHASES.get(phases[-1], phases[-1]) if phases else "working"
+        return progress(self.ended, self.total, f"{self.running}: {phase}", self.seconds_left())
 
     def say(self, text: str) -> None:
-        """Print a line with the progress of the run."""
-        print_if_read(self.line(text))
-
-    def line(self, text: str) -> str:
-        """A line that starts with the progress of the run and the estimated remaining time."""
-        return progress(self.ended, self.total, text, self.seconds_left())
+        """Print a line with the progress of the run and the estimated remaining time."""
+        print_if_read(progress(self.ended, self.total, text, self.seconds_left()))
 
     def seconds_left(self) -> float | None:
         """Estimate of the remaining seconds: each remaining compilation takes the mean time of the earlier ones, and

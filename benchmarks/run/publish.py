@@ -156,13 +156,20 @@ def hide_timing_table(config: pytest.Config) -> None:
     warnings.filterwarnings("ignore", "Not saving anything, no benchmarks have been run")
 
 
+@contextmanager
+def usage_errors(prefix: str = "") -> Iterator[None]:
+    """Make what cannot be written a usage error."""
+    try:
+        yield
+    except Unwritable as error:
+        raise pytest.UsageError(f"{prefix}{error}") from error
+
+
 def require_different(option: argparse.Namespace) -> None:
     """Check that the report and the folders of profiles are different paths."""
     given = {f"--{dashed(name)}": getattr(option, name) for name in ("benchmark_json", "trace_dir", "memory_profile")}
-    try:
+    with usage_errors():
         require_apart({name: path for name, path in given.items() if path})
-    except Unwritable as error:
-        raise pytest.UsageError(str(error)) from error
 
 
 def require_writable(path: Path | None) -> None:
@@ -171,12 +178,10 @@ def require_writable(path: Path | None) -> None:
         return
     if special(path):
         raise pytest.UsageError(f"--benchmark-json={path} is a device or a pipe; name a file")
-    try:
+    with usage_errors("--benchmark-json: "):
         require_file(path)
         require_file(path.with_name(f"{path.stem}.journal.jsonl~"))  # a longer name, which may exceed a limit
-        free_bytes = shutil.disk_usage(path.parent).free
-    except Unwritable as error:
-        raise pytest.UsageError(f"--benchmark-json: {error}") from error
+    free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < LEAST_FREE_BYTES:
         problem = f"--benchmark-json={path} has {free_bytes / 2**20:.1f} MiB left on its disk"
         raise pytest.UsageError(f"{problem}; free {LEAST_FREE_BYTES / 2**20:.0f} MiB, or name another")
@@ -187,10 +192,8 @@ def require_storage(option: argparse.Namespace) -> None:
     where = option.benchmark_storage.removeprefix("file://")
     if not (option.benchmark_save or option.benchmark_autosave) or "://" in where:
         return
-    try:
+    with usage_errors("--benchmark-storage: "):
         require_folder(Path(where))
-    except Unwritable as error:
-        raise pytest.UsageError(f"--benchmark-storage: {error}") from error
 
 
 def require_effect(arguments: Sequence[str]) -> None:

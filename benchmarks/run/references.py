@@ -57,7 +57,8 @@ class References:
         if isinstance(reference, str):
             return replace(record, reason=reference)
         agrees = self.require_equal(step, first_steps, case)
-        return record.adding({"matches_single": True, **columns_of(agrees)})
+        compared = {"gradients": agrees.gradients, "below_rounding": agrees.below_rounding, "flips": agrees.flips}
+        return record.adding({"matches_single": True, **{f"check.{name}": count for name, count in compared.items()}})
 
     def compare_float32(self, record: Record) -> Record:
         """Compare the float32 step of a 16-bit case that equals one device, whose rounding may hide an error."""
@@ -139,15 +140,6 @@ def begin_training(
     """
     placed = [step.place(batch(corpus_N, index, step.train.batch_size, step.config)) for index in range(batches)]
     return Training(program, init(jax.random.key(SEED)), placed, first_process_only=step.mesh.size == 1)
-
-
-def columns_of(agrees: Agreement) -> dict[str, int]:
-    """Columns of a row on what was compared with one device."""
-    return {
-        "check.gradients": agrees.gradients,
-        "check.below_rounding": agrees.below_rounding,
-        "check.flips": agrees.flips,
-    }
 
 
 def float32_case(case: Case) -> Case | None:

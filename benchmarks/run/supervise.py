@@ -42,12 +42,10 @@ class Ended(Exception):
 
 
 class Supervisor:
-    """A run, which another process measures.
+    """A run, which another process measures: `cases` are the ids that the options select, in the order of measuring.
 
-    Attributes:
-        cases: ids of the cases that the options select, in the order in which they are measured.
-        first: whether this is the first of several processes, which prints and writes.
-        interrupted: rows of the cases that had begun when the run was stopped.
+    The `first` of several processes prints and writes. `interrupted` are rows of the cases that had begun when the run
+    was stopped.
     """
 
     def __init__(

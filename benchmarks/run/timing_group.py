@@ -153,10 +153,8 @@ class TimingGroup:
                 raise times.error
             processes.run_in_all(partial(training.require_finite, "after the timed blocks"))
             if len(times.seconds) >= MIN_ROUNDS:
-                peaks = {
-                    "memory.device_peak_bytes": device_peak_bytes(),
-                    "memory.host_peak_rss_bytes": host_peak_rss_bytes(),
-                }
+                peaks = {"memory.device_peak_bytes": device_peak_bytes()}
+                peaks |= {"memory.host_peak_rss_bytes": host_peak_rss_bytes()}
                 self.states.end(record.case, status="ok", timed=times, columns=peaks)
 
     def _trace_and_attribute(self, record: Record, training: Training | RemoteTraining) -> None:

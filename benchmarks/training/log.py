@@ -59,14 +59,9 @@ class EvaluationLine(msgspec.Struct, tag_field="kind", tag="evaluation", forbid_
 
 
 class Log:
-    """Appends lines to a file. Each line is complete on disk before the next one begins.
+    """Appends lines to a file, after those that are there up to the step `after`; 0 starts a new log.
 
-    Args:
-        path: of the file.
-        after: keep the lines that are there up to this step, and cut off the rest; 0 starts a new log.
-
-    Raises:
-        LogError: the file cannot be read or written, here and in `write` and `close`.
+    Each line is complete on disk before the next one begins. A file that cannot be read or written is a `LogError`.
     """
 
     def __init__(self, path: Path, after: int = 0) -> None:

@@ -18,7 +18,7 @@ from benchmarks.cli.options import MODEL_KEYS, TEMPERATURE
 from benchmarks.cli.outputs import safe_name
 from benchmarks.run.machine import PACKAGES
 from benchmarks.training.text import TOKENIZER, Text
-from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, State, Step, TrainConfig
+from strategies import PRESETS, STRATEGIES, CheckpointError, GPTConfig, Step, TrainConfig
 from strategies.checkpoints import CheckpointInfo, positions, read_info
 from strategies.config import idle_options
 from strategies.huggingface import METADATA, Pretrained, read
@@ -49,12 +49,8 @@ LOG = "log.jsonl"
 class Plan:
     """A training run: the options of these names, and what follows from others.
 
-    Attributes:
-        init: the folder with the first weights; None if they are drawn.
-        huggingface: fields of the folder's config.json to write again (`Pretrained.kept`).
-        out: the folder of its log and checkpoints.
-        log_every, evaluate_every, checkpoint_every: steps between two of them; a checkpoint at the end only if None.
-        keep: how many checkpoints are kept; None for all.
+    Without `init` the first weights are drawn. `huggingface` has fields of its config.json to write again
+    (`Pretrained.kept`). Without `checkpoint_every` there is a checkpoint at the end only.
     """
 
     case: Case
@@ -102,10 +98,6 @@ class Plan:
         """Build the step on the first devices of this machine."""
         case = self.case
         return STRATEGIES[case.strategy].build(case.config, case.mesh, self.train, case.devices)
-
-    def first_state(self, step: Step) -> State:
-        """The state before the first step."""
-        return self.init.state(step) if self.init else step.init(jax.random.key(self.seed))
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -79,14 +79,9 @@ def of_file(path: Path) -> Codec:
 
 @dataclass(frozen=True)
 class Text:
-    """A text as tokens.
+    """A text as tokens: bytes, characters, or those of the tokenizer.json of --init, by its kind.
 
-    Attributes:
-        tokens_N: the whole text.
-        kind: what a token is: a byte, a character, or as the tokenizer.json of --init says.
-        codec: of its tokens.
-        name: of the file, for messages.
-        sha256: of the text's bytes, which identifies it.
+    It has the name of its file, for messages, and the SHA-256 of its bytes, which identifies it.
     """
 
     tokens_N: Int[np.ndarray, " N"]

@@ -10,6 +10,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
 from benchmarks.cases.failures import CaseFailure, Mismatch, reason_of
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.outputs import Unwritable, require_folder
@@ -20,10 +25,11 @@ from benchmarks.run.machine import disable_compilation_cache, use_virtual_device
 from benchmarks.training.log import SCHEMA_VERSION, Log, LogError, held, require_saves
 from benchmarks.training.loop import Progress, Run, Stopping
 from benchmarks.training.plan import CHECKPOINTS, LOG, Plan, checkpoint_of
-from benchmarks.training.sampling import sampled
-from strategies import STRATEGIES, CheckpointError, Infeasible, State, Step, checking
+from strategies import STRATEGIES, CheckpointError, Infeasible, State, Step, TrainConfig, checking
 from strategies.checkpoints import positions, restore
 from strategies.huggingface import HuggingFaceError
+from strategies.model.gpt import GPT
+from strategies.model.weights import Weights
 
 FAILED = 1
 PROMPT = "\n"
@@ -101,7 +107,10 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
         line = processes.run_in_all(partial(checked, plan))
         if first:
             print(line, file=sys.stderr)
-    state = restore(step, checkpoints, at=position) if option.resume else plan.first_state(step)
+    if option.resume:
+        state = restore(step, checkpoints, at=position)
+    else:
+        state = plan.init.state(step) if plan.init else step.init(jax.random.key(plan.seed))
     compilation = compile_step(step, plan.case.compiler_options)
     progress = Progress(plan.steps, position, silent=not first)
     progress.say(f"{plan.case}: {plan.case.preset}, compiled in {compilation.seconds:.1f} s, log: {plan.out / LOG}")
@@ -148,8 +157,31 @@ def sample(plan: Plan, count: int, temperature: float) -> str:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the checkpoint's quantisation errors")  # a sample has no use for them
         state: State = restore(single, plan.out / CHECKPOINTS)
-    prompt = plan.text.codec.encode(PROMPT) or [int(plan.text.tokens_N[0])]
-    how = temperature, plan.seed, plan.text.codec.vocab
-    tokens = sampled(plan.case.config, single.train, state.params, prompt, count, *how)
+    tokens = continued(plan, single.train, state.params, count, temperature)
     text = plan.text.codec.decode(tokens)
     return "".join(letter if letter.isprintable() or letter in "\n\t" else UNPRINTABLE for letter in text)
+
+
+def continued(plan: Plan, train_config: TrainConfig, weights: Weights, count: int, temperature: float) -> list[int]:
+    """`count` tokens after a prompt, each drawn from the model's prediction, on one device.
+
+    Dims: T tokens, V vocabulary. Logits are divided by the temperature; 0 takes the most likely token. The model may
+    know more tokens than a text can have, whose logits are left out.
+    """
+    config, vocab = plan.case.config, plan.text.codec.vocab
+
+    @jax.jit
+    def next_token(weights: Weights, window_1T: Int[Array, "1 T"], last: Int[Array, ""], key: Array) -> Int[Array, ""]:
+        model = GPT.of_weights(config, train_config, weights)
+        logits_V = model.logits(model.run(model.embed(window_1T))[0])[0, last, :vocab]
+        return jax.random.categorical(key, logits_V / temperature) if temperature else jnp.argmax(logits_V)
+
+    prompt = plan.text.codec.encode(PROMPT) or [int(plan.text.tokens_N[0])]
+    tokens = list(prompt)
+    for index in range(count):
+        # Always a whole sequence, so that one program suffices: no token sees the padding after it.
+        known = tokens[-config.sequence :]
+        window_1T = np.array([[*known, *[0] * (config.sequence - len(known))]], np.int32)
+        key = jax.random.fold_in(jax.random.key(plan.seed), index)
+        tokens.append(int(next_token(weights, window_1T, len(known) - 1, key)))
+    return tokens[len(prompt) :]

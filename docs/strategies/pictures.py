@@ -22,9 +22,8 @@ from matplotlib.patches import Rectangle
 from results.figures.frame import themed
 from results.figures.palette import ARRAY_COLOURS, GREY, INK, LINE, PAPER, PASS_COLOURS, WHITE
 from results.figures.shards import size
-from results.records import overviews
-from results.records.overviews import Device
-from results.records.schedules import KINDS
+from results.records import printed
+from results.records.printed import PASSES, Device
 from strategies import STRATEGIES
 from strategies.costs.exchanges import Sent
 from strategies.costs.overview import Held, Overview, overview
@@ -80,7 +79,7 @@ class Picture:
 
     def __init__(self, shown: Overview) -> None:
         self.shown, self.y = shown, 0.0
-        numbered = overviews.Overview(shown.strategy, shown.mesh, shown.workload, ())
+        numbered = printed.Overview(shown.strategy, shown.mesh, shown.workload, ())
         self.devices, self.part = numbered.devices, numbered.part
         self.column = (WIDTH - GUTTER - MARGIN) / max(4, len(self.devices))
         self.box = self.column - (10 if self.column > 50 else 5)
@@ -346,9 +345,9 @@ def draw_schedule(drawn: Picture, schedule: Schedule) -> None:
                 drawn.text(x + 0.465 * width, drawn.y + 12, str(op.microbatch), 10, ha="center")
         drawn.y += CELL
     done = {op.kind for row in schedule.table for op in row if op}
-    for place, kind in enumerate(kind for kind in KINDS if kind in done):
+    for place, kind in enumerate(kind for kind in PASSES if kind in done):
         drawn.rect(left + 80 * place, drawn.y + 5, 12, 10, PASS_COLOURS[kind])
-        drawn.text(left + 80 * place + 17, drawn.y + 14, KINDS[kind], 10, GREY)
+        drawn.text(left + 80 * place + 17, drawn.y + 14, PASSES[kind], 10, GREY)
     drawn.text(WIDTH - MARGIN, drawn.y + 14, "number: microbatch; empty: idle", 10, GREY, ha="right")
     drawn.y += 22
 

@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from results.figures import curves
 from results.figures.marks import strategy_handles, ticks_at, value_axis
 from results.figures.tables import Scaling, one_batch
+from results.figures.tables import scaling as scaled
+from results.records.rows import is_counted
 
 
 def draw(
@@ -28,11 +30,11 @@ def draw(
     """Draw a metric of rows against devices, and return the axes."""
     import matplotlib.pyplot as plt  # imported late: it chooses a backend, which commands do not need
 
-    pictures = [curves.scaling_of(marked, metric, scaling) for _, marked in one_batch(frame, batch_size, scaling)]
+    pictures = [scaled(marked, metric, scaling) for _, marked in one_batch(frame, batch_size, scaling)]
     if len(pictures) != 1:
         what = f"{len(pictures)} workloads" if pictures else "no row that can be drawn"
         raise ValueError(f"the frame has {what}; keep the rows of one, as by frame[frame['preset'] == 'nano']")
-    points = pictures[0]
+    points = pictures[0][is_counted(pictures[0])]
     if points.empty:
         raise ValueError(f"no batch has {metric} for several numbers of devices; frame['left_out'] says why")
     axes = axes or plt.gca()

@@ -5,7 +5,13 @@ from matplotlib.figure import Figure as Drawn
 
 from results.figures.frame import Figure, Style, legend, named_axes, opened
 from results.figures.marks import curves, strategy_handles, ticks_at, value_axis
-from results.figures.tables import all_batches, by_devices, several_batches
+from results.figures.tables import all_batches, by_devices, fastest, with_several
+
+
+def several_batches(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the points of each strategy that ran with several global batches on the same number of devices."""
+    rows = fastest(rows, "throughput")
+    return with_several(rows, "global_batch_sequences", ["strategy", "devices"], "without another global batch")
 
 
 def draw(points: pd.DataFrame, style: Style) -> Drawn:

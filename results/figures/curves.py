@@ -13,7 +13,6 @@ from matplotlib.figure import Figure as Drawn
 from results.figures.frame import INTERVALS, Figure, Style, legend, named_axes, opened
 from results.figures.marks import DODGE, curves, ideal_line, strategy_handles, ticks_at, value_axis
 from results.figures.tables import Scaling, one_batch, scaling
-from results.records.metrics import is_counted
 from results.words import byte_unit
 
 
@@ -50,12 +49,6 @@ def label_of(points: pd.DataFrame, metric: str) -> tuple[str, float]:
         return METRICS[metric].label, 1.0
     divisor, unit = byte_unit(points["value"].max())
     return f"{METRICS[metric].label} ({unit})", divisor
-
-
-def scaling_of(rows: pd.DataFrame, metric: str, kind: Scaling) -> pd.DataFrame:
-    """Return the points of a metric that count."""
-    points = scaling(rows, metric, kind)
-    return points[is_counted(points)]
 
 
 def draw(points: pd.DataFrame, style: Style, metric: str, kind: Scaling) -> Drawn:

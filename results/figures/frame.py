@@ -32,12 +32,8 @@ BELOW = "below"
 
 
 class Style(NamedTuple):
-    """How figures are drawn.
-
-    Attributes:
-        size: width and height in inches; by default what the content needs.
-        font_size: in points.
-        title: whether the figure has its title and its remarks; a paper has its own.
+    """How figures are drawn: width and height in inches, by default what the content needs; the font's size in points;
+    and whether they have a title and remarks, of which a paper has its own.
     """
 
     size: tuple[float, float] | None = None
@@ -54,7 +50,6 @@ class Figure(NamedTuple):
 
     Attributes:
         name: its file, without a suffix.
-        heading: what it shows.
         of: (all rows, batch) -> a label and all rows for each picture; what the picture is not about is left out.
         points: these rows -> all rows; only those that are drawn count (`metrics.is_counted`).
         draw: (the points that count, style) -> the picture, without a title.

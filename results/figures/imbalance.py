@@ -33,12 +33,6 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
     return figure
 
 
-FIGURE = Figure(
-    "time_and_memory_vs_imbalance",
-    "Time and memory against the imbalance of experts",
-    partial(sweeps, varied="forced", same=SAME),
-    imbalance_points,
-    draw,
-    words,
-    sweeps=True,
-)
+HEADING = "Time and memory against the imbalance of experts"
+SWEEPS = partial(sweeps, varied="forced", same=SAME)
+FIGURE = Figure("time_and_memory_vs_imbalance", HEADING, SWEEPS, imbalance_points, draw, words, sweeps=True)

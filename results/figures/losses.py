@@ -1,6 +1,7 @@
 """The loss curve of training runs, and how far each of them is from that of one device."""
 
 import math
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,12 @@ def loss_curves(runs: Sequence[TrainingRun], style: Style = PLAIN) -> Figure:
     for (_, run), look in zip(drawn, looks, strict=True):
         _draw(axes[0], run.steps, run.evaluations, look)
     axes[0].set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
-    _legend(axes[0], [name for name, _ in drawn], looks)
+    lines = (look | {"linewidth": 1.5, "label": name} for look, (name, _) in zip(looks, drawn, strict=True))
+    kinds = [
+        Line2D([], [], color=GREY, linewidth=1, label="training loss"),
+        Line2D([], [], color=GREY, marker="o", linestyle="", label="validation loss"),
+    ]
+    axes[0].legend(handles=[*(Line2D([], [], **line) for line in lines), *kinds], frameon=False)
     if reference:
         _draw_differences(axes[1], reference[1], [each for each in named if each is not reference])
     return described(figure, style, ["Loss of training runs", *what_was_trained(runs)], [])
@@ -103,15 +109,13 @@ def rounding_bound(facts: Facts) -> float | None:
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
     """Say what all runs have in common."""
 
-    def common(values: list[Any]) -> Any:
+    def common(path: str) -> Any:
+        values = [operator.attrgetter(path)(run.facts) for run in runs]
         return values[0] if len({*values}) == 1 else None
 
-    facts = [run.facts for run in runs]
-    name, count = common([each.preset for each in facts]), common([each.parameters for each in facts])
-    batch = common([each.training.batch_size for each in facts])
-    rate = common([each.training.learning_rate for each in facts])
-    kind = common([each.device_kind for each in facts])
-    corpus = facts[0].corpus
+    name, count, kind = map(common, ("preset", "parameters", "device_kind"))
+    batch, rate = map(common, ("training.batch_size", "training.learning_rate"))
+    corpus = runs[0].facts.corpus
     parts = [
         name and f"{name} ({parameters(count)})",
         batch and f"{batch} sequences a step",
@@ -155,15 +159,3 @@ def labels_of(runs: Sequence[TrainingRun]) -> list[str]:
         f"{name} ({run.path.parent.name})" if names.count(name) > 1 else name
         for name, run in zip(names, runs, strict=True)
     ]
-
-
-def _legend(axes: Axes, labels: Sequence[str], looks: Sequence[dict[str, Any]]) -> None:
-    """Name the runs that are drawn, and the kinds of losses."""
-    handles = [
-        Line2D([], [], label=label, **{**look, "linewidth": 1.5}) for label, look in zip(labels, looks, strict=True)
-    ]
-    kinds = [
-        Line2D([], [], color=GREY, linewidth=1, label="training loss"),
-        Line2D([], [], color=GREY, marker="o", linestyle="", label="validation loss"),
-    ]
-    axes.legend(handles=[*handles, *kinds], frameon=False)

@@ -1,18 +1,28 @@
 """What a device holds in every case: a panel for each number of devices, and a bar for each case."""
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
 
 from results.figures.frame import NARROW, Figure, Style, legend, opened
 from results.figures.marks import bar_ticks, stacked_bars
 from results.figures.palette import PART_COLOURS
-from results.figures.tables import case_labels, leave_out, memory_by_case, one_batch
-from results.records.metrics import is_counted
+from results.figures.tables import PARTS, case_labels, leave_out, memory_columns, one_batch, with_compiled
+from results.records.rows import is_counted
 from results.words import byte_unit
 
 MOST_BARS = 15
 """The largest and the smallest cases that are drawn of each number of devices."""
+
+
+def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows whose memory is known, timed or only compiled, the largest total first, with a column a part.
+
+    `formula` is the total by formula; NaN where there is none.
+    """
+    rows = memory_columns(leave_out(with_compiled(rows), rows["memory"].isna(), "without memory sizes"))
+    formula = rows[["predicted.argument_bytes", "predicted.temp_bytes"]].sum(axis="columns", skipna=False)
+    rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()}, formula=formula)
+    return rows.sort_values("memory", ascending=False, kind="stable")
 
 
 def ends_of(rows: pd.DataFrame) -> pd.DataFrame:
@@ -33,7 +43,12 @@ def draw(cases: pd.DataFrame, style: Style) -> Drawn:
     figure, grid = opened(style, len(panels), size, columns=1, **shared)
     divisor, unit = byte_unit(cases["memory"].max())
     for axes, part in zip(grid, panels, strict=True):
-        draw_cases(axes, part, divisor)
+        sizes = part[[*PART_COLOURS, "memory", "formula"]].astype(float) / divisor
+        stacked_bars(axes, sizes, PART_COLOURS, case_labels(part))
+        bar_ticks(axes, sizes["formula"], "total by formula")
+        for place, (total, formula) in enumerate(zip(sizes["memory"], sizes["formula"].fillna(0), strict=True)):
+            end = max(total, formula), place
+            axes.annotate(f"{total:,.1f}", end, (4, 0), textcoords="offset points", va="center", size="small")
         axes.yaxis.set_label_position("right")
         axes.set_ylabel(f"{part['devices'].iloc[0]:.0f} dev.", rotation=0, ha="left", va="center")
     room = 1.5 if style.size and style.size[0] < NARROW else 1.12  # for the total at the end of a bar
@@ -41,16 +56,6 @@ def draw(cases: pd.DataFrame, style: Style) -> Drawn:
     grid[-1].set(xlabel=f"memory per device ({unit})", xlim=(0, room * longest))
     legend(figure, below=True)
     return figure
-
-
-def draw_cases(axes: Axes, cases: pd.DataFrame, divisor: int) -> None:
-    """Draw a bar for each case, the largest on top, with its total at the end."""
-    sizes = cases[[*PART_COLOURS, "memory", "formula"]].astype(float) / divisor
-    stacked_bars(axes, sizes, PART_COLOURS, case_labels(cases))
-    bar_ticks(axes, sizes["formula"], "total by formula")
-    for place, (total, formula) in enumerate(zip(sizes["memory"], sizes["formula"].fillna(0), strict=True)):
-        end = max(total, formula), place
-        axes.annotate(f"{total:,.1f}", end, (4, 0), textcoords="offset points", va="center", size="small")
 
 
 FIGURE = Figure("memory_per_device", "Memory per device", one_batch, ends_of, draw, lambda points: "")

@@ -39,15 +39,18 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -
         above.yaxis.set_major_formatter("{x:g}")
         below.set(ylim=(0, 1.1 * drawn["percent"].max()), xlabel="devices")
         below.set_xticks(ticks := sorted(rows["devices"].unique()), [f"{tick:,}" for tick in ticks], rotation=45)
-        if len(part):
-            ideal_line(above, part)
+        if len(part):  # each device keeps the throughput that it has on the smallest number of devices
+            work = part["global_batch_sequences"] / part["devices"]
+            ideal = part["predicted_seconds"].iloc[0] * work / work.iloc[0]
+            above.plot(part["devices"], ideal, label="ideal: as on the fewest devices", **IDEAL)
     panels[0].set_ylabel("predicted time of a step (s)")
     panels[len(PANELS)].set_ylabel("model FLOPs utilization (%)")
     legend(figure, handles_of(drawn))
     kind = facts["topology"].partition(":")[0]
     title = ["The best candidate on each number of devices, as predicted", facts["preset"], f"on {kind}"]
     title += [f"{facts['sequence_tokens']} tokens in a sequence", facts["dtype"]]
-    return described(figure, style, title, [BOTTLENECK], what_is_drawn(facts, rows, len(drawn)))
+    missing = f"Nothing fits at {len(rows) - len(drawn)} of {len(rows)} points." if len(drawn) < len(rows) else ""
+    return described(figure, style, title, [BOTTLENECK], [how_certain(facts), missing])
 
 
 def points(axes: Axes, part: pd.DataFrame, column: str) -> None:
@@ -55,24 +58,8 @@ def points(axes: Axes, part: pd.DataFrame, column: str) -> None:
     axes.plot(part["devices"], part[column], color=GREY, linewidth=1, zorder=1)
     looks = strategy_looks(part["strategy"])
     for row in part.to_dict("records"):
-        marker, colour = looks[row["strategy"]].marker, LIMIT_COLOURS[row["limit"]]
-        axes.scatter(
-            row["devices"],
-            row[column],
-            s=60,
-            marker=marker,
-            color=colour,
-            edgecolor=PURE_BLACK,
-            linewidth=0.5,
-            zorder=3,
-        )
-
-
-def ideal_line(axes: Axes, part: pd.DataFrame) -> None:
-    """Draw the time of a step if each device kept the throughput that it has on the smallest number of devices."""
-    work = part["global_batch_sequences"] / part["devices"]
-    ideal = part["predicted_seconds"].iloc[0] * work / work.iloc[0]
-    axes.plot(part["devices"], ideal, label="ideal: as on the fewest devices", **IDEAL)
+        look: dict[str, Any] = {"marker": looks[row["strategy"]].marker, "color": LIMIT_COLOURS[row["limit"]]}
+        axes.scatter(row["devices"], row[column], s=60, edgecolor=PURE_BLACK, linewidth=0.5, zorder=3, **look)
 
 
 def handles_of(drawn: pd.DataFrame) -> list[Line2D]:
@@ -93,9 +80,3 @@ def batches(part: pd.DataFrame) -> str:
         return f"{part['global_batch_sequences'].iloc[0]:,} sequences"
     sequences = part["global_batch_sequences"] / part["devices"]
     return " or ".join(f"{value:g}" for value in sorted(sequences.unique())) + " sequences a device"
-
-
-def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, drawn: int) -> list[str]:
-    """Say whose predictions these are, how far they are off, and where nothing fits."""
-    missing = f"Nothing fits at {len(rows) - drawn} of {len(rows)} points." if drawn < len(rows) else ""
-    return [how_certain(facts), missing]

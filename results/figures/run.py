@@ -13,8 +13,8 @@ from results.figures import batches, imbalance, memory, step_parts, tokens, trad
 from results.figures.curves import METRICS, figure_of
 from results.figures.frame import Drawing, Figure, Style, described
 from results.figures.tables import DRAWABLE, Batch, leave_out, not_drawn, reasons
-from results.records.metrics import is_counted
 from results.records.reading import RecordError
+from results.records.rows import is_counted
 from results.words import devices, how_noisy, joined, workload
 
 CURVES = {(metric, kind): figure_of(metric, kind) for kind in ("strong", "weak") for metric in METRICS}
@@ -48,14 +48,10 @@ def chosen(rows: pd.DataFrame, strategies: Sequence[str], devices: Sequence[int]
 def drawings_of_run(
     rows: pd.DataFrame, style: Style, batch: Batch = None, names: Sequence[str] = (), *, first: bool = False
 ) -> list[Drawing]:
-    """Return the figures of the rows; if there are several workloads, each gets its own folder.
+    """Return the figures of these names, by default all that say something of the rows; with `first`, the pictures of
+    the first figure that has any. If there are several workloads, each gets its own folder.
 
-    Args:
-        rows: all rows, with their metrics; those that are not to be drawn are left out.
-        style: how they are drawn.
-        batch: the global batch of the figures that show one, or "all".
-        names: of the figures to draw; by default all that say something of these rows.
-        first: whether to return only the pictures of the first figure that has any.
+    Rows that are not to be drawn are left out. `batch` is the global batch of the figures that show one.
     """
     shown = rows[rows["left_out"].isin(DRAWABLE)]
     if shown.empty:
@@ -92,13 +88,8 @@ def pictures(figure: Figure, rows: pd.DataFrame, batch: Batch, style: Style) -> 
 
 
 def picture(figure: Figure, points: pd.DataFrame, style: Style) -> Drawn:
-    """Draw a figure with its title and its caption."""
+    """Draw a figure with its title, its caption, and the remarks that must not be missed."""
     counted = points[is_counted(points)]
-    return described(figure.draw(counted, style), style, *words_about(figure, points, counted))
-
-
-def words_about(figure: Figure, points: pd.DataFrame, counted: pd.DataFrame) -> tuple[list[str], list[str], list[str]]:
-    """Return the parts of the title, the caption, and the remarks that must not be missed."""
     facts = counted.iloc[0].copy()
     facts[[name for name in ("attention", "forced") if counted[name].nunique(dropna=False) > 1]] = ""
     batches = joined([f"{batch:.0f}" for batch in sorted(counted["global_batch_sequences"].unique())], most=4)
@@ -109,4 +100,4 @@ def words_about(figure: Figure, points: pd.DataFrame, counted: pd.DataFrame) -> 
         figure.remark(counted),
         f"Numbers are over {launches:.0f} launches." if launches > 1 else "",
     ]
-    return title, caption, [not_drawn(points), how_noisy(counted)]
+    return described(figure.draw(counted, style), style, title, caption, [not_drawn(points), how_noisy(counted)])

@@ -29,15 +29,10 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 
 
-def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of `TIMES` in milliseconds; unknown times are NaN."""
-    return rows.assign(**{name: 1e3 * rows[column] for name, (column, _) in TIMES.items()})
-
-
 def drawn_candidates(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the candidates to show, in their order: the compiled, the measured and the best of each layout.
 
-    A layout is a strategy and a set of mesh axes.
+    A layout is a strategy and a set of mesh axes. The columns of `TIMES` are added, in milliseconds.
     """
     fitting = rows[(rows["status"] == "fits") & rows["predicted_seconds"].notna()]
     shown_anyway = tried(rows)
@@ -45,7 +40,8 @@ def drawn_candidates(rows: pd.DataFrame) -> pd.DataFrame:
         raise RecordError("nothing to draw, no candidate fits; each row's `reason` says why")
     axes = fitting["mesh"].str.replace(r"=\d+", "", regex=True)
     best = fitting.groupby([fitting["strategy"], axes], sort=False).head(1).head(MOST_UNTRIED)
-    return with_times(rows.loc[sorted({*shown_anyway.index, *best.index})])
+    shown = rows.loc[sorted({*shown_anyway.index, *best.index})]
+    return shown.assign(**{name: 1e3 * shown[column] for name, (column, _) in TIMES.items()})
 
 
 def tried(rows: pd.DataFrame) -> pd.DataFrame:
@@ -79,7 +75,11 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame, style: Style = PLAIN) -
     legend(figure, [*marks, *sizes], below=True)
     title = ["The best candidates of a search", *what_was_searched(facts).split(", ")]
     caption = ["The roofline is at the chip's peak, with all communication hidden."]
-    return described(figure, style, title, caption, what_is_drawn(facts, rows, shown))
+    fitting, large, infeasible = counts_by_status(rows)
+    compiled, measured = (int(shown[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds"))
+    drawn = f"{len(shown)} of {len(rows)} candidates drawn, {compiled} of them compiled and {measured} measured."
+    counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
+    return described(figure, style, title, caption, [drawn, counts, how_certain(facts)])
 
 
 def counts_by_status(rows: pd.DataFrame) -> list[int]:
@@ -140,12 +140,3 @@ def how_certain(facts: dict[str, Any]) -> str:
     low, high = facts["interval"]
     likely = f"{low - 1:+.0%} to {high - 1:+.0%} with a probability of 80%"
     return f"Predictions are by the machine file {facts['machine']}; times are {likely}."
-
-
-def what_is_drawn(facts: dict[str, Any], rows: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
-    """Say which candidates are drawn, and how certain their times are."""
-    fitting, large, infeasible = counts_by_status(rows)
-    compiled, measured = (int(shown[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds"))
-    drawn = f"{len(shown)} of {len(rows)} candidates drawn, {compiled} of them compiled and {measured} measured."
-    counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
-    return [drawn, counts, how_certain(facts)]

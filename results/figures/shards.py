@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 
 from results.figures.frame import PLAIN, Style, described, opened
 from results.figures.palette import GREY, PURE_BLACK, WHITE, device_colours
-from results.records.overviews import HeldArray, Overview
+from results.records.printed import HeldArray, Overview
 
 COLUMNS = 4
 """Panels side by side."""

@@ -1,5 +1,7 @@
 """Where the time of a step goes: a bar for each row, and across it the measured time with its interval."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawn
@@ -17,14 +19,7 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
     stacked_bars(axes, parts, TIME_COLOURS, case_labels(points))
     median, low, high = (points[name] for name in ("step_time", "step_time_low", "step_time_high"))
     ends = np.abs([median - low, high - median])
-    across = {
-        "fmt": "|",
-        "markersize": 14,
-        "color": PURE_BLACK,
-        "ecolor": PURE_BLACK,
-        "elinewidth": 0.9,
-        "capsize": 2.5,
-    }
+    across: dict[str, Any] = {"fmt": "|", "markersize": 14, "elinewidth": 0.9, "capsize": 2.5, "color": PURE_BLACK}
     axes.errorbar(median, range(len(points)), xerr=ends, label="measured, 95% interval", **across)
     axes.set(xlabel="time of a step (ms)", ylabel="")
     axes.set_xlim(min(0, axes.get_xlim()[0]), 1.04 * np.nanmax(np.concatenate([parts.clip(lower=0).sum(axis=1), high])))

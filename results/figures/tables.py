@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from results.records.metrics import COMPILED_ONLY, is_counted
-from results.records.rows import WORKLOAD
+from results.records.rows import COMPILED_ONLY, WORKLOAD, is_counted
 
 # Parts of a device's memory, in the order in which bars are stacked. They add up to `memory.total_bytes`.
 PARTS = {
@@ -136,26 +135,6 @@ def scaling(rows: pd.DataFrame, metric: str, kind: Scaling = "strong") -> pd.Dat
     return rows.assign(**{name: rows.get(each, np.nan) for name, each in found.items()})
 
 
-def several_batches(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the points of each strategy that ran with several global batches on the same number of devices."""
-    rows = fastest(rows, "throughput")
-    return with_several(rows, "global_batch_sequences", ["strategy", "devices"], "without another global batch")
-
-
-def several_strategies(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows whose memory is known, if there is a strategy besides `single`; `best` marks the fastest."""
-    rows = leave_out(rows, rows["memory"].isna(), "without memory sizes")
-    if rows.loc[is_counted(rows), "strategy"].eq("single").all():
-        rows = leave_out(rows, rows["strategy"].eq("single"), "of single alone")
-    return rows.assign(best=is_counted(fastest(rows, "throughput")))
-
-
-def frontier(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows on the Pareto frontier: those for which no other row is as fast and as small or better."""
-    rows = rows.sort_values(["memory", "throughput"], ascending=[True, False])
-    return rows[~(rows["throughput"] <= rows["throughput"].cummax().shift())]
-
-
 def memory_columns(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the parts of a device's memory that are differences of recorded sizes, so that all of `PARTS` are columns."""
     inputs = rows[["memory.parameter_bytes", "memory.optimizer_bytes"]].sum(axis="columns", skipna=False)
@@ -163,17 +142,6 @@ def memory_columns(rows: pd.DataFrame) -> pd.DataFrame:
         other_argument_bytes=rows["memory.argument_bytes"] - inputs,
         new_output_bytes=rows["memory.output_bytes"] - rows["memory.alias_bytes"],
     )
-
-
-def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows whose memory is known, timed or only compiled, the largest total first, with a column a part.
-
-    `formula` is the total by formula; NaN where there is none.
-    """
-    rows = memory_columns(leave_out(with_compiled(rows), rows["memory"].isna(), "without memory sizes"))
-    formula = rows[["predicted.argument_bytes", "predicted.temp_bytes"]].sum(axis="columns", skipna=False)
-    rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()}, formula=formula)
-    return rows.sort_values("memory", ascending=False, kind="stable")
 
 
 def case_labels(rows: pd.DataFrame) -> list[str]:
@@ -193,31 +161,6 @@ def attributed(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows that have the parts of their step time, the fewest devices first."""
     rows = leave_out(rows, rows[list(TIMES.values())].isna().any(axis="columns"), "without parts of their time")
     return rows.sort_values("devices", kind="stable")
-
-
-def utilization(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows of pipelines with several numbers of microbatches, with the fraction of time that stages work.
-
-    `formula` is that of a schedule whose stages wait only for what they need, `lockstep` that of one whose ticks last
-    as long as their longest pass, both for passes as long as their FLOPs. `measured` is the time of a step without
-    bubbles over its time with them, by its attribution, without exposed communication. It is NaN on virtual devices
-    that share a process: a stage that idles leaves its cores to the others there. `pipeline` names what the rows of a
-    curve share.
-    """
-    pipelined = rows["mesh"].str.contains("pipeline=") & (rows["predicted.bubble"] > 0)
-    names = rows["strategy"] + " " + rows["mesh"] + " " + rows["options"].fillna("")
-    rows = leave_out(rows.assign(pipeline=names.str.strip()), ~pipelined, "without pipeline stages")
-    same = ["pipeline", "global_batch_sequences"]
-    rows = with_several(rows, "microbatches", same, "without another number of microbatches")
-    bubbles = rows["attribution.schedule_bubble_seconds"] + rows["attribution.lockstep_bubble_seconds"]
-    synchronized = rows["step_seconds_median"] - rows["attribution.exposed_communication_seconds"]
-    formula = 1 - rows["predicted.bubble"]
-    alone = ~rows["virtual_devices"].astype(bool) | rows["processes"].eq(rows["devices"])
-    return rows.assign(
-        formula=formula,
-        lockstep=formula * (1 - rows["predicted.lockstep_bubble"]),
-        measured=(1 - bubbles / synchronized).where(alone),
-    ).sort_values("microbatches", kind="stable")
 
 
 def by_devices(points: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -5,7 +5,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from results.figures.frame import PLAIN, Style, described, legend, opened
 from results.figures.palette import PASS_COLOURS, WHITE
-from results.records.schedules import KINDS, Schedule
+from results.records.printed import PASSES, Schedule
 
 
 def timeline(schedule: Schedule, style: Style = PLAIN) -> Figure:
@@ -31,7 +31,7 @@ def timeline(schedule: Schedule, style: Style = PLAIN) -> Figure:
         title.append(f"{chunks} chunks each (the later, the paler)")
     legend(
         figure,
-        [Patch(color=PASS_COLOURS[kind], label=name) for kind, name in KINDS.items() if kind in kinds],
+        [Patch(color=PASS_COLOURS[kind], label=name) for kind, name in PASSES.items() if kind in kinds],
         below=True,
     )
     return described(figure, style, title, [])

@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
 
 from results.figures.frame import PLAIN, Figure, Style, described, legend, opened
 from results.figures.marks import IDEAL, curves, strategy_handles, ticks_at
 from results.figures.search import how_certain
 from results.figures.tables import all_batches, leave_out
-from results.records.metrics import is_counted
 from results.records.reading import RecordError
+from results.records.rows import is_counted
 
 COMPARED = ["expert", "fsdp"]
 """The strategies that are drawn against tokens on a device."""
@@ -60,8 +59,9 @@ def crossover_tokens(points: pd.DataFrame) -> float:
     return (fsdp - expert) / (expert_slope - fsdp_slope)
 
 
-def draw_on(axes: Axes, points: pd.DataFrame) -> None:
-    """Draw the time of a step against tokens on a device, and where both strategies send the same bytes."""
+def draw(points: pd.DataFrame, style: Style) -> Drawn:
+    """Draw the time of a step of both strategies, and where they send the same bytes."""
+    figure, (axes,) = opened(style)
     curves(axes, points, "tokens", dodge=0.0)
     if (tokens := crossover_tokens(points)) > 0:
         axes.axvline(tokens, label=f"same bytes by formula:\n{tokens:,.0f} tokens", **IDEAL)
@@ -70,12 +70,6 @@ def draw_on(axes: Axes, points: pd.DataFrame) -> None:
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_minor_formatter("{x:,g}")
     axes.set(xlabel="tokens of a microbatch on a device", ylabel="time of a step (ms)")
-
-
-def draw(points: pd.DataFrame, style: Style) -> Drawn:
-    """Draw the time of a step of both strategies."""
-    figure, (axes,) = opened(style)
-    draw_on(axes, points)
     legend(figure, strategy_handles(points["strategy"]))
     return figure
 

@@ -7,8 +7,23 @@ from matplotlib.figure import Figure as Drawn
 from results.figures.frame import Figure, Style, legend, named_axes, opened
 from results.figures.marks import look_of, strategy_handles, value_axis
 from results.figures.palette import GREY, strategy_looks
-from results.figures.tables import by_devices, frontier, one_batch, several_strategies
+from results.figures.tables import by_devices, fastest, leave_out, one_batch
+from results.records.rows import is_counted
 from results.words import byte_unit
+
+
+def several_strategies(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows whose memory is known, if there is a strategy besides `single`; `best` marks the fastest."""
+    rows = leave_out(rows, rows["memory"].isna(), "without memory sizes")
+    if rows.loc[is_counted(rows), "strategy"].eq("single").all():
+        rows = leave_out(rows, rows["strategy"].eq("single"), "of single alone")
+    return rows.assign(best=is_counted(fastest(rows, "throughput")))
+
+
+def frontier(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows on the Pareto frontier: those for which no other row is as fast and as small or better."""
+    rows = rows.sort_values(["memory", "throughput"], ascending=[True, False])
+    return rows[~(rows["throughput"] <= rows["throughput"].cummax().shift())]
 
 
 def draw(points: pd.DataFrame, style: Style) -> Drawn:
@@ -19,9 +34,9 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
     figure, grid = opened(style, len(panels))
     looks = strategy_looks(points["strategy"])
     markers = {"style": "strategy", "markers": {name: look.marker for name, look in looks.items()}}
+    steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
     for axes, (title, part) in zip(grid, panels.items(), strict=True):
         edge = frontier(part[part["strategy"] != "single"])
-        steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
         if len(edge) > 1:
             axes.plot(edge["size"], edge["throughput"], **steps)
         for _, row in part[part["best"]].iterrows():
@@ -38,6 +53,5 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
     return figure
 
 
-FIGURE = Figure(
-    "throughput_vs_memory", "Throughput against memory per device", one_batch, several_strategies, draw
-)  # fmt: skip
+HEADING = "Throughput against memory per device"
+FIGURE = Figure("throughput_vs_memory", HEADING, one_batch, several_strategies, draw)

@@ -8,7 +8,32 @@ from matplotlib.figure import Figure as Drawn
 from results.figures.frame import Figure, Style, legend, named_axes, opened
 from results.figures.marks import IDEAL, ticks_at
 from results.figures.palette import GREY, strategy_looks
-from results.figures.tables import one_batch, utilization
+from results.figures.tables import leave_out, one_batch, with_several
+
+
+def utilization(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows of pipelines with several numbers of microbatches, with the fraction of time that stages work.
+
+    `formula` is that of a schedule whose stages wait only for what they need, `lockstep` that of one whose ticks last
+    as long as their longest pass, both for passes as long as their FLOPs. `measured` is the time of a step without
+    bubbles over its time with them, by its attribution, without exposed communication. It is NaN on virtual devices
+    that share a process: a stage that idles leaves its cores to the others there. `pipeline` names what the rows of a
+    curve share.
+    """
+    pipelined = rows["mesh"].str.contains("pipeline=") & (rows["predicted.bubble"] > 0)
+    names = rows["strategy"] + " " + rows["mesh"] + " " + rows["options"].fillna("")
+    rows = leave_out(rows.assign(pipeline=names.str.strip()), ~pipelined, "without pipeline stages")
+    same = ["pipeline", "global_batch_sequences"]
+    rows = with_several(rows, "microbatches", same, "without another number of microbatches")
+    bubbles = rows["attribution.schedule_bubble_seconds"] + rows["attribution.lockstep_bubble_seconds"]
+    synchronized = rows["step_seconds_median"] - rows["attribution.exposed_communication_seconds"]
+    formula = 1 - rows["predicted.bubble"]
+    alone = ~rows["virtual_devices"].astype(bool) | rows["processes"].eq(rows["devices"])
+    return rows.assign(
+        formula=formula,
+        lockstep=formula * (1 - rows["predicted.lockstep_bubble"]),
+        measured=(1 - bubbles / synchronized).where(alone),
+    ).sort_values("microbatches", kind="stable")
 
 
 def draw(points: pd.DataFrame, style: Style) -> Drawn:
@@ -33,11 +58,4 @@ def draw(points: pd.DataFrame, style: Style) -> Drawn:
 
 
 HEADING = "Utilization of pipeline stages against microbatches"
-FIGURE = Figure(
-    "utilization_vs_microbatches",
-    HEADING,
-    one_batch,
-    utilization,
-    draw,
-    lambda points: "",
-)
+FIGURE = Figure("utilization_vs_microbatches", HEADING, one_batch, utilization, draw, lambda points: "")

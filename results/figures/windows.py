@@ -9,8 +9,7 @@ from results.figures.curves import meshes
 from results.figures.frame import INTERVALS, Figure, Style, legend, opened
 from results.figures.marks import curves, strategy_handles, ticks_at, value_axis
 from results.figures.tables import ANOTHER_BATCH, ANOTHER_WORKLOAD, Batch, fastest, leave_out, widest_batch
-from results.records.metrics import is_counted
-from results.records.rows import ATTENTION, WORKLOAD
+from results.records.rows import ATTENTION, WORKLOAD, is_counted
 from results.words import byte_unit
 
 PANELS = {"step_time": "time of a step (ms)", "memory": "memory per device"}

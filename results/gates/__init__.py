@@ -1,4 +1,1 @@
-"""The regression gates: `exact` compares counters of compiled programs, `paired` compares step times.
-
-The command is `results.regress`.
-"""
+"""The regression gates: `exact` compares counters of compiled programs, `paired` compares step times."""

@@ -14,8 +14,7 @@ from benchmarks.cli.ending import Refused
 from results.gates.counters import COMPILER, COUNTERS, PASSED, Snapshot, read_snapshot
 from results.gates.report import counted_words
 from results.gates.verdict import Finding, Report
-from results.records.machine import differences
-from results.records.reading import Case
+from results.records.reading import Case, differences
 from results.words import ending
 from strategies.files import shown
 
@@ -110,11 +109,9 @@ def compare(
 ) -> Report:
     """Judge HEAD by BASE, case by case and metric by metric.
 
-    Args:
-        base, head: the two runs or baselines.
-        allowed: allowances by names of metrics, as of `rule`; the last one counts. Others may not get worse at all.
-        only_head_cases: count cases that are missing in HEAD, but do not judge them.
-        tolerance: versions may differ, and this is how much worse each counter may get; None if they must be equal.
+    `allowed` has allowances by names of metrics, as of `rule`; the last one counts, and others may not get worse at
+    all. With `only_head_cases`, cases that are missing in HEAD are counted, but not judged. Versions may differ if
+    there is a `tolerance`, which is how much worse each counter may then get.
     """
     title = f"exact counters, {shown(base.path)} -> {shown(head.path)}"
     measures = tuple(head.measures())
@@ -132,24 +129,16 @@ def compare(
     findings += [Finding(str(case), "vanished", note=whereabouts(case, row, new)) for case, row in vanished.items()]
     findings += [not_read(str(case), row) or Finding(str(case), "new", note=ending(row)) for case, row in new.items()]
     versions = (*differences(base.facts, head.facts, ("BASE", "HEAD")), *by_counter(findings)) if tolerance else ()
-    about = (*versions, *remarks(findings), *about_absent(len(absent), only_head_cases), *blind_spots(head.rows))
-    return Report(title, tuple(findings), measures, about)
-
-
-def about_absent(number: int, passed_over: bool) -> list[str]:
-    """Return a remark on cases that are only in BASE, if there are any."""
-    if passed_over:
-        return [f"{number} of the cases in BASE are not in HEAD, and not judged"] * (number > 0)
-    hint = "if HEAD was run with fewer cases on purpose, judge those with --only-head-cases"
-    return [f"{number} vanished: {hint}"] * (number > 0)
-
-
-def blind_spots(head: Rows) -> list[str]:
-    """Return a remark on regressions that compiled-only rows cannot show, if HEAD has such rows."""
-    if all(row.get("kind") != "compiled" for row in head.values()):
-        return []
-    unseen = ", ".join(SEEN_BY_RUNNING)
-    return [f"not checked, because no step was run: {unseen}; a run without --compile-only shows them"]
+    about = [*versions, *remarks(findings)]
+    if absent and only_head_cases:
+        about.append(f"{len(absent)} of the cases in BASE are not in HEAD, and not judged")
+    elif absent:
+        hint = "if HEAD was run with fewer cases on purpose, judge those with --only-head-cases"
+        about.append(f"{len(absent)} vanished: {hint}")
+    if any(row.get("kind") == "compiled" for row in head.rows.values()):
+        unseen = ", ".join(SEEN_BY_RUNNING)
+        about.append(f"not checked, because no step was run: {unseen}; a run without --compile-only shows them")
+    return Report(title, tuple(findings), measures, tuple(about))
 
 
 def by_counter(findings: Iterable[Finding]) -> Iterator[str]:
@@ -178,22 +167,16 @@ def judge_case(
         return [Finding(case, "better", note=f"was {ending(base)}")]
     if passed == (False, False):
         return [Finding(case, "same", note=f"failed in both: {ending(head)}")]
-    allowances = {"*": tolerance or Allowance(), **allowed}
-    judged = (
-        judge_metric(case, name, column, base, head, of_metric(name, allowances), exact=not tolerance)
-        for name, column in gated({**base, **head}, "exact").items()
-    )
-    found = [finding for finding in judged if finding]
+    allowances, found = {"*": tolerance or Allowance(), **allowed}, list[Finding]()
+    for name, column in gated({**base, **head}, "exact").items():
+        matching = [allowance for pattern, allowance in allowances.items() if fnmatch.fnmatchcase(name, pattern)]
+        if finding := judge_metric(case, name, column, base, head, matching[-1], exact=not tolerance):
+            found.append(finding)
     if found and (note := other_dtypes(base, head)):
         return [replace(finding, note="; ".join(filter(None, (finding.note, note)))) for finding in found]
     programs = {base["compiled.hash"], head["compiled.hash"]} - {None}
     unchanged = Finding(case, "same", note="another program" if len(programs) > 1 else "")
     return found or [unchanged]
-
-
-def of_metric(name: str, allowances: Mapping[str, Allowance]) -> Allowance:
-    """Return the last of the allowances whose pattern matches a name."""
-    return [allowance for pattern, allowance in allowances.items() if fnmatch.fnmatchcase(name, pattern)][-1]
 
 
 def not_read(case: str, head: Row) -> Finding | None:
@@ -268,16 +251,10 @@ def nothing_to_hold(base: Rows, head: Rows) -> str:
         case, row = next(iter(base.items()))
         where = whereabouts(case, row, head) or f"BASE begins with {case.name}, HEAD with {next(iter(head)).name}"
         return f"no case of BASE is in HEAD ({where}); run the same cases"
-    if not any(has_counters(base[case]) for case in common):
-        return (
-            f"none of the {len(common)} cases in both has a counter in BASE: {common[0]} is {ending(base[common[0]])}"
-        )
-    return ""
-
-
-def has_counters(row: Row) -> bool:
-    """Return whether a case passed and has a known counter."""
-    return row["status"] == PASSED and any(row[name] is not None for name in COUNTERS)
+    passed = [base[case] for case in common if base[case]["status"] == PASSED]
+    if any(row[name] is not None for row in passed for name in COUNTERS):
+        return ""
+    return f"none of the {len(common)} cases in both has a counter in BASE: {common[0]} is {ending(base[common[0]])}"
 
 
 def remarks(findings: Iterable[Finding]) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """The report of a gate: findings, one verdict on all of them, and the exit code.
 
-Both gates, `exact` and `paired.gate`, return a `Report`. The module `report` formats it for people, and `exchange` for
-programs.
+Both gates, `exact` and `paired.gate`, return a `Report`. The module `report` formats it.
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ class Finding:
 
     Attributes:
         case: the full name of the case, equal in all runs.
-        word: the judgement.
         metric: the name of a column with a gate; empty if the finding is about the whole case.
         base, head: the two values in the metric's unit; None if unknown.
         ratio: head divided by base; the paired gate gives the estimate from its pairs of samples.
@@ -66,15 +64,11 @@ class Measure:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a gate.
+    """The result of a gate: at least one finding for each judged case of BASE and HEAD, and HEAD's measures.
 
-    Attributes:
-        title: one line that names what was compared.
-        findings: at least one for each judged case of BASE and HEAD.
-        measures: HEAD's values.
-        remarks: lines about the whole comparison, such as which cases were left out and how it was measured.
-        refusal: set if nothing could be compared; `reason` then says why and how to fix it.
-        stopped: whether Ctrl-C or a time limit of the job ended the comparison. The findings are on what was made.
+    The title names what was compared, and remarks are about the whole comparison. If nothing could be compared,
+    `refusal` is set, and `reason` says why and how to fix it. If Ctrl-C or a time limit of the job `stopped` the
+    comparison, findings are on the launches that were made.
     """
 
     title: str

@@ -1,1 +1,1 @@
-"""Reads the files that the other commands write: runs, overviews of strategies, and pipeline schedules."""
+"""Reads the files that the other commands write: runs, searches, traces, logs, and what `--json` prints."""

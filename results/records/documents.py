@@ -56,6 +56,11 @@ class Search(msgspec.Struct, frozen=True):
     candidates: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
+def is_search(document: Any) -> bool:
+    """Return whether a document was written by a search; `read_search` refuses those of older versions as such."""
+    return isinstance(document, dict) and document.get("kind") in ("search", "feasibility", "scaling")
+
+
 def read_search(path: Path, document: Any = None) -> tuple[dict[str, Any], pd.DataFrame]:
     """Read the file that a search wrote; `document` is its content, if it was read before.
 

@@ -1,7 +1,7 @@
 """Reads the files of `pytest benchmarks --benchmark-json=...` row by row, and checks them."""
 
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -43,6 +43,13 @@ MACHINE: dict[str, Any] = {
     **{"matmul_flops_per_second": dict[str, Amount] | None},
 }
 """Keys that the machine of a run may have, with the types of their values."""
+DECISIVE = (
+    *("cpu", "versions", "compiler_versions", "xla_flags", "libtpu_init_args", "jax_settings", "glibc_tunables"),
+    *("platform", "platform_version", "device_kind", "device_count", "architecture", "process_count", "topology"),
+)
+"""Keys of `machine_info` that determine the fingerprint of a run (benchmarks/run/machine.py)."""
+MOST_SHOWN = 4
+"""Most differences between machines that a message names."""
 
 RecordError = SchemaError
 """A file cannot be read as meshmark records, or cannot be read together with another."""
@@ -123,11 +130,9 @@ def check_version(where: str, found: Any, version: int, written_by: str) -> None
     """Raise `RecordError` unless the schema version that was found is the one that is read."""
     if type(found) is int and found == version:
         return
-    newer = type(found) is int and found > version
-    raise RecordError(
-        f"{where} has schema_version {reprlib.repr(found)} and this meshmark reads {version}; "
-        f"{'update meshmark, or write' if newer else 'write'} it again with {written_by}"
-    )
+    way_out = "update meshmark, or write" if type(found) is int and found > version else "write"
+    problem = f"{where} has schema_version {reprlib.repr(found)} and this meshmark reads {version}"
+    raise RecordError(f"{problem}; {way_out} it again with {written_by}")
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -138,9 +143,8 @@ def read_run(path: Path) -> dict[str, Any]:
 def as_run(path: Path, content: Any) -> dict[str, Any]:
     """Check that the content of a file is a run in the format of pytest-benchmark, and return it."""
     if not isinstance(content, dict) or not RUN.keys() <= content.keys():
-        raise RecordError(
-            f"{shown(path)} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`); pass {WRITTEN_BY}"
-        )
+        problem = f"{shown(path)} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`)"
+        raise RecordError(f"{problem}; pass {WRITTEN_BY}")
     checked_fields(content, RUN | known(OPTIONAL, content), shown(path))
     machine = content["machine_info"]
     checked_fields(machine, known(MACHINE, machine), f"{shown(path)}: machine_info")
@@ -160,10 +164,8 @@ def records_of(path: Path, run: Mapping[str, Any], needed: Collection[str]) -> l
     """
     rows = [row for row in rows_of(run) if "schema_version" in facts_of(row)]
     if not rows:
-        raise RecordError(
-            f"{shown(path)} has {len(rows_of(run))} benchmarks, none of meshmark (no `schema_version` in extra_info); "
-            f"pass {WRITTEN_BY}"
-        )
+        problem = f"{len(rows_of(run))} benchmarks, none of meshmark (no `schema_version` in extra_info)"
+        raise RecordError(f"{shown(path)} has {problem}; pass {WRITTEN_BY}")
     about = {"file": shown(path), "fingerprint": run["machine_info"].get("fingerprint")}
     launches: dict[Any, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
@@ -209,3 +211,41 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a row, its `extra_info`; empty if another program wrote the row."""
     facts = row.get("extra_info")
     return facts if isinstance(facts, dict) else {}
+
+
+def decisive_facts(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that determine the fingerprint; a fact in a group is named GROUP.FACT.
+
+    >>> decisive_facts({"cpu": {"count": 2}, "platform": "cpu", "node": "here"})
+    {'cpu.count': 2, 'platform': 'cpu'}
+    """
+    found = {}
+    for name in DECISIVE:
+        value = machine.get(name)
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": part for key, part in value.items()}
+        elif name in machine:
+            found[name] = value
+    return found
+
+
+def differences(base: Mapping[str, Any], head: Mapping[str, Any], names: tuple[str, str]) -> Iterator[str]:
+    """Describe each fact that differs, with the values of both runs; `names` are those of the runs.
+
+    >>> [*differences({"jax": "0.10.2"}, {"jax": "0.12.0"}, ("BASE", "HEAD"))]
+    ['jax is 0.10.2 in BASE and 0.12.0 in HEAD']
+    """
+    for name in {**base, **head}:
+        if base.get(name) != head.get(name):
+            yield f"{name} is {base.get(name)} in {names[0]} and {head.get(name)} in {names[1]}"
+
+
+def other_machine(base: Mapping[str, Any], head: Mapping[str, Any], names: tuple[str, str]) -> str:
+    """Explain why step times of two runs are not comparable, given their `machine_info`; "" if they are comparable."""
+    ours, theirs = base.get("fingerprint"), head.get("fingerprint")
+    if ours == theirs and ours is not None:
+        return ""
+    unnamed = f"fingerprint is {ours} in {names[0]} and {theirs} in {names[1]}"
+    found = [*differences(decisive_facts(base), decisive_facts(head), names)]
+    more = [f"{len(found) - MOST_SHOWN} more facts differ"] if len(found) > MOST_SHOWN else []
+    return "; ".join([*found[:MOST_SHOWN], *more]) or unnamed

@@ -113,11 +113,10 @@ def _lines(path: Path) -> list[tuple[str, Any]]:
 
 
 def _run_of(path: Path, lines: list[tuple[str, Any]]) -> TrainingRun:
-    spread = tuple(dict.fromkeys(f"{line.strategy} {line.mesh}" for kind, line in lines if kind == "run"))
+    of_kind = {kind: [line for each, line in lines if each == kind] for kind in LINES}
+    spread = tuple(dict.fromkeys(f"{line.strategy} {line.mesh}" for line in of_kind["run"]))
     steps, evaluations = (
-        pd.DataFrame(
-            [(line.step, line.loss) for kind, line in lines if kind == wanted], columns=["step", "loss"], dtype=float
-        )
-        for wanted in ("step", "evaluation")
+        pd.DataFrame([(line.step, line.loss) for line in of_kind[kind]], columns=["step", "loss"], dtype=float)
+        for kind in ("step", "evaluation")
     )
     return TrainingRun(path, lines[0][1], spread, steps, evaluations)

@@ -1,9 +1,15 @@
-"""The page's summary of a run in sentences: what ran, the fastest and smallest case, the checks, and the noise."""
+"""The page's sentences. Of a run: what ran, the fastest and smallest case, the checks, and the noise. Of a search: how
+many candidates fit, and the best.
+"""
+
+from typing import Any
 
 import pandas as pd
 
+from results.figures.search import TIMES as CANDIDATE_TIMES
+from results.figures.search import counts_by_status, drawn_candidates, how_certain, tried, what_was_searched
 from results.figures.tables import TIMES, attributed, reasons, widest_batch
-from results.records.metrics import is_counted
+from results.records.rows import is_counted
 from results.words import NAMED, devices, joined, known_text, many, numbers, size, workload
 
 LOUD = "This run is noisy"
@@ -21,9 +27,10 @@ def summary(rows: pd.DataFrame) -> list[str]:
 
 def what_ran(rows: pd.DataFrame) -> str:
     """Say how many cases ran, on which devices, and with which workload."""
-    facts = rows.iloc[0]
+    facts, names = rows.iloc[0], rows["strategy"].unique()
+    strategies = joined(names) if len(names) <= NAMED else f"{len(names)} strategies"
     return (
-        f"{many(len(rows), 'case')} of {strategies(rows)} on {numbers(rows['devices'])} {devices(facts)}. "
+        f"{many(len(rows), 'case')} of {strategies} on {numbers(rows['devices'])} {devices(facts)}. "
         f"The model is {workload(facts)}; the global batch is {numbers(rows['global_batch_sequences'])} sequences."
     )
 
@@ -32,12 +39,6 @@ def heading(rows: pd.DataFrame) -> str:
     """Return a heading that names the models and the devices."""
     models = joined(rows["preset"].unique())
     return f"{models} on {rows['devices'].max():,.0f} {devices(rows.iloc[0])}"
-
-
-def strategies(rows: pd.DataFrame) -> str:
-    """Name the strategies, or count them if they are too many to list."""
-    names = rows["strategy"].unique()
-    return joined(names) if len(names) <= NAMED else f"{len(names)} strategies"
 
 
 def what_counts(rows: pd.DataFrame) -> str:
@@ -68,16 +69,11 @@ def fastest(points: pd.DataFrame) -> str:
     if pd.notna(low):
         sentence += f" (95% interval {low:,.0f} to {high:,.0f})"
     close = others[others["throughput_high"] >= low]
+    ratio = first["relative_to_single"]
+    if pd.notna(ratio) and first["strategy"] != "single":
+        sentence += f"; a step takes {ratio:.2f} times as long as that of one device with the same work"
     overlap = f" Its interval overlaps with that of {joined(case_names(close))}: this run does not tell them apart."
-    return f"{sentence}{over_single(first)}.{overlap if len(close) else ''}"
-
-
-def over_single(row: pd.Series) -> str:
-    """Compare a row's step time with that of one device on the same work; empty where that is unknown."""
-    ratio = row["relative_to_single"]
-    if pd.isna(ratio) or row["strategy"] == "single":
-        return ""
-    return f"; a step takes {ratio:.2f} times as long as that of one device with the same work"
+    return f"{sentence}.{overlap if len(close) else ''}"
 
 
 def smallest(points: pd.DataFrame) -> list[str]:
@@ -135,3 +131,26 @@ def case(row: pd.Series) -> str:
 def case_names(rows: pd.DataFrame) -> list[str]:
     """Return the names of several cases, each once."""
     return list(dict.fromkeys(case(row) for _, row in rows.iterrows()))
+
+
+def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
+    """Return the summary of a search as sentences in plain text."""
+    fitting, large, infeasible = counts_by_status(rows)
+    first = drawn_candidates(rows).iloc[0]
+    words = zip(CANDIDATE_TIMES, ("by roofline", "as predicted", "as compiled", "as measured"), strict=True)
+    times = ", ".join(f"{first[name]:,.0f} ms {word}" for name, word in words if pd.notna(first[name]))
+    compiled, measured = (
+        int(tried(rows)[name].notna().sum()) for name in ("compiled.needed_bytes", "measured.seconds")
+    )
+    over = int((rows["compiled.needed_bytes"] > facts["capacity_bytes"]).sum())
+    return [
+        f"{many(len(rows), 'candidate')} of {what_was_searched(facts)}; a device has {size(facts['capacity_bytes'])}.",
+        f"By formula, {fitting:,} fit into {size(facts['usable_bytes'])}, {large:,} need more memory, "
+        f"and {infeasible:,} are infeasible.",
+        f"The predicted best is {first['strategy']} ({first['mesh']}): a step takes {times}. "
+        f"It needs {size(first['needed_bytes'])} by formula.",
+        f"{many(compiled, 'candidate')} were compiled; {over} of them did not fit. {measured} were measured.",
+        how_certain(facts),
+        "The roofline is the time of the matmuls at the chip's peak or of the communication, whichever is longer. As "
+        "compiled, the communication that the compiler's schedule leaves exposed replaces that of the prediction.",
+    ]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from results.figures.frame import PLAIN, Style, themed
 from results.figures.run import BY_NAME, drawings_of_run, picture
 from results.figures.tables import Batch
-from results.records.metrics import is_counted
+from results.records.rows import is_counted
 
 
 def counted(rows: pd.DataFrame) -> pd.DataFrame:

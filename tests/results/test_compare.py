@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from results.gates.stored import compare_runs
+from results.compare import compare_runs
 from results.records.launches import Change
 from results.records.reading import read_run, records_of
 from results.records.rows import load

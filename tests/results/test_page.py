@@ -8,7 +8,7 @@ import pytest
 from results.figures.marks import DODGE, LOG_SPAN
 from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS, strategy_looks, symbol_path
 from results.figures.tables import PARTS, TIMES
-from results.webpage.assemble import SCRIPTS, embedded
+from results.page import SCRIPTS, embedded
 from tests.commands import command
 from tests.processes import ROOT
 from tests.results.documents import carried

@@ -12,7 +12,7 @@ from benchmarks.cases.columns import COLUMNS
 from results import load, plot
 from results.figures.palette import STRATEGY_COLOURS
 from results.figures.tables import Scaling
-from results.records.metrics import METRICS
+from results.records.rows import METRICS
 from tests.commands import command
 from tests.processes import ROOT
 from tests.results.documents import LANE, SPAN, trace

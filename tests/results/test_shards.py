@@ -16,7 +16,8 @@ from matplotlib.patches import Rectangle
 
 from results.figures.palette import device_colours
 from results.figures.shards import draw_parts, layout_panels, parts_of, shards, size
-from results.records.overviews import MOST_DEVICES, Overview, read
+from results.records.printed import MOST_DEVICES, Overview
+from results.records.printed import read_overviews as read
 from strategies import STRATEGIES
 from strategies.costs.overview import overview
 from tests.commands import command

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from results.figures.timeline import timeline
-from results.records.schedules import read
+from results.records.printed import read_schedule as read
 from tests.commands import command
 
 print_schedule = command("schedule")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from results.gates.paired.checkouts import Introduction
 from results.gates.paired.comparison import Comparison, Course
-from results.gates.paired.decision import Launch, Side, change_between, judge
+from results.gates.paired.decision import Launch, Side, change_between, judge, settle
 from results.gates.verdict import Finding, Measure, Report
 from results.records.launches import MIN_LAUNCHES
 
@@ -24,7 +24,7 @@ def finding_of(case: str, course: Course, effect: float) -> Finding:
     """
     if course.last.failures:
         return failed(case, course)
-    word = course.word(effect)
+    word = settle(course.first, course.fresh, effect)
     launches = course.fresh if word in ("slower", "faster") else [*course.first, *course.fresh]
     if not launches:
         return Finding(case, word, note="no launch was finished")

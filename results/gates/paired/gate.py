@@ -13,9 +13,8 @@ from benchmarks.cli.child import ServerFailure
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.statuses import INTERRUPTED
 from results.gates.paired.checkouts import Checkout, CheckoutError, Introduction, checked_out, introduce
-from results.gates.paired.comparison import Comparison, Design
+from results.gates.paired.comparison import Comparison, Design, launched
 from results.gates.paired.conclusions import conclude
-from results.gates.paired.launches import launched
 from results.gates.verdict import Report
 from results.records.launches import MIN_LAUNCHES
 from results.records.reading import NotComparable

@@ -16,7 +16,7 @@ from results import load
 from results.figures.frame import PLAIN, Style, caption_of
 from results.figures.run import BY_NAME, FIGURES, OF_REAL_DEVICES, drawings_of_run
 from results.figures.tables import TIMES
-from results.records.metrics import is_counted
+from results.records.rows import is_counted
 from tests.commands import command
 from tests.processes import ROOT
 from tests.results.documents import carried

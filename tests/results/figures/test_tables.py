@@ -8,23 +8,23 @@ import pandas as pd
 import pytest
 
 from results import load
+from results.figures.batches import several_batches
+from results.figures.memory import memory_by_case
 from results.figures.tables import (
     PARTS,
     attributed,
     case_labels,
     fastest,
-    frontier,
-    memory_by_case,
     not_drawn,
     one_batch,
     reasons,
     scaling,
-    several_batches,
-    utilization,
     widest_batch,
     workloads,
 )
-from results.records.metrics import METRICS, is_counted
+from results.figures.tradeoff import frontier
+from results.figures.utilization import utilization
+from results.records.rows import METRICS, is_counted
 from tests.results.pictures import counted, names_of
 from tests.results.synthetic import failed, row, sweep, write_run
 

@@ -9,7 +9,7 @@ import pytest
 
 from results import load
 from results.figures.frame import caption_of
-from results.figures.tables import utilization
+from results.figures.utilization import utilization
 from tests.results.pictures import counted, drawn, legend_of, names_of
 from tests.results.synthetic import row, write_run
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.cases.columns import gated
 from results.gates.counters import read_snapshot
 from results.gates.exact import compare
-from results.gates.exchange import action_json, bencher_json, junit
-from results.gates.report import markdown, terminal
+from results.gates.report import action_json, bencher_json, junit, markdown, terminal
 from results.gates.verdict import EXIT_CODES, WORDS, Finding, Measure, Report
 from tests.results.synthetic import failed, row, write_run
 

@@ -8,9 +8,8 @@ import pytest
 from results import load
 from results.records.documents import read_search as read
 from results.records.reading import read_run
-from results.webpage.candidates import search_words
-from results.webpage.machine import machine_facts
-from results.webpage.words import heading, summary
+from results.webpage.data import machine_facts
+from results.webpage.words import heading, search_words, summary
 from tests.results.synthetic import failed, row, sweep, write_run
 
 

@@ -14,7 +14,7 @@ from benchmarks.cli.commands import COMMANDS
 from benchmarks.cli.ending import Refused
 from benchmarks.cli.options import STEPS
 from results.gates.paired import gate as paired
-from results.gates.paired.launches import WARM_UP_ROUNDS
+from results.gates.paired.comparison import WARM_UP_ROUNDS
 from results.gates.verdict import Finding, Report
 from results.records.reading import NotComparable
 from tests.commands import command, parsed

@@ -1,9 +1,9 @@
-"""Reads overviews of strategies, which `meshmark show --json` prints: which part of each array a device holds."""
+"""Reads what `show --json` and `schedule --json` print: which part of each array a device holds, and schedules."""
 
 import math
 from collections.abc import Iterable, Mapping
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,10 @@ Device = Mapping[str, int]
 """The position of a device along each mesh axis."""
 MOST_DEVICES = 64
 """Most devices whose numbers are legible in a picture."""
+PASSES = {"F": "forward", "B": "backward", "W": "gradients of weights"}
+"""Kinds of operations of a stage in a tick."""
+MOST_CELLS = 1400
+"""Most stages or ticks in a picture: matplotlib draws at most 2^16 pixels in each direction."""
 
 
 class HeldArray(msgspec.Struct, frozen=True):
@@ -57,7 +61,7 @@ class Overview(msgspec.Struct, frozen=True):
         return index, count
 
 
-def read(content: Any, where: str = "stdin") -> list[Overview]:
+def read_overviews(content: Any, where: str = "stdin") -> list[Overview]:
     """Read printed overviews; `where` is their file, for messages."""
     overviews = checked(content, Annotated[list[Overview], Meta(min_length=1)], where)
     for each in overviews:
@@ -79,3 +83,36 @@ def require_axes(overview: Overview, file: str) -> None:
         for axis in (axis for axes in array.axes for axis in axes):
             if axis not in known:
                 raise RecordError(f"{where}: the mesh has no axis {axis!r}")
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """What a stage does in a tick."""
+
+    kind: Literal["F", "B", "W"]
+    microbatch: Whole
+    chunk: Whole
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A schedule: the operation of each stage at each tick, None where it is idle."""
+
+    schedule: str
+    chunks: Count
+    stages: Annotated[list[Annotated[list[Operation | None], Meta(min_length=1)]], Meta(min_length=1)]
+
+
+def read_schedule(content: Any, where: str = "stdin") -> Schedule:
+    """Read a printed schedule that can be drawn; `where` is its file, for messages."""
+    schedule = checked(content, Schedule, where)
+    stages = schedule.stages
+    if len(lengths := {len(row) for row in stages}) > 1:
+        raise RecordError(f"{where}: stages have {min(lengths)} to {max(lengths)} ticks, not the same number")
+    if max(len(stages), *lengths) > MOST_CELLS:
+        size = f"{len(stages)} stages of {max(lengths)} ticks"
+        raise RecordError(f"{where}: {size} cannot be drawn; {MOST_CELLS} of each at most")
+    operations = [op for row in stages for op in row if op is not None]
+    if not operations:
+        raise RecordError(f"{where} is a schedule in which nothing is done; use at least a stage and a microbatch")
+    if (highest := max(op.chunk for op in operations)) >= schedule.chunks:
+        raise RecordError(f"{where} has an operation of chunk {highest}, and `chunks` is {schedule.chunks}")
+    return schedule

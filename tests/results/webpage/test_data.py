@@ -8,8 +8,7 @@ import pytest
 from results import load
 from results.figures.tables import PARTS
 from results.records.documents import read_search as read
-from results.webpage.candidates import search_data
-from results.webpage.columns import run_data
+from results.webpage.data import run_data, search_data
 from tests.results.synthetic import failed, row, sweep, write_run
 
 
