@@ -24,17 +24,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.config import LOSS_SCALES, TrainConfig
+from strategies.core.rules import without_biases
 from strategies.gpt_config import GPTConfig
-from strategies.model.gpt import weight_specs
 from strategies.model.weights import Weights, by_name, nested
 from strategies.step import Optimizer
-
-
-def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[str, Any]]:
-    """All weights -> the tree of weights that the optimizer trains, and the other weights by name."""
-    flat, specs = by_name(weights), weight_specs(config)
-    trained = {name: array for name, array in flat.items() if specs[name].trained}
-    return nested(trained), {name: flat[name] for name in flat if name not in trained}
 
 
 def moves_biases(optimizer: Optimizer, specs: Weights, config: GPTConfig, train: TrainConfig) -> Optimizer:

@@ -26,6 +26,8 @@ from jaxtyping import Array
 from strategies.config import TrainConfig
 from strategies.core.gradients import cast, global_norm
 from strategies.core.matrices import Muon
+from strategies.gpt_config import GPTConfig
+from strategies.model.gpt import weight_specs
 from strategies.model.weights import Weights, by_name, nested
 from strategies.step import Optimizer
 
@@ -155,3 +157,10 @@ def learning_rate_at(train: TrainConfig, updates: Any) -> Any:
         after = optax.cosine_decay_schedule(peak, train.decay_steps - warmup, train.final_learning_rate / peak)
     before = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
     return (optax.join_schedules([before, after], [warmup]) if warmup else after)(updates)
+
+
+def without_biases(weights: Weights, config: GPTConfig) -> tuple[Weights, dict[str, Any]]:
+    """All weights -> the tree of weights that the optimizer trains, and the other weights by name."""
+    flat, specs = by_name(weights), weight_specs(config)
+    trained = {name: array for name, array in flat.items() if specs[name].trained}
+    return nested(trained), {name: flat[name] for name in flat if name not in trained}

@@ -35,10 +35,10 @@ from strategies.core.gradients import (
 )
 from strategies.core.layer_reduction import sum_by_layer
 from strategies.core.matrices import Muon
-from strategies.core.optimizer import loss_scaled, moves_biases, without_biases
+from strategies.core.optimizer import loss_scaled, moves_biases
 from strategies.core.placement import Placement, Split, Weight, partition
 from strategies.core.plan import Plan
-from strategies.core.rules import clipped, rule_of
+from strategies.core.rules import clipped, rule_of, without_biases
 from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible

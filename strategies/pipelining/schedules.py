@@ -217,6 +217,7 @@ class Schedule:
     def __str__(self) -> str:
         """The table: a line for each stage, a column for each tick.
 
+        >>> from strategies.pipelining.orders import one_f_one_b
         >>> print(one_f_one_b(2, 3))
         F0 F1 .. B0 F2 B1 .. B2
         .. F0 B0 F1 B1 F2 B2 ..
