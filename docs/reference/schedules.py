@@ -6,15 +6,17 @@ python docs/reference/schedules.py > docs/reference/which-pipeline-schedule.md
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from results.formats import as_markdown
 from strategies import PRESETS, TrainConfig
+from strategies.config import PipelineSchedule, Remat
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import MeshSpec
-from strategies.pipelining.orders import SCHEDULES
 
 FILE = Path(__file__).with_name("which-pipeline-schedule.md")
-MODEL, SIZES, REMATS = "gpt3-6.7b", ((4, 8), (8, 64)), ("dots", "full")
+MODEL, SIZES = "gpt3-6.7b", ((4, 8), (8, 64))
+REMATS: tuple[Remat, ...] = ("dots", "full")
 HEADER = "schedule", "loses, free", "loses, in lockstep", "with remat=full", "held", "GiB", "exchanges"
 PAGE = """# Which pipeline schedule
 
@@ -74,9 +76,9 @@ they are two ticks.
 """
 
 
-def costs(stages: int, microbatches: int, remat: str) -> Iterator[tuple[str, Cost]]:
+def costs(stages: int, microbatches: int, remat: Remat) -> Iterator[tuple[str, Cost]]:
     """Yield the predicted cost of each schedule."""
-    for name in SCHEDULES:
+    for name in get_args(PipelineSchedule):
         train = TrainConfig(microbatches, microbatches, dtype="bfloat16", remat=remat, schedule=name)
         yield name, predict("pipeline", PRESETS[MODEL], MeshSpec.parse(f"pipeline={stages}"), train)
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from types import MappingProxyType
+from typing import get_args
 
 from strategies.config import PipelineSchedule
 from strategies.infeasible import Infeasible, WrongSize
-from strategies.pipelining.schedules import Op, Orders, Schedule
+from strategies.pipelining.schedules import Kind, Op, Orders, Schedule
 
 MOST_CELLS = 300_000
 """Largest table of a schedule, in pairs of cells (a forward and a backward pass). Making it takes a few seconds."""
@@ -197,9 +198,10 @@ class _Ops:
 
     def add(self, turns: str, times: int = 1) -> None:
         """Add operations, such as "F0 B1" for a forward pass of chunk 0 and a backward pass of chunk 1."""
+        kinds: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)}
         for turn in turns.split() * times:
             if (m := self.done[turn]) < self.microbatches:
-                self.found.append(Op(turn[0], m, int(turn[1])))
+                self.found.append(Op(kinds[turn[0]], m, int(turn[1])))
             self.done[turn] += 1
 
 
