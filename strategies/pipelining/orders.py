@@ -75,8 +75,8 @@ def zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 def eager_zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
     """Eager 1F1B with weight gradients in ticks of their own.
 
-    Steps of stages in lockstep take M (F + B + W) + (S - 1) (F + B), however much F, B and W differ, for 2 S - 1 - s
-    microbatches in flight on stage s.
+    With M >= S, steps of stages in lockstep take M (F + B + W) + (S - 1) (F + B), however much F, B and W differ, for
+    2 S - 1 - s microbatches in flight on stage s.
     """
     _require("eager-zb", stages, microbatches, chunks)
     return _deferring("eager-zb", eager_1f1b(stages, microbatches))
