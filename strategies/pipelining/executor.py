@@ -2,8 +2,9 @@
 
 In each tick a stage runs forward, backward, or idles, as the timetable says. Then all stages together embed the
 microbatch that the first stage needs next, compute the loss of one that has left the last part of the model, and
-backpropagate into the embedding with one that has returned to the first. At the end of a tick the stages send to their neighbours. The
-backward pass is written by hand, layer by layer (layer_backward.py), because JAX cannot differentiate this loop.
+backpropagate into the embedding with one that has returned to the first. At the end of a tick the stages send to their
+neighbours. The backward pass is written by hand, layer by layer (layer_backward.py), because JAX cannot differentiate
+this loop.
 """
 
 import dataclasses
