@@ -41,7 +41,12 @@ def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     for path in outputs.values():
         require_file(path, "json")
     if args.compile:
-        require_schedules(args.topology)
+        if args.topology.kind == CPU:
+            problem = f"on {args.topology} no communication overlaps, as predictions assume"
+            raise ValueError(f"--compile: {problem}; remove --compile")
+        args.topology.require_compiler()
+        args.topology.prepare()
+        args.topology.devices()
     return space, chosen
 
 
@@ -74,16 +79,6 @@ def search_space(args: argparse.Namespace) -> SearchSpace:
         raise ValueError(f"no candidate: no selected strategy takes {wanted}{experts}; see `meshmark show`")
     selection.require_options(space.options, space.cases())
     return space
-
-
-def require_schedules(topology: Topology) -> None:
-    """Check that a compiler for a topology is installed, knows it, and overlaps communication."""
-    if topology.kind == CPU:
-        problem = f"on {topology} no communication overlaps, as predictions assume"
-        raise ValueError(f"--compile: {problem}; remove --compile")
-    topology.require_compiler()
-    topology.prepare()
-    topology.devices()
 
 
 def require_together(args: argparse.Namespace) -> None:

@@ -87,15 +87,13 @@ def widths_of(rows: Sequence[Mapping[str, str]]) -> Widths:
             errors[row["kind"]][row["source"]].append(abs(error))
             works[tuple(row[name] for name in WORK)].append(error)
     pairs: dict[str, list[float]] = defaultdict(list)
-    for (source, *_), found in works.items():
-        if len(found) > 1:
-            pairs[source] += [abs(one - other) for one, other in combinations(found, 2)]
+    for (source, *_), each in works.items():
+        if len(each) > 1:
+            pairs[source] += [abs(one - other) for one, other in combinations(each, 2)]
 
-    def of_kinds(coverage: float) -> dict[str, float]:
-        return {kind: round(quantile(errors[kind], coverage), 3) for kind in sorted(errors)}
-
-    pair = round(quantile(pairs, COVERAGE), 3)
-    return checked({"known": of_kinds(COVERAGE), "assumed": of_kinds(ASSUMED_COVERAGE), "pair": pair}, Widths, "widths")
+    coverages, kinds = {"known": COVERAGE, "assumed": ASSUMED_COVERAGE}, sorted(errors)
+    found = {name: {kind: round(quantile(errors[kind], of), 3) for kind in kinds} for name, of in coverages.items()}
+    return checked({**found, "pair": round(quantile(pairs, COVERAGE), 3)}, Widths, "widths")
 
 
 if __name__ == "__main__":

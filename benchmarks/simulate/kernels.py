@@ -36,9 +36,7 @@ CAST_AHEAD_BYTES = 12
 """Of `KernelCosts.stacked` for a weight, which pipeline stages save that cast weights once a step: twice a slice of two
 bytes is copied, instead of 20 for slices of four and their casts."""
 SEQUENCE_BYTES = 4
-"""Read and written for an element that is gathered or scattered along the sequence, because that is not the first dim
-(`Backend.gathers_outermost_only`)."""
-ADAMW_MOMENT_BYTES = 8
+"""Read and written for an element that is gathered or scattered along the sequence, which is not the first dim."""
 
 
 @cache
@@ -255,10 +253,8 @@ def stacks_kept(plan: Plan) -> bool:
 
 
 def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:
-    """Bytes read and written to cast so many rows of the head's table, and to sum its gradients over microbatches.
-
-    By the constants of a layer's weights, whose casts and sums in a loop are alike: with four microbatches the bytes of
-    gpt2 are 3% more than compiled.
+    """Bytes read and written to cast so many rows of the head's table, and to sum its gradients over microbatches, by
+    the constants of a layer's weights.
     """
     costs, several = stack.kernels, plan.train.microbatches > 1
     return (costs.kept.of_weights + several * costs.stacked.of_weights) * rows * plan.config.embed
@@ -286,5 +282,5 @@ def update_bytes(plan: Plan, stack: Stack) -> float:
     for weight in plan.weights.values():
         kept = sum(BYTES[dtype] for dtype in moments_of(weight.spec, plan.train).values())
         shards = plan.size(*plan.placement.not_splitting(weight.spec.dims, plan.placement.updates))
-        total += (stack.kernels.optimizer_bytes - 2 * (ADAMW_MOMENT_BYTES - kept)) * weight.elements / shards
+        total += (stack.kernels.optimizer_bytes - 2 * (2 * 4 - kept)) * weight.elements / shards
     return total

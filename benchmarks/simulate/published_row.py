@@ -158,7 +158,7 @@ def _axes(sharded: ZeroStage | None) -> tuple[Axis, ...]:
     gathering those of all for the MLP.
     """
     changes = {
-        "context": replace(context.AXIS, resolve=_ring),
+        "context": replace(context.AXIS, resolve=lambda plan: {**resolve_reduce(plan), "context_attention": "ring"}),
         "expert": replace(expert.AXIS, traffic=(_exchanges,)),
         "tensor": replace(tensor.AXIS, traffic=(_layers, vocabulary_traffic)),
     }
@@ -183,10 +183,6 @@ def _divided(terms: Iterable[Traffic], names: tuple[str, ...], parts: int) -> It
     for term in terms:
         part = replace(term, operand_bytes=term.operand_bytes // parts, sent_bytes=Fraction(term.sent_bytes) / parts)
         yield part if term.what in names else term
-
-
-def _ring(plan: Plan) -> dict[str, str]:
-    return {**resolve_reduce(plan), "context_attention": "ring"}
 
 
 def sizes_of(row: Published) -> dict[str, int]:

@@ -1,15 +1,18 @@
 """docs/reference/auto-explicit-or-shard-map.md: one placement in three modes of JAX, as compiled.
 
 python -m docs.reference.modes compile cpu:8 v5e:4x4 h100:2x8
+python -m docs.reference.modes times RUN.json ...
 python -m docs.reference.modes
 
 The first compiles all steps with the installed JAX, and replaces the rows of this version and these topologies in the
-table next to the page. The second writes the page from the table.
+table next to the page. The second adds the times of runs of `pytest benchmarks` on 8 virtual CPU devices. The third
+writes the page from the table.
 """
 
 import ast
 import csv
 import io
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -138,9 +141,22 @@ def compile_all(topologies: Iterable[str], works: Iterable[str] = WORK) -> None:
         write(sorted(kept, key=lambda row: (row["jax"], row["topology"], [*WORK].index(row["work"]))))
 
 
+def add_times(runs: Iterable[str]) -> None:
+    """Put the median seconds of measured steps into the rows of the same strategy and mesh on 8 CPU devices."""
+    measured = [row for run in runs for row in json.loads(Path(run).read_text())["benchmarks"]]
+    seconds = {(row["extra_info"]["strategy"], row["extra_info"]["mesh"]): row["stats"]["median"] for row in measured}
+
+    def timed(row: Row) -> Row:
+        here = row["topology"] == "cpu:8" and row["jax"] == jax.__version__
+        found = seconds.get((row["strategy"], row["mesh"])) if here else None
+        return row if found is None else {**row, "step_seconds": found}
+
+    write(map(timed, read()))
+
+
 FIELDS = (
     *("jax", "topology", "work", "mesh", "strategy", "status", "reason", *KINDS, "formula_bytes", "temp_bytes"),
-    *("exposed_seconds", "compile_seconds", "code_lines", "changed"),
+    *("exposed_seconds", "compile_seconds", "step_seconds", "code_lines", "changed"),
 )
 
 
@@ -195,6 +211,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[str], str]]] = {
     "temp_bytes": ("temporaries", in_bytes),
     "exposed_seconds": ("exposed", lambda seconds: f"{1e6 * float(seconds):.0f} us"),
     "compile_seconds": ("compile", lambda seconds: f"{float(seconds):.1f} s"),
+    "step_seconds": ("step", lambda seconds: f"{1e3 * float(seconds):,.0f} ms"),
     "code_lines": ("lines of code", str),
 }
 """Columns of the table that the page shows -> their headings, and how their values are written."""
@@ -205,5 +222,7 @@ if __name__ == "__main__":
 
     if sys.argv[1:2] == ["compile"]:
         modes.compile_all(sys.argv[2:])
+    elif sys.argv[1:2] == ["times"]:
+        modes.add_times(sys.argv[2:])
     else:
         PAGE.write_text(modes.page(PAGE.read_text()))
