@@ -126,7 +126,7 @@ BUGS = [
         "https://github.com/deepspeedai/Megatron-DeepSpeed/issues/442",
         "Gradients of weights were stored for later, and only one schedule came back to them.",
         "gradients of matrices: zero, since the second half of the backward pass does not run",
-        "gradient norm",
+        "out_AD",
         "pipeline",
         "pipeline=2",
         stored_only,
