@@ -164,23 +164,26 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(f"\n  {code}  " in shown for code in range(6))
 
 
-def test_a_thousand_rows_take_two_seconds(tmp_path: Path) -> None:
-    """Comparing 1,000 rows with all reports takes under two seconds of process time, and imports nothing slow."""
-    rows = [row("fsdp", "fsdp=8", batch) for batch in range(1, 1001)]
-    for each in rows:
+def seconds_of_comparison(rows: int, folder: Path) -> float:
+    """Process time of comparing so many rows with all reports, which imports nothing slow."""
+    found = [row("fsdp", "fsdp=8", batch) for batch in range(1, rows + 1)]
+    for each in found:
         each["stats"] = {"data": [0.1 + 0.001 * i for i in range(30)]}
-    base = write_run(tmp_path / "base.json", rows)
-    for each in rows:
+    base = write_run(folder / f"base{rows}.json", found)
+    for each in found:
         each["extra_info"]["compiled.flops"] += 1
-    head = write_run(tmp_path / "head.json", rows)
+    head = write_run(folder / f"head{rows}.json", found)
     command = [sys.executable, "-c", WITHOUT, "exact", str(base), str(head)]
-    command += [f"--{form}={tmp_path / form}" for form in FORMS]
-    seconds = []
-    for _ in range(3):  # the fastest, for the machine may be busy
-        before = os.times()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        after = os.times()
-        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
-        assert (done.returncode, done.stderr) == (1, "")
-        assert done.stdout.endswith("red: 1000 worse\n")
-    assert min(seconds) < 2
+    command += [f"--{form}={folder / form}" for form in FORMS]
+    before = os.times()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    after = os.times()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.endswith(f"red: {rows} worse\n")
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def test_the_time_of_a_comparison_does_not_grow_faster_than_its_rows(tmp_path: Path) -> None:
+    """Four times as many rows take less than five times as long; the fastest of two, for the machine may be busy."""
+    few, many = (min(seconds_of_comparison(rows, tmp_path) for _ in range(2)) for rows in (500, 2000))
+    assert many < 5 * few
