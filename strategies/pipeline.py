@@ -22,7 +22,7 @@ S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2
 in the compute dtype. Positions, leading dense layers and the last norm are replicated on every stage.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -153,24 +153,19 @@ def _run_forward(
     leaves, structure = jax.tree.flatten(blocks)
     found = []
     for chunk, part in enumerate(zip(*(jnp.split(leaf, schedule.chunks) for leaf in leaves), strict=True)):
-        x_MbTD, found_t = _around(partial(run, jax.tree.unflatten(structure, part)), x_MbTD, _route(schedule, chunk))
+        x_MbTD, found_t = _around(partial(run, jax.tree.unflatten(structure, part)), x_MbTD, schedule.route(chunk))
         found.append(found_t)
     return x_MbTD, found
 
 
-def _route(schedule: Schedule, chunk: int) -> list[int]:
-    """The stages in the order in which a microbatch passes through their parts of a chunk."""
-    return [schedule.stage_of(chunk * schedule.stages + place) for place in range(schedule.stages)]
-
-
-def _place(route: list[int]) -> Array:
+def _place(route: Sequence[int]) -> Array:
     """This stage's place in a route."""
     return jnp.asarray(np.argsort(route))[lax.axis_index("pipeline")]
 
 
 def _by_slot(found: list[Array], schedule: Schedule) -> Array:
     """What `_run_forward` has found [ticks,L,...] in each chunk -> its sum over microbatches, by slot of all stages."""
-    places = [_place(_route(schedule, chunk)) for chunk in range(schedule.chunks)]
+    places = [_place(schedule.route(chunk)) for chunk in range(schedule.chunks)]
     sums = [
         lax.dynamic_slice_in_dim(found_t, place, schedule.microbatches).sum(0)
         for found_t, place in zip(found, places, strict=True)
@@ -178,7 +173,7 @@ def _by_slot(found: list[Array], schedule: Schedule) -> Array:
     return lax.all_gather(jnp.concatenate(sums), "pipeline", tiled=True, to="invarying")
 
 
-def _around(run: Callable[[Array], tuple[Array, Any]], x_MbTD: Array, route: list[int]) -> tuple[Array, Any]:
+def _around(run: Callable[[Array], tuple[Array, Any]], x_MbTD: Array, route: Sequence[int]) -> tuple[Array, Any]:
     """One round: through one chunk of each stage."""
     microbatches, place = len(x_MbTD), _place(route)
     x_MbTD = mark_varying(x_MbTD, "pipeline")

@@ -166,7 +166,7 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a text file; if that fails, write it to a temporary file."""
+    """Write a text file, or a temporary file if it cannot be written there."""
     save(path, lambda to: to.write_text(text, encoding="utf-8"))
 
 

@@ -79,7 +79,7 @@ def of_file(path: Path) -> Codec:
 
 @dataclass(frozen=True)
 class Text:
-    """A text as tokens: bytes, characters, or those of the tokenizer.json of --init, by its kind.
+    """Tokens of a text: bytes, characters, or those of the tokenizer.json of --init, by its kind.
 
     It has the name of its file, for messages, and the SHA-256 of its bytes, which identifies it.
     """

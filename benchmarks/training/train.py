@@ -166,7 +166,7 @@ def continued(plan: Plan, train_config: TrainConfig, weights: Weights, count: in
     """`count` tokens after a prompt, each drawn from the model's prediction, on one device.
 
     Dims: T tokens, V vocabulary. Logits are divided by the temperature; 0 takes the most likely token. The model may
-    know more tokens than a text can have, whose logits are left out.
+    have more tokens than the text's codec; their logits are ignored.
     """
     config, vocab = plan.case.config, plan.text.codec.vocab
 

@@ -120,7 +120,7 @@ lie on each other. Both optimizers have the default learning rate, which was cho
 
 torchtitan's pull request 3719 compares, on 8 GPUs, owners of whole weights, two gathers, and FSDP2 with Muon and with
 AdamW. The index of public threads that was searched on 2026-11-28 has its methods, but not the cells of its tables, so
-its overheads are not set beside these. Owners of whole weights send nothing for the optimizer, as zero1 and zero2 here;
+its overheads are not compared here. Owners of whole weights send nothing for the optimizer, as zero1 and zero2 here;
 under FSDP they turn the gathers of layers into broadcasts, which meshmark does not have.
 """
 

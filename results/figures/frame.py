@@ -33,7 +33,7 @@ BELOW = "below"
 
 class Style(NamedTuple):
     """How figures are drawn: width and height in inches, by default what the content needs; the font's size in points;
-    and whether they have a title and remarks, of which a paper has its own.
+    and whether they have a title and remarks; a paper has its own.
     """
 
     size: tuple[float, float] | None = None

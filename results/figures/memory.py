@@ -17,7 +17,7 @@ MOST_BARS = 15
 def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows whose memory is known, timed or only compiled, the largest total first, with a column a part.
 
-    `formula` is the total by formula; NaN where there is none.
+    `formula` is the total by formula, or NaN without one.
     """
     rows = memory_columns(leave_out(with_compiled(rows), rows["memory"].isna(), "without memory sizes"))
     formula = rows[["predicted.argument_bytes", "predicted.temp_bytes"]].sum(axis="columns", skipna=False)

@@ -190,7 +190,7 @@ class Sizes:
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """The layer in each slot of the stacked blocks, by stage; -1 for none (`stages.layer_slots`)."""
+        """The layer in each slot of the stacked blocks, by stage; -1 for none (`orders.layer_slots`)."""
         if not self.staged:
             return tuple(range(self.config.blocks))
         return layer_slots(self.config.blocks, self.schedule)

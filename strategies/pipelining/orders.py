@@ -18,6 +18,7 @@ from strategies.pipelining.schedules import Kind, Op, Orders, Schedule
 
 MOST_CELLS = 300_000
 """Largest table of a schedule, in pairs of cells (a forward and a backward pass). Making it takes a few seconds."""
+KINDS: Mapping[str, Kind] = MappingProxyType({kind: kind for kind in get_args(Kind)})
 
 
 def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -123,17 +124,14 @@ def dualpipe_v(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
         ops.add("B1 W1 F1", ahead)
         ops.add("F0 B1 W1 F1 B0 W0", microbatches - 2 * stages + stage + 1)
         ops.add("B1 W1 F1 B0 W0", ahead)
-        # The second half of the last backward passes leave their weight gradients for the end.
+        # Of the last 2 (s + 1) backward passes the second half leave their weight gradients for the end.
         last = ("B1", "B0") * (stage + 1)
-        for each in last[: stage + 1]:
-            ops.add(f"{each} W{each[1]}")
-        waiting = [*(f"W{each[1]}" for each in last[stage + 1 :]), *["W0"] * ahead]
-        for each in last[stage + 1 :]:
-            ops.add(each)
-        for each in waiting[:ahead]:
-            ops.add(f"{each} B0")
-        for each in waiting[ahead:]:
-            ops.add(each)
+        whole, apart = last[: stage + 1], last[stage + 1 :]
+        waiting = [*(f"W{chunk}" for _, chunk in apart), *["W0"] * ahead]
+        ops.add(" ".join(f"{op} W{op[1]}" for op in whole))
+        ops.add(" ".join(apart))
+        ops.add(" ".join(f"{op} B0" for op in waiting[:ahead]))
+        ops.add(" ".join(waiting[ahead:]))
         return tuple(ops.found)
 
     orders = _of_each(stages, of_stage)
@@ -198,10 +196,9 @@ class _Ops:
 
     def add(self, turns: str, times: int = 1) -> None:
         """Add operations, such as "F0 B1" for a forward pass of chunk 0 and a backward pass of chunk 1."""
-        kinds: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)}
         for turn in turns.split() * times:
             if (m := self.done[turn]) < self.microbatches:
-                self.found.append(Op(kinds[turn[0]], m, int(turn[1])))
+                self.found.append(Op(KINDS[turn[0]], m, int(turn[1])))
             self.done[turn] += 1
 
 

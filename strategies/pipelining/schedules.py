@@ -90,12 +90,16 @@ class Schedule:
 
     def part(self, stage: int, chunk: int) -> int:
         """Which part of the model a stage's chunk is."""
-        return chunk * self.stages + (self.stages - 1 - stage if self.v_shaped and chunk % 2 else stage)
+        return chunk * self.stages + self.route(chunk)[stage]
 
     def stage_of(self, part: int) -> int:
         """The stage that has a part of the model."""
         chunk, place = divmod(part, self.stages)
-        return self.stages - 1 - place if self.v_shaped and chunk % 2 else place
+        return self.route(chunk)[place]
+
+    def route(self, chunk: int) -> range:
+        """The stages in the order in which a microbatch passes through a chunk; backwards, it is its own inverse."""
+        return range(self.stages)[::-1] if self.v_shaped and chunk % 2 else range(self.stages)
 
     @property
     def last_stage(self) -> int:
@@ -148,10 +152,10 @@ class Schedule:
         """Each stage's operation at each tick [stages][ticks]; None if idle."""
         kinds = "FBW" if self.splits_backward else "FB"
 
-        def in_turn(op: Op, ready: float) -> float:
-            return ready + (kinds.index(op.kind) - ready) % len(kinds)
+        def begin(op: Op, ready: float) -> float:
+            return ready + (kinds.index(op.kind) - ready) % len(kinds) if self.in_turn else ready
 
-        starts = self.starts(lambda stage, op: 1, *([in_turn] if self.in_turn else []))
+        starts = self.starts(lambda stage, op: 1, begin)
         ticks = {start: tick for tick, start in enumerate(sorted(set(starts.values())))}
         rows: list[list[Op | None]] = [[None] * len(ticks) for _ in range(self.stages)]
         for (stage, op), start in starts.items():
