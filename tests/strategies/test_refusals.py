@@ -115,8 +115,8 @@ TABLE = (
         three_d fsdp=2,pipeline=2 | prefetch=on microbatches=4 | no loop over all layers in a pipeline
         pipeline pipeline=4 | microbatches=4 | 2 blocks are too few for 4 parts of a pipeline; pipeline can be 1 or 2$
         three_d pipeline=4 | microbatches=4 | 2 blocks are too few for 4 parts of a pipeline; pipeline can be 1 or 2$
-        pipeline pipeline=2 | schedule=interleaved | 2 blocks are too few for 4 parts of a pipeline
-        three_d pipeline=2 | schedule=interleaved | 2 blocks are too few for 4 parts of a pipeline
+        pipeline pipeline=2 | schedule=interleaved microbatches=2 | 2 blocks are too few for 4 parts of a pipeline
+        three_d pipeline=2 | schedule=interleaved microbatches=2 | 2 blocks are too few for 4 parts of a pipeline
         pipeline pipeline=2 | schedule=interleaved chunks=1 | pipeline=2 does not divide .*microbatches can be 2, 4
         three_d pipeline=2 | schedule=interleaved chunks=1 | pipeline=2 does not divide .*microbatches can be 2, 4
         tensor tensor=8 |  | tensor=8 does not divide heads=4; tensor can be 1, 2 or 4
