@@ -22,13 +22,15 @@ Switch = Literal["auto", "on", "off"]
 Compression = Literal["none", "int8", "onebit"]
 Master = Literal["none", "float32"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
+ContextPayload = Literal["auto", "latent", "expanded"]
 OptimizerName = Literal["adamw", "muon", "sgd"]
 Matrices = Literal["auto", "gather", "deal", "gram", "block"]
 MatrixScale = Literal["rms", "original"]
 Dispatch = Literal["auto", "all_to_all", "all_gather"]
 OF_AXES = (
     *("schedule", "chunks", "sequence_parallel", "gather", "regather", "prefetch", "halves", "bucket_bytes"),
-    *("compression", "compression_warmup", "reduce", "reduce_dtype", "context_attention", "dispatch", "master"),
+    *("compression", "compression_warmup", "reduce", "reduce_dtype", "context_attention", "context_payload"),
+    *("dispatch", "master"),
     "matrices",
 )
 """Options that act through an axis (`Axis.options`). A strategy without such an axis refuses them (core/plan.py)."""
@@ -100,6 +102,8 @@ class TrainConfig:
         compression_warmup: steps before "onebit" sums momentum in 1 bit.
         context_attention: how tokens attend to tokens on other devices of a context axis: "ring", "ulysses", or "auto":
             "ulysses" with pipeline stages or strides, and where GPUs have cuDNN's attention; otherwise "ring".
+        context_payload: what devices of a context axis exchange of a model with latent attention: latents, from which
+            each computes keys and values ("latent"), or keys and values ("expanded"). "auto" is what has fewer bytes.
         dispatch: how tokens reach the experts on other devices of an expert axis: each choice is sent to its expert
             ("all_to_all"), or all tokens to all devices ("all_gather"). "auto" is the one that sends fewer bytes.
         logits_bytes: upper bound on the bytes of float32 logits per device. They are computed for one chunk of tokens
@@ -148,6 +152,7 @@ class TrainConfig:
     reduce: Reduce = "auto"
     reduce_dtype: ReduceDtype = "float32"
     context_attention: ContextAttention = "auto"
+    context_payload: ContextPayload = "auto"
     dispatch: Dispatch = "auto"
     logits_bytes: Count | None = None
     z_loss: Amount = 0.0

@@ -41,11 +41,12 @@ ring, and "auto" is Ulysses.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -54,11 +55,14 @@ from jaxtyping import Array, Float
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
+from strategies.core.shards import all_gather
 from strategies.core.share import Share, attention_shares
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible, WrongSize, divisors, legal, require_divides
 from strategies.model.attention import (
     QKV,
+    HeadsQKV,
+    LatentQKV,
     Reach,
     attend_sparse,
     causal_attention,
@@ -141,11 +145,27 @@ def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[
     `causal_attention`; t is T_context.
     """
     all_to_all = partial(lax.all_to_all, axis_name=RING, tiled=True)
+    if not isinstance(qkv, QKV):
+        qkv = _of_own_heads(qkv, all_to_all)
+        mixed_BTA = causal_attention(qkv, kind, reach)
+        return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
     qkv_BTCE = qkv.for_devices(lax.axis_size(RING)).qkv_BTCE
     qkv_BTCE = checkpoint_name(all_to_all(qkv_BTCE, split_axis=3, concat_axis=1), KEPT)
     sink_H = qkv.sink_H if qkv.sink_H is None else contiguous(qkv.sink_H, 0)
     mixed_BTA = causal_attention(QKV(qkv_BTCE, qkv.head_dim, sink_H), kind, reach)
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
+
+
+def _of_own_heads(qkv: HeadsQKV | LatentQKV, all_to_all: Callable[..., Array]) -> HeadsQKV | LatentQKV:
+    """Queries of this device's heads for all tokens; and their keys and values, or latents with its heads' weights."""
+    if isinstance(qkv, HeadsQKV):
+        of_heads = partial(all_to_all, split_axis=2, concat_axis=1)
+        return jax.tree.map(lambda x_BTHK: checkpoint_name(of_heads(x_BTHK), KEPT), qkv)
+    q_BTHK = checkpoint_name(all_to_all(qkv.q_BTHK, split_axis=2, concat_axis=1), KEPT)
+    latent_BTL = checkpoint_name(all_gather(qkv.latent_BTL, RING, 1), KEPT)
+    return replace(
+        qkv, q_BTHK=q_BTHK, latent_BTL=latent_BTL, up_CE=contiguous(qkv.up_CE, 1), up_CA=contiguous(qkv.up_CA, 1)
+    )
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
@@ -165,7 +185,19 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     elif attention == "ring" and plan.staged:
         problem = f"ring attention does not work with pipeline={plan.stages}"
         raise Infeasible(f"{problem}: its permutes need all devices at the same time; use context_attention=ulysses")
-    return {**resolve_reduce(plan), "context_attention": attention}
+    return {**resolve_reduce(plan), "context_attention": attention, "context_payload": _resolve_payload(plan)}
+
+
+def _resolve_payload(plan: Plan) -> str:
+    """What devices exchange, "auto" without latent attention."""
+    payload, config = plan.train.context_payload, plan.config
+    if config.latent_rank is None:
+        if payload != "auto":
+            raise Infeasible(f"context_payload={payload} is for models with latent attention; omit it")
+        return payload
+    expanded = (config.query_features + config.head_features) // plan.tensors
+    fewer = "latent" if config.dim_sizes["latents_and_key"] < expanded else "expanded"
+    return fewer if payload == "auto" else payload
 
 
 def require(plan: Plan) -> None:
@@ -202,11 +234,15 @@ def _require_ring(share: Share, size: int, heads: int) -> None:
 
 def implement(plan: Plan) -> Implementation:
     """Attend to other devices' tokens. Other axes may also split heads or tokens."""
+    if plan.train.context_payload == "expanded":
+        made = implement(replace(plan, train=replace(plan.train, context_payload="auto")))
+        attend: Any = made.hooks.attend
+        return replace(made, hooks=replace(made.hooks, attend=lambda qkv, *others: attend(qkv.expanded, *others)))
     if plan.train.context_attention == "ulysses":
         return Implementation(Hooks(own_context=contiguous, attend=ulysses_attention))
     if plan.share.zigzag:
         return Implementation(Hooks(own_context=zigzag, attend=zigzag_attention))
-    attend: Any = window_attention  # there is a window
+    attend = window_attention  # there is a window
     return Implementation(Hooks(own_context=contiguous, attend=attend))
 
 
@@ -215,29 +251,42 @@ def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     shares = attention_shares(plan.share)
     sent = plan.all_layers * sum(_exchanged(plan, share) for share in shares)
     sent += plan.recomputed_prefix_layers * sum(
-        plan.tokens * share.attended_features for share in shares
+        plan.tokens * _split_by_head(share) for share in shares
     )  # stages have no ring
     what, kind = ("tokens and heads", "all_to_all") if plan.ulysses else ("keys and values", "permute")
     yield from traffic(plan, what, kind, plan.placement.tokens, sent, dtype=plan.train.dtype)
+    if plan.ulysses and plan.share.sends_latents:
+        latents, times = plan.tokens * plan.share.latents, 1 if plan.train.remat != "full" else 2
+        gathered = (times * plan.all_layers + plan.recomputed_prefix_layers) * latents
+        summed = plan.all_layers * plan.size(*plan.placement.tokens) * latents
+        term = partial(traffic, plan, "latents", axes=plan.placement.tokens, dtype=plan.train.dtype)
+        yield from term("all_gather", elements=gathered)
+        yield from term("reduce_scatter", elements=summed)
 
 
 def _exchanged(plan: Plan, share: Share) -> int:
     """Elements sent in a step for one attention part of a layer."""
     devices, keeps_output = plan.size(*plan.placement.tokens), plan.train.remat != "full"
     if plan.ulysses:
-        return (2 if keeps_output else 3) * plan.tokens * share.attended_features
+        return (2 if keeps_output else 3) * plan.tokens * _split_by_head(share)
     if share.skipping:
         # Keys and values that the window reaches, and their gradients back; recomputation repeats the keys and values.
         return (2 if keeps_output else 3) * 2 * share.earlier_tokens * plan.train.microbatches * share.key_features
     # Recomputation repeats the hops in the ring's loop. The compiler merges the other hops with the backward pass's.
     again = devices - 2 if share.loops_ring and not keeps_output else 0
-    return (2 * (devices - 1) + devices + again) * 2 * plan.tokens * share.key_features
+    features = share.latents if share.sends_latents else share.attended_kv_features
+    return (2 * (devices - 1) + devices + again) * plan.tokens * features
+
+
+def _split_by_head(share: Share) -> int:
+    """Features of a token that Ulysses exchanges between tokens and heads."""
+    return share.query_features + share.head_features if share.sends_latents else share.attended_features
 
 
 AXIS = Axis(
     "context",
     tokens=True,
-    options=("context_attention", "reduce", "reduce_dtype"),
+    options=("context_attention", "context_payload", "reduce", "reduce_dtype"),
     resolve=resolve,
     require=require,
     implement=implement,

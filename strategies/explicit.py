@@ -86,6 +86,9 @@ def require_tensor(plan: Plan) -> None:
     if keys % plan.tensors:
         fitting = [size for size in divisors(plan.config.heads) if keys % size == 0]
         raise WrongSize(f"explicit does not replicate key_heads={keys} over tensor={plan.tensors}", "tensor", fitting)
+    if plan.config.latent_rank:
+        problem = f"explicit has no rule for latents of latent_rank={plan.config.latent_rank} on a tensor axis"
+        raise Infeasible(f"{problem}; use auto, tensor or three_d")
     if plan.block.parts["attention"].means:
         problem = f"explicit has no rule for norms over all heads of block={plan.config.block}"
         raise Infeasible(f"{problem}; use auto or tensor")
@@ -168,7 +171,7 @@ def hooks(plan: Plan, mesh: Any) -> Hooks:
         """Each device's sequences and heads apart, so that any kernel runs."""
         heads = plan.over(["tensor"]) or None
         attention = partial(causal_attention, kind=kernel, reach=reach)
-        split = replace(qkv, qkv_BTCE=P(batch, None, None, heads))
+        split = replace(qkv, qkv_BTCE=P(batch, None, None, heads)) if isinstance(qkv, QKV) else jax.tree.map(spec_of, qkv)
         return jax.shard_map(attention, in_specs=(split,), out_specs=P(batch, None, heads))(qkv)
 
     return Hooks(

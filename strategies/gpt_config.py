@@ -35,6 +35,12 @@ class GPTConfig:
 
     Attributes:
         key_heads: number of KV heads, each shared by heads / key_heads query heads (Ainslie et al. 2023, "GQA").
+        latent_rank: latents of a token, from which keys and values of all heads are computed: multi-head latent
+            attention in place of the block's own (model/latent_attention.py). None: no latents. The next three fields
+            need it, and `head_size` is then that of queries and keys, with their rotary features.
+        query_rank: latents from which queries are computed; None: they are computed from the residual stream.
+        rotary_size: rotary features of queries and keys. All heads share a token's rotary key.
+        value_size: features of a head's value.
         block: the kind of its blocks, one of `BLOCKS` (model/block.py). It decides on norm, positions, MLP and biases:
             "gpt2", "llama" (RMSNorm, rotary positions, SwiGLU, no biases), "qwen2" (llama with biases of queries, keys
             and values), "qwen3" (llama with a norm of each query head and key head), "olmoe" (llama with a norm of all
@@ -92,6 +98,10 @@ class GPTConfig:
     full_attention_every: Annotated[int, Meta(ge=2)] | None = None
     head_size: Size | None = None
     key_heads: Size | None = None
+    latent_rank: Size | None = None
+    query_rank: Size | None = None
+    rotary_size: Size | None = None
+    value_size: Size | None = None
     block: str = "gpt2"
     norm_epsilon: Positive = 1e-5
     rope_theta: Positive = 10_000.0
@@ -123,6 +133,7 @@ class GPTConfig:
             if dense := self.dense_layers:
                 problem = f"full_attention_every={every} does not go with dense_layers={dense}"
                 raise Infeasible(f"{problem}; omit one of them")
+        _require_latents(self)
         _require_pattern(self)
         _require_experts(self)
 
@@ -132,8 +143,18 @@ class GPTConfig:
         return self.head_size or self.embed // self.heads
 
     @property
+    def value_dim(self) -> int:
+        """Features of a head's value."""
+        return self.value_size or self.head_dim
+
+    @property
     def head_features(self) -> int:
-        """Features of all query heads; `embed` unless `head_size` is set."""
+        """Features that attention mixes, of all heads; `embed` unless `head_size` or `value_size` is set."""
+        return self.heads * self.value_dim
+
+    @property
+    def query_features(self) -> int:
+        """Features of all query heads."""
         return self.heads * self.head_dim
 
     @property
@@ -198,10 +219,15 @@ class GPTConfig:
             "vocab": self.vocab,
             "sequence": self.sequence,
             "embed": self.embed,
-            "qkv": self.head_features // self.key_features + 2,
-            "qk": self.head_features // self.key_features + 1,
+            "qkv": self.query_features // self.key_features + 2,
+            "qk": self.query_features // self.key_features + 1,
             "heads": self.heads,
             "head_size": self.head_dim,
+            "query_latents": self.query_rank or 0,
+            "latents": self.latent_rank or 0,
+            "latents_and_key": (self.latent_rank or 0) + (self.rotary_size or 0),
+            "query_features": self.query_features,
+            "plain_key_features": self.heads * (self.head_dim - (self.rotary_size or 0)),
             "head_features": self.head_features,
             "key_features": self.key_features,
             "mlp": self.mlp_dim,
@@ -222,6 +248,21 @@ class GPTConfig:
         rows = math.ceil(self.vocab / self.vocab_multiple) * self.vocab_multiple
         multiple = math.lcm(self.vocab_multiple, shards)
         return rows if rows % shards == 0 else math.ceil(self.vocab / multiple) * multiple
+
+
+def _require_latents(config: GPTConfig) -> None:
+    """Refuse latent attention without its sizes, and its sizes without it."""
+    if config.latent_rank is None:
+        _require_left_out(config, ("query_rank", "rotary_size", "value_size"), "latent attention; set latent_rank")
+        return
+    if config.rotary_size is None or config.value_size is None or config.head_size is None:
+        problem = f"latent_rank={config.latent_rank} needs head_size, rotary_size and value_size"
+        raise Infeasible(f"{problem}; in DeepSeek-V3 they are 192, 64 and 128")
+    if config.rotary_size % 2 or config.rotary_size >= config.head_size:
+        allowed = f"it must be even and less than head_size={config.head_size}"
+        raise Infeasible(f"rotary_size={config.rotary_size}; {allowed}")
+    if config.key_heads not in (None, config.heads):
+        raise Infeasible(f"key_heads={config.key_heads} does not go with latent_rank, which has one latent; omit it")
 
 
 def _require_pattern(config: GPTConfig) -> None:

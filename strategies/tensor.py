@@ -51,7 +51,17 @@ from strategies.model.weights import WeightSpec
 from strategies.step import Implementation
 from strategies.strategy import Strategy, vocabulary_traffic
 
-DIMS = "heads", "head_features", "key_features", "mlp", "expert_mlp", "shared_mlp", "vocab"
+DIMS = (
+    "heads",
+    "query_features",
+    "plain_key_features",
+    "head_features",
+    "key_features",
+    "mlp",
+    "expert_mlp",
+    "shared_mlp",
+    "vocab",
+)
 
 
 def require(plan: Plan) -> None:
@@ -129,7 +139,10 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     branches = len(plan.block.branches())
     # With remat="full" all sums are repeated except a layer's last, whose result is the next layer's input.
     again = branches - 1 if plan.train.remat == "full" else 0
-    sums = ((2 * branches + again) * plan.all_layers + branches * plan.recomputed_prefix_layers) * plan.residual
+    # The transposes of gathers, and of nothing without sequence parallelism, sum gradients of what branches take.
+    taken = sum(part.taken(plan.config) for part in plan.block.branches()) * plan.tokens
+    sums = ((branches + again) * plan.all_layers + branches * plan.recomputed_prefix_layers) * plan.residual
+    sums += plan.all_layers * taken
     extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
     yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
     times = (3 if again else 2) * plan.all_layers + plan.recomputed_prefix_layers
@@ -144,7 +157,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
         return
     yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
     # Forward, once more backward (remat.py keeps no gather), and as the transpose of the reduce-scatter.
-    gathered = branches * (3 * plan.all_layers + plan.recomputed_prefix_layers) * plan.own_residual
+    gathered = (2 * plan.all_layers + plan.recomputed_prefix_layers) * taken // plan.tensors
+    gathered += branches * plan.all_layers * plan.own_residual
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)

@@ -139,8 +139,13 @@ class Share:
         return pieces * self.skipping.earlier(self.config.sequence, self.pieces)
 
     @property
-    def head_features(self) -> int:
+    def query_features(self) -> int:
         """Features of this device's query heads."""
+        return self.config.query_features // self.tensors
+
+    @property
+    def head_features(self) -> int:
+        """Features that attention mixes, of this device's heads."""
         return self.config.head_features // self.tensors
 
     @property
@@ -157,9 +162,29 @@ class Share:
         return math.lcm(self.key_features // head_dim, self.contexts) * head_dim
 
     @property
+    def attended_kv_features(self) -> int:
+        """Features of the keys and values that attention takes."""
+        return self.query_features + self.head_features if self.has_latents else 2 * self.attended_key_features
+
+    @property
     def attended_features(self) -> int:
         """Features of queries, keys, values and attention's output together."""
-        return 2 * (self.head_features + self.attended_key_features)
+        return self.query_features + self.head_features + self.attended_kv_features
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether keys and values are computed from latents."""
+        return self.config.latent_rank is not None
+
+    @property
+    def sends_latents(self) -> bool:
+        """Whether devices that split the tokens exchange latents instead of keys and values."""
+        return self.contexts > 1 and self.has_latents and self.train.context_payload != "expanded"
+
+    @property
+    def latents(self) -> int:
+        """Features of a token's latents and its rotary key."""
+        return self.config.dim_sizes["latents_and_key"]
 
     @property
     def mlp(self) -> int:

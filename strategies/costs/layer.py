@@ -12,6 +12,7 @@ from strategies.costs.parts import (
     AttentionCosts,
     GatedMLPCosts,
     HeadNormCosts,
+    LatentAttentionCosts,
     LayerNormCosts,
     Matmul,
     MLPCosts,
@@ -23,6 +24,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.block import Block, block_of, part_and_layer
 from strategies.model.clamped_experts import ClampedExperts
 from strategies.model.experts import Experts
+from strategies.model.latent_attention import LatentAttention
 from strategies.model.parts import MLP, GatedMLP, LayerNorm, Part, RMSNorm
 from strategies.model.self_attention import Attention, HeadNormAttention, WidthNormAttention
 
@@ -34,6 +36,7 @@ COSTS: dict[type[Part], type[PartCosts]] = {
     Attention: AttentionCosts,
     HeadNormAttention: HeadNormCosts,
     WidthNormAttention: WidthNormCosts,
+    LatentAttention: LatentAttentionCosts,
     Experts: ExpertsCosts,
     ClampedExperts: ClampedExpertsCosts,
 }
@@ -77,7 +80,9 @@ def recomputed_flops(config: GPTConfig) -> int:
 
 
 def score_flops(config: GPTConfig) -> int:
-    """FLOPs per token of one of a block's two score matmuls, with all attended tokens: 2 A T, or 2 A W.
+    """FLOPs per token of a block's two score matmuls, with all attended tokens: 2 (A + A) T, or 2 (A + A) W.
+
+    Latent attention has values that are narrower than keys.
 
     Every token counts the last token's keys, as if attention were not causal (`Reach.most_keys`).
     """
@@ -88,7 +93,13 @@ def score_flops(config: GPTConfig) -> int:
 def _score_flops(block: type[Block], config: GPTConfig) -> int:
     reaches = block.reaches(config)
     keys = (reach.most_keys(config.sequence) if reach else config.sequence for reach in reaches)
-    return 2 * config.head_features * sum(keys)
+    return 2 * (config.query_features + config.head_features) * sum(keys)
+
+
+def expansion_flops(config: GPTConfig) -> int:
+    """Forward FLOPs per token to compute a layer's keys and values from latents."""
+    sizes = config.dim_sizes
+    return 2 * sizes["latents"] * (sizes["plain_key_features"] + sizes["head_features"])
 
 
 def logit_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
@@ -102,7 +113,7 @@ def flops_per_token(config: GPTConfig) -> int:
     6 FLOPs for each weight of a matmul, and 12 layers x head features x sequence for attention (Chowdhery et al. 2022,
     "PaLM", appendix B). An embedding lookup costs none.
     """
-    layer = matmul_flops(config) + 2 * score_flops(config)
+    layer = matmul_flops(config) + score_flops(config)
     flops = 3 * (config.blocks * layer + logit_flops(config))
     return flops + (flops_per_token(config.lead) - 3 * logit_flops(config) if config.lead else 0)
 

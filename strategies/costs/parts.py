@@ -243,6 +243,24 @@ class WidthNormCosts(AttentionCosts):
         return normed_kept_bytes(share, 2)
 
 
+class LatentAttentionCosts(AttentionCosts):
+    """Multi-head latent attention."""
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Queries, latents, attention's output, and the sums of exponentials in float32; not keys and values."""
+        train, sizes = share.train, share.config.dim_sizes
+        if train.remat == "full":
+            return 0
+        outputs = 2 if share.ulysses else 1
+        kept = share.tokens * (share.query_features + outputs * share.head_features)
+        own = sizes["query_latents"] + share.latents
+        kept += share.residual_tokens * own
+        numbers = share.tokens * share.config.heads // share.tensors
+        norms = share.residual_tokens * (2 if share.config.query_rank else 1)
+        return share.itemsize * kept + 4 * (numbers + norms)
+
+
 def normed_kept_bytes(share: Share, norms: int) -> int:
     """`AttentionCosts.kept_bytes`, and a float32 number per norm and token.
 

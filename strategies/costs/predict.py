@@ -25,6 +25,7 @@ from strategies.costs.scores import Scores, scores_of
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
+from strategies.model.latent_attention import LATENTS
 from strategies.pipelining.schedules import PassTimes
 from strategies.strategy import Strategy
 
@@ -131,7 +132,8 @@ class Cost:
             return flops
         counted, tokens = config.sequence * layer.score_flops(config), config.sequence
         pairs = (2 * reach.pairs(tokens) if reach else tokens**2 for reach in self.plan.block.reaches(config))
-        return flops - batch_size * 6 * config.all_blocks * (counted - config.head_features * sum(pairs))
+        features = config.query_features + config.head_features
+        return flops - batch_size * 3 * config.all_blocks * (counted - features * sum(pairs))
 
     @property
     def flops(self) -> Mapping[str, int]:
@@ -140,6 +142,8 @@ class Cost:
         model: what the model needs.
         attention again: the backward pass recomputes attention scores (Dao et al. 2022, section 3.1). Splash attention
             recomputes them twice, and their gradients once (model/attention/splash.py).
+        latents again: keys and values that are computed again from latents, for the backward pass and on each device of
+            a ring (model/attention/latent.py).
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
             matmul and the scores, which still exist (Korthikanti et al. 2022, section 4), except in fused kernels.
             Logits computed in chunks are recomputed. A pipeline runs leading dense layers forward twice.
@@ -157,11 +161,11 @@ class Cost:
         plan, config = self.plan, self.plan.config
         tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
-        attention, again_scores = scores.forward + scores.backward, (scores.times - 6) * scores.matmul
+        attention = scores.forward + scores.backward
         logits = layer.logit_flops(config, plan.padded_vocab)
         capacity, again = self._capacity
-        counted = 6 * config.all_blocks * layer.score_flops(config)
-        layers = 3 * self._in_layers(layer.matmul_flops) + attention + recomputed
+        counted = 3 * config.all_blocks * layer.score_flops(config)
+        layers = 3 * self._in_layers(layer.matmul_flops) + attention + recomputed + self._expanded
         replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
         beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
         passes = self._staged_lead
@@ -170,13 +174,14 @@ class Cost:
         beyond["replicated"] += tokens * (plan.stages - 1) * (lead_forward + lead)
         return {
             "model": self.model_flops(),
-            "attention again": tokens * again_scores,
+            "attention again": tokens * scores.again,
             "recomputed": tokens * (recomputed + lead_forward + (logits if plan.logits_again else 0)),
+            "latents again": tokens * self._expanded,
             **beyond,
             "padding": tokens * 3 * (logits - layer.logit_flops(config)),
             "empty": of_stages // config.blocks * (plan.layer_slots - config.blocks),
             "optimizer": plan.mesh.size * self.optimizer_flops,
-            "masked": tokens * (attention - again_scores - counted),
+            "masked": tokens * (attention - scores.again - counted),
         }
 
     @property
@@ -188,9 +193,9 @@ class Cost:
     def least_flops(self) -> int:
         """FLOPs of a step on all devices without computing masked scores, but with recomputation and replication."""
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
-        masked = (self.model_flops() - self.model_flops(causal=True)) // 6
-        needed = tokens * config.all_blocks * layer.score_flops(config) - masked
-        return sum(self.flops.values()) - self._scores.times * (tokens * self._scores.matmul - needed)
+        masked = (self.model_flops() - self.model_flops(causal=True)) // 3
+        needed, scores = tokens * config.all_blocks * layer.score_flops(config) - masked, self._scores
+        return sum(self.flops.values()) - scores.all * (tokens * scores.pair - needed) // scores.pair
 
     @property
     def _scores(self) -> Scores:
@@ -205,9 +210,13 @@ class Cost:
 
     @property
     def _replicated(self) -> int:
-        """Forward FLOPs per token of matmuls with replicated weights and KV heads, on all holders but one."""
+        """Forward FLOPs per token of matmuls with replicated weights and KV heads, on all holders but one.
+
+        With sequence parallelism latents are computed of a device's own tokens.
+        """
         plan, axes = self.plan, {*self.plan.axes_of("head_features")}
         split = {dim for dim in plan.config.dim_sizes if axes & {*plan.axes_of(dim)}}
+        split |= {*LATENTS} if plan.sequence_parallel else set()
         whole = [one for one in layer.matmuls(plan.block, plan.config) if not split & {*one.weight.dims}]
         copies = layer.matmul_flops(plan.held_config) - layer.matmul_flops(plan.config)
         repeated = plan.config.blocks * (plan.tensors - 1) * sum(one.flops(plan.config) for one in whole)
@@ -225,6 +234,16 @@ class Cost:
         return self._in_layers(layer.recomputed_flops) + self._scores.recomputed
 
     @property
+    def _expanded(self) -> int:
+        """FLOPs per token in all layers to compute keys and values from latents, beyond once and its gradients."""
+        share = self.plan.share
+        if not share.has_latents:
+            return 0
+        again = 0 if share.train.remat == "full" else 1
+        devices = share.ring if share.sends_latents else 1
+        return self.plan.config.all_blocks * (4 * (devices - 1) + again) * layer.expansion_flops(self.plan.config)
+
+    @property
     def _staged_lead(self) -> tuple[int, ...]:
         """`passes` of leading dense layers before pipeline stages; otherwise zeros."""
         return tuple(map(int, Cost(self.plan.lead).passes)) if self.plan.staged and self.plan.lead else (0, 0, 0)
@@ -240,7 +259,9 @@ class Cost:
         scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
         capacity, again = (flops / tokens for flops in self._capacity)
         matmuls = self._in_layers(layer.matmul_flops) + capacity + self._replicated
-        recomputed = self._recomputed + again + (self._replicated if self.plan.train.remat == "full" else 0)
+        recomputed = (
+            self._recomputed + self._expanded + again + (self._replicated if self.plan.train.remat == "full" else 0)
+        )
         passes = PassTimes(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
         return PassTimes(*(each - lead for each, lead in zip(passes, self._staged_lead, strict=True)))
 

@@ -8,21 +8,22 @@ from typing import NamedTuple
 
 from strategies.core.plan import Plan
 from strategies.core.share import Share, attention_shares
-from strategies.model.attention.splash import BACKWARD_MATMULS
 
 
 class Scores(NamedTuple):
     """FLOPs per token in all layers.
 
     Attributes:
-        matmul: of one matmul, by computed keys.
-        times: number of matmuls without `remat`: two forward, four for gradients, and those that recompute scores.
+        pair: of the two forward matmuls, by computed keys.
+        all: of all matmuls without `remat`, by computed keys: two forward, four for gradients, and `again`.
+        again: of matmuls that recompute scores and their gradients.
         forward, backward: of the pass's matmuls. XLA compiles some matmuls of a single key or query to none.
         recomputed: the part of the forward pass that a layer's backward pass repeats with `remat="full"`.
     """
 
-    matmul: int
-    times: int
+    pair: int
+    all: int
+    again: int
     forward: int
     backward: int
     recomputed: int
@@ -36,25 +37,26 @@ def scores_of(plan: Plan) -> Scores:
     (`Share.loops_ring`), it merges all chunk pairs but one.
     """
     attentions = [_of_attention(share) for share in attention_shares(plan.share)]
-    matmul, _, *passes = (plan.config.all_blocks * sum(each) for each in zip(*attentions, strict=True))
-    return Scores(matmul, attentions[0].times, *passes)
+    return Scores(*(plan.config.all_blocks * sum(each) for each in zip(*attentions, strict=True)))
 
 
 def _of_attention(share: Share) -> Scores:
-    """Scores of one attention part of one block."""
-    matmul = _matmul(share)
-    backward = BACKWARD_MATMULS if share.splash else 5
+    """Scores of one attention part of one block. Queries and keys have other features than values with latents."""
+    wide, narrow = (_matmul(share, features) for features in (share.config.query_features, share.config.head_features))
+    # Scores, and with splash attention also their gradients, are computed once or twice more.
+    again = 2 * wide + narrow if share.splash else wide
+    pair = wide + narrow
     if share.kernel != "xla":
-        return Scores(matmul, 2 + backward, 2 * matmul, backward * matmul, 2 * matmul)
-    features, keys, queries = _contractions(share, matmul)
+        return Scores(pair, 3 * pair + again, again, pair, 2 * pair + again, pair)
+    (scores, keys, queries), (values, mixing, of_values) = (_contractions(share, each) for each in (wide, narrow))
     pairs, ring = 2 * share.ring + 1, share.ring > 2 and not share.skipping
-    again = pairs - 3 if share.loops_ring else 1
-    arrived = features * again // pairs if ring else 0
-    return Scores(matmul, 2 + backward, features + keys, 2 * features + keys + 2 * queries, keys + arrived)
+    arrived = scores * (pairs - 3 if share.loops_ring else 1) // pairs if ring else 0
+    backward = scores + values + keys + queries + of_values
+    return Scores(pair, 3 * pair + again, again, scores + mixing, backward, mixing + arrived)
 
 
-def _matmul(share: Share) -> int:
-    """FLOPs of one matmul of scores, per token in one attention part.
+def _matmul(share: Share, features: int) -> int:
+    """FLOPs of one matmul of scores with so many features of all heads, per token in one attention part.
 
     On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (attention/ring.py); on one device three
     of four (attention/dense.py). An odd number of tokens is not split: all pairs are computed. Causality masks out a
@@ -62,7 +64,7 @@ def _matmul(share: Share) -> int:
     stride a query computes `Reach.computed_keys`; splash attention computes every block with any of them.
     """
     config, ring = share.config, share.ring
-    square = 2 * config.head_features * share.computed_keys
+    square = 2 * features * share.computed_keys
     if share.skipping or share.splash or config.sequence % 2:
         return square
     skipped = 2 if ring > 1 and share.kernel == "cudnn" and share.chunk % 2 == 0 else 0
@@ -83,5 +85,5 @@ def _contractions(share: Share, matmul: int) -> tuple[int, int, int]:
     else:
         queries = keys = share.chunk if share.ring > 1 else tokens
         near = matmul
-    queries *= share.head_features // share.attended_key_features
+    queries *= share.query_features // share.attended_key_features
     return matmul - near * (keys == queries == 1), matmul - near * (keys == 1), matmul - near * (queries == 1)

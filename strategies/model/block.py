@@ -20,6 +20,7 @@ from strategies.model.attention import Reach
 from strategies.model.clamped_experts import ClampedExperts
 from strategies.model.experts import Experts
 from strategies.model.hooks import Hooks, LayerInfo
+from strategies.model.latent_attention import LatentAttention
 from strategies.model.layers import Extras, Sums, added
 from strategies.model.parts import MLP, GatedMLP, LayerNorm, Part, RMSNorm
 from strategies.model.self_attention import (
@@ -62,8 +63,9 @@ class Block(nnx.Module):
         """The residual stream with all branches added, and each branch's sums, by its name."""
         sums, names = {}, [*self.parts]
         for norm, name in zip(names[::2], names[1::2], strict=True):
-            normed_BTD = info.hooks.all_tokens(getattr(self, norm)(x_BTD))
-            x_BTD, sums[name] = getattr(self, name)(x_BTD, normed_BTD, info)
+            normed_BTD, branch = getattr(self, norm)(x_BTD), getattr(self, name)
+            normed_BTD = normed_BTD if branch.gathers else info.hooks.all_tokens(normed_BTD)
+            x_BTD, sums[name] = branch(x_BTD, normed_BTD, info)
         return x_BTD, sums
 
     def extras_of(self, sums: Mapping[str, Sums], hooks: Hooks) -> Extras:
@@ -165,18 +167,23 @@ BLOCKS: dict[str, type[Block]] = {
 
 
 def block_of(config: GPTConfig) -> type[Block]:
-    """The block of a model. Experts, if any, replace its "mlp"."""
+    """The block of a model. Latent attention replaces its attention, and experts replace its "mlp"."""
     if config.block not in BLOCKS:
         raise Infeasible(f"block={config.block!r} does not exist; use one of {', '.join(BLOCKS)}")
-    block = with_experts(BLOCKS[config.block]) if config.experts else BLOCKS[config.block]
+    block = BLOCKS[config.block]
+    if config.latent_rank:
+        if block.parts["attention"] is not RotaryAttention:
+            raise Infeasible(f"latent_rank={config.latent_rank} does not go with block={config.block}; use block=llama")
+        block = with_part(block, "attention", "attention", LatentAttention)
+    block = with_part(block, "mlp", "experts", block.mixture) if config.experts else block
     return of_layers(block, config.full_attention_every) if config.full_attention_every else block
 
 
 @cache
-def with_experts(block: type[Block]) -> type[Block]:
-    """The same block with experts in place of its MLP."""
-    parts = dict(("experts", block.mixture) if name == "mlp" else (name, part) for name, part in block.parts.items())
-    return type(f"{block.__name__}WithExperts", (block,), {"parts": parts})
+def with_part(block: type[Block], old: str, new: str, part: type[Part]) -> type[Block]:
+    """The same block with another part in place of the part named `old`."""
+    parts = dict((new, part) if name == old else (name, own) for name, own in block.parts.items())
+    return type(f"{block.__name__}With{part.__name__}", (block,), {"parts": parts})
 
 
 @cache

@@ -25,10 +25,12 @@ class Part(nnx.Module):
     """A part of a transformer block. By default it has no weights.
 
     A branch is called with the residual stream x[B,T,D] of this device's own tokens, the normalised features of all
-    tokens of its sequences, and the `LayerInfo`. It returns x plus its output, and its sums.
+    tokens of its sequences, or of its own tokens if it `gathers` itself, and the `LayerInfo`. It returns x plus its
+    output, and its sums.
 
     Attributes:
         attends: whether it calls `Hooks.attend`, once.
+        gathers: whether it calls `Hooks.all_tokens` itself, with what it takes of a token.
         dense: whether it attends to all earlier tokens, whatever the model's window or stride.
         extras: names of the terms that it adds to the loss (`layers.Extras`).
         means: how many numbers per token it averages over devices by `Hooks.mean`, in the forward and again in the
@@ -36,6 +38,7 @@ class Part(nnx.Module):
     """
 
     attends: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
     dense: ClassVar[bool] = False
     extras: ClassVar[tuple[str, ...]] = ()
     means: ClassVar[int] = 0
@@ -53,6 +56,11 @@ class Part(nnx.Module):
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
         """Its weights by name, in the order of initialisation. Each becomes an attribute."""
         return {}
+
+    @staticmethod
+    def taken(config: GPTConfig) -> int:
+        """Features of a token that it takes of all tokens."""
+        return config.embed
 
 
 def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:

@@ -82,7 +82,28 @@ class Yarn(Rotary):
     def _pair(self, rotations: float) -> float:
         """Index of the feature pair that makes this many rotations within `YARN_TOKENS`, clipped to existing pairs."""
         length = math.log(YARN_TOKENS / (2 * math.pi * rotations)) / math.log(self.theta)
-        return min(max(self.head_dim * length / 2, 0), self.head_dim - 1)
+        return min(max(self._whole(self.head_dim * length / 2, rotations), 0), self.head_dim - 1)
+
+    def _whole(self, pair: float, rotations: float) -> float:
+        """The ends of the ramp are not rounded."""
+        return pair
+
+
+class LatentYarn(Yarn):
+    """YaRN as DeepSeek-V3 has it: whole ends of the ramp, and a factor of the scores instead of rotated features."""
+
+    @property
+    def scale(self) -> float:
+        """Rotated features are not scaled."""
+        return 1.0
+
+    @property
+    def score_factor(self) -> float:
+        """Factor of the scores: the square of the factor that `Yarn` has for queries, and for keys."""
+        return super().scale ** 2
+
+    def _whole(self, pair: float, rotations: float) -> float:
+        return math.floor(pair) if rotations == YARN_FAST else math.ceil(pair)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -1,7 +1,7 @@
 """Kernels of causal softmax attention, called by the attention branch of a block (self_attention.py).
 
-A kernel takes queries, keys and values as one value, `QKV`. With fewer KV heads than query heads, attention is
-grouped-query attention (Ainslie et al. 2023, "GQA").
+A kernel takes queries, keys and values as one value, `QKV`, or with latents in place of keys and values (latent.py).
+With fewer KV heads than query heads, attention is grouped-query attention (Ainslie et al. 2023, "GQA").
 
     causal.py   chooses the kernel and runs it on whole sequences
     dense.py    dense attention in XLA operations, and what all but fused kernels share: one block of keys
@@ -13,6 +13,7 @@ The kernels know nothing else about the model.
 """
 
 from strategies.model.attention.causal import causal_attention, kernel_for
+from strategies.model.attention.latent import HeadsQKV, LatentQKV
 from strategies.model.attention.qkv import ATTENDED, QKV
 from strategies.model.attention.reach import Reach, strided
 from strategies.model.attention.ring import ring_attention, zigzag
@@ -21,6 +22,8 @@ from strategies.model.attention.sparse import attend_sparse
 __all__ = [
     "ATTENDED",
     "QKV",
+    "HeadsQKV",
+    "LatentQKV",
     "Reach",
     "attend_sparse",
     "causal_attention",

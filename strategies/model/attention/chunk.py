@@ -6,7 +6,6 @@ log-sum-exp and whose sum is one, so `merged` adds up chunks of any kernel.
 Dims: B batch, T query tokens, S key tokens, H query heads, J KV heads, K head dim, A = H x K.
 """
 
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -17,7 +16,7 @@ from jaxtyping import Array, Float
 
 from strategies.model.attention import cudnn, dense, splash
 from strategies.model.attention.dense import Mix, Queries, delta, normalised, sink_gradient
-from strategies.model.attention.qkv import ATTENDED, QKV, joined
+from strategies.model.attention.qkv import ATTENDED, QKV
 from strategies.model.attention.reach import Reach
 
 FUSED: dict[str, ModuleType] = {"cudnn": cudnn, "splash": splash}
@@ -45,10 +44,8 @@ def _backward(kind: str, reach: Reach | None, residuals: tuple[QKV, Array, Array
     qkv, mixed_BTA, log_total_BHT = residuals
     mixed_BHTK, dmixed_BHTK = (qkv.heads_of(x_BTA).swapaxes(1, 2) for x_BTA in (mixed_BTA, dmixed_BTA))
     grads = FUSED[kind].gradients(*qkv.heads_first, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach)
-    dqkv_CBJTK = joined(grads, 1, at=0)
-    dqkv_BTCE = dqkv_CBJTK.transpose(1, 3, 0, 2, 4).reshape(qkv.qkv_BTCE.shape)
     delta_BHT1 = delta(mixed_BHTK, dmixed_BHTK)  # unused without sinks; the compiler drops it
-    return (replace(qkv, qkv_BTCE=dqkv_BTCE, sink_H=sink_gradient(qkv.sink_H, log_total_BHT[..., None], delta_BHT1)),)
+    return (qkv.with_gradients(*grads, sink_gradient(qkv.sink_H, log_total_BHT[..., None], delta_BHT1)),)
 
 
 attend_fused.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""Queries, keys and values: the input of attention.
+"""Queries, keys and values: the input of attention. latent.py has other forms with the same members.
 
 Dims: B batch, T tokens, J KV heads, G query heads per KV head, H = G x J query heads, C = G + 2 (queries, key, value),
 K head dim, A = H x K, E = J x K.
@@ -80,6 +80,12 @@ class QKV:
         heads, copies = self.key_heads, math.lcm(self.key_heads, count) // self.key_heads
         require_divides("devices", count, heads=(self.qkv_BTCE.shape[2] - 2) * heads)
         return replace(self, qkv_BTCE=copied(self.qkv_BTCE, self.head_dim, copies))
+
+    def with_gradients(self, dq_BHTK: Array, dk_BJTK: Array, dv_BJTK: Array, dsink_H: Array | None) -> "QKV":
+        """The gradient of this value, from those of `heads_first` and of the sinks."""
+        dqkv_CBJTK = joined((dq_BHTK, dk_BJTK, dv_BJTK), 1, at=0)
+        dqkv_BTCE = dqkv_CBJTK.transpose(1, 3, 0, 2, 4).reshape(self.qkv_BTCE.shape)
+        return replace(self, qkv_BTCE=dqkv_BTCE.astype(self.qkv_BTCE.dtype), sink_H=dsink_H)
 
     def heads_of(self, x_BTA: Float[Array, "B T A"]) -> Float[Array, "B T H K"]:
         """Split features into heads as large as these."""

@@ -12,7 +12,6 @@ dim, C = 2 (key, value), A = H x K, E = J x K.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
 from strategies.model.attention.dense import Mix, Queries, delta, gradients, merged, mix, normalised, sink_gradient
-from strategies.model.attention.qkv import ATTENDED, QKV, joined
+from strategies.model.attention.qkv import ATTENDED, QKV
 from strategies.model.attention.reach import Reach
 
 
@@ -177,9 +176,8 @@ def _backward(
         dk_BJSK += add_keys(dk)[0]
         dv_BJSK += add_keys(dv)[0]
     earlier, dtype = k_BJSK.shape[2] - q_BHTK.shape[2], q_BHTK.dtype
-    dqkv_BJTCK = joined((dq_BHTK, dk_BJSK[:, :, earlier:], dv_BJSK[:, :, earlier:]), 1, at=3)
-    dqkv_BTCE = dqkv_BJTCK.transpose(0, 2, 3, 1, 4).reshape(qkv.qkv_BTCE.shape).astype(dtype)
-    dqkv = replace(qkv, qkv_BTCE=dqkv_BTCE, sink_H=sink_gradient(qkv.sink_H, log_total_BHT1, delta_BHT1))
+    dsink_H = sink_gradient(qkv.sink_H, log_total_BHT1, delta_BHT1)
+    dqkv = qkv.with_gradients(dq_BHTK, dk_BJSK[:, :, earlier:], dv_BJSK[:, :, earlier:], dsink_H)
     if earlier_BSCE is None:
         return dqkv, None
     dkv = jnp.stack([dk_BJSK[:, :, :earlier], dv_BJSK[:, :, :earlier]], 3)
