@@ -171,7 +171,9 @@ def hooks(plan: Plan, mesh: Any) -> Hooks:
         """Each device's sequences and heads apart, so that any kernel runs."""
         heads = plan.over(["tensor"]) or None
         attention = partial(causal_attention, kind=kernel, reach=reach)
-        split = replace(qkv, qkv_BTCE=P(batch, None, None, heads)) if isinstance(qkv, QKV) else jax.tree.map(spec_of, qkv)
+        split = (
+            replace(qkv, qkv_BTCE=P(batch, None, None, heads)) if isinstance(qkv, QKV) else jax.tree.map(spec_of, qkv)
+        )
         return jax.shard_map(attention, in_specs=(split,), out_specs=P(batch, None, heads))(qkv)
 
     return Hooks(

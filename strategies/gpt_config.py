@@ -1,7 +1,6 @@
 """Model sizes as a frozen dataclass."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -9,15 +8,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from strategies.infeasible import Infeasible, require_at_most, require_divides
+from strategies.gpt_requirements import OF_EXPERTS, require_fitting
+from strategies.infeasible import Infeasible
 from strategies.schema import Amount, Positive, require_types
 
 AttentionPattern = Literal["strided", "fixed"]
 Router = Literal["softmax", "renormalised", "sigmoid"]
-ROUTINGS = "learned", "balanced", "one"
-"""Values of `GPTConfig.routing` in addition to zipf=X."""
-MOST_UNEVEN = 8.0
-"""The largest X of zipf=X. With it nearly all tokens already choose the same experts."""
 Layers = Annotated[int, Meta(ge=1, le=100_000)]
 Size = Annotated[int, Meta(ge=1, le=2**40)]
 """A size of a model or batch. The bound is far above all existing sizes, so that sums over sizes are fast and fit into
@@ -124,18 +120,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         require_types(self, Infeasible)
-        if self.head_size is None:
-            require_divides("heads", self.heads, "it", embed=self.embed)
-        if self.key_heads is not None:
-            require_divides("key_heads", self.key_heads, "it", heads=self.heads)
-        if every := self.full_attention_every:
-            require_divides("full_attention_every", every, "it", layers=self.layers)
-            if dense := self.dense_layers:
-                problem = f"full_attention_every={every} does not go with dense_layers={dense}"
-                raise Infeasible(f"{problem}; omit one of them")
-        _require_latents(self)
-        _require_pattern(self)
-        _require_experts(self)
+        require_fitting(self)
 
     @property
     def head_dim(self) -> int:
@@ -248,92 +233,3 @@ class GPTConfig:
         rows = math.ceil(self.vocab / self.vocab_multiple) * self.vocab_multiple
         multiple = math.lcm(self.vocab_multiple, shards)
         return rows if rows % shards == 0 else math.ceil(self.vocab / multiple) * multiple
-
-
-def _require_latents(config: GPTConfig) -> None:
-    """Refuse latent attention without its sizes, and its sizes without it."""
-    if config.latent_rank is None:
-        _require_left_out(config, ("query_rank", "rotary_size", "value_size"), "latent attention; set latent_rank")
-        return
-    if config.rotary_size is None or config.value_size is None or config.head_size is None:
-        problem = f"latent_rank={config.latent_rank} needs head_size, rotary_size and value_size"
-        raise Infeasible(f"{problem}; in DeepSeek-V3 they are 192, 64 and 128")
-    if config.rotary_size % 2 or config.rotary_size >= config.head_size:
-        allowed = f"it must be even and less than head_size={config.head_size}"
-        raise Infeasible(f"rotary_size={config.rotary_size}; {allowed}")
-    if config.key_heads not in (None, config.heads):
-        raise Infeasible(f"key_heads={config.key_heads} does not go with latent_rank, which has one latent; omit it")
-
-
-def _require_pattern(config: GPTConfig) -> None:
-    """Refuse options of sparse attention that do not go together."""
-    pattern, stride, summary = config.attention_pattern, config.attention_stride, config.attention_summary
-    if stride is not None:
-        require_divides("attention_stride", stride, "it", sequence=config.sequence)
-    if pattern == "strided":
-        if summary != 1:
-            raise Infeasible(f"attention_summary={summary} is for attention_pattern=fixed; omit it")
-    elif stride is None:
-        raise Infeasible("attention_pattern=fixed has blocks of attention_stride tokens; set attention_stride")
-    elif config.attention_window is not None:
-        problem = f"attention_window={config.attention_window} does not go with attention_pattern=fixed"
-        raise Infeasible(f"{problem}, whose blocks have attention_stride={stride} tokens; omit one of them")
-    elif summary > stride:
-        problem = f"attention_summary={summary} is more than the attention_stride={stride} tokens of a block"
-        raise Infeasible(f"{problem}; use at most {stride}")
-
-
-def _require_experts(config: GPTConfig) -> None:
-    """Refuse more experts per token than experts, groups that do not divide a sequence, and expert fields without
-    experts.
-
-    Only sigmoid scores have a scale, biases and groups, as in DeepSeek-V3.
-    """
-    if config.experts is None:
-        _require_left_out(config, OF_EXPERTS, "a model with experts; set experts")
-        return
-    if config.dense_layers >= config.layers:
-        raise Infeasible(
-            f"dense_layers={config.dense_layers} leaves no layer with experts; take fewer than {config.layers}"
-        )
-    require_at_most("experts_per_token", config.experts_per_token, experts=config.experts)
-    require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
-    if config.router != "sigmoid":
-        _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; omit it")
-    require_divides("router_groups", config.router_groups, "it", experts=config.experts)
-    require_at_most("groups_per_token", config.groups_per_token, router_groups=config.router_groups)
-    reach = config.experts // config.router_groups * config.groups_per_token
-    if config.experts_per_token > reach:
-        groups = f"the groups_per_token={config.groups_per_token} groups of a token have {reach} experts"
-        raise Infeasible(
-            f"{groups}, fewer than experts_per_token={config.experts_per_token}; use more groups_per_token"
-        )
-    if config.routing not in ROUTINGS and not 0 < zipf_exponent(config.routing) <= MOST_UNEVEN:
-        kinds = f"it can be {', '.join(ROUTINGS)} or zipf=X with X above 0 and up to {MOST_UNEVEN:g}, such as zipf=1.2"
-        raise Infeasible(f"routing={config.routing!r}; {kinds}")
-
-
-def zipf_exponent(routing: str) -> float:
-    """The exponent X of "zipf=X"; 0 for other routings.
-
-    >>> zipf_exponent("zipf=1.2"), zipf_exponent("balanced")
-    (1.2, 0.0)
-    """
-    found = re.fullmatch(r"zipf=([0-9]{1,4}(\.[0-9]{1,4})?)", routing)
-    return float(found[1]) if found else 0.0
-
-
-def _require_left_out(config: GPTConfig, names: tuple[str, ...], needed: str) -> None:
-    """Refuse fields without effect."""
-    defaults = {each.name: each.default for each in fields(GPTConfig) if each.name in names}
-    if given := [name for name, default in defaults.items() if getattr(config, name) != default]:
-        raise Infeasible(f"{given[0]}={getattr(config, given[0])!r} is for {needed}")
-
-
-OF_SIGMOIDS = "routed_scale", "router_bias_rate", "router_groups", "groups_per_token"
-"""Fields of `GPTConfig` that need router="sigmoid"."""
-OF_EXPERTS = (
-    *("dense_layers", "experts_per_token", "expert_mlp", "shared_mlp", "router", "routing", *OF_SIGMOIDS),
-    *("capacity_factor", "expert_group", "balance_loss", "router_z_loss"),
-)
-"""Fields of `GPTConfig` that need `experts`."""

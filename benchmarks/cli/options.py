@@ -50,7 +50,11 @@ MODEL_KEYS = {
     "embed": "features of the residual stream (d_model)",
     "heads": "attention heads",
     "key_heads": "KV heads; fewer than `heads` is grouped-query attention",
-    "head_size": "features of an attention head",
+    "head_size": "features of an attention head; with latents those of a query, with its rotary features",
+    "latent_rank": "latents of keys and values: multi-head latent attention (MLA)",
+    "query_rank": "latents of queries, of latent attention",
+    "rotary_size": "rotary features of a query and of the shared key, of latent attention",
+    "value_size": "features of a value, of latent attention",
     "mlp": "hidden features of the MLP",
     "vocab": "size of the vocabulary",
     "sequence": "tokens in a sequence",
@@ -109,7 +113,10 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-NEVER_OPTIONS = {"rope_factor", "norm_epsilon", "tied", "vocab_multiple", "full_attention_every"}
+NEVER_OPTIONS = {
+    *("rope_factor", "norm_epsilon", "tied", "vocab_multiple", "full_attention_every"),
+    *("latent_rank", "query_rank", "rotary_size", "value_size"),
+}
 MOVED = {f"--{dashed(key)}": f"--model {key}={{}}" for key in MODEL_KEYS if key not in NEVER_OPTIONS}
 MOVED |= {"--untied": "--model tied=false"}
 """Options that the keys of --model replace -> what to pass instead."""

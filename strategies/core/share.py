@@ -182,6 +182,11 @@ class Share:
         return self.contexts > 1 and self.has_latents and self.train.context_payload != "expanded"
 
     @property
+    def keeps_expanded(self) -> bool:
+        """Whether keys and values are kept for the backward pass, and not only latents."""
+        return self.contexts > 1 and self.has_latents and not self.sends_latents
+
+    @property
     def latents(self) -> int:
         """Features of a token's latents and its rotary key."""
         return self.config.dim_sizes["latents_and_key"]

@@ -248,17 +248,40 @@ class LatentAttentionCosts(AttentionCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Queries, latents, attention's output, and the sums of exponentials in float32; not keys and values."""
+        """Queries, latents, attention's output, and in float32 the sums of exponentials and the norms' inverses.
+
+        Keys and values are kept only if devices exchange them; otherwise Ulysses keeps the latents that arrived. With
+        `remat="none"` also latents before and after their norms, the scales, and what queries are computed from.
+        """
         train, sizes = share.train, share.config.dim_sizes
         if train.remat == "full":
             return 0
-        outputs = 2 if share.ulysses else 1
+        outputs, everything = 2 if share.ulysses else 1, train.remat == "none"
+        normed, expanded = sizes["query_latents"] + sizes["latents"], share.attended_kv_features
         kept = share.tokens * (share.query_features + outputs * share.head_features)
-        own = sizes["query_latents"] + share.latents
-        kept += share.residual_tokens * own
+        kept += share.residual_tokens * (normed if everything else sizes["query_latents"] + share.latents)
+        if share.keeps_expanded:  # a ring's keys are put together again from plain and rotary features
+            kept += share.tokens * (expanded if share.ulysses or everything else sum(expanded_features(share)))
+            kept += share.tokens * sizes["latents"] * everything
+        elif share.ulysses:
+            kept += share.contexts * share.tokens * share.latents
+            kept += sizes["latents"] * sum(expanded_features(share)) // share.contexts * everything
+        else:
+            kept += share.tokens * share.latents * everything
         numbers = share.tokens * share.config.heads // share.tensors
-        norms = share.residual_tokens * (2 if share.config.query_rank else 1)
-        return share.itemsize * kept + 4 * (numbers + norms)
+        numbers += share.residual_tokens * (2 if share.config.query_rank else 1)
+        if everything:
+            kept += share.tokens * (share.config.query_rank or share.config.embed)
+            numbers += normed
+            wide = 4 - share.itemsize if share.tensors > 1 and not share.sequence_parallel else 0
+            kept += wide * share.tokens * share.config.embed // share.itemsize  # of the norm before, which is gathered
+        return share.itemsize * kept + 4 * numbers
+
+
+def expanded_features(share: Share) -> tuple[int, int]:
+    """Features of keys and of values that are computed from latents."""
+    sizes = share.config.dim_sizes
+    return sizes["plain_key_features"] // share.tensors, sizes["head_features"] // share.tensors
 
 
 def normed_kept_bytes(share: Share, norms: int) -> int:

@@ -239,7 +239,7 @@ class Cost:
         share = self.plan.share
         if not share.has_latents:
             return 0
-        again = 0 if share.train.remat == "full" else 1
+        again = 0 if share.train.remat == "full" or share.keeps_expanded else 1
         devices = share.ring if share.sends_latents else 1
         return self.plan.config.all_blocks * (4 * (devices - 1) + again) * layer.expansion_flops(self.plan.config)
 

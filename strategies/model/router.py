@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from strategies.gpt_config import GPTConfig, Router, zipf_exponent
+from strategies.gpt_config import GPTConfig, Router
+from strategies.gpt_requirements import zipf_exponent
 
 TINY = 1e-20
 """Avoids division by zero if all sigmoids underflow in float32, as in DeepSeek-V3."""

@@ -38,6 +38,11 @@ TURNS_OF_EXPERTS = dataclasses.replace(TURNS, experts=8, expert_mlp=24, capacity
 COPIED = GPTConfig(layers=4, embed=256, heads=8, key_heads=1, vocab=128, sequence=8, mlp=64)
 GATED = GPTConfig(layers=4, embed=32, heads=4, vocab=128, sequence=64, mlp=256, block="llama", tied=False)
 DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
+# Latent attention, with latents of queries and without; values are narrower than keys.
+LATENT = dataclasses.replace(
+    GATED, layers=2, embed=48, vocab=131, latent_rank=20, query_rank=28, head_size=14, rotary_size=4, value_size=6
+)
+LATENT_KEYS = dataclasses.replace(LATENT, query_rank=None)
 
 # Mixtures of experts: some drop tokens, some have losses of the router, biases, groups, or choices that are forced.
 DROPPING = dataclasses.replace(

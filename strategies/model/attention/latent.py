@@ -1,4 +1,4 @@
-"""Keys and values as latents: the input of multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2).
+"""Keys and values as latents: the input of multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
 
 A token has C latents, from which the keys and values of all heads are computed, and one rotary key, which all heads
 share. A kernel's backward pass computes keys and values again from the latents, which are all that is kept of them.

@@ -13,7 +13,20 @@ from strategies.costs.memory import microbatch_gradient_bytes
 from tests.strategies.equality import build
 from tests.strategies.formulas import cost
 from tests.strategies.jaxprs import assert_kept, gradients_of
-from tests.strategies.models import FIXED, LLAMA, LONG, MOE, MOE_DROPPING, MOE_ROUTERS, ODD, QWEN3, UNTIED, WIDE
+from tests.strategies.models import (
+    FIXED,
+    LATENT,
+    LATENT_KEYS,
+    LLAMA,
+    LONG,
+    MOE,
+    MOE_DROPPING,
+    MOE_ROUTERS,
+    ODD,
+    QWEN3,
+    UNTIED,
+    WIDE,
+)
 from tests.strategies.sampling import nightly
 
 REMATS = "none", "dots", "full"
@@ -30,6 +43,9 @@ CASES = [
     ("single", "data=1", LLAMA, {}),
     ("three_d", "fsdp=2,context=2,tensor=2", QWEN3, {}),
     ("single", "data=1", dataclasses.replace(LLAMA, block="qwen2"), {}),
+    ("tensor", "tensor=4", LATENT, {}),
+    ("context", "context=4", LATENT_KEYS, {"context_attention": "ulysses"}),
+    ("context", "context=4", LATENT, {"context_attention": "ring"}),
 ]
 MORE_CASES = [
     ("tensor", "tensor=4", ODD, {}),
@@ -38,6 +54,10 @@ MORE_CASES = [
     ("context", "context=4", WIDE, {}),
     ("tensor", "tensor=2", LLAMA, {"sequence_parallel": False}),
     ("context", "context=4", QWEN3, {"context_attention": "ulysses"}),
+    ("single", "data=1", LATENT, {}),
+    ("tensor", "tensor=2", LATENT_KEYS, {"sequence_parallel": False}),
+    ("context", "context=4", LATENT, {"context_attention": "ulysses", "context_payload": "expanded"}),
+    ("context", "context=4", LATENT, {"context_attention": "ring", "context_payload": "expanded"}),
 ]
 MIXTURES = [("single", "data=1", config, {}) for config in (MOE, MOE_DROPPING, *MOE_ROUTERS)]
 MORE_MIXTURES = [
