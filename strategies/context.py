@@ -185,18 +185,19 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     elif attention == "ring" and plan.staged:
         problem = f"ring attention does not work with pipeline={plan.stages}"
         raise Infeasible(f"{problem}: its permutes need all devices at the same time; use context_attention=ulysses")
-    return {**resolve_reduce(plan), "context_attention": attention, "context_payload": _resolve_payload(plan)}
+    return {**resolve_reduce(plan), "context_attention": attention, "context_payload": _resolve_payload(plan, attention)}
 
 
-def _resolve_payload(plan: Plan) -> str:
-    """What devices exchange, "auto" without latent attention."""
+def _resolve_payload(plan: Plan, attention: str) -> str:
+    """What devices exchange, "auto" without latent attention. Ulysses gathers latents on each device."""
     payload, config = plan.train.context_payload, plan.config
     if config.latent_rank is None:
         if payload != "auto":
             raise Infeasible(f"context_payload={payload} is for models with latent attention; omit it")
         return payload
     expanded = (config.query_features + config.head_features) // plan.tensors
-    fewer = "latent" if config.dim_sizes["latents_and_key"] < expanded else "expanded"
+    latents = config.dim_sizes["latents_and_key"] * (plan.size(RING) if attention == "ulysses" else 1)
+    fewer = "latent" if latents < expanded else "expanded"
     return fewer if payload == "auto" else payload
 
 
@@ -223,6 +224,9 @@ def _require_ring(share: Share, size: int, heads: int) -> None:
         sizes = divisors(config.sequence // 2 if config.sequence % 2 == 0 else 1)
         raise WrongSize(f"2 x context={size} chunks do not divide sequence={config.sequence}", "context", sizes)
     if reach := Reach.of(config):
+        if config.latent_rank is not None:
+            problem = f"a ring with attention_window={reach.window} does not go with latent_rank={config.latent_rank}"
+            raise Infeasible(f"{problem}; {way_out}")
         require_divides("context", size, sequence=config.sequence)
         if share.zigzag and reach.window > share.chunk:
             problem = f"attention_window={reach.window} is more than the {share.chunk} tokens of a chunk"

@@ -235,12 +235,17 @@ class Cost:
 
     @property
     def _expanded(self) -> int:
-        """FLOPs per token in all layers to compute keys and values from latents, beyond once and its gradients."""
+        """FLOPs per token in all layers to compute keys and values from latents, beyond once and its gradients.
+
+        Compilers merge recomputation with the backward pass's, except of what went through a ring's loop.
+        """
         share = self.plan.share
         if not share.has_latents:
             return 0
-        again = 0 if share.train.remat == "full" or share.keeps_expanded else 1
         devices = share.ring if share.sends_latents else 1
+        again = 0 if share.keeps_expanded else 1
+        if share.train.remat == "full":
+            again = devices - 1 if share.loops_ring else 0
         return self.plan.config.all_blocks * (4 * (devices - 1) + again) * layer.expansion_flops(self.plan.config)
 
     @property

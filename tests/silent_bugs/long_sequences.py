@@ -69,7 +69,7 @@ def masked_by_place(hop: Any) -> Any:
     return hop < lax.axis_index("context")
 
 
-def backward_with_own_keys(kind: str, residuals: Any, dmixed: Any) -> Any:
+def backward_with_own_keys(form: Any, kind: str, residuals: Any, dmixed: Any) -> Any:
     """`ring._backward` whose keys do not travel: each hop takes gradients against the device's own."""
     keys, send = residuals[1], ring._send_to_next
 
@@ -77,7 +77,7 @@ def backward_with_own_keys(kind: str, residuals: Any, dmixed: Any) -> Any:
         return x if x is keys else send(x)
 
     with patched(ring, "_send_to_next", send_gradients):
-        return ring._backward(kind, residuals, dmixed)
+        return ring._backward(form, kind, residuals, dmixed)
 
 
 BUGS = [

@@ -27,6 +27,11 @@ QWEN3 = {"block": "qwen3", "tied": False, "key_heads": 1}
 GPT_OSS = {"block": "gpt_oss", "tied": False, "experts": 4, "experts_per_token": 2}
 """Sinks, and experts with biases."""
 MOE = {"block": "llama", "tied": False, "experts": 4, "experts_per_token": 2}
+LATENT = {
+    **{"block": "llama", "tied": False, "latent_rank": 8, "query_rank": 12},
+    **{"head_size": 12, "rotary_size": 4, "value_size": 6},
+}
+"""Latent attention, whose rotary key all heads share."""
 FORCED = {**MOE, "routing": "balanced", "balance_loss": 0.02, "router_z_loss": 0.002}
 """A router with losses. Tokens go where their position says, so that no bug hides behind choices that it turned."""
 LEARNED = {**MOE, "router": "sigmoid", "router_bias_rate": 0.01, "balance_loss": 8.0}

@@ -13,9 +13,12 @@ from tests.strategies.models import (
     COPIED,
     COPIED_LEAD,
     CROWDED_SHALLOW,
+    DEEPSEEK,
     FORCED,
     GATED,
     GPT_OSS,
+    LATENT,
+    LATENT_KEYS,
     MOE_ROUTERS,
     NARROW,
     ODD,
@@ -70,6 +73,10 @@ DAILY = [
     Case("three_d", "data=2,tensor=2", COPIED_LEAD, {"reduce": "layer"}),
     Case("three_d", "expert=2,tensor=2", GPT_OSS, SPLIT),
     Case("fsdp", "fsdp=8", UNTIED, {"prefetch": "on", "remat": "full", "unroll": 2, "microbatches": 2}),
+    # Latents: gathered as such, around a ring and by heads, and of a mixture like DeepSeek's.
+    Case("tensor", "tensor=4", LATENT, SPLIT),
+    Case("context", "context=4", LATENT_KEYS, {"context_attention": "ring"}),
+    Case("three_d", "expert=2,context=2,tensor=2", DEEPSEEK, ULYSSES),
     # Optimizers: matrices that are whole, dealt out, gathered, or whose Gram matrices are summed.
     Case("data", "data=8", CONFIG, {"optimizer": "sgd"}),
     Case("fsdp", "fsdp=8", CONFIG, MUON),

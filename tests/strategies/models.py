@@ -42,6 +42,19 @@ DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
 LATENT = dataclasses.replace(
     GATED, layers=2, embed=48, vocab=131, latent_rank=20, query_rank=28, head_size=14, rotary_size=4, value_size=6
 )
+DEEPSEEK = dataclasses.replace(
+    LATENT,
+    layers=3,
+    dense_layers=1,
+    experts=8,
+    expert_mlp=24,
+    shared_mlp=40,
+    router="sigmoid",
+    routed_scale=2.5,
+    router_bias_rate=0.01,
+    router_groups=4,
+    groups_per_token=2,
+)
 LATENT_KEYS = dataclasses.replace(LATENT, query_rank=None)
 
 # Mixtures of experts: some drop tokens, some have losses of the router, biases, groups, or choices that are forced.

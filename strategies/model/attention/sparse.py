@@ -171,10 +171,11 @@ def _backward(
     for groups, mask in grouped:
         of_group = Queries(*map(groups.queries, queries))
         dq, dk, dv = gradients(of_group, groups.keys(k_BJSK), groups.keys(v_BJSK), mask_TS=mask)
-        _, add_keys = jax.vjp(groups.keys, dk_BJSK)  # linear: the gradient of a key is the sum over its groups
+        # Linear: the gradient of a key is the sum over its groups.
+        add_keys, add_values = (jax.vjp(groups.keys, each)[1] for each in (dk_BJSK, dv_BJSK))
         dq_BHTK += groups.join(dq)
         dk_BJSK += add_keys(dk)[0]
-        dv_BJSK += add_keys(dv)[0]
+        dv_BJSK += add_values(dv)[0]
     earlier, dtype = k_BJSK.shape[2] - q_BHTK.shape[2], q_BHTK.dtype
     dsink_H = sink_gradient(qkv.sink_H, log_total_BHT1, delta_BHT1)
     dqkv = qkv.with_gradients(dq_BHTK, dk_BJSK[:, :, earlier:], dv_BJSK[:, :, earlier:], dsink_H)

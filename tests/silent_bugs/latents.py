@@ -1,0 +1,56 @@
+"""Latent attention over devices that split its heads: sums of gradients of what all heads share."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tests.silent_bugs.changed_implementations import changed_hooks, scaled_gradients, unsummed
+from tests.silent_bugs.museum import LATENT, SMALL, Bug
+
+WITHOUT_SP = {"sequence_parallel": False}
+
+
+def own_rotary_key(all_tokens: Any) -> Any:
+    """`Hooks.all_tokens` whose transpose sums the gradients of latents, and not of the rotary key after them."""
+
+    @jax.custom_vjp
+    def own(x: Any) -> Any:
+        return all_tokens(x)
+
+    def transposed(_: None, dx: Any) -> tuple[Any]:
+        rotary = LATENT["rotary_size"] if dx.shape[-1] != SMALL.embed else 0
+        split = dx.shape[-1] - rotary
+        summed = jax.lax.psum(dx[..., :split], "tensor")
+        return (jnp.concatenate([summed, unsummed(dx[..., split:], "tensor")], -1),)
+
+    own.defvjp(lambda x: (all_tokens(x), None), transposed)
+    return own
+
+
+BUGS = [
+    Bug(
+        "rotary-key-without-sum",
+        "https://github.com/NVIDIA/Megatron-LM/issues/1699",
+        "The gradient of the rotary key that all heads share was not reduced over tensor ranks, those of latents were.",
+        "gradient of the rotary key: one device's heads instead of all",
+        "down_DL",
+        "tensor",
+        "tensor=2",
+        changed_hooks(all_tokens=own_rotary_key),
+        LATENT,
+        WITHOUT_SP,
+    ),
+    Bug(
+        "latents-summed-twice",
+        "https://github.com/inclusionAI/AReno/pull/496",
+        "Gradients of replicated projections to latents were reduced over tensor ranks, which had summed them before.",
+        "gradients of projections to latents and their norms: twice",
+        "query_(down|norm)",
+        "tensor",
+        "tensor=2",
+        scaled_gradients(r"blocks.attention.query_(down_DQ|norm_Q)", 2),
+        LATENT,
+        WITHOUT_SP,
+    ),
+]
