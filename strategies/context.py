@@ -185,7 +185,11 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     elif attention == "ring" and plan.staged:
         problem = f"ring attention does not work with pipeline={plan.stages}"
         raise Infeasible(f"{problem}: its permutes need all devices at the same time; use context_attention=ulysses")
-    return {**resolve_reduce(plan), "context_attention": attention, "context_payload": _resolve_payload(plan, attention)}
+    return {
+        **resolve_reduce(plan),
+        "context_attention": attention,
+        "context_payload": _resolve_payload(plan, attention),
+    }
 
 
 def _resolve_payload(plan: Plan, attention: str) -> str:

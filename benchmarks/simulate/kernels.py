@@ -140,6 +140,7 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     gradients = (gradients_of(dims, itemsize) for dims in multiplied)
     backward, weights = map(list, zip(*gradients, strict=True))
     attentions = [attention(plan, stack, each) for each in attention_shares(plan.share)]
+    attentions += [expansions(share, itemsize)] if (share := plan.share).has_latents else []
     ahead, back = ([kernel for kernels in way for kernel in kernels] for way in zip(*attentions, strict=True))
     passes = [Kernel("memory", 0, moved) for moved in pass_bytes(plan, stack, precision)]
     last = len(multiplied) - costs_of(plan.block.branches()[-1]).last_matmuls(plan.config)
@@ -159,7 +160,7 @@ def pass_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> Forward
     scale = BYTES[plan.train.dtype] / 2  # stacks state the bytes of two-byte dtypes
     hidden = sum(costs_of(branch).activated_elements(share) for branch in plan.block.branches()) * scale
     residual = share.residual_tokens * config.embed * scale * config.layers_in_block
-    heads = share.tokens * (share.head_features + share.key_features) * scale * config.layers_in_block
+    heads = share.tokens * (share.query_features + share.key_features) * scale * config.layers_in_block
     rows = plan.block.mixtures() * rows_of(share) / share.tensors if config.experts else 0
     casts = cast_bytes(plan) if precision else NONE
     normed = HEAD_NORM_BYTES if config.block == "qwen3" else NONE
@@ -189,14 +190,27 @@ def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], lis
     if stack.attention == "fused":
         return fused_attention(plan, share)
     keys, head, queries = share.computed_keys, config.head_dim, config.sequence / share.contexts
-    batch = share.tokens * share.contexts / config.sequence * share.head_features / head
-    scores, values = (queries, keys, head, batch), (queries, head, keys, batch)
+    batch = share.tokens * share.contexts / config.sequence * share.query_features / head
+    scores, values = (queries, keys, head, batch), (queries, config.value_dim, keys, batch)
     forward = [matmul(scores, itemsize), matmul(values, itemsize)]
     backward = [kernel for dims in (scores, values) for kernel in gradients_of(dims, itemsize)]
     area = batch * queries * keys * itemsize / 2
     forward.append(Kernel("memory", 0, SCORE_BYTES.forward * area))
     backward.append(Kernel("memory", 0, SCORE_BYTES.backward * area))
     return forward, backward
+
+
+def expansions(share: Share, itemsize: float) -> tuple[list[Kernel], list[Kernel]]:
+    """The matmuls that compute keys and values from latents, forward and backward, beyond once and its gradients.
+
+    A device of a ring computes those of all devices' tokens (strategies/model/attention/ring.py).
+    """
+    rank, arrived = share.config.dim_sizes["latents"], share.ring - 1 if share.sends_latents else 0
+    dims = [(share.tokens, features, rank, 1) for features in share.expanded_features]
+    once, gradients = [matmul(each, itemsize) for each in dims], [gradients_of(each, itemsize) for each in dims]
+    again = [] if share.train.remat == "full" or share.keeps_expanded else once
+    of_arrived = [*once, *(kernel for each in gradients for kernel in each)]
+    return once * arrived, again + of_arrived * arrived
 
 
 def fused_attention(plan: Plan, share: Share) -> tuple[list[Kernel], list[Kernel]]:
@@ -208,10 +222,10 @@ def fused_attention(plan: Plan, share: Share) -> tuple[list[Kernel], list[Kernel
     itemsize = BYTES[plan.train.dtype]
     # A window's keys are those of whole blocks. Of dense attention `Share` counts those that causality masks, too.
     attended = min(share.computed_keys, plan.config.sequence / 2)
-    flops = 2 * 2 * share.tokens * attended * share.head_features
+    keys, values = (2 * share.tokens * attended * each for each in (share.query_features, share.head_features))
     moved = itemsize * share.tokens * share.attended_features
-    forward = Kernel("attention", flops, moved, itemsize=itemsize)
-    return [forward], [Kernel("attention", 2.5 * flops, 2 * moved, itemsize=itemsize)]
+    forward = Kernel("attention", keys + values, moved, itemsize=itemsize)
+    return [forward], [Kernel("attention", 3 * keys + 2 * values, 2 * moved, itemsize=itemsize)]
 
 
 def kernels_of(plan: Plan, stack: Stack, *, back: bool) -> float:

@@ -187,6 +187,12 @@ class Share:
         return self.contexts > 1 and self.has_latents and not self.sends_latents
 
     @property
+    def expanded_features(self) -> tuple[int, int]:
+        """Features of keys and of values that are computed from latents."""
+        sizes = self.config.dim_sizes
+        return sizes["plain_key_features"] // self.tensors, sizes["head_features"] // self.tensors
+
+    @property
     def latents(self) -> int:
         """Features of a token's latents and its rotary key."""
         return self.config.dim_sizes["latents_and_key"]

@@ -261,11 +261,11 @@ class LatentAttentionCosts(AttentionCosts):
         kept = share.tokens * (share.query_features + outputs * share.head_features)
         kept += share.residual_tokens * (normed if everything else sizes["query_latents"] + share.latents)
         if share.keeps_expanded:  # a ring's keys are put together again from plain and rotary features
-            kept += share.tokens * (expanded if share.ulysses or everything else sum(expanded_features(share)))
+            kept += share.tokens * (expanded if share.ulysses or everything else sum(share.expanded_features))
             kept += share.tokens * sizes["latents"] * everything
         elif share.ulysses:
             kept += share.contexts * share.tokens * share.latents
-            kept += sizes["latents"] * sum(expanded_features(share)) // share.contexts * everything
+            kept += sizes["latents"] * sum(share.expanded_features) // share.contexts * everything
         else:
             kept += share.tokens * share.latents * everything
         numbers = share.tokens * share.config.heads // share.tensors
@@ -276,12 +276,6 @@ class LatentAttentionCosts(AttentionCosts):
             wide = 4 - share.itemsize if share.tensors > 1 and not share.sequence_parallel else 0
             kept += wide * share.tokens * share.config.embed // share.itemsize  # of the norm before, which is gathered
         return share.itemsize * kept + 4 * numbers
-
-
-def expanded_features(share: Share) -> tuple[int, int]:
-    """Features of keys and of values that are computed from latents."""
-    sizes = share.config.dim_sizes
-    return sizes["plain_key_features"] // share.tensors, sizes["head_features"] // share.tensors
 
 
 def normed_kept_bytes(share: Share, norms: int) -> int:
