@@ -1,4 +1,4 @@
-"""Presets: published sizes of models, and four small ones for CPUs."""
+"""Presets: published sizes of models, and five small ones for CPUs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,6 +27,44 @@ _QWEN3 = dataclasses.replace(
     rope_theta=1_000_000.0,
 )
 _QWEN3_MOE = dataclasses.replace(_QWEN3, key_heads=4, experts=128, experts_per_token=8)
+_DEEPSEEK_LITE = dataclasses.replace(
+    _LLAMA2,
+    layers=27,
+    embed=2048,
+    heads=16,
+    vocab=102_400,
+    mlp=10_944,
+    norm_epsilon=1e-6,
+    latent_rank=512,
+    head_size=192,
+    rotary_size=64,
+    value_size=128,
+    experts=64,
+    dense_layers=1,
+    experts_per_token=6,
+    expert_mlp=1408,
+    shared_mlp=2 * 1408,
+    router="softmax",
+)
+_DEEPSEEK_V3 = dataclasses.replace(
+    _DEEPSEEK_LITE,
+    layers=61,
+    embed=7168,
+    heads=128,
+    vocab=129_280,
+    mlp=18_432,
+    query_rank=1536,
+    experts=256,
+    dense_layers=3,
+    experts_per_token=8,
+    expert_mlp=2048,
+    shared_mlp=2048,
+    router="sigmoid",
+    routed_scale=2.5,
+    router_bias_rate=0.001,
+    router_groups=8,
+    groups_per_token=4,
+)
 
 PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
     Named(
@@ -41,6 +79,25 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
                 capacity_factor=1.25,
                 balance_loss=0.01,
                 router_z_loss=0.001,
+            ),
+            "nano-mla": dataclasses.replace(
+                _NANO_LLAMA,
+                layers=9,
+                key_heads=None,
+                latent_rank=32,
+                query_rank=64,
+                head_size=24,
+                rotary_size=8,
+                value_size=16,
+                experts=8,
+                dense_layers=1,
+                expert_mlp=88,
+                shared_mlp=88,
+                router="sigmoid",
+                routed_scale=2.5,
+                router_bias_rate=0.001,
+                capacity_factor=1.25,
+                balance_loss=0.0001,
             ),
             "micro": GPTConfig(layers=8, embed=256, heads=8, vocab=2048, sequence=128, tied=False),
             # Radford et al. 2019, table 2, as released.
@@ -119,6 +176,34 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
                 router="sigmoid",
                 routed_scale=2.5,
                 router_bias_rate=0.001,
+            ),
+            # DeepSeek-AI 2024, "DeepSeek-V2", appendix B, and "DeepSeek-V3 Technical Report", section 4.2, as released;
+            # Moonshot AI 2025, "Muon is Scalable for LLM Training" and "Kimi K2", with the rate of DeepSeek-V3's biases
+            # (their configurations are from secondary sources). Sequences as in pre-training, before the stages with
+            # YaRN. No token is dropped.
+            "deepseek-v2-lite": _DEEPSEEK_LITE,
+            "deepseek-v3": _DEEPSEEK_V3,
+            "moonlight-16b-a3b": dataclasses.replace(
+                _DEEPSEEK_LITE,
+                vocab=163_840,
+                sequence=8192,
+                mlp=11_264,
+                norm_epsilon=1e-5,
+                rope_theta=50_000.0,
+                router="sigmoid",
+                routed_scale=2.446,
+                router_bias_rate=0.001,
+            ),
+            "kimi-k2": dataclasses.replace(
+                _DEEPSEEK_V3,
+                heads=64,
+                vocab=163_840,
+                rope_theta=50_000.0,
+                experts=384,
+                dense_layers=1,
+                routed_scale=2.827,
+                router_groups=1,
+                groups_per_token=1,
             ),
             # OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", table 1, as released. Every second layer has no
             # window. No token is dropped.

@@ -13,7 +13,7 @@ from strategies import PRESETS, GPTConfig
 from strategies.costs.layer import flops_per_token
 from strategies.model.block import block_of
 from strategies.model.experts import Experts
-from strategies.model.gpt import active_param_count, param_count
+from strategies.model.gpt import active_param_count, param_count, weight_specs
 from strategies.model.hooks import ONE_DEVICE, LayerInfo
 from strategies.model.router import choose
 from tests.strategies.models import MOE, MOE_DROPPING, MOE_ROUTERS
@@ -178,6 +178,39 @@ def test_counts_of_presets_are_the_published_ones(preset, total, active, publish
         assert abs(count / 1e9 - float(text.rstrip("B"))) < 10**-digits
     expert = 3 * config.embed * config.dim_sizes["expert_mlp"]
     assert counts[0] - counts[1] == config.blocks * (config.dim_sizes["experts"] - config.experts_per_token) * expert
+
+
+@pytest.mark.parametrize(
+    ("preset", "total", "active", "attention", "dense", "mixture", "biases"),
+    [
+        ("deepseek-v2-lite", 15_706_484_224, 2_451_435_008, 13_763_072, 81_007_104, 584_847_872, 0),
+        ("moonlight-16b-a3b", 15_960_108_544, 2_579_230_208, 13_763_072, 82_973_184, 584_847_872, 1664),
+        ("deepseek-v3", 671_026_404_352, 36_625_603_584, 187_107_328, 583_483_392, 11_507_286_016, 14_848),
+        ("kimi-k2", 1_026_408_209_408, 31_687_072_768, 101_124_096, 497_500_160, 17_059_364_864, 23_040),
+    ],
+)
+def test_counts_of_models_with_latent_attention(preset, total, active, attention, dense, mixture, biases):
+    """Parameters without routers' biases, which are buffers in transformers and parameters here; of them, those that a
+    token uses, without the embedding; and those of one layer's attention, a dense layer, and a layer with experts.
+
+    Totals of DeepSeek-V3, V2-Lite and Moonlight equal transformers 5.24's. In the reports active ones are 2.4B, 37B and
+    32B; that of Moonlight omits both tables and is 2.24B.
+    """
+    config = PRESETS[preset]
+    sizes = config.dim_sizes
+    counts = {name: math.prod(sizes[dim] for dim in spec.dims) for name, spec in weight_specs(config).items()}
+
+    def layer(prefix: str, layers: int) -> int:
+        found = sum(count for name, count in counts.items() if name.startswith(prefix) and "router_bias" not in name)
+        assert found % layers == 0
+        return found // layers
+
+    assert counts.get("blocks.experts.router_bias_E", 0) == biases
+    assert param_count(config) - biases == total
+    assert active_param_count(config) - biases - config.vocab * config.embed == active
+    assert layer("blocks.attention.", config.blocks) == layer("lead.attention.", config.dense_layers) == attention
+    assert layer("lead.", config.dense_layers) == dense
+    assert layer("blocks.", config.blocks) == mixture
 
 
 def test_experts_take_the_place_of_the_mlp():
