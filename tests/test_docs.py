@@ -5,7 +5,7 @@ import re
 import pytest
 
 import strategies
-from docs.reference import api, commands, modes, optimizers, schedules
+from docs.reference import api, commands, modes, optimizers, payloads, schedules
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"
@@ -45,9 +45,10 @@ def test_the_page_of_placements_has_what_its_script_computes():
             assert dealt < [sent / 3, flops]
 
 
-def test_the_page_of_schedules_is_what_its_script_makes():
-    """`docs/reference/schedules.py`: all of it is formulas."""
-    assert schedules.FILE.read_text() == schedules.page()
+@pytest.mark.parametrize("script", [schedules, payloads], ids=lambda script: script.__name__)
+def test_a_page_of_formulas_is_what_its_script_makes(script):
+    """Schedules, and payloads of context parallelism."""
+    assert script.FILE.read_text() == script.page()
 
 
 def test_beyond_adamw_programs_send_what_formulas_say():
