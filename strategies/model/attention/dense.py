@@ -12,7 +12,7 @@ Dims: B batch, T query tokens, S key tokens, H query heads, J KV heads, C = H/J 
 R = G x T.
 """
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -202,18 +202,19 @@ def _backward(reach: Reach | None, residuals: tuple[QKV, Array, Array], dmixed_B
     mixed_BTHK, dmixed_BTHK = qkv.heads_of(mixed_BTA), qkv.heads_of(dmixed_BTA)
     delta_BHT1 = delta(mixed_BTHK, dmixed_BTHK).swapaxes(1, 2)
     queries = Queries(q_BHTK, dmixed_BTHK.swapaxes(1, 2), log_total_BHT1, delta_BHT1)
-    sums, size = (jnp.float32(0),) * 3, q_BHTK.shape[2]
+    of_blocks, size = [], q_BHTK.shape[2]
     for t, s in blocks_of(size):
         block_queries = Queries(*(x_BHTK[:, :, t] for x_BHTK in queries))
         grads = gradients(block_queries, k_BJSK[:, :, s], v_BJSK[:, :, s], **_mask(reach, size, t, s))
-        each = zip(sums, grads, (t, s, s), strict=True)
-        sums = tuple(total + _pad_tokens(grad, tokens, size) for total, grad, tokens in each)
-    return (qkv.with_gradients(*sums, sink_gradient(qkv.sink_H, log_total_BHT1, delta_BHT1)),)
+        each = zip(grads, (t, s, s), strict=True)
+        of_blocks.append(qkv.together([_pad_tokens(grad.swapaxes(1, 2), tokens, size) for grad, tokens in each]))
+    sums = reduce(partial(jax.tree.map, jnp.add), of_blocks)
+    return (qkv.with_together(sums, sink_gradient(qkv.sink_H, log_total_BHT1, delta_BHT1)),)
 
 
-def _pad_tokens(x_BHTK: Array, tokens: slice, size: int) -> Array:
+def _pad_tokens(x_BTHK: Array, tokens: slice, size: int) -> Array:
     start, stop, _ = tokens.indices(size)
-    return jnp.pad(x_BHTK, ((0, 0), (0, 0), (start, size - stop), (0, 0)))
+    return jnp.pad(x_BTHK, ((0, 0), (start, size - stop), (0, 0), (0, 0)))
 
 
 attend.defvjp(_forward, _backward)

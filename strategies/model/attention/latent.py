@@ -7,6 +7,7 @@ Dims: B batch, T tokens, H heads, K features of a query or key, of which N are c
 V features of a value, C latents, L = C + R, E = H x N, A = H x V.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,6 +37,14 @@ class HeadsQKV:
         """Queries, keys and values, in the layout of batched matmuls."""
         q_BHTK, k_BHTK, v_BHTV = (x.swapaxes(1, 2) for x in (self.q_BTHK, self.k_BTHK, self.v_BTHV))
         return q_BHTK, k_BHTK, v_BHTV
+
+    def together(self, grads: Sequence[Array]) -> tuple[Array, ...]:
+        """Gradients of queries, keys and values, as they are."""
+        return tuple(grads)
+
+    def with_together(self, grads: tuple[Array, ...], dsink_H: None) -> "HeadsQKV":
+        """The gradient of this value, from a sum of `together`."""
+        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H)
 
     def with_gradients(self, dq_BHTK: Array, dk_BHTK: Array, dv_BHTV: Array, dsink_H: None) -> "HeadsQKV":
         """The gradient of this value, from those of `heads_first`."""
@@ -119,6 +128,14 @@ class LatentQKV:
         """The same with keys and values."""
         q_BTHK, k_BTHK, v_BTHV = (x.swapaxes(1, 2) for x in self.heads_first)
         return HeadsQKV(q_BTHK, k_BTHK, v_BTHV)
+
+    def together(self, grads: Sequence[Array]) -> tuple[Array, ...]:
+        """Gradients of queries, keys and values, as they are."""
+        return tuple(grads)
+
+    def with_together(self, grads: tuple[Array, ...], dsink_H: None) -> "LatentQKV":
+        """The gradient of this value, from a sum of `together`."""
+        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H)
 
     def with_gradients(self, dq_BHTK: Array, dk_BHTK: Array, dv_BHTV: Array, dsink_H: None) -> "LatentQKV":
         """The gradient of this value, from those of `heads_first`."""

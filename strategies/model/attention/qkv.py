@@ -81,6 +81,15 @@ class QKV:
         require_divides("devices", count, heads=(self.qkv_BTCE.shape[2] - 2) * heads)
         return replace(self, qkv_BTCE=copied(self.qkv_BTCE, self.head_dim, copies))
 
+    def together(self, grads: Sequence[Array]) -> Float[Array, "B T C J K"]:
+        """Gradients of queries [B,T,H,K], keys and values [B,T,J,K] as what is added up and `with_together` takes."""
+        return joined(grads, 2)
+
+    def with_together(self, dqkv_BTCJK: Array, dsink_H: Array | None) -> "QKV":
+        """The gradient of this value, from a sum of `together`, and that of the sinks."""
+        dqkv_BTCE = dqkv_BTCJK.reshape(self.qkv_BTCE.shape).astype(self.qkv_BTCE.dtype)
+        return replace(self, qkv_BTCE=dqkv_BTCE, sink_H=dsink_H)
+
     def with_gradients(self, dq_BHTK: Array, dk_BJTK: Array, dv_BJTK: Array, dsink_H: Array | None) -> "QKV":
         """The gradient of this value, from those of `heads_first` and of the sinks."""
         dqkv_CBJTK = joined((dq_BHTK, dk_BJTK, dv_BJTK), 1, at=0)
