@@ -86,7 +86,7 @@ class TrainConfig:
             is one of the first two where possible.
         unroll: largest number of layers per scan iteration; the largest divisor of the loop's layers up to it is used.
             "auto" is all layers where GPUs need no loop (`Plan.unrolls_all_layers`), otherwise one.
-        schedule: the pipeline schedule.
+        schedule: the pipeline schedule. "auto" loses the least time by formula (`orders.best_schedule`).
         chunks: model chunks per pipeline stage with schedule "interleaved". Other schedules refuse it: a "-v" has two.
         sequence_parallel: whether the tensor axis also splits the residual stream by token.
         gather: whether fsdp gathers each layer's weights when it runs ("layer"), or all weights once a step ("step").
@@ -139,7 +139,7 @@ class TrainConfig:
     remat: Remat = "dots"
     attention: Attention = "auto"
     unroll: Unroll = "auto"
-    schedule: PipelineSchedule = "1f1b"
+    schedule: PipelineSchedule | Literal["auto"] = "1f1b"
     chunks: Layers = 2
     sequence_parallel: bool = True
     gather: Gather = "layer"

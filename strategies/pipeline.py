@@ -22,7 +22,7 @@ S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2
 in the compute dtype. Positions, leading dense layers and the last norm are replicated on every stage.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -42,9 +42,19 @@ from strategies.model.gpt import GPT, Collect, map_weights
 from strategies.model.layers import Leaves, Result
 from strategies.model.weights import Weights, WeightSpec
 from strategies.pipelining.executor import Executor, Parts
+from strategies.pipelining.orders import best_schedule
 from strategies.pipelining.schedules import Schedule
 from strategies.step import Differentiate, Divisor, Forward, Implementation, LossTerms, Tokens
 from strategies.strategy import Strategy, vocabulary_traffic
+
+
+def resolve(plan: Plan) -> Mapping[str, Any]:
+    """Resolve `schedule="auto"`."""
+    train = plan.train
+    if train.schedule != "auto":
+        return {}
+    again = train.remat == "full"
+    return {"schedule": best_schedule(plan.config.blocks, plan.stages, train.microbatches, train.chunks, again)}
 
 
 def require(plan: Plan) -> None:
@@ -208,6 +218,7 @@ AXIS = Axis(
     "pipeline",
     dims=("layers", "vocab"),
     options=("schedule", "chunks", "reduce_dtype"),
+    resolve=resolve,
     require=require,
     partial_gradient=has_partial_gradient,
     implement=implement,

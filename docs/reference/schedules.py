@@ -55,8 +55,9 @@ sends the residual stream of a microbatch to a neighbour.
   holds, if there are many. It needs at least two microbatches for each stage.
 - `interleaved` loses less than `1f1b` only where stages need not wait for each other's ticks.
 
-`meshmark search` ranks them all, with their exchanges and memory. `meshmark schedule zb-v --stages 4 --microbatches
-8` prints one.
+`--option schedule=auto` takes the one that loses least in lockstep, of those that hold fewer than two microbatches for
+each stage. `meshmark search` ranks them all, with their exchanges and memory. `meshmark schedule zb-v --stages 4
+--microbatches 8` prints one.
 
 ## What others published
 

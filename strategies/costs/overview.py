@@ -133,7 +133,7 @@ def overview(
         preset: name of the model; default: nano, or nano-moe on a mesh with an expert axis.
         mesh: the mesh; default: `example_mesh`.
         sizes: fields of `GPTConfig` that differ from the preset's.
-        options: other fields of `TrainConfig`; the default number of microbatches is the benchmarks'.
+        options: other fields of `TrainConfig`, of which "auto" is shown as what it means; the default number of microbatches is the benchmarks'.
     """
     require_instance(name, str, "the strategy")
     strategy = strategies.STRATEGIES[name]
@@ -146,7 +146,9 @@ def overview(
     cost = predict(name, config, mesh, train) if strategy.has_formulas else None
     plan = cost.plan if cost else Plan.of(strategy.axes, config, mesh, train)
     tokens = f"{batch_size} × {config.sequence:,} tokens"
-    given = texts({option: value for option, value in options.items() if option not in ("microbatches", "dtype")})
+    given = texts(
+        {option: getattr(plan.train, option) for option in options if option not in ("microbatches", "dtype")}
+    )
     arrays = tuple(each for each in held_arrays(plan) if cost or each.what != "gradient")
     return Overview(
         strategy=name,

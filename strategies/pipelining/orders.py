@@ -14,7 +14,7 @@ from typing import get_args
 
 from strategies.config import PipelineSchedule
 from strategies.infeasible import Infeasible, WrongSize
-from strategies.pipelining.schedules import Kind, Op, Orders, Schedule
+from strategies.pipelining.schedules import Kind, Op, Orders, PassTimes, Schedule
 
 MOST_CELLS = 300_000
 """Largest table of a schedule, in pairs of cells (a forward and a backward pass). Making it takes a few seconds."""
@@ -186,6 +186,29 @@ def stage_schedule(layers: int, stages: int, microbatches: int, schedule: Pipeli
     made = SCHEDULES[schedule](stages, microbatches, *([chunks] if schedule == "interleaved" else []))
     layer_slots(layers, made)
     return made
+
+
+@cache
+def best_schedule(layers: int, stages: int, microbatches: int, chunks: int, recomputes: bool) -> PipelineSchedule:
+    """The schedule that loses least of a step in lockstep, of those that hold less than 2 microbatches for each stage.
+
+    A forward pass is as long as the gradients of inputs and those of weights; with recomputation gradients of inputs
+    take twice as long. Arguments are as for `stage_schedule`.
+
+    >>> best_schedule(64, 8, 64, 2, recomputes=False), best_schedule(64, 8, 64, 2, recomputes=True)
+    ('zb-v', 'eager-zb')
+    """
+    passes, lost = PassTimes(1, 2 if recomputes else 1, 1), dict[PipelineSchedule, float]()
+    for name in get_args(PipelineSchedule):
+        try:
+            made = stage_schedule(layers, stages, microbatches, name, chunks)
+        except Infeasible:
+            continue
+        if made.in_flight(0) < 2 * stages * made.chunks:
+            lost[name] = 1 - microbatches * sum(passes) / made.lockstep(passes)
+    if not lost:
+        layer_slots(layers, one_f_one_b(stages, microbatches))  # says what does not fit
+    return min(lost, key=lost.__getitem__)
 
 
 class _Ops:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from strategies import GPTConfig, Infeasible, TrainConfig
+from strategies.costs.predict import predict
 from strategies.pipelining.orders import SCHEDULES, gpipe, interleaved, one_f_one_b, zero_bubble
 from strategies.pipelining.schedules import EQUAL, Op, PassTimes, Schedule
 
@@ -54,6 +56,32 @@ def test_nothing_is_done_before_what_it_needs(case: tuple[str, int, int, int]) -
         way = [tick[s, Op("F", m, c)] for s, c in parts] + [tick[s, Op("B", m, c)] for s, c in reversed(parts)]
         assert way == sorted(set(way))
         assert all(tick[s, Op("B", m, c)] < tick.get((s, Op("W", m, c)), 1e9) for s, c in parts)
+
+
+@pytest.mark.parametrize(("remat", "passes"), [("dots", PassTimes(1, 1, 1)), ("full", PassTimes(1, 2, 1))])
+@pytest.mark.parametrize(
+    ("layers", "stages", "microbatches"), [(4, 2, 4), (3, 2, 6), (8, 4, 8), (4, 4, 16), (16, 8, 16)]
+)
+def test_auto_is_the_schedule_that_loses_least(layers, stages, microbatches, remat, passes):
+    """Of those that are possible and hold fewer than two microbatches a stage, in lockstep."""
+    config = GPTConfig(layers=layers, embed=16, heads=2, vocab=64, sequence=8)
+    train = TrainConfig(microbatches, microbatches, schedule="auto", remat=remat)
+    chosen = predict("pipeline", config, f"pipeline={stages}", train).plan.schedule
+
+    def held(one: Schedule) -> float:
+        return max(map(one.in_flight, range(stages))) / one.chunks
+
+    others = (schedule(*case) for case in GRID if case[1:3] == (stages, microbatches) and case[3] < 3)
+    fitting = [each for each in others if each.chunks * stages <= layers and held(each) < 2 * stages]
+    assert held(chosen) < 2 * stages
+    assert chosen.lockstep(passes) == min(each.lockstep(passes) for each in fitting)
+
+
+def test_auto_says_what_does_not_fit():
+    """If no schedule does."""
+    config, train = GPTConfig(layers=2, embed=16, heads=2, vocab=64), TrainConfig(8, 8, schedule="auto")
+    with pytest.raises(Infeasible, match="2 blocks are too few for 4 parts of a pipeline"):
+        predict("pipeline", config, "pipeline=4", train)
 
 
 @pytest.mark.parametrize(("name", "stages", "microbatches"), [(n, s, m) for n, s, m, _ in PLAIN if "zb" not in n])
