@@ -180,7 +180,8 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
         dense = plan.backend.prefers_all_to_all and not Reach.of(config)
         fused = dense and kernel_for(plan.backend, config, train) != "xla"
         divides = plan.held_config.key_features // plan.tensors // config.head_dim % size == 0
-        ring = not plan.staged and not strided(config) and not (fused and divides)
+        windowed = config.latent_rank is not None and Reach.of(config) is not None
+        ring = not plan.staged and not strided(config) and not windowed and not (fused and divides)
         attention = "ring" if ring else "ulysses"
     elif attention == "ring" and plan.staged:
         problem = f"ring attention does not work with pipeline={plan.stages}"

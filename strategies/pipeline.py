@@ -22,6 +22,7 @@ S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2
 in the compute dtype. Positions, leading dense layers and the last norm are replicated on every stage.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -38,12 +39,12 @@ from strategies.core.axis import Axis
 from strategies.core.gradients import microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.model.gpt import GPT, Collect, map_weights
+from strategies.model.gpt import GPT, Collect, map_weights, weight_specs
 from strategies.model.layers import Leaves, Result
 from strategies.model.weights import Weights, WeightSpec
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.orders import best_schedule
-from strategies.pipelining.schedules import Schedule
+from strategies.pipelining.schedules import PassTimes, Schedule
 from strategies.step import Differentiate, Divisor, Forward, Implementation, LossTerms, Tokens
 from strategies.strategy import Strategy, vocabulary_traffic
 
@@ -53,8 +54,23 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     train = plan.train
     if train.schedule != "auto":
         return {}
-    again = train.remat == "full"
-    return {"schedule": best_schedule(plan.config.blocks, plan.stages, train.microbatches, train.chunks, again)}
+    passes = pass_flops(plan)
+    return {"schedule": best_schedule(plan.config.blocks, plan.stages, train.microbatches, train.chunks, passes)}
+
+
+def pass_flops(plan: Plan) -> PassTimes:
+    """FLOPs per token of a layer's passes: forward, gradients of inputs, and of weights, without masked scores.
+
+    The backward pass computes scores again, with 5 matmuls for 2 (Dao et al. 2022, "FlashAttention", section 3.1).
+    """
+    config = plan.config
+    sizes = {**config.dim_sizes, "experts": config.experts_per_token, "layers": 1}
+    matrices = (spec.dims for spec in weight_specs(config).values() if spec.is_stacked and spec.is_matrix)
+    matmuls = 2 * sum(math.prod(sizes[dim] for dim in dims) for dims in matrices)
+    keys = min(config.sequence / 2, config.attention_window or math.inf) * config.layers_in_block
+    scores = 2 * keys * (config.query_features + config.head_features)
+    again = matmuls + scores if plan.train.remat == "full" else 0
+    return PassTimes(matmuls + scores, matmuls + 2.5 * scores + again, matmuls)
 
 
 def require(plan: Plan) -> None:

@@ -140,7 +140,6 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     gradients = (gradients_of(dims, itemsize) for dims in multiplied)
     backward, weights = map(list, zip(*gradients, strict=True))
     attentions = [attention(plan, stack, each) for each in attention_shares(plan.share)]
-    attentions += [expansions(share, itemsize)] if (share := plan.share).has_latents else []
     ahead, back = ([kernel for kernels in way for kernel in kernels] for way in zip(*attentions, strict=True))
     passes = [Kernel("memory", 0, moved) for moved in pass_bytes(plan, stack, precision)]
     last = len(multiplied) - costs_of(plan.block.branches()[-1]).last_matmuls(plan.config)
@@ -148,10 +147,11 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     # results repeats scores, or where attention is one kernel only passes over memory.
     full = (*forward[:last], *ahead, passes[0])
     again = {"full": full, "dots": ahead if stack.attention == "unfused" else passes[:1], "none": ()}[plan.train.remat]
+    arrived, expanded = expansions(plan, itemsize) if plan.share.has_latents else ([], [])
     extra = zip(kept_bytes(plan, stack), copied_bytes(plan, stack), strict=True)
     out, into = ([Kernel("memory", 0, sum(moved))] * (sum(moved) > 0) for moved in extra)
-    forward = (*out, *forward, *ahead, passes[0])
-    return Layer(forward, (*again, *into, *backward, *back, passes[1]), tuple(weights))
+    forward = (*out, *forward, *ahead, *arrived, passes[0])
+    return Layer(forward, (*again, *into, *backward, *back, *expanded, passes[1]), tuple(weights))
 
 
 def pass_bytes(plan: Plan, stack: Stack, precision: Precision | None) -> ForwardBackward:
@@ -200,17 +200,21 @@ def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], lis
     return forward, backward
 
 
-def expansions(share: Share, itemsize: float) -> tuple[list[Kernel], list[Kernel]]:
-    """The matmuls that compute keys and values from latents, forward and backward, beyond once and its gradients.
+def expansions(plan: Plan, itemsize: float) -> tuple[list[Kernel], list[Kernel]]:
+    """The matmuls that compute keys and values from latents, forward and backward, besides one forward expansion and
+    its gradients.
 
     A device of a ring computes those of all devices' tokens (strategies/model/attention/ring.py).
     """
-    rank, arrived = share.config.dim_sizes["latents"], share.ring - 1 if share.sends_latents else 0
+    share, rank = plan.share, plan.config.dim_sizes["latents"]
+    arrived, count = share.ring - 1 if share.sends_latents else 0, plan.block.attentions()
     dims = [(share.tokens, features, rank, 1) for features in share.expanded_features]
     once, gradients = [matmul(each, itemsize) for each in dims], [gradients_of(each, itemsize) for each in dims]
-    again = [] if share.train.remat == "full" or share.keeps_expanded else once
+    again = [] if share.keeps_expanded else once
+    if share.train.remat == "full":
+        again = once * arrived if share.loops_ring else []
     of_arrived = [*once, *(kernel for each in gradients for kernel in each)]
-    return once * arrived, again + of_arrived * arrived
+    return once * arrived * count, (again + of_arrived * arrived) * count
 
 
 def fused_attention(plan: Plan, share: Share) -> tuple[list[Kernel], list[Kernel]]:

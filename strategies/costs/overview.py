@@ -133,7 +133,8 @@ def overview(
         preset: name of the model; default: nano, or nano-moe on a mesh with an expert axis.
         mesh: the mesh; default: `example_mesh`.
         sizes: fields of `GPTConfig` that differ from the preset's.
-        options: other fields of `TrainConfig`, of which "auto" is shown as what it means; the default number of microbatches is the benchmarks'.
+        options: other fields of `TrainConfig`, shown as they are resolved; the default number of microbatches is the
+            benchmarks'.
     """
     require_instance(name, str, "the strategy")
     strategy = strategies.STRATEGIES[name]

@@ -14,6 +14,7 @@ from jax import lax
 from strategies.core.share import Share
 from strategies.gpt_config import GPTConfig
 from strategies.model.attention.splash import LANES
+from strategies.model.latent_attention import LATENTS
 from strategies.model.parts import Part
 from strategies.model.weights import WeightSpec
 
@@ -245,6 +246,19 @@ class WidthNormCosts(AttentionCosts):
 
 class LatentAttentionCosts(AttentionCosts):
     """Multi-head latent attention."""
+
+    @staticmethod
+    def rows(share: Share, matmul: Matmul) -> tuple[int, int]:
+        """Latents are computed of a device's own tokens."""
+        return share.residual_tokens if matmul.weight.dims[-1] in LATENTS else share.tokens, 1
+
+    @staticmethod
+    def waiting_elements(share: Share) -> int:
+        """Also gradients of keys and values that are not kept, and of latents."""
+        latents = share.residual_tokens * (share.config.dim_sizes["query_latents"] + share.latents)
+        latents = 0 if share.reuses_residual_buffers else latents
+        expanded = 0 if share.keeps_expanded or share.train.remat == "full" else share.attended_kv_features
+        return AttentionCosts.waiting_elements(share) + share.tokens * expanded + latents
 
     @staticmethod
     def kept_bytes(share: Share) -> int:

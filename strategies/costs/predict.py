@@ -235,7 +235,8 @@ class Cost:
 
     @property
     def _expanded(self) -> int:
-        """FLOPs per token in all layers to compute keys and values from latents, beyond once and its gradients.
+        """FLOPs per token in all layers to compute keys and values from latents, besides one forward expansion and its
+        gradients.
 
         Compilers merge recomputation with the backward pass's, except of what went through a ring's loop.
         """
@@ -246,7 +247,8 @@ class Cost:
         again = 0 if share.keeps_expanded else 1
         if share.train.remat == "full":
             again = devices - 1 if share.loops_ring else 0
-        return self.plan.config.all_blocks * (4 * (devices - 1) + again) * layer.expansion_flops(self.plan.config)
+        attentions = self.plan.config.all_blocks * self.plan.block.attentions()
+        return attentions * (4 * (devices - 1) + again) * layer.expansion_flops(self.plan.config)
 
     @property
     def _staged_lead(self) -> tuple[int, ...]:

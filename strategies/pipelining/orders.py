@@ -189,16 +189,15 @@ def stage_schedule(layers: int, stages: int, microbatches: int, schedule: Pipeli
 
 
 @cache
-def best_schedule(layers: int, stages: int, microbatches: int, chunks: int, recomputes: bool) -> PipelineSchedule:
+def best_schedule(layers: int, stages: int, microbatches: int, chunks: int, passes: PassTimes) -> PipelineSchedule:
     """The schedule that loses least of a step in lockstep, of those that hold less than 2 microbatches for each stage.
 
-    A forward pass is as long as the gradients of inputs and those of weights; with recomputation gradients of inputs
-    take twice as long. Arguments are as for `stage_schedule`.
+    `passes` are the times of a microbatch's passes. The other arguments are as for `stage_schedule`.
 
-    >>> best_schedule(64, 8, 64, 2, recomputes=False), best_schedule(64, 8, 64, 2, recomputes=True)
+    >>> best_schedule(64, 8, 64, 2, PassTimes(1, 1, 1)), best_schedule(64, 8, 64, 2, PassTimes(1, 1.75, 0.5))
     ('zb-v', 'eager-zb')
     """
-    passes, lost = PassTimes(1, 2 if recomputes else 1, 1), dict[PipelineSchedule, float]()
+    lost = dict[PipelineSchedule, float]()
     for name in get_args(PipelineSchedule):
         try:
             made = stage_schedule(layers, stages, microbatches, name, chunks)
