@@ -45,6 +45,8 @@ class GPTConfig:
         rope_theta: the base of the angles of rotary positions (Su et al. 2021, "RoFormer", section 3.2.2).
         rope_factor: factor by which Llama 3.1's scaling, or YaRN, slows the slowest rotations; 1: no scaling
             (model/rotary.py).
+        rope_mscale: latent attention multiplies scores by (0.1 rope_mscale ln rope_factor + 1)^2 (`mscale_all_dim` of
+            DeepSeek's models). It needs both.
         attention_window: tokens that a token attends to, itself included; None: all earlier tokens.
         attention_stride: distance between far tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
@@ -102,6 +104,7 @@ class GPTConfig:
     norm_epsilon: Positive = 1e-5
     rope_theta: Positive = 10_000.0
     rope_factor: Annotated[float, Meta(ge=1)] = 1.0
+    rope_mscale: Positive = 1.0
     experts: Size | None = None
     dense_layers: Annotated[int, Meta(ge=0, le=100_000)] = 0
     experts_per_token: Size = 2

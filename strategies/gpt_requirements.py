@@ -17,7 +17,7 @@ OF_EXPERTS = (
     *("capacity_factor", "expert_group", "balance_loss", "router_z_loss"),
 )
 """Fields of `GPTConfig` that need `experts`."""
-OF_LATENTS = "query_rank", "rotary_size", "value_size"
+OF_LATENTS = "query_rank", "rotary_size", "value_size", "rope_mscale"
 """Fields of `GPTConfig` that need `latent_rank`."""
 
 
@@ -50,6 +50,8 @@ def _require_latents(config: Any) -> None:
         raise Infeasible(f"rotary_size={config.rotary_size}; {allowed}")
     if config.key_heads not in (None, config.heads):
         raise Infeasible(f"key_heads={config.key_heads} does not go with latent_rank, which has one latent; omit it")
+    if config.rope_factor == 1:
+        _require_left_out(config, ("rope_mscale",), "scaled rotary positions; set rope_factor")
 
 
 def _require_pattern(config: Any) -> None:

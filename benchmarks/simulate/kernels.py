@@ -17,6 +17,7 @@ from strategies.core.sizes import BYTES
 from strategies.costs.layer import costs_of, matmuls_of
 from strategies.costs.layer import kept_bytes as share_kept_bytes
 from strategies.costs.memory import block_elements
+from strategies.model.latent_attention import LATENTS
 
 Kind = Literal["matmul", "attention", "memory"]
 Dims = tuple[float, float, float, float]
@@ -128,6 +129,8 @@ def projections(plan: Plan) -> Iterator[Dims]:
         for one in matmuls_of(branch, plan.config):
             rows, side_by_side = costs_of(branch).rows(plan.share, one)
             of, *to = one.weight.dims  # as the device works with the matrix
+            if to[0] in LATENTS:  # a device computes those of its own tokens, and gathers
+                rows = plan.share.residual_tokens
             k, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in (of, *to))
             yield rows, math.prod(columns), k, side_by_side
 

@@ -16,6 +16,7 @@ from strategies.backends.topologies import DEVICES_PER_CHIP
 from strategies.config import Dtype, ReduceDtype, Remat, TrainConfig
 from strategies.costs.predict import Cost
 from strategies.gpt_config import GPTConfig
+from strategies.gpt_requirements import OF_LATENTS
 from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
 
@@ -136,6 +137,9 @@ def config_of(row: Published) -> GPTConfig:
     if row.block == "gpt_oss":
         preset = PRESETS["gpt-oss-20b"]
         more |= {name: getattr(preset, name) for name in ("attention_window", "full_attention_every")}
+    if row.is_latent:
+        preset = PRESETS.get(row.model, PRESETS["deepseek-v3"])
+        more |= {name: getattr(preset, name) for name in ("head_size", "latent_rank", *OF_LATENTS)}
     return GPTConfig(
         row.layers + row.mtp_layers,
         row.embed,
@@ -145,21 +149,8 @@ def config_of(row: Published) -> GPTConfig:
         row.mlp,
         tied=row.block == "gpt2" if row.tied is None else row.tied,
         block=row.block,
-        **(latent_heads(row) if row.is_latent else {"head_size": row.head_dim, "key_heads": row.kv_heads}),
-        **more,
+        **{"head_size": row.head_dim, "key_heads": row.kv_heads, **more},
     )
-
-
-def latent_heads(row: Published) -> dict[str, int]:
-    """Plain heads with the parameter count of latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
-
-    >>> latent_heads(Published("", "", 8, 8, 61, 7168, 128, 129280, 4096, 8, 8, 1, 1, 1, "bf16"))
-    {'head_size': 96, 'key_heads': 1}
-    """
-    queries, keys, plain, turned, heads, embed = 1536, 512, 128, 64, row.heads, row.embed
-    into = embed * queries + queries * heads * (plain + turned) + embed * (keys + turned) + keys * heads * 2 * plain
-    features = (into + heads * plain * embed) / (2 * embed * (heads + 1))
-    return {"head_size": 16 * round(features / 16), "key_heads": row.tensor}  # of which replicas can have equal parts
 
 
 def topology_of(row: Published) -> Topology:

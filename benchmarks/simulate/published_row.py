@@ -34,7 +34,7 @@ AXES = "data", "fsdp", "pipeline", "context", "tensor"
 BLOCKS = {"gpt3": "gpt2", "qwen3": "qwen3", "qwen2": "qwen2", "gpt-oss": "gpt_oss"}
 """How the name of a model begins -> its block. Of other names the block is "llama" if the row has `kv_heads`, as only
 tables of such models do, and otherwise "gpt2"."""
-LATENT = "deepseek", "kimi"
+LATENT = "deepseek", "kimi", "moonlight"
 """How names of models with multi-head latent attention begin."""
 OTHER_BLOCKS = "gemma", "gemma2", "gemma3", "gemma4", "nemotron"
 """Names of models, up to the first "-", whose blocks have other norms, MLPs or attention than any here."""

@@ -1,6 +1,7 @@
 """Hugging Face folders (config.json and safetensors): read into the state of any step, written from a checkpoint.
 
-    families.py       families of models: their fields and tensors
+    family.py         what a family of models is
+    families.py       families: their fields and tensors
     config_json.py    config.json <-> `GPTConfig`
     tensors.py        which tensors of a folder hold which weights, and their layout
     safetensors.py    files of tensors, mapped into memory

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from strategies.gpt_config import GPTConfig
-from strategies.huggingface.families import FAMILIES, IGNORED, SPECIAL_TOKENS, Family
+from strategies.huggingface.families import FAMILIES
+from strategies.huggingface.family import IGNORED, SPECIAL_TOKENS, Family
 from strategies.infeasible import Infeasible
 from strategies.model.block import block_of
 from strategies.model.gpt import resolved
@@ -18,10 +19,16 @@ from strategies.schema import checked
 
 OF_TRAINING = {"vocab_multiple", "capacity_factor", "expert_group", "balance_loss", "router_z_loss"}
 """Fields of `GPTConfig` that a folder does not have, because they are chosen for each training."""
+OPTIONAL_PARTS = "experts", "latent_rank"
+"""Fields of `GPTConfig` that all models of a family have, or none."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Values of `layer_types`."""
-_ALIASES = {"num_local_experts": "num_experts"}
-"""Names in transformers 5 of Qwen3Moe's fields, and their names in released files."""
+_ALIASES = {
+    "qwen3_moe": {"num_local_experts": "num_experts"},
+    "deepseek_v3": {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    "deepseek_v2": {"num_experts": "n_routed_experts"},
+}
+"""Names of fields in transformers 5, and their names in released files."""
 
 
 class HuggingFaceError(ValueError):
@@ -38,8 +45,8 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
     if facts.get("model_type") not in (None, family.model_type):
         stated = f"model_type: {json.dumps(facts['model_type'])} and architectures: {json.dumps(names)}"
         raise HuggingFaceError(f"{where} has {stated}, which have model_type {family.model_type}; correct one of them")
-    if family.model_type == "qwen3_moe":
-        facts = {_ALIASES.get(name, name): value for name, value in facts.items()}
+    aliases = _ALIASES.get(family.model_type, {})
+    facts = {aliases.get(name, name): value for name, value in facts.items()}
     facts = {**facts, **{name: value for name, value in family.defaults.items() if facts.get(name) is None}}
     _require_supported(facts, family, where)
     values = {ours: facts[name] for name, ours in family.fields.items()}
@@ -47,6 +54,11 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
         values["router"] = "renormalised" if values["router"] else "softmax"
     if "shared_mlp" in values:  # a file has the number of shared experts
         values["shared_mlp"] = (values["shared_mlp"] or 0) * values["expert_mlp"] or None
+    if "rotary_size" in values:  # a file has the features of a head without the rotary ones
+        sizes = (
+            checked(facts[f"qk_{part}_head_dim"], int, f"{where}: qk_{part}_head_dim") for part in ("nope", "rope")
+        )
+        values["head_size"] = sum(sizes)
     values |= _windows(facts, family, where)
     if family.is_rotary:
         values |= _rope(facts, family, where)
@@ -115,32 +127,41 @@ def _rope(facts: Mapping[str, Any], family: Family, where: str) -> dict[str, Any
     elif lacking := [name for name in ("factor", *family.scaling) if name not in {"rope_type", *rope}]:
         raise HuggingFaceError(f"{where} lacks {', '.join(lacking)} of rope_scaling")
     else:
-        factor, only = rope["factor"], family.scaling
+        factor, only = rope["factor"], _with_mscale(family.scaling, rope.get("mscale_all_dim"))
     others = rope.keys() - {"rope_type", "type", "rope_theta", "factor"}
     for name, value in {**dict.fromkeys(others), **only, "partial_rotary_factor": 1.0}.items():
         if rope.get(name, value) != value:
             shown = f"{name}: {json.dumps(rope[name])}"
             typed = f"with rope_type {kind}" if {"rope_type", "type"} & {*rope} else "without a rope_type"
             raise HuggingFaceError(f"{where} has {shown}; only {json.dumps(value)} is supported {typed}")
-    return {"rope_theta": theta, "rope_factor": factor}
+    scores = {"rope_mscale": only["mscale"]} if "mscale" in only and factor != 1 else {}
+    return {"rope_theta": theta, "rope_factor": factor, **scores}
+
+
+def _with_mscale(scaling: Mapping[str, Any], mscale: Any) -> Mapping[str, Any]:
+    """YaRN's fields with this `mscale_all_dim`. With an equal `mscale` rotated features are not scaled."""
+    return {**scaling, "mscale": mscale, "mscale_all_dim": mscale} if "mscale" in scaling else scaling
 
 
 def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
     """The first family that can express the whole model, and its `config.json`."""
-    own = dataclasses.asdict(config) | {"mlp": config.mlp_dim, "head_size": config.head_dim}
+    own = dataclasses.asdict(config) | {"mlp": config.mlp_dim}
     own |= {"key_heads": config.key_heads or config.heads, "expert_mlp": config.dim_sizes["expert_mlp"]}
     own |= {"router": config.router == "renormalised"}
+    own |= {"head_size": config.head_dim - (config.rotary_size or 0)}
     own |= {"shared_mlp": (config.shared_mlp or 0) // config.dim_sizes["expert_mlp"]}
-    lacking: list[str] = []
+    has, lacking = {part for part in OPTIONAL_PARTS if getattr(config, part) is not None}, []
     for name, family in FAMILIES.items():
-        if family.block != config.block or ("experts" in family.fields.values()) != (config.experts is not None):
+        parts = {part for part in OPTIONAL_PARTS if part in family.fields.values()}
+        if family.block != config.block or parts != has:
             continue
         facts = {"architectures": [name], "model_type": family.model_type, "torch_dtype": dtype}
         facts |= {**{theirs: own[ours] for theirs, ours in family.fields.items()}, **family.fixed}
         facts |= dict.fromkeys(SPECIAL_TOKENS)
         if family.is_rotary:
             scaled = config.rope_factor > 1 or "rope_scaling" in family.defaults
-            scaling = {**family.scaling, "factor": config.rope_factor} if scaled else None
+            scaling = {**_with_mscale(family.scaling, config.rope_mscale), "factor": config.rope_factor}
+            scaling = scaling if scaled else None
             facts |= {"rope_theta": config.rope_theta, "rope_scaling": scaling}
         if family.alternates:
             window = SLIDING if config.attention_window else FULL
@@ -148,7 +169,7 @@ def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
         if not (differing := differences(config_of(facts, name)[1], config)):
             return family, facts
         lacking = lacking or [f"{name} does not have {' and '.join(differing)}"]
-    kind = f"block={config.block}{' with experts' if config.experts else ''}"
+    kind = f"block={config.block}{' with ' if has else ''}{' and '.join(sorted(has))}"
     raise HuggingFaceError(f"{lacking[0] if lacking else f'no family of Hugging Face has {kind}'}")
 
 

@@ -2,76 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
+from strategies.huggingface.family import LATENT_YARN, YARN, Family
 from strategies.model.clamped_experts import GAIN, LIMIT
-from strategies.model.rotary import FAST, ORIGINAL_TOKENS, SLOW, YARN_FAST, YARN_SLOW, YARN_TOKENS
-
-SPECIAL_TOKENS = "bos_token_id", "eos_token_id", "pad_token_id"
-IGNORED = {
-    *("_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache"),
-    *(*SPECIAL_TOKENS, "initializer_range", "pretraining_tp", "task_specific_params"),
-    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "output_router_logits", "router_aux_loss_coef"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "layer_types", "max_window_layers"),
-    *("n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
-    *("summary_type", "summary_use_proj"),
-}
-"""Fields that are read elsewhere, or concern dropout, router losses, generation and other tasks than training."""
-LLAMA3: Mapping[str, Any] = {
-    "rope_type": "llama3",
-    "low_freq_factor": SLOW,
-    "high_freq_factor": FAST,
-    "original_max_position_embeddings": ORIGINAL_TOKENS,
-}
-"""Llama 3.1's scaling of rotary positions."""
-YARN: Mapping[str, Any] = {
-    "rope_type": "yarn",
-    "beta_fast": YARN_FAST,
-    "beta_slow": YARN_SLOW,
-    "original_max_position_embeddings": YARN_TOKENS,
-    "truncate": False,
-}
-"""YaRN's scaling as in gpt-oss."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of models.
-
-    Attributes:
-        model_type: in `config.json`.
-        block: `GPTConfig.block`.
-        fields: `config.json` fields -> `GPTConfig` fields.
-        tensors: weight names -> tensor names. {layer} and {expert} are numbers, {part} is q, k or v. [0::2] and [1::2]
-            are the even and the odd elements of a tensor's last dim.
-        fixed: fields of `config.json` with the only value that is supported.
-        defaults: of fields that a file may omit, or have as null; all others are required.
-        model: fields of `GPTConfig` that all models of the family share.
-        scaling: fields of `rope_scaling`, except the factor, with the only values that are supported.
-        alternates: whether layers with and without a window alternate, as `layer_types` says. Otherwise all layers or
-            none have a window.
-        linear: matrices are stored as in torch's `Linear`, [out, in].
-        ignored: fields without effect, in addition to `IGNORED`.
-    """
-
-    model_type: str
-    block: str
-    fields: Mapping[str, str]
-    tensors: Mapping[str, str]
-    fixed: Mapping[str, Any]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    linear: bool = True
-    ignored: frozenset[str] = frozenset()
-    model: Mapping[str, Any] = field(default_factory=dict)
-    scaling: Mapping[str, Any] = field(default_factory=lambda: LLAMA3)
-    alternates: bool = False
-
-    @property
-    def is_rotary(self) -> bool:
-        """Whether positions are rotary. Otherwise they are learned, with one row of a table for each token."""
-        return self.linear
-
 
 _LLAMA = Family(
     model_type="llama",
@@ -137,6 +70,49 @@ _LOCAL_EXPERTS = {
     "num_experts_per_tok": "experts_per_token",
 }
 _OSS = "model.layers.{layer}.mlp"
+_SHARED_EXPERTS = {
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": "expert_mlp",
+    "n_shared_experts": "shared_mlp",
+    "first_k_dense_replace": "dense_layers",
+}
+_GROUPS = {"routed_scaling_factor": "routed_scale", "n_group": "router_groups", "topk_group": "groups_per_token"}
+_LATENT = "model.layers.{layer}.self_attn"
+_DEEPSEEK_V3 = Family(
+    model_type="deepseek_v3",
+    block="llama",
+    fields={
+        **{name: ours for name, ours in _LLAMA.fields.items() if name != "head_dim"},
+        **_SHARED_EXPERTS,
+        **_GROUPS,
+        "q_lora_rank": "query_rank",
+        "kv_lora_rank": "latent_rank",
+        "qk_nope_head_dim": "head_size",  # here with the rotary features
+        "qk_rope_head_dim": "rotary_size",
+        "v_head_dim": "value_size",
+    },
+    tensors={
+        **_LLAMA.tensors,
+        "blocks.attention.query_DA": f"{_LATENT}.q_proj.weight",
+        "blocks.attention.query_down_DQ": f"{_LATENT}.q_a_proj.weight",
+        "blocks.attention.query_norm_Q": f"{_LATENT}.q_a_layernorm.weight",
+        "blocks.attention.query_up_QA": f"{_LATENT}.q_b_proj.weight",
+        "blocks.attention.down_DL": f"{_LATENT}.kv_a_proj_with_mqa.weight",
+        "blocks.attention.norm_C": f"{_LATENT}.kv_a_layernorm.weight",
+        "blocks.attention.key_up_CE": f"{_LATENT}.kv_b_proj.weight",
+        "blocks.attention.value_up_CF": f"{_LATENT}.kv_b_proj.weight",
+        "blocks.attention.out_FD": f"{_LATENT}.o_proj.weight",
+    },
+    fixed={
+        **{"hidden_act": "silu", "attention_bias": False, "moe_layer_freq": 1, "rope_interleave": True},
+        **{"scoring_func": "sigmoid", "norm_topk_prob": True, "topk_method": "noaux_tc", "num_nextn_predict_layers": 0},
+    },
+    defaults={**_TIED, "q_lora_rank": None, "num_key_value_heads": None, "rope_theta": 10_000.0},
+    ignored=frozenset({"auto_map", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim", "qk_head_dim"}),
+    model={"router": "sigmoid", "router_bias_rate": 0.0},
+    scaling=LATENT_YARN,
+)
 
 FAMILIES: Mapping[str, Family] = {
     "GPT2LMHeadModel": Family(
@@ -217,19 +193,26 @@ FAMILIES: Mapping[str, Family] = {
         model_type="dots1",
         fields={
             **_LLAMA.fields,
-            "n_routed_experts": "experts",
-            "num_experts_per_tok": "experts_per_token",
-            "moe_intermediate_size": "expert_mlp",
-            "n_shared_experts": "shared_mlp",
-            "first_k_dense_replace": "dense_layers",
-            "routed_scaling_factor": "routed_scale",
-            "n_group": "router_groups",
-            "topk_group": "groups_per_token",
+            **_SHARED_EXPERTS,
+            **_GROUPS,
         },
         fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": True, "moe_layer_freq": 1},
         defaults={**_TIED, "head_dim": None, "n_group": 1, "topk_group": 1},
         ignored=frozenset({"sliding_window", "scoring_func"}),
         model={"router": "sigmoid", "router_bias_rate": 0.0},
+    ),
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+    "DeepseekV2ForCausalLM": dataclasses.replace(
+        _DEEPSEEK_V3,
+        model_type="deepseek_v2",
+        fields={name: ours for name, ours in _DEEPSEEK_V3.fields.items() if name not in _GROUPS},
+        fixed={
+            **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1},
+            **{"scoring_func": "softmax", "norm_topk_prob": False, "topk_method": "greedy"},
+            "routed_scaling_factor": 1.0,
+        },
+        ignored=_DEEPSEEK_V3.ignored | {"n_group", "topk_group"},  # greedy: of all groups
+        model={"router": "softmax"},
     ),
     "OlmoeForCausalLM": dataclasses.replace(
         _LLAMA,

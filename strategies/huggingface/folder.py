@@ -25,7 +25,7 @@ from strategies.files import read_json
 from strategies.gpt_config import GPTConfig
 from strategies.huggingface import safetensors, tensors
 from strategies.huggingface.config_json import HuggingFaceError, config_of, differences, facts_of, kept_by
-from strategies.huggingface.families import Family
+from strategies.huggingface.family import Family
 from strategies.schema import checked
 from strategies.step import State, Step
 

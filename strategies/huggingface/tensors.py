@@ -4,7 +4,10 @@ Here a weight is one array for all layers and experts, and queries, keys and val
 has a tensor for each layer, expert and projection, and most matrices are [out, in]. A `Block` is a range of a weight
 that is a view of a tensor: through it any range of the weight is read or written, without other elements.
 
-Dims: J KV heads, G queries per KV head, K head dim.
+Latent attention rotates feature i of a head with feature i + R/2 here, and with feature i + 1 in a folder, where the
+matrices that compute keys and values from latents are one matrix.
+
+Dims: J KV heads, G queries per KV head, K head dim, R rotary features.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,13 +21,15 @@ import numpy as np
 from strategies.checkpoints.canonical import Index
 from strategies.gpt_config import GPTConfig
 from strategies.huggingface.config_json import HuggingFaceError
-from strategies.huggingface.families import Family
+from strategies.huggingface.family import Family
 from strategies.model.block import part_and_layer
 from strategies.model.gpt import weight_specs
 
 Tensors = Mapping[str, np.ndarray]
 AS_HERE = "vocab", "sequence", "experts"
 """First dims of weights that are not used as [in, out] by a single matmul: they are stored as here."""
+OF_LATENTS = "query_features", "latents_and_key", "plain_key_features", "head_features"
+"""Last dims of matrices of latent attention whose rows a folder has in another order."""
 
 
 class Block(NamedTuple):
@@ -122,10 +127,38 @@ def _blocks(config: GPTConfig, family: Family, dims: tuple[str, ...], name: str)
         yield Block(whole, tensor, (*sizes[:-1], 2 * sizes[-1]), partial(_every_second, int(start)))
     elif dims[-2:-1] in (("qkv",), ("qk",)):
         yield from _projections(config, family, sizes, name)
+    elif len(dims) == 2 and dims[1] in OF_LATENTS:
+        yield from _rows(config, dims, name)
     elif family.linear and len(dims) == 2 and dims[0] not in AS_HERE:
         yield Block(whole, name, (sizes[1], sizes[0]), np.transpose)
     else:
         yield Block(whole, name, tuple(sizes), np.asarray)
+
+
+def _rows(config: GPTConfig, dims: tuple[str, ...], name: str) -> Iterator[Block]:
+    """Blocks of a matrix of latent attention, [in, out]: ranges of the rows of its tensor [out, in], in our order."""
+    size, latents, rotary = config.dim_sizes[dims[0]], config.latent_rank or 0, config.rotary_size or 0
+    heads, value, plain = config.heads, config.value_dim, config.head_dim - rotary
+
+    def with_rotary(start: int, count: int) -> list[slice]:
+        """Rows of features without and with a position; of the latter the even ones are first."""
+        first, last = start + count, start + count + rotary
+        return [slice(start, first), slice(first, last, 2), slice(first + 1, last, 2)]
+
+    if dims[1] == "latents_and_key":
+        rows, parts = latents + rotary, with_rotary(0, latents)
+    elif dims[1] == "query_features":
+        rows = heads * config.head_dim
+        parts = [part for start in range(0, rows, config.head_dim) for part in with_rotary(start, plain)]
+    else:
+        rows = heads * (plain + value)
+        first, last = (0, plain) if dims[1] == "plain_key_features" else (plain, plain + value)
+        parts = [slice(start + first, start + last) for start in range(0, rows, plain + value)]
+    at = 0
+    for part in parts:
+        count = len(range(rows)[part])
+        yield Block((slice(0, size), slice(at, at + count)), name, (rows, size), partial(_columns, part))
+        at += count
 
 
 def _projections(config: GPTConfig, family: Family, sizes: list[int], name: str) -> Iterator[Block]:
@@ -149,6 +182,10 @@ def _projections(config: GPTConfig, family: Family, sizes: list[int], name: str)
 
 def _every_second(start: int, tensor: np.ndarray) -> np.ndarray:
     return tensor[..., start::2]
+
+
+def _columns(rows: slice, tensor: np.ndarray) -> np.ndarray:
+    return tensor[rows].T
 
 
 def _shaped(sizes: list[int], tensor: np.ndarray) -> np.ndarray:

@@ -49,7 +49,7 @@ class LatentAttention(Part):
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.rotary = LatentYarn(config.rotary_size or 0, config.rope_theta, config.rope_factor)
+        self.rotary = LatentYarn(config.rotary_size or 0, config.rope_theta, config.rope_factor, config.rope_mscale)
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:

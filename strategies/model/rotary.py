@@ -89,8 +89,11 @@ class Yarn(Rotary):
         return pair
 
 
+@dataclass(frozen=True)
 class LatentYarn(Yarn):
     """YaRN as DeepSeek-V3 has it: whole ends of the ramp, and a factor of the scores instead of rotated features."""
+
+    mscale: float
 
     @property
     def scale(self) -> float:
@@ -99,8 +102,8 @@ class LatentYarn(Yarn):
 
     @property
     def score_factor(self) -> float:
-        """Factor of the scores: the square of the factor that `Yarn` has for queries, and for keys."""
-        return super().scale ** 2
+        """Factor of the scores; with `mscale` 1 the square of the factor that `Yarn` has for queries, and for keys."""
+        return (1 + 0.1 * self.mscale * math.log(self.factor)) ** 2
 
     def _whole(self, pair: float, rotations: float) -> float:
         return math.floor(pair) if rotations == YARN_FAST else math.ceil(pair)

@@ -37,6 +37,7 @@ DENSE: Mapping[str, GPTConfig] = {
     "mistral": dataclasses.replace(LLAMA, rope_theta=1e4, rope_factor=1.0, attention_window=8),
 }
 PLAIN = dataclasses.replace(DENSE["mistral"], attention_window=None)
+LATENTS = {"latent_rank": 20, "head_size": 18, "rotary_size": 8, "value_size": 7}
 FAMILIES: Mapping[str, GPTConfig] = {
     **DENSE,
     "mixtral": dataclasses.replace(PLAIN, experts=4, balance_loss=0.1),
@@ -55,6 +56,39 @@ FAMILIES: Mapping[str, GPTConfig] = {
         router_bias_rate=0.0,
         router_groups=4,
         groups_per_token=2,
+    ),
+    "deepseek-v3": dataclasses.replace(
+        PLAIN,
+        layers=3,
+        key_heads=None,
+        mlp=52,
+        norm_epsilon=1e-5,
+        rope_factor=40.0,
+        rope_mscale=0.7,
+        **LATENTS,
+        query_rank=26,
+        experts=12,
+        dense_layers=1,
+        experts_per_token=3,
+        expert_mlp=22,
+        shared_mlp=44,
+        router="sigmoid",
+        routed_scale=2.5,
+        router_bias_rate=0.0,
+        router_groups=4,
+        groups_per_token=2,
+    ),
+    "deepseek-v2": dataclasses.replace(
+        PLAIN,
+        layers=3,
+        key_heads=None,
+        norm_epsilon=1e-6,
+        **LATENTS,
+        experts=6,
+        dense_layers=1,
+        expert_mlp=22,
+        shared_mlp=22,
+        router="softmax",
     ),
     "olmoe": dataclasses.replace(PLAIN, block="olmoe", experts=8, router="softmax", balance_loss=0.1),
     "gpt-oss": dataclasses.replace(

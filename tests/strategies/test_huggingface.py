@@ -16,8 +16,8 @@ from strategies.checkpoints import save
 from strategies.huggingface import folder as module
 from strategies.huggingface import read, safetensors, tensors, write
 from strategies.huggingface.config_json import config_of, facts_of
-from strategies.huggingface.families import LLAMA3 as SCALING
-from strategies.huggingface.families import YARN
+from strategies.huggingface.family import LLAMA3 as SCALING
+from strategies.huggingface.family import YARN
 from strategies.model.gpt import param_count
 from strategies.registry import STRATEGIES
 from tests.oracle.families import FAMILIES
@@ -32,6 +32,8 @@ CONFIGS = {
     "dots1": dataclasses.replace(
         FAMILIES["dots1"], embed=16, layers=4, dense_layers=2, head_size=4, sequence=8, router_bias_rate=0.01
     ),
+    "deepseek-v3": dataclasses.replace(FAMILIES["deepseek-v3"], embed=16, sequence=8, mlp=24, router_bias_rate=0.01),
+    "deepseek-v2": dataclasses.replace(FAMILIES["deepseek-v2"], embed=16, sequence=8, mlp=24, experts=4),
     "gpt-oss": dataclasses.replace(
         FAMILIES["gpt-oss"], layers=6, embed=16, full_attention_every=3, head_size=4, sequence=8, experts=4
     ),
@@ -96,11 +98,15 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
         ("llama", "pipeline=2", "float32"),
         ("mixtral", "expert=4", "bfloat16"),
         ("dots1", "fsdp=2", "float32"),
+        ("deepseek-v3", "tensor=2", "bfloat16"),
         ("gpt-oss", "expert=4", "bfloat16"),
         ("gpt2", "tensor=4", "bfloat16"),
         ("gpt2", "pipeline=2", "float32"),
         *nightly(
             ("dots1", "expert=4", "bfloat16"),
+            ("deepseek-v3", "fsdp=2", "float32"),
+            ("deepseek-v2", "expert=4", "float16"),
+            ("deepseek-v2", "pipeline=2", "bfloat16"),
             ("mixtral", "tensor=2", "bfloat16"),
             ("mixtral", "pipeline=2", "bfloat16"),
             ("gpt-oss", "tensor=2", "float32"),

@@ -24,6 +24,16 @@ from strategies.pipelining.schedules import PassTimes
 from tests.benchmarks.simulate.host import MEGATRON, MESHMARK, MPT
 
 MODEL = GPTConfig(layers=8, embed=2048, heads=16, sequence=1024)
+LATENT = GPTConfig(
+    *(8, 2048, 16, 50257, 1024),
+    tied=False,
+    block="llama",
+    latent_rank=512,
+    query_rank=768,
+    head_size=192,
+    rotary_size=64,
+    value_size=128,
+)
 H100S = Topology.parse("h100:2x8")
 MESHES = {
     "single": "data=1",
@@ -77,10 +87,19 @@ def test_parts_add_up_and_none_is_negative(strategy, name):
 
 
 @pytest.mark.parametrize("stack", [MEGATRON, MPT, MESHMARK], ids=lambda stack: stack.name)
-@pytest.mark.parametrize("strategy", ["single", "tensor", "three_d"])
-def test_kernels_have_the_flops_of_the_formulas(strategy, stack):
-    """Matmuls of all layers, microbatches and devices, forward and backward, have the FLOPs that the model needs."""
-    cost = step(strategy, remat="none")
+@pytest.mark.parametrize(
+    ("model", "strategy", "options"),
+    [
+        *((model, strategy, {}) for model, strategy in product([MODEL, LATENT], ["single", "tensor", "three_d"])),
+        (LATENT, "tensor", {"sequence_parallel": False}),
+        (LATENT, "context", {}),
+    ],
+)
+def test_kernels_have_the_flops_of_the_formulas(model, strategy, options, stack):
+    """Matmuls of all layers, microbatches and devices, forward and backward, have the FLOPs that the model needs, and
+    those that compute keys and values from latents again.
+    """
+    cost = step(strategy, model=model, remat="none", **options)
     plan = cost.plan
     kernels = layer(plan, stack)
     ends = head(plan, stack, plan.size(*plan.vocab_axes))
@@ -88,8 +107,9 @@ def test_kernels_have_the_flops_of_the_formulas(strategy, stack):
     at_ends = sum(each.flops for pair in ends for each in pair)
     # Stages share the head; each device of a stage has its layers.
     found = (per_layer * plan.layers + at_ends) * plan.train.microbatches * plan.mesh.size
-    scores = 6 * MODEL.layers * score_flops(MODEL) * plan.train.batch_size * MODEL.sequence
-    wanted = cost.model_flops() + cost.flops["padding"] - (scores if stack.attention == "fused" else 0)
+    scores = 3 * model.layers * score_flops(model) * plan.train.batch_size * model.sequence
+    more = sum(cost.flops[what] for what in ("padding", "replicated", "latents again"))
+    wanted = cost.model_flops() + more - (scores if stack.attention == "fused" else 0)
     assert found == pytest.approx(wanted, rel=1e-9)
 
 
