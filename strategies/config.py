@@ -103,7 +103,8 @@ class TrainConfig:
         context_attention: how tokens attend to tokens on other devices of a context axis: "ring", "ulysses", or "auto":
             "ulysses" with pipeline stages or strides, and where GPUs have cuDNN's attention; otherwise "ring".
         context_payload: what devices of a context axis exchange of a model with latent attention: latents, from which
-            each computes keys and values ("latent"), or keys and values ("expanded"). "auto" is what has fewer bytes.
+            each computes keys and values ("latent"), or keys and values ("expanded"). "auto" picks what has fewer
+            bytes.
         dispatch: how tokens reach the experts on other devices of an expert axis: each choice is sent to its expert
             ("all_to_all"), or all tokens to all devices ("all_gather"). "auto" is the one that sends fewer bytes.
         logits_bytes: upper bound on the bytes of float32 logits per device. They are computed for one chunk of tokens

@@ -36,6 +36,13 @@ A device then sends 4 L B (W-1) A elements a step instead of (3n-2) 2 L B T A / 
 `full_attention_every` some layers have no window, so tokens are in the zigzag order of the ring: each device has an
 early and a late chunk, and receives the W-1 tokens before both: twice the elements.
 
+With latent attention and `context_payload="latent"`, C + R latents and rotary features of a token take the place of its
+keys and values, 2 A:
+
+    latents[B,T_context,C+R] -permute(context)-> the next device, as k and v; their gradients, as dk and dv
+    latents[B,T_context,C+R] -all_gather(context)-> latents[B,T,C+R] with Ulysses, once a layer forward; its transpose,
+        a reduce-scatter, backward; q and the result are exchanged as above
+
 A window does not change what Ulysses sends. A stride (`attention_stride`) reaches tokens of all devices, so it has no
 ring, and "auto" is Ulysses.
 """

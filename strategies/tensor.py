@@ -27,7 +27,9 @@ With `sequence_parallel=False` the residual stream is replicated:
 With `halves="on"` (model/halves.py) each collective of the layers becomes two, of half the sequences.
 
 For L layers on n devices a device sends (10 L + 4) B T D (n-1)/n elements a step in the compute dtype, or without
-sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With `remat="full"` the backward pass repeats the sums after attention.
+sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With latent attention (model/latent_attention.py) Q + C + R features of
+a token are gathered before attention: latents of queries, latents of keys and values, and a rotary key. Without latents
+of queries they are D + C + R. With `remat="full"` the backward pass repeats the sums after attention.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

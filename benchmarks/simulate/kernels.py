@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Literal
 
 from benchmarks.simulate.machine import Machine
@@ -17,7 +18,6 @@ from strategies.core.sizes import BYTES
 from strategies.costs.layer import costs_of, matmuls_of
 from strategies.costs.layer import kept_bytes as share_kept_bytes
 from strategies.costs.memory import block_elements
-from strategies.model.latent_attention import LATENTS
 
 Kind = Literal["matmul", "attention", "memory"]
 Dims = tuple[float, float, float, float]
@@ -129,8 +129,6 @@ def projections(plan: Plan) -> Iterator[Dims]:
         for one in matmuls_of(branch, plan.config):
             rows, side_by_side = costs_of(branch).rows(plan.share, one)
             of, *to = one.weight.dims  # as the device works with the matrix
-            if to[0] in LATENTS:  # a device computes those of its own tokens, and gathers
-                rows = plan.share.residual_tokens
             k, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in (of, *to))
             yield rows, math.prod(columns), k, side_by_side
 
@@ -150,7 +148,7 @@ def layer(plan: Plan, stack: Stack, precision: Precision | None = None) -> Layer
     # results repeats scores, or where attention is one kernel only passes over memory.
     full = (*forward[:last], *ahead, passes[0])
     again = {"full": full, "dots": ahead if stack.attention == "unfused" else passes[:1], "none": ()}[plan.train.remat]
-    arrived, expanded = expansions(plan, itemsize) if plan.share.has_latents else ([], [])
+    arrived, expanded = expansions(plan, itemsize)
     extra = zip(kept_bytes(plan, stack), copied_bytes(plan, stack), strict=True)
     out, into = ([Kernel("memory", 0, sum(moved))] * (sum(moved) > 0) for moved in extra)
     forward = (*out, *forward, *ahead, *arrived, passes[0])
@@ -204,20 +202,11 @@ def attention(plan: Plan, stack: Stack, share: Share) -> tuple[list[Kernel], lis
 
 
 def expansions(plan: Plan, itemsize: float) -> tuple[list[Kernel], list[Kernel]]:
-    """The matmuls that compute keys and values from latents, forward and backward, besides one forward expansion and
-    its gradients.
-
-    A device of a ring computes those of all devices' tokens (strategies/model/attention/ring.py).
-    """
-    share, rank = plan.share, plan.config.dim_sizes["latents"]
-    arrived, count = share.ring - 1 if share.sends_latents else 0, plan.block.attentions()
-    dims = [(share.tokens, features, rank, 1) for features in share.expanded_features]
+    """The matmuls of `Share.expansions`, forward and backward."""
+    share, (arrived, again), attentions = plan.share, plan.share.expansions, plan.block.attentions()
+    dims = [(share.tokens, features, plan.config.dim_sizes["latents"], 1) for features in share.expanded_features]
     once, gradients = [matmul(each, itemsize) for each in dims], [gradients_of(each, itemsize) for each in dims]
-    again = [] if share.keeps_expanded else once
-    if share.train.remat == "full":
-        again = once * arrived if share.loops_ring else []
-    of_arrived = [*once, *(kernel for each in gradients for kernel in each)]
-    return once * arrived * count, (again + of_arrived * arrived) * count
+    return once * arrived * attentions, [*once * again, *[*chain(*gradients)] * arrived] * attentions
 
 
 def fused_attention(plan: Plan, share: Share) -> tuple[list[Kernel], list[Kernel]]:

@@ -187,6 +187,22 @@ class Share:
         return self.contexts > 1 and self.has_latents and not self.sends_latents
 
     @property
+    def expansions(self) -> tuple[int, int]:
+        """How often keys and values are computed from latents besides once forward.
+
+        The first number is for tokens of other devices of a ring, each with its gradients; the second is of the
+        backward pass, which computes them again.
+
+        Compilers merge recomputation with the backward pass's, except of what went through a ring's loop.
+        """
+        if not self.has_latents:
+            return 0, 0
+        arrived = self.ring - 1 if self.sends_latents else 0
+        if self.train.remat == "full":
+            return arrived, arrived * (2 if self.loops_ring else 1)
+        return arrived, 0 if self.keeps_expanded else arrived + 1
+
+    @property
     def expanded_features(self) -> tuple[int, int]:
         """Features of keys and of values that are computed from latents."""
         sizes = self.config.dim_sizes

@@ -8,11 +8,11 @@ from functools import cache
 
 from strategies.core.share import Share, share_of
 from strategies.costs.expert_parts import ClampedExpertsCosts, ExpertsCosts
+from strategies.costs.latent_parts import LatentAttentionCosts
 from strategies.costs.parts import (
     AttentionCosts,
     GatedMLPCosts,
     HeadNormCosts,
-    LatentAttentionCosts,
     LayerNormCosts,
     Matmul,
     MLPCosts,
@@ -80,11 +80,10 @@ def recomputed_flops(config: GPTConfig) -> int:
 
 
 def score_flops(config: GPTConfig) -> int:
-    """FLOPs per token of a block's two score matmuls, with all attended tokens: 2 (A + A) T, or 2 (A + A) W.
+    """FLOPs per token of a block's two score matmuls, with all attended tokens: 2 H (K + V) T, or 2 H (K + V) W.
 
-    Latent attention has values that are narrower than keys.
-
-    Every token counts the last token's keys, as if attention were not causal (`Reach.most_keys`).
+    H are heads, K and V features of a key and of a value. Every token counts the last token's keys, as if attention
+    were not causal (`Reach.most_keys`).
     """
     return _score_flops(block_of(config), config)
 
@@ -110,8 +109,8 @@ def logit_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
 def flops_per_token(config: GPTConfig) -> int:
     """Model FLOPs to train on one token, without recomputation. Attention counts in full, as if it were not causal.
 
-    6 FLOPs for each weight of a matmul, and 12 layers x head features x sequence for attention (Chowdhery et al. 2022,
-    "PaLM", appendix B). An embedding lookup costs none.
+    6 FLOPs for each weight of a matmul, and 6 layers x (query features + value features) x sequence for attention
+    (Chowdhery et al. 2022, "PaLM", appendix B). An embedding lookup costs none.
     """
     layer = matmul_flops(config) + score_flops(config)
     flops = 3 * (config.blocks * layer + logit_flops(config))

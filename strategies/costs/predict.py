@@ -235,20 +235,10 @@ class Cost:
 
     @property
     def _expanded(self) -> int:
-        """FLOPs per token in all layers to compute keys and values from latents, besides one forward expansion and its
-        gradients.
-
-        Compilers merge recomputation with the backward pass's, except of what went through a ring's loop.
-        """
-        share = self.plan.share
-        if not share.has_latents:
-            return 0
-        devices = share.ring if share.sends_latents else 1
-        again = 0 if share.keeps_expanded else 1
-        if share.train.remat == "full":
-            again = devices - 1 if share.loops_ring else 0
-        attentions = self.plan.config.all_blocks * self.plan.block.attentions()
-        return attentions * (4 * (devices - 1) + again) * layer.expansion_flops(self.plan.config)
+        """FLOPs per token in all layers of `Share.expansions`."""
+        plan, (arrived, again) = self.plan, self.plan.share.expansions
+        attentions = plan.config.all_blocks * plan.block.attentions()
+        return attentions * (3 * arrived + again) * layer.expansion_flops(plan.config)
 
     @property
     def _staged_lead(self) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def _of_attention(share: Share) -> Scores:
 
 
 def _matmul(share: Share, features: int) -> int:
-    """FLOPs of one matmul of scores with so many features of all heads, per token in one attention part.
+    """FLOPs of one matmul of scores with `features` of all heads, per token in one attention part.
 
     On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (attention/ring.py); on one device three
     of four (attention/dense.py). An odd number of tokens is not split: all pairs are computed. Causality masks out a

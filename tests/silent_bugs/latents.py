@@ -31,8 +31,8 @@ def own_rotary_key(all_tokens: Any) -> Any:
 BUGS = [
     Bug(
         "rotary-key-without-sum",
-        "https://github.com/NVIDIA/Megatron-LM/issues/1699",
-        "The gradient of the rotary key that all heads share was not reduced over tensor ranks, those of latents were.",
+        "https://github.com/NVIDIA/Megatron-LM/pull/6839",
+        "Without sequence parallelism the gradient of the rotary key was not reduced over tensor ranks; latents' was.",
         "gradient of the rotary key: one device's heads instead of all",
         "down_DL",
         "tensor",
@@ -45,7 +45,7 @@ BUGS = [
         "latents-summed-twice",
         "https://github.com/inclusionAI/AReno/pull/496",
         "Gradients of replicated projections to latents were reduced over tensor ranks, which had summed them before.",
-        "gradients of projections to latents and their norms: twice",
+        "gradients of the projection to query latents and of their norm: twice",
         "query_(down|norm)",
         "tensor",
         "tensor=2",

@@ -76,7 +76,8 @@ DAILY = [
     # Latents: gathered as such, around a ring and by heads, and of a mixture like DeepSeek's.
     Case("tensor", "tensor=4", LATENT, SPLIT),
     Case("context", "context=4", LATENT_KEYS, {"context_attention": "ring"}),
-    Case("three_d", "expert=2,context=2,tensor=2", DEEPSEEK, ULYSSES),
+    Case("pipeline", "pipeline=2", LATENT, ZB_H1),
+    Case("three_d", "context=2,expert=2,tensor=2", DEEPSEEK, ULYSSES),
     # Optimizers: matrices that are whole, dealt out, gathered, or whose Gram matrices are summed.
     Case("data", "data=8", CONFIG, {"optimizer": "sgd"}),
     Case("fsdp", "fsdp=8", CONFIG, MUON),

@@ -14,9 +14,12 @@ from tests.strategies.models import (
     CROWDED,
     CROWDED_SHALLOW,
     DEEP_LEAD,
+    DEEPSEEK,
     DROPPING,
     FORCED,
     GPT_OSS,
+    LATENT,
+    LATENT_KEYS,
     LEAD,
     ONE_EXPERT,
     QWEN3_MOE,
@@ -26,6 +29,22 @@ from tests.strategies.models import (
     UNTIED,
 )
 
+LATENTS = [
+    Case("single", "data=1", replace(LATENT, full_attention_every=2, attention_window=8)),
+    Case("fsdp", "fsdp=4", LATENT, {"remat": "none"}),
+    Case("fsdp", "fsdp=8", LATENT, {"optimizer": "muon"}),
+    Case("explicit", "fsdp=2", LATENT),
+    Case("explicit", "data=2,fsdp=2", LATENT, {"dtype": "bfloat16"}),
+    Case("auto", "fsdp=2,tensor=2", LATENT_KEYS),
+    Case("tensor", "tensor=4", LATENT_KEYS, {"remat": "full"}),
+    Case("context", "context=4", LATENT, {"context_attention": "ring", "remat": "full"}),
+    Case("context", "context=4", LATENT, {"context_attention": "ring", "context_payload": "expanded"}),
+    Case("context", "context=4", LATENT, {**ULYSSES, "context_payload": "expanded"}),
+    Case("context", "context=8", LATENT_KEYS, {"context_attention": "ring"}),
+    Case("context", "context=2", replace(LATENT, attention_window=8), ULYSSES),
+    Case("three_d", "pipeline=2,expert=2,tensor=2", DEEPSEEK, {"microbatches": 4, "schedule": "zb-v"}),
+    Case("three_d", "fsdp=2,expert=2", DEEPSEEK, {"dtype": "float16"}),
+]
 MIXTURES = [
     Case("expert", "data=2,expert=2", DROPPING, {"halves": "on", "dispatch": "all_gather", "remat": "full"}),
     Case("three_d", "fsdp=2,expert=2,tensor=2", DROPPING, {"halves": "on", "remat": "none", "prefetch": "on"}),
@@ -270,4 +289,4 @@ GRID = [
 ]
 """Every strategy on every usual mesh, and each option; sizes are powers of two."""
 
-NIGHTLY = {str(case): case for case in (*MIXTURES, *GRID)}.values()
+NIGHTLY = {str(case): case for case in (*LATENTS, *MIXTURES, *GRID)}.values()

@@ -28,7 +28,7 @@ def causal_attention(qkv: QKV | HeadsQKV | LatentQKV, kind: str, reach: Reach | 
     if kind == "cudnn" and isinstance(qkv, QKV) and qkv.sink_H is None:
         return _fused(qkv, reach)
     if kind == "cudnn" and not available():
-        what = "attention sinks" if isinstance(qkv, QKV) else "values narrower than keys"
+        what = "attention sinks" if isinstance(qkv, QKV) else "latent attention"
         raise Infeasible(f"attention=cudnn takes no {what} with this version of JAX; use attention=xla")
     if kind in FUSED:
         return attend_fused(qkv, kind, reach)

@@ -1,7 +1,8 @@
 """Keys and values as latents: the input of multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
 
 A token has C latents, from which the keys and values of all heads are computed, and one rotary key, which all heads
-share. A kernel's backward pass computes keys and values again from the latents, which are all that is kept of them.
+share. A kernel's backward pass computes keys and values again from the latents. Only the latents are kept for it,
+unless devices exchange keys and values.
 
 Dims: B batch, T tokens, H heads, K features of a query or key, of which N are computed from latents and R are rotary,
 V features of a value, C latents, L = C + R, E = H x N, A = H x V.
@@ -20,7 +21,7 @@ from jaxtyping import Array, Float
 @partial(jax.tree_util.register_dataclass, data_fields=["q_BTHK", "k_BTHK", "v_BTHV"], meta_fields=[])
 @dataclass(frozen=True)
 class HeadsQKV:
-    """Queries, keys and values of as many heads, whose values may be narrower than keys. Members as those of `QKV`."""
+    """Queries, keys and values with the same number of heads; values may be narrower than keys. Members as of `QKV`."""
 
     q_BTHK: Array
     k_BTHK: Array
