@@ -129,8 +129,7 @@ def projections(plan: Plan) -> Iterator[Dims]:
         for one in matmuls_of(branch, plan.config):
             rows, side_by_side = costs_of(branch).rows(plan.share, one)
             of, *to = one.weight.dims  # as the device works with the matrix
-            if to[0] in LATENTS:  # a device computes those of its own tokens, and gathers
-                rows = plan.share.residual_tokens
+            rows = plan.share.residual_tokens if to[0] in LATENTS else rows  # of a device's own tokens
             k, *columns = (plan.held_config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in (of, *to))
             yield rows, math.prod(columns), k, side_by_side
 
@@ -270,9 +269,7 @@ def stacks_kept(plan: Plan) -> bool:
 
 
 def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:
-    """Bytes read and written to cast so many rows of the head's table, and to sum its gradients over microbatches, by
-    the constants of a layer's weights.
-    """
+    """Bytes to cast so many rows of the head's table, and to sum its gradients, by constants of a layer's weights."""
     costs, several = stack.kernels, plan.train.microbatches > 1
     return (costs.kept.of_weights + several * costs.stacked.of_weights) * rows * plan.config.embed
 
