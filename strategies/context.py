@@ -48,12 +48,11 @@ ring, and "auto" is Ulysses.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -62,17 +61,14 @@ from jaxtyping import Array, Float
 from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
-from strategies.core.shards import all_gather
 from strategies.core.share import Share, attention_shares
 from strategies.core.traffic import Traffic, traffic
+from strategies.core.ulysses import contiguous, ulysses_attention
 from strategies.infeasible import Infeasible, WrongSize, divisors, legal, require_divides
 from strategies.model.attention import (
     QKV,
-    HeadsQKV,
-    LatentQKV,
     Reach,
     attend_sparse,
-    causal_attention,
     kernel_for,
     ring_attention,
     strided,
@@ -85,12 +81,6 @@ from strategies.model.layers import after
 from strategies.model.remat import KEPT
 from strategies.step import Implementation
 from strategies.strategy import Strategy
-
-
-def contiguous(x: Array, dim: int) -> Array:
-    """This device's contiguous shard of an array of whole sequences, whose token dim is `dim`."""
-    size = x.shape[dim] // lax.axis_size("context")
-    return lax.dynamic_slice_in_dim(x, lax.axis_index("context") * size, size, dim)
 
 
 def window_attention(qkv: QKV, kind: str, reach: Reach) -> Float[Array, "B t A"]:
@@ -117,7 +107,7 @@ def received_before(kv_BTCE: Array, reach: Reach) -> Array | None:
     return jnp.concatenate(parts, 1) if parts else None
 
 
-def zigzag_attention(qkv: QKV, kind: str, reach: Reach | None) -> Float[Array, "B t A"]:
+def zigzag_attention(qkv: Any, kind: str, reach: Reach | None) -> Float[Array, "B t A"]:
     """Attention of this device's early and late chunk of the tokens: around the ring, or with a window."""
     if reach is None:
         return ring_attention(qkv, kind)
@@ -141,38 +131,6 @@ def received_before_chunks(early_BTCE: Array, late_BTCE: Array, count: int) -> t
     late_BTCE = after(before_early, late_BTCE)  # two concurrent exchanges could deadlock
     before_late = checkpoint_name(lax.ppermute(late_BTCE, RING, [(to, at) for at, to in upwards]), KEPT)
     return before_early, jnp.where(lax.axis_index(RING) == devices - 1, early_BTCE, before_late)
-
-
-def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B t A"]:
-    """Causal attention of this device's contiguous shard of the tokens to all earlier tokens.
-
-    Each device computes some heads for all tokens: on n devices H/n query heads and the J/n KV heads that they attend
-    to. If n does not divide J, several devices have the same KV head, which is replicated before it is sent. The
-    results of both all-to-alls are residuals, because recomputation would communicate again. Arguments are as for
-    `causal_attention`; t is T_context.
-    """
-    all_to_all = partial(lax.all_to_all, axis_name=RING, tiled=True)
-    if not isinstance(qkv, QKV):
-        qkv = _of_own_heads(qkv, all_to_all)
-        mixed_BTA = causal_attention(qkv, kind, reach)
-        return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
-    qkv_BTCE = qkv.for_devices(lax.axis_size(RING)).qkv_BTCE
-    qkv_BTCE = checkpoint_name(all_to_all(qkv_BTCE, split_axis=3, concat_axis=1), KEPT)
-    sink_H = qkv.sink_H if qkv.sink_H is None else contiguous(qkv.sink_H, 0)
-    mixed_BTA = causal_attention(QKV(qkv_BTCE, qkv.head_dim, sink_H), kind, reach)
-    return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
-
-
-def _of_own_heads(qkv: HeadsQKV | LatentQKV, all_to_all: Callable[..., Array]) -> HeadsQKV | LatentQKV:
-    """Queries of this device's heads for all tokens; and their keys and values, or latents with its heads' weights."""
-    if isinstance(qkv, HeadsQKV):
-        of_heads = partial(all_to_all, split_axis=2, concat_axis=1)
-        return jax.tree.map(lambda x_BTHK: checkpoint_name(of_heads(x_BTHK), KEPT), qkv)
-    q_BTHK = checkpoint_name(all_to_all(qkv.q_BTHK, split_axis=2, concat_axis=1), KEPT)
-    latent_BTL = checkpoint_name(all_gather(qkv.latent_BTL, RING, 1), KEPT)
-    return replace(
-        qkv, q_BTHK=q_BTHK, latent_BTL=latent_BTL, up_CE=contiguous(qkv.up_CE, 1), up_CA=contiguous(qkv.up_CA, 1)
-    )
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:

@@ -44,7 +44,7 @@ from strategies.core.matrices import resolve_gather
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.infeasible import Infeasible, WrongSize, divisors
-from strategies.model.attention import QKV, Reach, causal_attention
+from strategies.model.attention import QKV, Attended, Reach, causal_attention
 from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.layers import layers_at_once
@@ -167,7 +167,7 @@ def hooks(plan: Plan, mesh: Any) -> Hooks:
         """Without a reshape of the weight: JAX 0.10 has no rule for that of a reduced array."""
         return jnp.tensordot(x_BTD, w_DCA, 1)
 
-    def attend(qkv: QKV, kernel: str, reach: Reach | None) -> Array:
+    def attend(qkv: Attended, kernel: str, reach: Reach | None) -> Array:
         """Each device's sequences and heads apart, so that any kernel runs."""
         heads = plan.over(["tensor"]) or None
         attention = partial(causal_attention, kind=kernel, reach=reach)

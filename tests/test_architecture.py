@@ -21,8 +21,8 @@ NAMES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path fo
 COMMANDS = "benchmarks.cli", "benchmarks.cases.columns"
 """What all commands share, and the table of columns: of `benchmarks`, `results` may import these alone."""
 LIGHT = (
-    *("strategies.config", "strategies.gpt_config", "strategies.infeasible", "strategies.names"),
-    *("strategies.presets", "strategies.programs", "strategies.schema"),
+    *("strategies.config", "strategies.gpt_config", "strategies.gpt_requirements"),
+    *("strategies.infeasible", "strategies.names", "strategies.presets", "strategies.programs", "strategies.schema"),
     *("benchmarks.devices.chips", "benchmarks.devices.topology"),
 )
 """What it may import besides itself and the standard library."""
@@ -34,7 +34,7 @@ FORBIDDEN = {
     "benchmarks": {"results", "pandas", "seaborn", "matplotlib"},
     "results": {"strategies", "benchmarks", "jax", "jaxlib", "flax", "optax"},
 }
-CONFIGS = "strategies.config", "strategies.gpt_config"
+CONFIGS = "strategies.config", "strategies.gpt_config", "strategies.gpt_requirements"
 MODEL = (*CONFIGS, "strategies.infeasible", "strategies.backends.backend", "strategies.model")
 """All that the model may know of the strategies: sizes, which kernel the devices have, and its own parts."""
 KERNELS = (*MODEL[:-1], "strategies.model.attention", "strategies.model.pallas")

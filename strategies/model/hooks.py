@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from strategies.model.attention import QKV, Reach, causal_attention
+from strategies.model.attention import Attended, Reach, causal_attention
 from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.router import Routed
 from strategies.model.weights import WeightSpec, look_up, project
@@ -75,7 +75,7 @@ class Hooks:
     head: Callable[[Array, Any], tuple[Array, Any]] = lambda x, weights: (x, weights)
     project: Callable[[Array, Array], Array] = project
     projected: Callable[[Array], Array] = lambda x: x
-    attend: Callable[[QKV, str, Reach | None], Array] = causal_attention
+    attend: Callable[[Attended, str, Reach | None], Array] = causal_attention
     dispatch: Callable[[Array, Array], tuple[Array, Array]] = lambda x, weights: (x, weights)
     combine: Callable[[Array], Array] = lambda x: x
     exchange: Callable[[Routed], Exchanged] = lambda routed: (routed, lambda x: x)

@@ -9,7 +9,7 @@ V features of a value, Q query latents, C latents, L = C + R, I = Q + L or D + L
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -80,12 +80,14 @@ class LatentAttention(Part):
         hooks, rank = info.hooks, self.config.dim_sizes["latents"]
         latent_BTL = matmul(normed_BTD, self.down_DL[...])
         latent_BTC = rms_scaled(latent_BTL[..., :rank], self.norm_C[...], EPSILON)
-        into_queries, up = normed_BTD, self.query_DA if not self.config.query_rank else self.query_up_QA
         if self.config.query_rank:
+            query_up = self.query_up_QA[...]
             into_queries = rms_scaled(matmul(normed_BTD, self.query_down_DQ[...]), self.query_norm_Q[...], EPSILON)
+        else:
+            query_up, into_queries = self.query_DA[...], normed_BTD
         taken_BTI = hooks.all_tokens(jnp.concatenate([into_queries, latent_BTC, latent_BTL[..., rank:]], -1))
         split = taken_BTI.shape[-1] - latent_BTL.shape[-1]
-        q_BTA, latent_BTC = matmul(taken_BTI[..., :split], up[...]), taken_BTI[..., split : split + rank]
+        q_BTA, latent_BTC = matmul(taken_BTI[..., :split], query_up), taken_BTI[..., split : split + rank]
         key_BTR = self._rotated(taken_BTI[..., split + rank :], info)
         qkv = LatentQKV(
             self._queries(q_BTA, info),
@@ -107,4 +109,5 @@ class LatentAttention(Part):
         return checkpoint_name(q_BTHK if factor == 1 else (q_BTHK * factor).astype(q_BTHK.dtype), KEPT)
 
     def _rotated(self, x_BTE: Array, info: LayerInfo) -> Array:
-        return rotated(x_BTE[:, :, None], self.rotary, info)[:, :, 0]
+        turned_BT1E: Any = rotated(x_BTE[:, :, None], self.rotary, info)
+        return turned_BT1E[:, :, 0]

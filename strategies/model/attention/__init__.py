@@ -13,7 +13,7 @@ The kernels know nothing else about the model.
 """
 
 from strategies.model.attention.causal import causal_attention, kernel_for
-from strategies.model.attention.latent import HeadsQKV, LatentQKV
+from strategies.model.attention.latent import Attended, HeadsQKV, LatentQKV
 from strategies.model.attention.qkv import ATTENDED, QKV
 from strategies.model.attention.reach import Reach, strided
 from strategies.model.attention.ring import ring_attention, zigzag
@@ -22,6 +22,7 @@ from strategies.model.attention.sparse import attend_sparse
 __all__ = [
     "ATTENDED",
     "QKV",
+    "Attended",
     "HeadsQKV",
     "LatentQKV",
     "Reach",

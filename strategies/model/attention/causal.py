@@ -13,7 +13,7 @@ from strategies.infeasible import Infeasible
 from strategies.model.attention.chunk import attend_fused
 from strategies.model.attention.cudnn import available
 from strategies.model.attention.dense import attend
-from strategies.model.attention.latent import HeadsQKV, LatentQKV
+from strategies.model.attention.latent import Attended
 from strategies.model.attention.qkv import QKV
 from strategies.model.attention.reach import Reach
 from strategies.model.attention.sparse import attend_sparse
@@ -23,7 +23,7 @@ FUSED = {"cudnn": ("NVIDIA GPUs", "float16"), "splash": ("TPUs", "float32")}
 """By fused kernel: a description of its devices, and the dtype that it takes in addition to bfloat16."""
 
 
-def causal_attention(qkv: QKV | HeadsQKV | LatentQKV, kind: str, reach: Reach | None = None) -> Float[Array, "B T A"]:
+def causal_attention(qkv: Attended, kind: str, reach: Reach | None = None) -> Float[Array, "B T A"]:
     """Attention of each token to itself and the earlier tokens in `reach` (None: all), by a kernel of `kernel_for`."""
     if kind == "cudnn" and isinstance(qkv, QKV) and qkv.sink_H is None:
         return _fused(qkv, reach)

@@ -45,7 +45,7 @@ def _backward(kind: str, reach: Reach | None, residuals: tuple[QKV, Array, Array
     mixed_BHTK, dmixed_BHTK = (qkv.heads_of(x_BTA).swapaxes(1, 2) for x_BTA in (mixed_BTA, dmixed_BTA))
     grads = FUSED[kind].gradients(*qkv.heads_first, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach)
     delta_BHT1 = delta(mixed_BHTK, dmixed_BHTK)  # unused without sinks; the compiler drops it
-    return (qkv.with_gradients(*grads, sink_gradient(qkv.sink_H, log_total_BHT[..., None], delta_BHT1)),)
+    return (qkv.with_gradients(*grads, dsink_H=sink_gradient(qkv.sink_H, log_total_BHT[..., None], delta_BHT1)),)
 
 
 attend_fused.defvjp(_forward, _backward)

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from strategies.model.attention.qkv import QKV
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["q_BTHK", "k_BTHK", "v_BTHV"], meta_fields=[])
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class HeadsQKV:
 
     def with_together(self, grads: tuple[Array, ...], dsink_H: None) -> "HeadsQKV":
         """The gradient of this value, from a sum of `together`."""
-        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H)
+        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H=dsink_H)
 
     def with_gradients(self, dq_BHTK: Array, dk_BHTK: Array, dv_BHTV: Array, dsink_H: None) -> "HeadsQKV":
         """The gradient of this value, from those of `heads_first`."""
@@ -136,7 +138,7 @@ class LatentQKV:
 
     def with_together(self, grads: tuple[Array, ...], dsink_H: None) -> "LatentQKV":
         """The gradient of this value, from a sum of `together`."""
-        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H)
+        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H=dsink_H)
 
     def with_gradients(self, dq_BHTK: Array, dk_BHTK: Array, dv_BHTV: Array, dsink_H: None) -> "LatentQKV":
         """The gradient of this value, from those of `heads_first`."""
@@ -147,3 +149,7 @@ class LatentQKV:
     def heads_of(self, x_BTA: Float[Array, "B T A"]) -> Float[Array, "B T H V"]:
         """Split features into heads as large as the values."""
         return x_BTA.reshape(*x_BTA.shape[:2], self.q_BTHK.shape[2], -1)
+
+
+Attended = QKV | HeadsQKV | LatentQKV
+"""What kernels take."""

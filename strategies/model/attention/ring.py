@@ -35,7 +35,7 @@ from jaxtyping import Array, Float
 
 from strategies.model.attention.chunk import gradients, mix
 from strategies.model.attention.dense import Mix, Queries, delta, merged, normalised, sink_gradient
-from strategies.model.attention.latent import Expansion, HeadsQKV, LatentQKV
+from strategies.model.attention.latent import Attended, Expansion, LatentQKV
 from strategies.model.attention.qkv import ATTENDED, QKV, in_a_row
 
 AXIS = "context"
@@ -69,7 +69,7 @@ class Sent(NamedTuple):
         return None, jnp.stack([dk, dv], 1) if self.together else (dk, dv)
 
 
-def ring_attention(qkv: QKV | HeadsQKV | LatentQKV, kind: str = "xla", reach: None = None) -> Float[Array, "B 2*T A"]:
+def ring_attention(qkv: Attended, kind: str = "xla", reach: None = None) -> Float[Array, "B 2*T A"]:
     """Causal attention of this device's tokens, as `zigzag` selects them, to all earlier tokens on any device.
 
     Attention is dense, over at least two devices; arguments as for `causal_attention`. On CPUs a permute waits for all
@@ -198,8 +198,8 @@ def _backward(
     return dq_PBHTK.astype(q_PBHTK.dtype), _send_to_next(dsent_P), _like(weights, dweights), dsink_H
 
 
-def _at(arrays: tuple[Array, Array], chunk: int) -> list[Array]:
-    return [x[chunk] for x in arrays]
+def _at(arrays: tuple[Array, Array], chunk: int) -> Any:
+    return arrays[0][chunk], arrays[1][chunk]
 
 
 def _wide(sums: Any, more: Any) -> Any:
