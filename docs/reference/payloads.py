@@ -81,7 +81,7 @@ def costs(model: str, tokens: int, devices: int) -> Iterator[Cost]:
 
 def sent(cost: Cost) -> float:
     """Bytes of activations that a device sends in a layer."""
-    return sum(sum(parts.values()) for (kind, _), parts in cost.sent.items() if kind != "all_reduce") / LAYERS
+    return float(sum(sum(parts.values()) for (kind, _), parts in cost.sent.items() if kind != "all_reduce")) / LAYERS
 
 
 def rows() -> Iterator[tuple[tuple[str, int, int], list[Cost], list[float]]]:
