@@ -62,6 +62,7 @@ CHANGED = {
     "reduce": "layer",
     "reduce_dtype": "bfloat16",
     "context_attention": "ulysses",
+    "context_payload": "latent",
     "dispatch": "all_to_all",
     "master": "float32",
     "matrices": "gather",

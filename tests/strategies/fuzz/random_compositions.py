@@ -80,11 +80,20 @@ OF_SIGMOIDS: Values = {
 OTHERS = {
     *("layers", "embed", "heads", "key_heads", "vocab", "sequence", "block", "full_attention_every"),
     *("attention_window", "attention_stride", "attention_pattern", "attention_summary", "experts", "dense_layers"),
+    *("latent_rank", "query_rank", "rotary_size", "value_size", "context_payload"),
     *("batch_size", "microbatches", "attention"),
 }
 """Fields that are drawn together."""
 NUMBERS = {
-    *("norm_epsilon", "rope_theta", "loss_scale", "loss_scale_growth_steps", "learning_rate", "final_learning_rate"),
+    *(
+        "norm_epsilon",
+        "rope_theta",
+        "rope_mscale",
+        "loss_scale",
+        "loss_scale_growth_steps",
+        "learning_rate",
+        "final_learning_rate",
+    ),
     *("beta1", "beta2", "epsilon", "weight_decay", "momentum"),
 }
 """Fields that are not drawn: no shape and no collective depends on them."""
@@ -97,14 +106,18 @@ def draw(seed: int) -> Composition:
     made = Composition(strategy, "", {}).made_strategy()
     mesh = _mesh(random, made)
     options = (option for axis in made.axes if axis.name in mesh.sizes for option in axis.options)
-    changed = _changed(random, {**OF_ALL, **{option: OF_AXES[option] for option in options}})
+    changed = _changed(random, {**OF_ALL, **{option: OF_AXES[option] for option in options if option in OF_AXES}})
     idle = idle_options(changed)  # refused, so that little would be drawn that is not
     train = {name: value for name, value in changed.items() if name not in idle}
     microbatches = random.choice((1, 1, 2, 4)) * mesh.sizes.get("pipeline", 1)
     sizes = {"batch_size": microbatches * made.batch_shards(mesh) * random.choice((1, 2)), "microbatches": microbatches}
     backend = random.choice([*BACKENDS]) if random.random() < 0.3 else "cpu"
     kernel = {} if backend == "cpu" else {"attention": "xla"}  # the others do not exist where this is traced
-    return Composition(strategy, str(mesh), _model(random), {**sizes, **kernel, **train}, backend)
+    model = _model(random)
+    latents = _latents(Random(~seed), model)
+    if latents and any("context_payload" in axis.options for axis in made.axes if axis.name in mesh.sizes):
+        train |= {"context_payload": random.choice(("auto", "latent", "expanded"))}
+    return Composition(strategy, str(mesh), {**model, **latents}, {**sizes, **kernel, **train}, backend)
 
 
 def _strategy(random: Random) -> str:
@@ -170,6 +183,15 @@ def _mixture(random: Random, layers: int) -> dict[str, Any]:
     found = {"experts": random.choice((4, 8, 8, 6)), **_changed(random, OF_EXPERTS, 0.3)}
     found |= _changed(random, OF_SIGMOIDS) if found.get("router") == "sigmoid" else {}
     return found | ({"dense_layers": random.randrange(1, layers)} if random.random() < 0.3 else _turns(random, layers))
+
+
+def _latents(random: Random, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of latent attention, of every other model that may have it."""
+    if model["block"] != "llama" or random.random() < 0.5:
+        return {}
+    sizes = {"latent_rank": (8, 20), "query_rank": (None, 12), "rotary_size": (4,), "value_size": (4, 6, 12)}
+    drawn = {name: random.choice(values) for name, values in sizes.items()}
+    return {**drawn, "head_size": random.choice((10, 12)), "key_heads": None}
 
 
 def _turns(random: Random, layers: int) -> dict[str, Any]:
