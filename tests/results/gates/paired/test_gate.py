@@ -126,7 +126,7 @@ def test_cases_come_and_go(tmp_path: Path) -> None:
         ({"check": "gradient of x"}, {}, "better", "was mismatch: gradient of x"),
         ({"check": "gradient of x"}, {"check": "loss"}, "same", "failed in both: mismatch: loss"),
         ({}, {"block": "die"}, "worse", "died: exit status 1\na stub that dies"),
-        ({}, {"prepare": "hang"}, "worse", "hung: no answer in 3 s"),
+        ({}, {"prepare": "hang"}, "worse", "hung: no answer in 10 s"),
         ({"block": "die"}, {}, "inconclusive", "BASE died: exit status 1\na stub that dies"),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_case_that_fails_is_a_finding(
     sides = {"base": base, "head": head}
     behave = {side: {do: {"b": how} for do, how in behaviour.items()} for side, behaviour in sides.items()}
     ours, theirs = (stub(tmp_path / side, cases=["a", "b", "c"], **how) for side, how in behave.items())
-    found = findings(compare(ours, theirs, "--case-timeout=3"))
+    found = findings(compare(ours, theirs, "--case-timeout=10"))
     assert {case: finding.word for case, finding in found.items()} == {"a": "same", "b": word, "c": "same"}
     assert found["b"].note == note
 
