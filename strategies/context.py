@@ -208,16 +208,17 @@ def _require_ring(share: Share, size: int, heads: int) -> None:
 
 def implement(plan: Plan) -> Implementation:
     """Attend to other devices' tokens. Other axes may also split heads or tokens."""
-    if plan.train.context_payload == "expanded":
-        made = implement(replace(plan, train=replace(plan.train, context_payload="auto")))
-        attend: Any = made.hooks.attend
-        return replace(made, hooks=replace(made.hooks, attend=lambda qkv, *others: attend(qkv.expanded, *others)))
-    if plan.train.context_attention == "ulysses":
-        return Implementation(Hooks(own_context=contiguous, attend=ulysses_attention))
-    if plan.share.zigzag:
-        return Implementation(Hooks(own_context=zigzag, attend=zigzag_attention))
-    attend = window_attention  # there is a window
-    return Implementation(Hooks(own_context=contiguous, attend=attend))
+    ulysses = plan.train.context_attention == "ulysses"
+    own = zigzag if plan.share.zigzag else contiguous
+    # A ring whose shards are contiguous has a window.
+    attend: Any = ulysses_attention if ulysses else zigzag_attention if plan.share.zigzag else window_attention
+
+    def expanded(qkv: Any, *others: Any) -> Array:
+        return attend(qkv.expanded, *others)
+
+    return Implementation(
+        Hooks(own_context=own, attend=expanded if plan.train.context_payload == "expanded" else attend)
+    )
 
 
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
@@ -230,7 +231,7 @@ def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     what, kind = ("tokens and heads", "all_to_all") if plan.ulysses else ("keys and values", "permute")
     yield from traffic(plan, what, kind, plan.placement.tokens, sent, dtype=plan.train.dtype)
     if plan.ulysses and plan.share.sends_latents:
-        latents, times = plan.tokens * plan.share.latents, 1 if plan.train.remat != "full" else 2
+        latents, times = len(shares) * plan.tokens * plan.share.latents, 1 if plan.train.remat != "full" else 2
         gathered = (times * plan.all_layers + plan.recomputed_prefix_layers) * latents
         summed = plan.all_layers * plan.size(*plan.placement.tokens) * latents
         term = partial(traffic, plan, "latents", axes=plan.placement.tokens, dtype=plan.train.dtype)

@@ -49,7 +49,9 @@ def _require_latents(config: Any) -> None:
         allowed = f"it must be even and less than head_size={config.head_size}"
         raise Infeasible(f"rotary_size={config.rotary_size}; {allowed}")
     if config.key_heads not in (None, config.heads):
-        raise Infeasible(f"key_heads={config.key_heads} does not go with latent_rank: there are no KV heads; omit it")
+        raise Infeasible(
+            f"key_heads={config.key_heads} does not go with latent_rank, which has no KV heads; omit key_heads"
+        )
     if config.rope_factor == 1:
         _require_left_out(config, ("rope_mscale",), "scaled rotary positions; set rope_factor")
 

@@ -54,15 +54,8 @@ from strategies.step import Implementation
 from strategies.strategy import Strategy, vocabulary_traffic
 
 DIMS = (
-    "heads",
-    "query_features",
-    "plain_key_features",
-    "head_features",
-    "key_features",
-    "mlp",
-    "expert_mlp",
-    "shared_mlp",
-    "vocab",
+    *("heads", "query_features", "plain_key_features", "head_features", "key_features"),
+    *("mlp", "expert_mlp", "shared_mlp", "vocab"),
 )
 
 
@@ -141,7 +134,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     branches = len(plan.block.branches())
     # With remat="full" all sums are repeated except a layer's last, whose result is the next layer's input.
     again = branches - 1 if plan.train.remat == "full" else 0
-    # The transposes of gathers, and of nothing without sequence parallelism, sum gradients of what branches take.
+    # Backward, what a branch takes of all tokens is reduce-scattered, or all-reduced without sequence parallelism.
     taken = sum(part.taken(plan.config) for part in plan.block.branches()) * plan.tokens
     sums = ((branches + again) * plan.all_layers + branches * plan.recomputed_prefix_layers) * plan.residual
     sums += plan.all_layers * taken

@@ -35,9 +35,9 @@ devices of a [context](../strategies/context.md) axis can exchange keys and valu
 which they are computed. `--option context_payload=latent|expanded` says which.
 
 - **A ring** (`context_attention=ring`) sends what each token needs once around. Latents and the rotary key are
-  C + R features a token, keys and values H (K + V): {ratios} times as many. (H heads; K features of a key and V of a
-  value; C latents, R rotary features.) But each device computes the keys and values of all tokens, forward and again
-  backward.
+  C + R features a token, keys and values H (K + V), which is {ratios} times that. (H heads; K features
+  of a key and V of a value; C latents, R rotary features.) But each device computes the keys and values of all tokens,
+  forward and again backward.
 - **Ulysses** gathers latents on each of n devices, where keys and values are only exchanged. So latents have
   n (C + R) / H (K + V) of the bytes. There is nothing more to compute: a device expands the latents for its own
   heads. Queries and results are sent in both cases.
@@ -106,7 +106,7 @@ def saved(found: Sequence[tuple[Any, ...]], devices: int) -> str:
 
 
 def fewer(model: str) -> float:
-    """How many times as many features keys and values have as latents."""
+    """Features of keys and values over features of latents."""
     config = PRESETS[model]
     return (config.query_features + config.head_features) / config.dim_sizes["latents_and_key"]
 

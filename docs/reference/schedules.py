@@ -30,8 +30,9 @@ of schedules lose less:
 
 - **Ticks in turn** (`eager-1f1b`, `eager-zb`, `dualpipe-v`): all stages run forward passes in one tick, backward
   passes in the next, and weight gradients in a third if they are separate. `gpipe` does so, too. Before
-  its first backward pass a stage of `eager-1f1b` runs twice as many forward passes as with `1f1b`, so that it has one
-  for every forward tick. It loses in lockstep what 1F1B loses if stages wait only for what they need.
+  its first backward pass stage s of S runs 2 (S - 1 - s) forward passes with `eager-1f1b`, where `1f1b` runs half of
+  them, so that it has one for every forward tick. It loses in lockstep what 1F1B loses if stages wait only for what
+  they need.
 - **Equal passes** (`zb-h1`, `zb-v`): the backward pass is split into gradients of inputs and of weights, which take
   about as long as a forward pass. The longer the sequence, the more they differ, and with `remat=full` they differ
   most.

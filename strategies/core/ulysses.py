@@ -51,5 +51,5 @@ def _of_own_heads(qkv: HeadsQKV | LatentQKV, all_to_all: Callable[..., Array]) -
     q_BTHK = checkpoint_name(all_to_all(qkv.q_BTHK, split_axis=2, concat_axis=1), KEPT)
     latent_BTL = checkpoint_name(all_gather(qkv.latent_BTL, AXIS, 1), KEPT)
     return replace(
-        qkv, q_BTHK=q_BTHK, latent_BTL=latent_BTL, up_CE=contiguous(qkv.up_CE, 1), up_CA=contiguous(qkv.up_CA, 1)
+        qkv, q_BTHK=q_BTHK, latent_BTL=latent_BTL, up_CE=contiguous(qkv.up_CE, 1), up_CF=contiguous(qkv.up_CF, 1)
     )

@@ -4,7 +4,7 @@ Keys and values of all heads are computed from a few latents of a token, and que
 token is shared by all heads. A tensor axis splits the heads; latents are computed on each device for its own tokens,
 and gathered as latents, so that the sum of their gradients over devices is also one of latents.
 
-Dims: B batch, T tokens, D embed, H heads, K features of a query or key, of which N are plain and R are rotary,
+Dims: B batch, T tokens, D embed, H heads, K = N + R features of a query or key: N plain, R rotary;
 V features of a value, Q query latents, C latents, L = C + R, I = Q + L or D + L, A = H x K, E = H x N, F = H x V.
 """
 

@@ -42,6 +42,7 @@ LATENTS = [
     Case("context", "context=4", LATENT, {**ULYSSES, "context_payload": "expanded"}),
     Case("context", "context=8", LATENT_KEYS, {"context_attention": "ring"}),
     Case("context", "context=2", replace(LATENT, attention_window=8), ULYSSES),
+    Case("context", "context=2", replace(LATENT, full_attention_every=2, attention_window=8), ULYSSES),
     Case("three_d", "pipeline=2,expert=2,tensor=2", DEEPSEEK, {"microbatches": 4, "schedule": "zb-v"}),
     Case("three_d", "fsdp=2,expert=2", DEEPSEEK, {"dtype": "float16"}),
 ]

@@ -4,14 +4,14 @@ A token has C latents, from which the keys and values of all heads are computed,
 share. A kernel's backward pass computes keys and values again from the latents. Only the latents are kept for it,
 unless devices exchange keys and values.
 
-Dims: B batch, T tokens, H heads, K features of a query or key, of which N are computed from latents and R are rotary,
-V features of a value, C latents, L = C + R, E = H x N, A = H x V.
+Dims: B batch, T tokens, H heads, K = N + R features of a query or key: N computed from latents, R rotary;
+V features of a value, C latents, L = C + R, E = H x N, F = H x V.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,20 +20,42 @@ from jaxtyping import Array, Float
 from strategies.model.attention.qkv import QKV
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["q_BTHK", "k_BTHK", "v_BTHV"], meta_fields=[])
 @dataclass(frozen=True)
-class HeadsQKV:
-    """Queries, keys and values with the same number of heads; values may be narrower than keys. Members as of `QKV`."""
+class QueriesApart:
+    """Queries in an array of their own, and what else has members as those of `QKV`."""
 
     q_BTHK: Array
-    k_BTHK: Array
-    v_BTHV: Array
-    sink_H = None
+    sink_H: ClassVar[None] = None
 
     @property
     def tokens(self) -> int:
         """T."""
         return self.q_BTHK.shape[1]
+
+    def heads_of(self, x_BTF: Float[Array, "B T F"]) -> Float[Array, "B T H V"]:
+        """Split features into heads as large as the values."""
+        return x_BTF.reshape(*x_BTF.shape[:2], self.q_BTHK.shape[2], -1)
+
+    def together(self, grads: Sequence[Array]) -> tuple[Array, ...]:
+        """Gradients of queries, keys and values, as they are."""
+        return tuple(grads)
+
+    def with_together(self, grads: tuple[Array, ...], dsink_H: None) -> Any:
+        """The gradient of this value, from a sum of `together`."""
+        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H=dsink_H)
+
+    def with_gradients(self, dq_BHTK: Array, dk_BHTK: Array, dv_BHTV: Array, dsink_H: None) -> Any:
+        """The gradient of this value, from those of `heads_first`."""
+        raise NotImplementedError
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["q_BTHK", "k_BTHK", "v_BTHV"], meta_fields=[])
+@dataclass(frozen=True)
+class HeadsQKV(QueriesApart):
+    """Queries, keys and values with the same number of heads; values may be narrower than keys."""
+
+    k_BTHK: Array
+    v_BTHV: Array
 
     @property
     def heads_first(self) -> tuple[Float[Array, "B H T K"], Float[Array, "B H T K"], Float[Array, "B H T V"]]:
@@ -41,22 +63,10 @@ class HeadsQKV:
         q_BHTK, k_BHTK, v_BHTV = (x.swapaxes(1, 2) for x in (self.q_BTHK, self.k_BTHK, self.v_BTHV))
         return q_BHTK, k_BHTK, v_BHTV
 
-    def together(self, grads: Sequence[Array]) -> tuple[Array, ...]:
-        """Gradients of queries, keys and values, as they are."""
-        return tuple(grads)
-
-    def with_together(self, grads: tuple[Array, ...], dsink_H: None) -> "HeadsQKV":
-        """The gradient of this value, from a sum of `together`."""
-        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H=dsink_H)
-
     def with_gradients(self, dq_BHTK: Array, dk_BHTK: Array, dv_BHTV: Array, dsink_H: None) -> "HeadsQKV":
         """The gradient of this value, from those of `heads_first`."""
         dtype = self.q_BTHK.dtype
         return HeadsQKV(*(x.swapaxes(1, 2).astype(dtype) for x in (dq_BHTK, dk_BHTK, dv_BHTV)))
-
-    def heads_of(self, x_BTA: Float[Array, "B T A"]) -> Float[Array, "B T H V"]:
-        """Split features into heads as large as the values."""
-        return x_BTA.reshape(*x_BTA.shape[:2], -1, self.v_BTHV.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -73,9 +83,9 @@ class Expansion:
 
     def keys(self, weights: tuple[Array, Array], latent_XSL: Float[Array, "*X S L"]) -> tuple[Array, Array]:
         """Keys [X,H,S,K] and values [X,H,S,V] of tokens, from their latents followed by their rotary keys."""
-        up_CE, up_CA = weights
+        up_CE, up_CF = weights
         latent_XSC, key_XSR = latent_XSL[..., : self.rank], latent_XSL[..., self.rank :]
-        plain_XHSN, v_XHSV = (self._by_head(latent_XSC @ up) for up in (up_CE, up_CA))
+        plain_XHSN, v_XHSV = (self._by_head(latent_XSC @ up) for up in (up_CE, up_CF))
         shared_XHSR = jnp.broadcast_to(key_XSR[..., None, :, :], (*plain_XHSN.shape[:-1], key_XSR.shape[-1]))
         return jnp.concatenate([plain_XHSN, shared_XHSR], -1), v_XHSV
 
@@ -88,28 +98,21 @@ class Expansion:
         return pull((dk.astype(k.dtype), dv.astype(k.dtype)))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["q_BTHK", "latent_BTL", "up_CE", "up_CA"], meta_fields=["rank"])
+@partial(jax.tree_util.register_dataclass, data_fields=["q_BTHK", "latent_BTL", "up_CE", "up_CF"], meta_fields=["rank"])
 @dataclass(frozen=True)
-class LatentQKV:
-    """Queries, and latents from which a kernel computes keys and values. Members as those of `QKV`.
+class LatentQKV(QueriesApart):
+    """Queries, and latents from which a kernel computes keys and values.
 
     Attributes:
         latent_BTL: latents, then the rotary key, with its position applied.
         up_CE: weights from latents to all heads' keys without rotary features.
-        up_CA: weights from latents to all heads' values.
+        up_CF: weights from latents to all heads' values.
     """
 
-    q_BTHK: Array
     latent_BTL: Array
     up_CE: Array
-    up_CA: Array
+    up_CF: Array
     rank: int
-    sink_H = None
-
-    @property
-    def tokens(self) -> int:
-        """T."""
-        return self.q_BTHK.shape[1]
 
     @property
     def expansion(self) -> Expansion:
@@ -119,7 +122,7 @@ class LatentQKV:
     @property
     def weights(self) -> tuple[Array, Array]:
         """The weights of `expansion`."""
-        return self.up_CE, self.up_CA
+        return self.up_CE, self.up_CF
 
     @property
     def heads_first(self) -> tuple[Float[Array, "B H T K"], Float[Array, "B H T K"], Float[Array, "B H T V"]]:
@@ -132,23 +135,11 @@ class LatentQKV:
         q_BTHK, k_BTHK, v_BTHV = (x.swapaxes(1, 2) for x in self.heads_first)
         return HeadsQKV(q_BTHK, k_BTHK, v_BTHV)
 
-    def together(self, grads: Sequence[Array]) -> tuple[Array, ...]:
-        """Gradients of queries, keys and values, as they are."""
-        return tuple(grads)
-
-    def with_together(self, grads: tuple[Array, ...], dsink_H: None) -> "LatentQKV":
-        """The gradient of this value, from a sum of `together`."""
-        return self.with_gradients(*(grad.swapaxes(1, 2) for grad in grads), dsink_H=dsink_H)
-
     def with_gradients(self, dq_BHTK: Array, dk_BHTK: Array, dv_BHTV: Array, dsink_H: None) -> "LatentQKV":
         """The gradient of this value, from those of `heads_first`."""
-        (dup_CE, dup_CA), dlatent_BTL = self.expansion.gradients(self.weights, self.latent_BTL, dk_BHTK, dv_BHTV)
+        (dup_CE, dup_CF), dlatent_BTL = self.expansion.gradients(self.weights, self.latent_BTL, dk_BHTK, dv_BHTV)
         dq_BTHK = dq_BHTK.swapaxes(1, 2).astype(self.q_BTHK.dtype)
-        return replace(self, q_BTHK=dq_BTHK, latent_BTL=dlatent_BTL, up_CE=dup_CE, up_CA=dup_CA)
-
-    def heads_of(self, x_BTA: Float[Array, "B T A"]) -> Float[Array, "B T H V"]:
-        """Split features into heads as large as the values."""
-        return x_BTA.reshape(*x_BTA.shape[:2], self.q_BTHK.shape[2], -1)
+        return replace(self, q_BTHK=dq_BTHK, latent_BTL=dlatent_BTL, up_CE=dup_CE, up_CF=dup_CF)
 
 
 Attended = QKV | HeadsQKV | LatentQKV

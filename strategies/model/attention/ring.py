@@ -178,7 +178,7 @@ def _backward(
         of_early, of_late = ([jnp.where(where, x, 0) for x in same] for where in (before, ~before))
         more_dq_PBHTK, *dkv = _summed(of_early, across, of_late)
         more = form.gradients(weights, sent_P, *dkv)
-        return dq_PBHTK + more_dq_PBHTK, _wide(dweights, more[0]), _like(sent_P, _wide(dsent_P, more[1]))
+        return dq_PBHTK + more_dq_PBHTK, _added(dweights, more[0]), _like(sent_P, _added(dsent_P, more[1]))
 
     def tick(carry: tuple[Grads, Any], hop: Array) -> tuple[tuple[Grads, Any], None]:
         grads, sent_P = carry
@@ -202,7 +202,7 @@ def _at(arrays: tuple[Array, Array], chunk: int) -> Any:
     return arrays[0][chunk], arrays[1][chunk]
 
 
-def _wide(sums: Any, more: Any) -> Any:
+def _added(sums: Any, more: Any) -> Any:
     return jax.tree.map(jnp.add, sums, more)
 
 
