@@ -166,12 +166,12 @@ class _Reader:
         if "taken" in loop.attributes:  # it runs zero or one times
             once = self.works[body].outside_loops(), self.events[body]
             return _conditional(loop, [(Work(), ()), once])
-        trips = _trips(loop, computation, self.module)
-        if any(iterations != trips for iterations, _, _ in self.works[body].annotated):
-            self.unread.add(f"%{loop.name}: a loop of {trips} iterations around counts of other loops")
-        work = self.works[body].iterated(trips) + self.works[condition].iterated(trips + 1)
+        iterations = trips(loop, computation, self.module)
+        if any(counted != iterations for counted, _, _ in self.works[body].annotated):
+            self.unread.add(f"%{loop.name}: a loop of {iterations} iterations around counts of other loops")
+        work = self.works[body].iterated(iterations) + self.works[condition].iterated(iterations + 1)
         asks = self.events[condition]
-        return Event(loop.name, work, (Part((*asks, *self.events[body]), trips), Part(asks)))
+        return Event(loop.name, work, (Part((*asks, *self.events[body]), iterations), Part(asks)))
 
     def _work(self, instruction: Instruction, computation: Computation) -> Work:
         """Work of an instruction that is neither a loop nor a conditional, with the computations that it calls."""
@@ -207,7 +207,7 @@ def _conditional(instruction: Instruction, branches: Sequence[tuple[Work, tuple[
     return Event(instruction.name, conditional(works, taken), tuple(parts))
 
 
-def _trips(loop: Instruction, where: Computation, module: Module) -> int:
+def trips(loop: Instruction, where: Computation, module: Module) -> int:
     """Number of iterations of a loop, from the compiler's annotation or from its counter.
 
     The counter must start at a constant, be compared with a constant and grow by a constant.

@@ -12,7 +12,7 @@ from benchmarks.program.hlo import Computation, Instruction, Module, bytes_of
 
 FUSIONS = ("fusion", "fusion-start")
 """Opcodes of fusions: GPU programs may start one and wait for it later."""
-_FREE = (
+FREE = (
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
     *("partition-id", "replica-id", "while", "conditional", "call", "call-start", "async-start"),
 )
@@ -35,7 +35,7 @@ class MemoryTraffic:
     def bytes_moved(self, instruction: Instruction, computation: Computation) -> int:
         """Bytes that one execution of an instruction reads and writes."""
         opcode, target = instruction.opcode, instruction.target
-        if opcode in _FREE or opcode.endswith(("-done", "-update")) or target in _FREE_CALLS:
+        if opcode in FREE or opcode.endswith(("-done", "-update")) or target in _FREE_CALLS:
             return 0
         if opcode in FUSIONS:
             return self._fusion(instruction, computation)

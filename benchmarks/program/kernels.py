@@ -1,0 +1,90 @@
+"""Kernels of a compiled program for one GPU, by kind: how many a step launches, and the bytes that they move.
+
+A program says which instructions become kernels, which matmuls have an epilogue, and what each kernel reads and writes.
+It says no times, and not which implementation the autotuner of an attached GPU chooses.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from benchmarks.program.compiled import trips
+from benchmarks.program.flops import KERNELS, MATMULS
+from benchmarks.program.hbm import FREE, FUSIONS, MemoryTraffic
+from benchmarks.program.hlo import Computation, Instruction, Module, parse
+
+Kind = Literal["matmul", "attention", "copy", "optimizer", "pass"]
+"""What a kernel does: "copy" moves or casts arrays and computes nothing; "pass" is any other pass over memory."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+OPTIMIZER = "optimizer"
+"""The scope of what the optimizer computes, in the names of instructions."""
+_MOVES = {
+    *("parameter", "constant", "bitcast", "tuple", "slice", "dynamic-slice", "dynamic-update-slice", "copy", "reshape"),
+    *("transpose", "concatenate", "convert", "copy-start", "broadcast", "pad"),
+}
+"""Opcodes that compute nothing."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An instruction that is a kernel: `times` in a step, each reads and writes `moved_bytes`.
+
+    Attributes:
+        name: of the instruction; XLA's own kernels are named after it, with underscores for dots.
+        epilogue: what cuBLASLt does to the result of a matmul, such as "BIAS"; "" for other kernels.
+    """
+
+    name: str
+    kind: Kind
+    times: int
+    moved_bytes: int
+    epilogue: str = ""
+
+
+def kernels_of(text: str) -> list[Kernel]:
+    """The kernels of a compiled step (`jax.stages.Compiled.as_text()`), those of a loop once for all iterations."""
+    module = parse(text)
+    return [*_kernels(module, MemoryTraffic(module), module.entry, 1)]
+
+
+def totals(kernels: list[Kernel]) -> Mapping[Kind, tuple[int, int]]:
+    """Kernels and bytes of a step by kind."""
+    counts, moved = Counter[Kind](), Counter[Kind]()
+    for each in kernels:
+        counts[each.kind] += each.times
+        moved[each.kind] += each.times * each.moved_bytes
+    return {kind: (counts[kind], moved[kind]) for kind in KINDS}
+
+
+def pass_bytes(kernels: list[Kernel]) -> int:
+    """Bytes of a step's memory passes: of all kernels but matmuls and attention."""
+    return sum(moved for kind, (_, moved) in totals(kernels).items() if kind not in ("matmul", "attention"))
+
+
+def _kernels(module: Module, memory: MemoryTraffic, computation: Computation, times: int) -> Iterator[Kernel]:
+    for each in computation.instructions.values():
+        if each.opcode == "while":
+            body = module.computations[each.computation("body")]
+            yield from _kernels(module, memory, body, times * trips(each, computation, module))
+        elif each.opcode in ("call", "conditional"):
+            for name in each.computations("to_apply") or each.computations("branch_computations"):
+                yield from _kernels(module, memory, module.computations[name], times)
+        elif each.opcode not in FREE and not each.opcode.endswith(("-done", "-update")):
+            epilogue = str(each.configured("gemm_backend_config", "epilogue") or "") if each.target else ""
+            moved = memory.bytes_moved(each, computation)
+            yield Kernel(each.name, kind_of(module, each), times, moved, epilogue)
+
+
+def kind_of(module: Module, instruction: Instruction) -> Kind:
+    """The kind of an instruction that is a kernel."""
+    inside = [instruction]
+    if instruction.opcode in FUSIONS:
+        inside = [*module.computations[instruction.computation("calls")].instructions.values()]
+    if any("fmha" in each.target for each in inside):
+        return "attention"
+    if any(each.opcode in MATMULS or each.target in KERNELS for each in inside):
+        return "matmul"
+    if f"/{OPTIMIZER}/" in instruction.attributes.get("op_name", ""):
+        return "optimizer"
+    return "copy" if {each.opcode for each in inside} <= _MOVES else "pass"
