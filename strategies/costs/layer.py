@@ -138,14 +138,11 @@ def kept_bytes(share: Share) -> int:
     The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
     equations 1 to 6. Attention scores are never kept, and there is no dropout. In addition to its parts' residuals a
     block keeps its input and the residual stream after each branch but the last. After the last branch the stream is
-    the input of the next layer, which keeps it. With `remat="none"` the stream after a branch that has a bias is kept
-    in float32, because the bias is added to it in float32.
+    the input of the next layer, which keeps it.
     """
-    block, stream = block_of(share.config), share.itemsize
-    for branch in block.branches()[:-1] if share.train.remat != "full" else ():
-        biased = any(spec.dims == ("embed",) for spec in branch.weights(share.config).values())
-        stream += 4 if biased and share.train.remat == "none" else share.itemsize
-    streams = stream * share.residual_tokens * share.config.embed
+    block = block_of(share.config)
+    kept = 1 if share.train.remat == "full" else len(block.branches())
+    streams = kept * share.itemsize * share.residual_tokens * share.config.embed
     return streams + sum(costs_of(part).kept_bytes(share_of(part, share)) for part in block.parts.values())
 
 

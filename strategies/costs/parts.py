@@ -5,11 +5,7 @@ microbatch. expert_parts.py has the costs of experts.
 """
 
 import math
-from functools import cache
 from typing import NamedTuple
-
-import jax
-from jax import lax
 
 from strategies.core.share import Share
 from strategies.gpt_config import GPTConfig
@@ -126,11 +122,8 @@ class MLPCosts(PartCosts):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """The input of GELU; with `remat="none"` in float32, with three more arrays and tanh's."""
-        hidden = share.tokens * share.mlp
-        if share.train.remat == "none":
-            return (4 + (3 + tanh_arrays()) * share.itemsize) * hidden
-        return share.itemsize * hidden if share.train.remat == "dots" else 0
+        """The input of GELU."""
+        return 0 if share.train.remat == "full" else share.itemsize * share.tokens * share.mlp
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
@@ -141,13 +134,6 @@ class MLPCosts(PartCosts):
     def working_elements(share: Share) -> int:
         """Three arrays around GELU, and its input if recomputed."""
         return (4 if share.train.remat == "full" else 3) * share.tokens * share.mlp
-
-
-@cache
-def tanh_arrays() -> int:
-    """Arrays that autodiff keeps for y = tanh x: y and 1 - y with JAX 0.10, 1 - y^2 with JAX 0.12."""
-    shape = jax.ShapeDtypeStruct((1,), "float32")
-    return len(jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lax.tanh, x)[1], shape)))
 
 
 class GatedMLPCosts(MLPCosts):

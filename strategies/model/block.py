@@ -112,7 +112,9 @@ class Block(nnx.Module):
         """Weights of all parts, such as "mlp.up_DF". Only the last part's may be unused by the backward pass."""
         last = [*cls.parts][-1]
         return {
-            f"{name}.{weight}": replace(spec, backward="needed") if name != last and spec.backward == "unused" else spec
+            f"{name}.{weight}": replace(spec, backward="recomputation")
+            if name != last and spec.backward == "unused"
+            else spec
             for name, part in cls.parts.items()
             for weight, spec in part.weights(config).items()
         }

@@ -18,7 +18,7 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.hooks import Hooks, LayerInfo
 from strategies.model.layers import Extras, Result, Sums
 from strategies.model.remat import KEPT
-from strategies.model.weights import WeightSpec, broadcast_to_shards, create, matmul, matrix, vector
+from strategies.model.weights import WeightSpec, broadcast_to_shards, create, matmul, matrix, reshape, vector
 
 
 class Part(nnx.Module):
@@ -64,14 +64,17 @@ class Part(nnx.Module):
 
 
 def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
-    """Add a branch, kept as a residual because recomputing it would communicate again, and its bias, if any."""
-    y_BTD = x_BTD + checkpoint_name(branch_BTD, KEPT)
-    return y_BTD if bias_D is None else add_bias(y_BTD, bias_D)
+    """Add a branch, and its bias, if any. The sum is a residual because recomputing it would communicate again."""
+    y_BTD = x_BTD + branch_BTD
+    return checkpoint_name(y_BTD if bias_D is None else add_bias(y_BTD, bias_D), KEPT)
 
 
 def add_bias(x: Array, bias: Any) -> Array:
-    """Add a bias in float32. The result has the dtype of the array."""
-    return (x + broadcast_to_shards(bias[...], x)).astype(x.dtype)
+    """Add a bias in the dtype of the array, so that it can be the epilogue of a matmul.
+
+    The cast is of the broadcast bias, so autodiff sums the gradient over tokens in the dtype of the bias, float32.
+    """
+    return x + jnp.broadcast_to(broadcast_to_shards(bias[...], x), x.shape).astype(x.dtype)
 
 
 class LayerNorm(Part):
@@ -196,15 +199,54 @@ class MLP(Part):
         """The second matmul's initial deviation is smaller by sqrt(2 layers)."""
         return {
             "up_DF": matrix("embed", "mlp"),
-            "up_bias_F": vector("mlp"),
+            "up_bias_F": vector("mlp", backward="recomputation"),
             "down_FD": matrix("mlp", "embed", deviation=0.02 * (2 * config.layers) ** -0.5),
             "down_bias_D": vector("embed", backward="unused"),
         }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
         """Add the MLP to x. `Hooks.sum` completes the second matmul over devices that split the hidden features."""
-        hidden_BTF = jax.nn.gelu(add_bias(matmul(normed_BTD, self.up_DF[...]), self.up_bias_F), approximate=True)
-        return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D), {}
+        # XLA's matmuls have two dims, and only a GELU of the same two dims becomes part of one.
+        normed_ND = reshape(normed_BTD, (-1, normed_BTD.shape[-1]))
+        up_NF = add_bias(matmul(normed_ND, self.up_DF[...]), self.up_bias_F)
+        down_BTD = reshape(gelu_matmul(up_NF, self.down_FD[...]), normed_BTD.shape)
+        return add_branch(x_BTD, info.hooks.sum(down_BTD), self.down_bias_D), {}
+
+
+def _gelu(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+gelu = jax.custom_vjp(_gelu)
+"""GELU by tanh (Hendrycks & Gimpel 2016, section 2). The gradient computes the tanh again.
+
+Without the barrier XLA would write the tanh, which it shares with GELU itself, to memory.
+"""
+gelu.defvjp(lambda x: (_gelu(x), x), lambda x, dy: jax.vjp(_gelu, lax.optimization_barrier(x))[1](dy))
+
+
+def _gelu_matmul(x_NF: Array, w_FD: Array) -> Array:
+    return matmul(gelu(x_NF), w_FD)
+
+
+gelu_matmul = jax.custom_vjp(_gelu_matmul)
+"""GELU and a matmul. Of the activations the only residual is x.
+
+Only the residual has a name: on a named input of GELU JAX puts an operation that keeps XLA from making GELU part of the
+matmul before it.
+"""
+
+
+def _gelu_matmul_forward(x_NF: Array, w_FD: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _gelu_matmul(x_NF, w_FD), (checkpoint_name(x_NF, KEPT), w_FD)
+
+
+def _gelu_matmul_backward(kept: tuple[Array, Array], dy_ND: Array) -> tuple[Array, Array]:
+    x_NF, w_FD = kept
+    return jax.vjp(_gelu_matmul, lax.optimization_barrier(x_NF), w_FD)[1](dy_ND)
+
+
+gelu_matmul.defvjp(_gelu_matmul_forward, _gelu_matmul_backward)
 
 
 class GatedMLP(Part):

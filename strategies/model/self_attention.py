@@ -41,7 +41,7 @@ class Attention(Part):
             # The backward pass needs queries, keys and values with their biases.
             "qkv_bias_CA": vector("qkv", "key_features", backward="recomputation"),
             "out_AD": matrix("head_features", "embed", deviation=0.02 * (2 * config.layers) ** -0.5),
-            "out_bias_D": vector("embed"),
+            "out_bias_D": vector("embed", backward="recomputation"),
         }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
