@@ -110,6 +110,11 @@ class LayerInfo:
     sequence: int
 
     @property
+    def attends_apart(self) -> bool:
+        """Whether attention takes queries, keys and values as three arrays of whole sequences, as cuDNN's kernel."""
+        return self.kernel == "cudnn" and self.hooks.attend is Hooks.attend
+
+    @property
     def positions_T(self) -> Int[Array, " T"]:
         """Position, from 0, of each token that attention and MLP work on, in their order.
 

@@ -15,7 +15,7 @@ from strategies.model.attention import QKV
 from strategies.model.hooks import LayerInfo
 from strategies.model.layers import Result
 from strategies.model.parts import Part, add_bias, add_branch, rms_scaled
-from strategies.model.remat import KEPT
+from strategies.model.remat import GATHERED, KEPT
 from strategies.model.rotary import Rotary, Yarn, rotated
 from strategies.model.weights import WeightSpec, broadcast_to_shards, matmul, matrix, reshape, vector
 
@@ -47,11 +47,28 @@ class Attention(Part):
     def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
         """Add attention to x. `Hooks.sum` completes the output projection over devices that split the heads."""
         hooks = info.hooks
-        qkv_BTCA = self.prepared(hooks.project(normed_BTD, self.qkv_DCA[...]), info)
+        qkv_BTCA = self.projected(normed_BTD, info)
         qkv = QKV(hooks.projected(qkv_BTCA), self.config.head_dim, self.sinks)
         reach = None if self.dense else info.reach
         mixed_BTA = hooks.attend(qkv, info.kernel, reach)
         return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), getattr(self, "out_bias_D", None)), {}
+
+    def projected(self, normed_BTD: Array, info: LayerInfo) -> Array:
+        """Attention's queries, keys and values.
+
+        cuDNN's kernel takes three arrays. Out of the result of one matmul they would be copied, so each has its own
+        matmul, and XLA cancels the stack against the slices of `QKV.apart`.
+        """
+        if not info.attends_apart:
+            return self.prepared(info.hooks.project(normed_BTD, self.qkv_DCA[...]), info)
+        matrices, biases = jnp.unstack(self.qkv_DCA[...], axis=1), jnp.unstack(self.qkv_bias_CA[...])
+        if not info.hooks.needs_loop:  # then nothing was gathered, and keeping the parts saves slicing them again
+            matrices = [checkpoint_name(w_DA, GATHERED) for w_DA in matrices]
+        parts = [
+            checkpoint_name(add_bias(matmul(normed_BTD, w_DA), bias_A), KEPT)
+            for w_DA, bias_A in zip(matrices, biases, strict=True)
+        ]
+        return jnp.stack(parts, 2)
 
     @property
     def sinks(self) -> Array | None:
@@ -74,6 +91,10 @@ class RotaryAttention(Attention):
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
         """Weights of `Attention` without biases."""
         return {name: spec for name, spec in Attention.weights(config).items() if spec.is_matrix}
+
+    def projected(self, normed_BTD: Array, info: LayerInfo) -> Array:
+        """One matmul, because a pass over its result rotates queries and keys anyway."""
+        return self.prepared(info.hooks.project(normed_BTD, self.qkv_DCA[...]), info)
 
     def prepared(self, qkv_BTCA: Array, info: LayerInfo) -> Array:
         """Rotate queries and keys."""

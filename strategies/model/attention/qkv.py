@@ -66,7 +66,7 @@ class QKV:
     @property
     def apart(self) -> tuple[Float[Array, "B T H K"], Float[Array, "B T J K"], Float[Array, "B T J K"]]:
         """Queries, keys and values."""
-        *q_BTJK, k_BTJK, v_BTJK = (self.heads_of(self.qkv_BTCE[:, :, c]) for c in range(self.qkv_BTCE.shape[2]))
+        *q_BTJK, k_BTJK, v_BTJK = map(self.heads_of, _split(self.qkv_BTCE))
         return in_a_row(q_BTJK, 2), k_BTJK, v_BTJK
 
     @property
@@ -99,6 +99,15 @@ class QKV:
     def heads_of(self, x_BTA: Float[Array, "B T A"]) -> Float[Array, "B T H K"]:
         """Split features into heads as large as these."""
         return x_BTA.reshape(*x_BTA.shape[:2], -1, self.head_dim)
+
+
+@jax.custom_vjp
+def _split(qkv_BTCE: Array) -> tuple[Array, ...]:
+    """The array along C. Gradients are stacked; autodiff would add up padded arrays."""
+    return tuple(qkv_BTCE[:, :, c] for c in range(qkv_BTCE.shape[2]))
+
+
+_split.defvjp(lambda qkv_BTCE: (_split(qkv_BTCE), None), lambda _, grads: (jnp.stack(grads, 2),))
 
 
 def copied(x_XCE: Float[Array, "*X C E"], head_dim: int, copies: int, keys: int = 2) -> Array:
