@@ -218,8 +218,14 @@ class Layers:
     def forward(self, stored: Any, x_BTD: Array, *, in_loop: bool = False) -> tuple[Array, Any]:
         """The residual stream after the last layer, and what `run` returns with it, stacked by layer."""
 
+        gather = self.gather
+        if not (self.loops or in_loop):
+            # Cast all layers once, before the residuals of a layer: it would keep, and copy, weights in float32. Their
+            # gradients are stacked in the dtype of the cast.
+            stored, gather = jax.vmap(gather)(stored), lambda weights: weights
+
         def layer(x_BTD: Array, stored: Any) -> tuple[Array, Any]:
-            return self.run(self.gather(stored), x_BTD)
+            return self.run(gather(stored), x_BTD)
 
         # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier (`prevent_cse`).
         layer = jax.checkpoint(layer, policy=self.policy, prevent_cse=in_loop or not self.loops)
