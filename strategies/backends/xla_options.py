@@ -57,6 +57,11 @@ def sums_beside_gathers(plan: Any) -> bool:
     )
 
 
+def multiplies_on_one_device(plan: Any) -> bool:
+    """Whether a step in a half precision runs on one device, without experts."""
+    return plan.mesh.size == 1 and plan.train.dtype != "float32" and plan.config.experts is None
+
+
 @dataclass(frozen=True)
 class Default:
     """XLA options of compiled steps, unless the user sets them.
@@ -124,6 +129,14 @@ DEFAULTS: tuple[Default, ...] = (
         {"xla_disable_hlo_passes": "rematerialization"},
         "Recompute what `remat` says, and no more. This pass recomputes matmuls of a step whose memory it takes to be "
         "over 60 of the 79 GiB of an H100. It overestimates that memory, adds FLOPs and saves next to nothing.",
+    ),
+    Default(
+        "gpu",
+        {"xla_gpu_enable_triton_gemm": "false", "xla_gpu_dot_merger_threshold_mb": "0"},
+        "Multiply by the library, whose matmuls add biases and residuals and apply GELU, and multiply queries, keys "
+        "and values apart. A step of gpt2 then moves 18% fewer bytes in passes over memory; it was not timed "
+        "(docs/experiments/2026-11-28-one-gpu.md).",
+        multiplies_on_one_device,
     ),
     Default(
         "gpu",
