@@ -207,7 +207,8 @@ class _Assembly:
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         in_parts = bool(self.placement.updates)
         params = state.master or (own_parts(state.params, self.plan) if in_parts else state.params)
-        changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
+        with jax.named_scope("optimizer"):
+            changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
         new_params, master = held(updated, self.config, self.train)
         new_params = gather_updated(new_params, state.params, self.plan) if in_parts else new_params
