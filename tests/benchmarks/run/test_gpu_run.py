@@ -1,0 +1,27 @@
+"""The script for one GPU runs where there is none, with a small model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.run import gpu_run
+from benchmarks.run.gpu_run import GROUPS, OPTIONS
+
+
+def test_it_times_steps_and_reads_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each variant has a time and its kernels as compiled; the trace of the first is read into kinds of kernels."""
+    monkeypatch.setattr("sys.argv", ["gpu_run", "--out", str(tmp_path), "--preset", "nano"])
+    monkeypatch.setattr(gpu_run, "TorchTraining", None)
+    monkeypatch.setattr(gpu_run, "find_spec", lambda name: None)
+    assert gpu_run.main() == 0
+    (group,) = json.loads((tmp_path / "gpu_run.json").read_text())["groups"]
+    assert all(step["ms"] > 0 and step["kernels"] > 0 for step in group["steps"].values())
+    assert group["steps"]["default"]["traced_ms"]["matmul"] > 0
+
+
+def test_all_cases_can_be_built() -> None:
+    """Options and sizes of the groups exist."""
+    cases = [case for group in GROUPS for _, case in group.cases()]
+    assert len({str(case.training()) + case.preset for case in cases}) == len(cases) - 1  # compiler options differ
+    assert {*OPTIONS} == {name for name, _ in GROUPS[0].cases()}
