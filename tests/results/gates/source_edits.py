@@ -96,8 +96,8 @@ EXACT = (
     harmless(
         "other names and comments",
         "strategies/model/parts.py",
-        ("        hidden_BTF = jax", "        # What the MLP holds.\n        wide_BTF = jax"),
-        ("matmul(hidden_BTF,", "matmul(wide_BTF,"),
+        ("        up_NF = add_bias", "        # What the MLP holds.\n        wide_NF = add_bias"),
+        ("reshape(gelu_matmul(up_NF,", "reshape(gelu_matmul(wide_NF,"),
     ),
     harmless("cases in another order", "benchmarks/cases/case.py", ('name != "single"', 'name == "data"')),
     regression(
@@ -155,7 +155,7 @@ EXACT = (
     regression(
         "an activation kept twice",  # before the GELU and after it
         "strategies/model/parts.py",
-        ("approximate=True)", 'approximate=True)\n        hidden_BTF = checkpoint_name(hidden_BTF, "kept")'),
+        ("reshape(gelu_matmul(up_NF,", "reshape(matmul(checkpoint_name(gelu(up_NF), KEPT),"),
         evidence="worse memory.temp_bytes",
     ),
     regression(
