@@ -18,7 +18,7 @@ Kind = Literal["matmul", "attention", "copy", "optimizer", "pass"]
 """What a kernel does: "copy" moves or casts arrays and computes nothing; "pass" is any other pass over memory."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OPTIMIZER = "optimizer"
-"""The scope of what the optimizer computes, in the names of instructions."""
+"""The scope of what the optimizer computes, in the names of instructions. A fusion may have no name of its own."""
 _MOVES = {
     *("parameter", "constant", "bitcast", "tuple", "slice", "dynamic-slice", "dynamic-update-slice", "copy", "reshape"),
     *("transpose", "concatenate", "convert", "copy-start", "broadcast", "pad"),
@@ -57,6 +57,13 @@ def totals(kernels: list[Kernel]) -> Mapping[Kind, tuple[int, int]]:
     return {kind: (counts[kind], moved[kind]) for kind in KINDS}
 
 
+def kernel_columns(kernels: list[Kernel]) -> dict[str, int]:
+    """The columns of a row: kernels and bytes of a step by kind."""
+    by_kind = totals(kernels)
+    counts = {f"compiled.kernels.{kind}": count for kind, (count, _) in by_kind.items()}
+    return counts | {f"compiled.kernel_bytes.{kind}": moved for kind, (_, moved) in by_kind.items()}
+
+
 def pass_bytes(kernels: list[Kernel]) -> int:
     """Bytes of a step's memory passes: of all kernels but matmuls and attention."""
     return sum(moved for kind, (_, moved) in totals(kernels).items() if kind not in ("matmul", "attention"))
@@ -85,6 +92,6 @@ def kind_of(module: Module, instruction: Instruction) -> Kind:
         return "attention"
     if any(each.opcode in MATMULS or each.target in KERNELS for each in inside):
         return "matmul"
-    if f"/{OPTIMIZER}/" in instruction.attributes.get("op_name", ""):
+    if any(f"/{OPTIMIZER}/" in each.attributes.get("op_name", "") for each in inside):
         return "optimizer"
     return "copy" if {each.opcode for each in inside} <= _MOVES else "pass"

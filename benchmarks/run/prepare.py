@@ -16,6 +16,7 @@ from benchmarks.devices.topology import CPU, Topology
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.program.explanations import cost_of, explanation_columns
+from benchmarks.program.kernels import kernel_columns, kernels_of
 from benchmarks.run.compilation import bytes_accessed, compile_step
 from benchmarks.run.live import profile_memory
 from benchmarks.run.measure import Training
@@ -96,9 +97,9 @@ class Preparation:
 
     def read(self, record: Record) -> Record:
         """Read the compiled program; a warning says what could not be read."""
-        step = built(record)
+        step, text = built(record), record.program.as_text() or ""
         try:
-            program = read_program(record.program.as_text() or "", step.mesh.shape)
+            program = read_program(text, step.mesh.shape)
         except HLOError as error:
             program = Program(unread=f"the text: {error}")
         if program.unread:
@@ -107,7 +108,9 @@ class Preparation:
         process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(step.mesh.devices)
         between = program.as_row_between(axes_between(process_of, tuple(map(str, step.mesh.axis_names))))
         explained: Any = {} if program.unread else explanation_columns(self.case, program)
-        return record.adding({**program.as_row(), **between, **explained})
+        one_gpu = step.mesh.size == 1 and self.case.devices[0].platform == "gpu"
+        kernels = kernel_columns(kernels_of(text)) if one_gpu and not program.unread else {}
+        return record.adding({**program.as_row(), **between, **explained, **kernels})
 
     def require_safe(self, record: Record) -> Record:
         """Check that the program cannot deadlock."""

@@ -182,7 +182,7 @@ class Record:
 
     def as_extra_info(self) -> dict[str, Scalar]:
         """The columns (benchmarks/cases/columns.csv), stored by pytest-benchmark as `extra_info`: always the same keys,
-        plain scalars, None for missing or NaN.
+        but for those of kernels; plain scalars, None for missing or NaN.
         """
         mappings: dict[str, Mapping[str, Any]] = {
             "attention": attention_of(self.case.config),
@@ -195,8 +195,8 @@ class Record:
         for name, column in COLUMNS.items():
             if column.is_family:
                 # All families of a compiled program at once, in its order: by kind, and then by axis.
-                group = name.partition(".")[0]
-                row |= {key: mappings[column.source][key] for key in PER_AXIS if key.partition(".")[0] == group}
+                group, mapping = name.partition(".")[0], mappings[column.source]
+                row |= {key: mapping[key] for key in mapping if key not in COLUMNS and key.partition(".")[0] == group}
             elif column.source in mappings:
                 row[name] = mappings[column.source].get(name)
             else:

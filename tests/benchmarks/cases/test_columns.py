@@ -5,16 +5,19 @@ import re
 import pytest
 
 from benchmarks.cases.columns import COLUMNS, Column, column_of
+from benchmarks.program.kernels import kernel_columns
 from docs.reference.columns import PARTS, tables
 from results.records.reading import TYPES, check_columns
 from strategies.core.traffic import SENT
 from tests.benchmarks.run.test_record import MEASURED, NOTHING_KNOWN
 from tests.processes import ROOT
 
+OF_ONE_GPU = MEASURED.adding(kernel_columns([]))
+
 
 def test_every_column_is_said_once() -> None:
     """Each column of a row has one line in the table, and the table has no line that no row has."""
-    keys = MEASURED.as_extra_info()
+    keys = OF_ONE_GPU.as_extra_info()
     assert {key: sum(column.covers(key) for column in COLUMNS.values()) for key in keys} == dict.fromkeys(keys, 1)
     assert {column.name for key in keys if (column := column_of(key))} == COLUMNS.keys()
 
@@ -44,9 +47,10 @@ def test_the_page_is_what_is_made_of_it() -> None:
 @pytest.mark.parametrize("family", [each for each in COLUMNS.values() if each.is_family], ids=lambda each: each.name)
 def test_a_family_names_its_members(family: Column) -> None:
     """One line of the table stands for many columns: it has every word that stands in the brackets, but for axes."""
-    found = [key.split(".") for key in MEASURED.as_extra_info() if family.covers(key)]
+    found = [key.split(".") for key in OF_ONE_GPU.as_extra_info() if family.covers(key)]
     assert len(found) > 1
     words = {place: {key[at] for key in found} for at, place in enumerate(family.name.split(".")) if "<" in place}
-    expected = words.get("<kind>", set()) | words.get("<where>", set()) | ({"several"} & words.get("<axis>", set()))
+    listed = [words.get(place, set()) for place in ("<kind>", "<where>", "<kernel>")]
+    expected = set[str]().union(*listed, {"several"} & words.get("<axis>", set()))
     assert set(re.findall(r"`(\w+)`", family.meaning)) == expected
     assert words.get("<kind>", SENT.keys()) == SENT.keys()

@@ -22,7 +22,9 @@ def test_kernels_are_of_a_kind() -> None:
         f'%b = f32[8,8] custom-call(%a, %a), custom_call_target="__cublas$lt$matmul", {CONFIG}',
         "%c = f32[8,8] copy(%b)",
         "%d = f32[8,8] add(%c, %c)",
-        f"%e = f32[8,8] multiply(%d, %d), {scope}",
+        "%e = f32[8,8] fusion(%d), kind=kLoop, calls=%squared",
+        before=f"%squared (q: f32[8,8]) -> f32[8,8] {{\n  %q = f32[8,8] parameter(0)\n"
+        f"  ROOT %s = f32[8,8] multiply(%q, %q), {scope}\n}}\n\n",
     )
     kernels = kernels_of(text)
     assert [(each.name, each.kind, each.epilogue) for each in kernels] == [
@@ -32,7 +34,7 @@ def test_kernels_are_of_a_kind() -> None:
         ("e", "optimizer", ""),
     ]
     assert totals(kernels)["copy"] == (1, 2 * 4 * 64)
-    assert pass_bytes(kernels) == (2 + 3 + 3) * 4 * 64
+    assert pass_bytes(kernels) == (2 + 3 + 2) * 4 * 64
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ COMPILED_SIZES = (*SIZES, "--model=layers=2", "--batch-size=8", "--compile-only"
 COMPILED = (*COMPILED_SIZES, "--strategy=data,fsdp", "--devices=2")
 FOR_TPU = (*COMPILED_SIZES, "--strategy=fsdp", "--dtype=bfloat16", "--topology=v5e:2x2")
 """Only a compiler of TPUs shows what is sent in which dtype: XLA's CPU backend sends bfloat16 as float32."""
+FOR_GPU = (*COMPILED_SIZES, "--strategy=single", "--dtype=bfloat16", "--topology=h100:1x1")
+"""Only rows of one GPU have its kernels."""
 TIMED = (*SIZES, "--model=layers=1", "--batch-size=8", "--strategy=single", "--devices=1", "--rounds=6")
 QUICK = "--xla_backend_optimization_level=0"  # LLVM's optimisation changes no counter
 SINGLE, DATA, FSDP, ON_TPU = "single-data=1-b8", "data-data=2-b8", "fsdp-fsdp=2-b8", "fsdp-fsdp=4-b8"
@@ -133,6 +135,14 @@ EXACT = (
         cases=(ON_TPU,),
         evidence="worse compiled.sent_bytes.all_gather.fsdp",
         options=FOR_TPU,
+    ),
+    regression(
+        "one matmul for queries, keys and values",
+        "strategies/model/hooks.py",
+        ('return self.kernel == "cudnn" and', 'return self.kernel == "none" and'),
+        cases=(SINGLE,),
+        evidence="worse compiled.kernels.copy",
+        options=FOR_GPU,
     ),
     regression(
         "a retrace",

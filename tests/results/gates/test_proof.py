@@ -19,6 +19,7 @@ from tests.results.gates.source_edits import (
     DATA,
     ELSEWHERE,
     EXACT,
+    FOR_GPU,
     FOR_TPU,
     FSDP,
     ON_TPU,
@@ -54,8 +55,9 @@ EXTRA = {"compiled.collectives.all_reduce.outside_loops": 1}
         (COMPILED, (DATA, FSDP)),
         (TIMED, (SINGLE,)),
         pytest.param(FOR_TPU, (ON_TPU,), marks=pytest.mark.libtpu),
+        pytest.param(FOR_GPU, (SINGLE,), marks=pytest.mark.cuda),
     ],
-    ids=["paired", "compiled", "timed", "for TPUs"],
+    ids=["paired", "compiled", "timed", "for TPUs", "for GPUs"],
 )
 def test_the_cases_are_those_that_are_selected(options: tuple[str, ...], cases: tuple[str, ...]) -> None:
     """The case ids of the plants are those that their options select."""
@@ -243,7 +245,7 @@ def test_counts_are_shown_and_kept(
 @pytest.mark.parametrize(
     ("arguments", "bases", "trials"),
     [
-        (["--gate=exact"], [COMPILED, TIMED, FOR_TPU], [("exact", len(EXACT))]),
+        (["--gate=exact"], [COMPILED, TIMED, FOR_TPU, FOR_GPU], [("exact", len(EXACT))]),
         (["--gate=paired"], [], [("paired", len(PAIRED))]),
         (["--plant=nothing"], [COMPILED], [("exact", 1), ("paired", 1)]),
         (["--plant=nothing", "--plant=10% slower", "--gate=paired"], [], [("paired", 2)]),
