@@ -1,21 +1,23 @@
 """Everything that one lent GPU should answer, in a few minutes: `python -m benchmarks.run.gpu_run --out DIR`.
 
 Steps of a group are timed interleaved (`measure.timed`): batch sizes of gpt2, its options on and off, Muon beside
-AdamW, PyTorch where it is installed, and larger models. A trace of gpt2 is read into kinds of kernels, beside what is
+AdamW, PyTorch where it is installed, and other models. A trace of gpt2 is read into kinds of kernels, beside what is
 predicted of each kind. `DIR/gpu_run.json` has all that is known after each group. No group starts late (`--minutes`).
 """
 
 import argparse
 import json
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,8 +26,8 @@ from benchmarks.cases.case import ONE_DEVICE, Case
 from benchmarks.cases.failures import reason_of
 from benchmarks.devices.chips import GPU_KINDS
 from benchmarks.devices.topology import Topology
-from benchmarks.program.kernels import kernels_of, pass_bytes, totals
-from benchmarks.run.compilation import compile_step
+from benchmarks.program.kernels import Kernel, kernels_of, pass_bytes, totals
+from benchmarks.run.compilation import Clock, InitialStates, compile_step
 from benchmarks.run.corpus import BYTE_VALUES
 from benchmarks.run.machine import disable_compilation_cache
 from benchmarks.run.measure import Interval, Timeable, timed, trace
@@ -38,7 +40,10 @@ from strategies import PRESETS
 from strategies.costs.predict import predict
 
 ROUNDS, TRACED_STEPS = 8, 5
-TRITON_ON = (("xla_gpu_enable_triton_gemm", "true"), ("xla_gpu_dot_merger_threshold_mb", "32"))
+MERGED = (("xla_gpu_dot_merger_threshold_mb", "32"),)
+TRITON_ON = (("xla_gpu_enable_triton_gemm", "true"), *MERGED)
+"""XLA's defaults, which a step of one GPU changes (`multiplies_on_one_device`). Matmuls of 32 MB at most are merged:
+those of queries, keys and values with 8 sequences, but not with 16."""
 PYTORCH = "PyTorch, compiled"
 
 
@@ -73,68 +78,94 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {"default": {}}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     **DEFAULT,
     "XLA's own matmuls": {"compiler_options": TRITON_ON},
+    "loop over layers": {"unroll": 1},
     "remat=none": {"remat": "none"},
     "logits_bytes=2^30": {"logits_bytes": 2**30},
     "muon": {"optimizer": "muon"},
 }
+LATENT = {
+    **{"layers": 12, "embed": 768, "heads": 12, "vocab": 50257, "sequence": 1024, "mlp": 2048},
+    **{"latent_rank": 192, "query_rank": 384, "head_size": 96, "rotary_size": 32, "value_size": 64},
+    **{"expert_mlp": 512, "shared_mlp": 512},
+}
+"""Sizes of gpt2, and the others of nano-mla in its proportions to them."""
 GROUPS = (
     Group("gpt2", 16, {}, OPTIONS, peer=True),
-    *(Group("gpt2", batch_size, {}, DEFAULT) for batch_size in (8, 32, 64)),
+    Group("gpt2", 8, {}, {**DEFAULT, "one matmul for queries, keys and values": {"compiler_options": MERGED}}),
+    *(Group("gpt2", batch_size, {}, DEFAULT) for batch_size in (32, 64)),
     Group("llama3.2-1b", 4, {"sequence": 4096}, DEFAULT),
     Group("qwen3-0.6b", 16, {"sequence": 1024}, DEFAULT),
     Group("olmoe-1b-7b", 2, {"layers": 4, "sequence": 4096}, DEFAULT),
+    Group("nano-mla", 16, LATENT, {**DEFAULT, "attention=xla": {"attention": "xla"}}),
 )
 
 
 def tiny(preset: str) -> tuple[Group, ...]:
-    """The groups with a small model and batch, to try this on CPUs."""
-    return (Group(preset, 2, {"layers": 1}, {**DEFAULT, "remat=none": OPTIONS["remat=none"]}, peer=True),)
+    """The groups with a small model and batch, to try this on CPUs. Compiling takes longest: it is not optimised."""
+    quick = {"compiler_options": (("xla_backend_optimization_level", "0"),)}
+    return (Group(preset, 2, {"layers": 1}, {"default": quick, "remat=none": {"remat": "none", **quick}}, peer=True),)
+
+
+class Started(NamedTuple):
+    """A training run that has begun, what the compiler and the formulas say of its step, and its kernels."""
+
+    training: Timeable
+    facts: Mapping[str, Any] = MappingProxyType({})
+    kernels: Sequence[Kernel] = ()
 
 
 def measured(group: Group, folder: Path | None) -> dict[str, Any]:
-    """Compile and time a group. With a folder, its first step is traced there, and read into kinds of kernels."""
-    trainings: dict[str, Timeable] = {}
+    """Compile and time a group. With a folder, its first step is traced there, and read into kinds of kernels.
+
+    A step that fails leaves its reason, and the others are timed.
+    """
+    cases = dict(group.cases())
+    states = InitialStates(Clock())
+    starts: dict[str, Callable[[], Started]] = {name: partial(start, case, states) for name, case in cases.items()}
+    first = next(iter(cases.values()))
+    if group.peer and find_spec("torch"):
+        starts[PYTORCH] = lambda: Started(TorchTraining(first.config, first.training()))
+    started: dict[str, Started] = {}
     found: dict[str, Any] = {}
-    text, tokens = "", 0
-    for name, case in group.cases():
-        tokens = case.batch_size * case.config.sequence
-        corpus_N = np.random.default_rng(0).integers(0, BYTE_VALUES, 8 * tokens + 1).astype(np.uint8)
+    for name, begin in starts.items():
         try:
-            step = case.build()
-            compiled = compile_step(step, case.compiler_options)
-            trainings[name] = begin_training(step, compiled.program, jax.jit(step.init), corpus_N)
-            facts = as_compiled(compiled.program)
-            text = text or compiled.program.as_text() or ""
-            found[name] = {"compile_seconds": compiled.seconds, **facts, "predicted_ms": predicted(case)}
+            one = begin()
+            one.training.block(1)  # PyTorch compiles in its first step
+            started[name], found[name] = one, dict(one.facts)
         except Exception as error:
             found[name] = {"reason": reason_of(error)}
-    if group.peer and find_spec("torch"):
-        case = next(group.cases())[1]
-        trainings[PYTORCH] = TorchTraining(case.config, case.training())
-    for name, times in timed(trainings, ROUNDS).items():
+    tokens = first.batch_size * first.config.sequence
+    for name, times in timed({name: one.training for name, one in started.items()}, ROUNDS).items():
         interval = Interval.of(times.seconds)
-        found.setdefault(name, {}).update(
+        found[name].update(
             ms=1e3 * median(times.seconds),
             tokens_per_second=tokens / median(times.seconds),
             ms_low=interval and 1e3 * interval.low,
             ms_high=interval and 1e3 * interval.high,
         )
-    if folder and "default" in trainings:
-        trace(folder, partial(trainings["default"].block, TRACED_STEPS))
-        found["default"]["traced_ms"] = milliseconds_by_kind(folder, kernels_of(text), TRACED_STEPS)
+    if folder and (default := started.get("default")):
+        trace(folder, partial(default.training.block, TRACED_STEPS))
+        found["default"]["traced_ms"] = milliseconds_by_kind(folder, default.kernels, TRACED_STEPS)
     return found
 
 
-def as_compiled(program: jax.stages.Compiled) -> dict[str, Any]:
-    """Kernels, bytes of memory passes and temporaries of a compiled step."""
-    kernels, memory = kernels_of(program.as_text() or ""), program.memory_analysis()
+def start(case: Case, states: InitialStates) -> Started:
+    """Compile a step, and start a training run on random bytes."""
+    tokens = case.batch_size * case.config.sequence
+    corpus_N = np.random.default_rng(0).integers(0, BYTE_VALUES, 8 * tokens + 1).astype(np.uint8)
+    step = case.build()
+    compiled = compile_step(step, case.compiler_options)
+    memory, kernels = compiled.program.memory_analysis(), kernels_of(compiled.program.as_text() or "")
     by_kind = totals(kernels)
-    return {
+    facts = {
+        "compile_seconds": compiled.seconds,
         "kernels": sum(count for count, _ in by_kind.values()),
         "pass_bytes": pass_bytes(kernels),
         "temp_bytes": memory and memory.temp_size_in_bytes,
         "by_kind": {kind: {"kernels": count, "bytes": moved} for kind, (count, moved) in by_kind.items()},
+        "predicted_ms": predicted(case),
     }
+    return Started(begin_training(step, compiled.program, partial(states.begin, case, step), corpus_N), facts, kernels)
 
 
 def predicted(case: Case) -> dict[str, float] | None:
@@ -155,6 +186,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=7.0, help="no group starts after 6/7 of these (default: 7)")
     args = parser.parse_args()
     disable_compilation_cache()
+    if find_spec("torch"):  # JAX takes three quarters of a GPU's memory, unless told otherwise
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
     args.out.mkdir(parents=True, exist_ok=True)
     begin, results = time.monotonic(), []
     facts = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "groups": results}
