@@ -4,10 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from strategies.core import gradients
 from strategies.core.plan import Plan
+from strategies.model import self_attention
+from strategies.model.parts import add_bias
 from strategies.step import Implementation
 from tests.silent_bugs.changed_implementations import (
     changed_hooks,
@@ -61,6 +64,21 @@ def own_input_gradients(all_tokens: Any) -> Any:
 def whole_bias(part: Any) -> Any:
     """`Hooks.per_device_share` that is the whole on each device."""
     return lambda x: part(x) * lax.axis_size("tensor")
+
+
+def unscaled_bias(plan: Plan, sound: Implementation) -> Implementation:
+    """Scale the product that queries come from, and not their bias. Gradients are of what was meant."""
+
+    def add(qkv_BTCA: Any, bias_CA: Any) -> Any:
+        factor_C1 = jnp.array([[plan.config.head_dim**0.5], [1], [1]])  # attention divides all of it by this
+        meant, done = (add_bias(qkv_BTCA, bias) for bias in (bias_CA, factor_C1 * bias_CA[...]))
+        return meant + lax.stop_gradient(done - meant)
+
+    def differentiate(*inputs: Any) -> Any:
+        with patched(self_attention, "add_bias", add):
+            return sound.differentiate(*inputs)
+
+    return replace(sound, differentiate=differentiate)
 
 
 BUGS = [
@@ -137,6 +155,16 @@ BUGS = [
         "tensor=2",
         changed_hooks(per_device_share=whole_bias),
         GPT_OSS,
+    ),
+    Bug(
+        "bias-not-scaled",
+        "https://github.com/openxla/xla/issues/46110",
+        "The compiler folded a factor into a matmul whose epilogue adds a bias: a (x w + b) became a (x w) + b.",
+        "scores of attention: the bias of queries is not scaled",
+        "gradient of blocks.attention.qkv_DCA",
+        "data",
+        "data=2",
+        unscaled_bias,
     ),
     Bug(
         "input-gradient-without-sum",
