@@ -130,7 +130,7 @@ def measured(group: Group, folder: Path | None) -> dict[str, Any]:
     for name, begin in starts.items():
         try:
             one = begin()
-            one.training.block(1)  # PyTorch compiles in its first step
+            one.training.block(1)  # a step may need too much memory, and PyTorch compiles in its first
             started[name], found[name] = one, dict(one.facts)
         except Exception as error:
             found[name] = {"reason": reason_of(error)}
@@ -150,14 +150,17 @@ def measured(group: Group, folder: Path | None) -> dict[str, Any]:
 
 
 def start(case: Case, states: InitialStates) -> Started:
-    """Compile a step, and start a training run on random bytes."""
+    """Compile a step, and start a training run on random bytes. All steps of a group begin with the same loss."""
     tokens = case.batch_size * case.config.sequence
     corpus_N = np.random.default_rng(0).integers(0, BYTE_VALUES, 8 * tokens + 1).astype(np.uint8)
     step = case.build()
     compiled = compile_step(step, case.compiler_options)
     memory, kernels = compiled.program.memory_analysis(), kernels_of(compiled.program.as_text() or "")
     by_kind = totals(kernels)
+    training = begin_training(step, compiled.program, partial(states.begin, case, step), corpus_N)
+    training.block(1)
     facts = {
+        "loss_first": float(training.metrics["loss"]),
         "compile_seconds": compiled.seconds,
         "kernels": sum(count for count, _ in by_kind.values()),
         "pass_bytes": pass_bytes(kernels),
@@ -165,7 +168,7 @@ def start(case: Case, states: InitialStates) -> Started:
         "by_kind": {kind: {"kernels": count, "bytes": moved} for kind, (count, moved) in by_kind.items()},
         "predicted_ms": predicted(case),
     }
-    return Started(begin_training(step, compiled.program, partial(states.begin, case, step), corpus_N), facts, kernels)
+    return Started(training, facts, kernels)
 
 
 def predicted(case: Case) -> dict[str, float] | None:

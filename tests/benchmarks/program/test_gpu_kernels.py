@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.program.kernels import Kernel, kernels_of, pass_bytes, totals
+from benchmarks.program.hlo import parse
+from benchmarks.program.kernels import kernels_of, pass_bytes, totals
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from tests.benchmarks.program.programs import entry
 
@@ -38,17 +39,33 @@ def test_kernels_are_of_a_kind() -> None:
 
 
 @pytest.fixture(scope="module")
-def kernels() -> list[Kernel]:
-    """Those of a step of gpt2 with two layers."""
+def texts() -> dict[str, str]:
+    """The programs of a step of gpt2 with two layers, by the kernel of attention."""
     config = dataclasses.replace(PRESETS["gpt2"], layers=LAYERS)
-    train, one = TrainConfig(batch_size=16, dtype="bfloat16"), MeshSpec.parse("data=1")
-    step = STRATEGIES["single"].build(config, one, train, Topology.parse("h100:1x1").devices())
-    return kernels_of(step.lower().compile(step.xla_options_with({})).as_text() or "")
+    one, devices = MeshSpec.parse("data=1"), Topology.parse("h100:1x1").devices()
+    found = {}
+    for attention in ("cudnn", "xla"):
+        train = TrainConfig(batch_size=16, dtype="bfloat16", attention=attention)
+        step = STRATEGIES["single"].build(config, one, train, devices)
+        found[attention] = step.lower().compile(step.xla_options_with({})).as_text() or ""
+    return found
 
 
 @pytest.mark.cuda
-def test_biases_are_epilogues(kernels: list[Kernel]) -> None:
+def test_biases_are_epilogues(texts: dict[str, str]) -> None:
     """Of a layer's projections and MLP: three of queries, keys and values; GELU's with the input that it keeps."""
-    epilogues = [each.epilogue for each in kernels]
+    epilogues = [each.epilogue for each in kernels_of(texts["cudnn"])]
     assert epilogues.count("BIAS_GELU_AUX") == LAYERS
     assert epilogues.count("BIAS") == 5 * LAYERS
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("attention", ["cudnn", "xla"])
+def test_no_matmul_with_a_bias_has_a_factor(attention: str, texts: dict[str, str]) -> None:
+    """XLA folds factors into matmuls that add a bias, and does not multiply the bias (openxla 46110)."""
+    computations = parse(texts[attention]).computations.values()
+    calls = [each for computation in computations for each in computation.instructions.values() if each.target]
+    configs = [config for each in calls if (config := each.configured("gemm_backend_config"))]
+    factors = [config["alpha_real"] for config in configs if "BIAS" in config["epilogue"]]
+    assert factors
+    assert set(factors) == {1}
