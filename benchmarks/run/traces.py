@@ -24,11 +24,12 @@ LIBRARIES = {
 
 
 class Span(NamedTuple):
-    """A kernel that ran."""
+    """A kernel that ran, and the instruction that it is of: of all kernels in a command buffer, the command buffer."""
 
-    name: str
     begin_us: float
     us: float
+    name: str
+    instruction: str
 
 
 def milliseconds_by_kind(folder: Path, kernels: Sequence[Kernel], steps: int) -> dict[str, float]:
@@ -40,10 +41,10 @@ def milliseconds_by_kind(folder: Path, kernels: Sequence[Kernel], steps: int) ->
         steps: that were traced.
     """
     kinds = {_plain(each.name): each.kind for each in kernels}
-    spans = sorted({span for path in folder.rglob("*.trace.json.gz") for span in _spans(path)}, key=lambda s: s[1])
+    spans = sorted({span for path in folder.rglob("*.trace.json.gz") for span in _spans(path)})
     total, busy_until, idle = defaultdict[str, float](float), spans[0].begin_us if spans else 0.0, 0.0
     for span in spans:
-        total[_kind(span.name, kinds)] += span.us
+        total[_kind(span, kinds)] += span.us
         idle += max(0.0, span.begin_us - busy_until)
         busy_until = max(busy_until, span.begin_us + span.us)
     return {kind: us / 1e3 / steps for kind, us in {**total, IDLE: idle}.items()}
@@ -59,14 +60,14 @@ def _spans(path: Path) -> Iterator[Span]:
     for each in events:
         if each.get("ph") != "X":
             continue
-        instruction = each.get("args", {}).get("hlo_op")
+        instruction = each.get("args", {}).get("hlo_op", "")
         if (each["pid"], each["tid"]) in streams or (not devices and instruction):
-            yield Span(instruction or each["name"], each["ts"], each.get("dur", 0.0))
+            yield Span(each["ts"], each.get("dur", 0.0), each["name"], instruction)
 
 
-def _kind(name: str, kinds: dict[str, str]) -> str:
-    found = kinds.get(_plain(name))
-    return found or next((kind for kind, words in LIBRARIES.items() if words.search(name.lower())), OTHER)
+def _kind(span: Span, kinds: dict[str, str]) -> str:
+    found = kinds.get(_plain(span.instruction)) or kinds.get(_plain(span.name))
+    return found or next((kind for kind, words in LIBRARIES.items() if words.search(span.name.lower())), OTHER)
 
 
 def _plain(name: str) -> str:
