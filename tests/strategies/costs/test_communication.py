@@ -57,13 +57,13 @@ def test_zero_scatters_gradients_and_gathers_what_it_updated(name, scatters):
     }
 
 
-@pytest.mark.parametrize(("remat", "unneeded"), [("none", 13), ("dots", 4), ("full", 1)])
+@pytest.mark.parametrize(("remat", "unneeded"), [("none", 13), ("dots", 9), ("full", 1)])
 def test_fsdp_gathers_each_weight_forward_and_backward(remat, unneeded):
     """Its part is gathered twice, the whole is scattered once: never kept in between, whatever else is.
 
     Not gathered again are the embedding, which has no use for it, the head, whose backward pass comes at once, and the
-    vectors of a layer that the backward pass does not need: the bias at its end, those of queries, keys and values that
-    are kept, and where nothing is computed again any.
+    vectors of a layer that the backward pass does not need: the bias at its end, all biases where what they are added
+    to is kept, and any vector where nothing is computed again.
     """
     counted = communication("fsdp", "fsdp=8", remat=remat)
     assert counted["reduce_scatter", ("fsdp",)] == WEIGHTS
@@ -119,8 +119,8 @@ def test_fsdp_gathers_in_the_compute_dtype_and_sums_gradients_in_another(options
     wide = sum(weight.elements for weight in cost.plan.weights.values() if cost.plan.dtype(weight) == "float32")
     assert 8 * wide == (13 * CONFIG.layers + 2) * CONFIG.embed
     assert {axes for _, axes in counted} == {("fsdp",)}
-    # The last norm, the bias at the end of a layer, and those of queries, keys and values, which are kept with these.
-    unneeded = (4 * CONFIG.layers + 2) * CONFIG.embed // 8
+    # The last norm, and all biases of a layer, because what they are added to is kept with them.
+    unneeded = (9 * CONFIG.layers + 2) * CONFIG.embed // 8
     again = 0 if options else wide - unneeded
     gathered = counted["all_gather", ("fsdp",)] - 2 * elements["all_gather", ("fsdp",)]
     assert gathered == 2 * (wide + again)
