@@ -58,7 +58,7 @@ from strategies.model.hooks import Hooks
 from strategies.model.remat import GATHERED, KEPT
 from strategies.model.weights import WeightSpec, project
 from strategies.step import Implementation
-from strategies.strategy import Strategy
+from strategies.strategy import Strategy, ordering_hooks
 
 BATCH = data.REPLICAS.name, fsdp.AXIS.name, expert.AXIS.name
 AXES = (
@@ -123,8 +123,9 @@ def hooks(mesh: Mesh, placement: Placement, sequence_parallel: bool) -> Hooks:
 
 def implement(plan: Plan, mesh: Mesh) -> Implementation:
     """The sharding constraints of the axes."""
+    constraints = hooks(mesh, plan.placement, plan.train.sequence_parallel)
     return Implementation(
-        hooks=replace(hooks(mesh, plan.placement, plan.train.sequence_parallel), needs_loop=plan.needs_loop),
+        hooks=replace(constraints, needs_loop=plan.needs_loop, **ordering_hooks(plan)),
         reduce=lambda loss, grads: (loss, sum_whole_copies(grads, plan)),
         prepare=lambda weights: weights,
         mode="auto",

@@ -41,7 +41,7 @@ from strategies.strategy import Strategy
 MOST_BUCKETS = 1000
 """Upper bound on the number of all-reduces with `bucket_bytes`. XLA's CPU backend takes 12 s to compile a step of
 `data` with 100 of them, and 20 s with 400, on one core."""
-BACKWARD = ("head", "blocks", "lead", "embedding")
+BACKWARD = ("head", "mtp", "blocks", "lead", "embedding")
 """Parts of the model in backward order."""
 
 

@@ -68,6 +68,9 @@ def require(plan: Plan) -> None:
     expert.require(plan)
     if plan.config.block == "gpt_oss":
         raise Infeasible("explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp")
+    if plan.config.mtp:
+        problem = f"explicit has no rule for the further block of mtp_loss={plan.config.mtp_loss}"
+        raise Infeasible(f"{problem}; use auto or fsdp")
     if plan.train.optimizer == "muon" and plan.size("expert") > 1:
         raise Infeasible("explicit has no rule for optimizer=muon where expert splits matrices; use expert or three_d")
     for stack in plan.stacks:

@@ -41,8 +41,7 @@ from strategies.core.plan import Plan
 from strategies.core.shards import gather, scatter
 from strategies.core.traffic import Traffic, is_tied, traffic
 from strategies.infeasible import Infeasible
-from strategies.model.hooks import Hooks
-from strategies.model.layers import after
+from strategies.model.hooks import Hooks, head_first
 from strategies.model.remat import GATHERED
 from strategies.model.weights import WeightSpec
 from strategies.step import Implementation
@@ -113,26 +112,6 @@ def _gather_scatter(plan: Plan, spec: WeightSpec, dtype: str) -> Callable[[Array
     return function
 
 
-@jax.custom_vjp
-def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
-    """Return x and the head's norm weights unchanged, but make x's gradient depend on the weights' gradients.
-
-    So the weight gradients are scattered before the backward pass of the blocks. Otherwise XLA's CPU backend may
-    scatter them concurrently with the loop over blocks, and virtual devices may deadlock
-    (benchmarks/program/deadlock.py). JAX 0.12 does so if a device has one sequence of 4096 tokens or more.
-    """
-    return x_BTD, weights
-
-
-def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]:
-    dx_BTD, dweights = grads
-    first: Any = sum(grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights))
-    return after(first, dx_BTD), dweights
-
-
-head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_backward)
-
-
 def gathers(plan: Plan) -> Iterator[Traffic]:
     """Gathers of sharded weights, and reduce-scatters of their gradients; of a tied table for each of its two uses."""
     axes, by_layer = plan.placement.shards, plan.train.gather == "layer"
@@ -143,7 +122,7 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
             once, again = layer_elements(plan, weight)
         elif by_layer:
             once = embedding_or_head_gathers(plan, weight) * weight.elements
-        scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
+        scattered = plan.train.microbatches * uses(plan, weight) if by_layer else 1
         innermost = weight.spec.is_matrix and bool({*axes} & {*weight.stored[-1]})
         term = partial(traffic, plan, axes=axes, innermost=innermost)
         dtype, reduce_dtype = plan.dtype(weight), plan.summed_dtype(weight)
@@ -153,6 +132,15 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         yield from weights("weights again", elements=again, when=backward)
         scatters = partial(term, kind="reduce_scatter", dtype=reduce_dtype, array="gradients")
         yield from scatters("gradients", elements=scattered * whole, when=backward)
+
+
+def uses(plan: Plan, weight: Weight) -> int:
+    """Uses of a weight in a microbatch, each of which scatters a gradient.
+
+    A tied table has two. In a pipeline multi-token prediction embeds next tokens with the head.
+    """
+    again = plan.staged and plan.config.mtp is not None and weight.spec.name == "embedding.token_VD"
+    return 1 + is_tied(plan, weight) + again
 
 
 def layer_elements(plan: Plan, weight: Weight) -> tuple[int, int]:
@@ -167,7 +155,7 @@ def layer_elements(plan: Plan, weight: Weight) -> tuple[int, int]:
     needed = needs[weight.spec.backward] and (train.remat != "none" or weight.spec.is_matrix)
     forward = train.microbatches * weight.elements
     kept = forward // plan.layers if train.prefetch == "on" and weight.spec.is_stacked else 0
-    twice = plan.staged and not weight.spec.is_stacked
+    twice = plan.staged and weight.spec.dims[0] == "dense_layers"
     return forward * (2 if twice else 1), forward - kept if train.regather and needed else 0
 
 
@@ -177,13 +165,15 @@ def embedding_or_head_gathers(plan: Plan, weight: Weight) -> int:
     Without stages it is one: weights are constant in the loop over microbatches, so the compiler hoists and merges
     equal gathers. A pipeline gathers in each tick what the tick needs: the embedding for a microbatch that enters, the
     head for one that leaves, and a tied table once for both. With leading dense layers it embeds again for the backward
-    pass, and gathers each time (executor.py).
+    pass, and with multi-token prediction embeds for one that leaves; it then gathers each time (executor.py).
     """
     if not plan.staged:
         return 1
     tied, shared = is_tied(plan, weight), plan.ticks.shared
-    if plan.recomputed_prefix_layers:
-        return plan.train.microbatches * (1 if weight.spec.name.startswith("head.") else 2 + tied)
+    mtp = plan.config.mtp is not None
+    if plan.recomputed_prefix_layers or mtp:
+        embeds = 1 + (plan.recomputed_prefix_layers > 0) + (tied or mtp)
+        return plan.train.microbatches * (1 if weight.spec.name.startswith("head.") else embeds)
     ticks = int(((shared.enters >= 0) | (shared.leaves >= 0)).sum())
     return 1 + ticks if tied else plan.train.microbatches
 

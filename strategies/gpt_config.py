@@ -52,6 +52,8 @@ class GPTConfig:
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
         full_attention_every: every N-th layer uses full attention; N layers form one scanned block. None: none does.
+        mtp_loss: factor of the loss of a further block, which predicts the token after the next (model/mtp.py);
+            0: no such block.
         experts: experts per layer, in place of its MLP (model/experts.py); None: a dense model. The fields below need
             experts.
         dense_layers: number of leading layers that have an MLP, of `mlp` hidden features, instead of experts.
@@ -105,6 +107,7 @@ class GPTConfig:
     rope_theta: Positive = 10_000.0
     rope_factor: Annotated[float, Meta(ge=1)] = 1.0
     rope_mscale: Positive = 1.0
+    mtp_loss: Amount = 0.0
     experts: Size | None = None
     dense_layers: Annotated[int, Meta(ge=0, le=100_000)] = 0
     experts_per_token: Size = 2
@@ -173,8 +176,8 @@ class GPTConfig:
 
     @property
     def all_blocks(self) -> int:
-        """Blocks of the stack plus leading dense layers."""
-        return self.blocks + self.dense_layers
+        """Blocks of the stack plus leading dense layers and the further block."""
+        return self.blocks + self.dense_layers + (self.mtp_loss > 0)
 
     @property
     def lead(self) -> "GPTConfig | None":
@@ -182,7 +185,12 @@ class GPTConfig:
         if not self.dense_layers:
             return None
         plain = {each.name: each.default for each in fields(self) if each.name in ("experts", *OF_EXPERTS)}
-        return replace(self, layers=self.dense_layers, **plain)
+        return replace(self, layers=self.dense_layers, mtp_loss=0.0, **plain)
+
+    @property
+    def mtp(self) -> "GPTConfig | None":
+        """A model of only the further block of multi-token prediction; None without it."""
+        return replace(self, layers=self.layers_in_block, dense_layers=0, mtp_loss=0.0) if self.mtp_loss else None
 
     @property
     def group_tokens(self) -> int:
@@ -204,6 +212,8 @@ class GPTConfig:
         return {
             "layers": self.blocks,
             "dense_layers": self.dense_layers,
+            "mtp_layers": int(self.mtp_loss > 0),
+            "mtp_inputs": 2 * self.embed,
             "vocab": self.vocab,
             "sequence": self.sequence,
             "embed": self.embed,

@@ -16,10 +16,13 @@ every stage, and run forward again for the backward pass.
     with leading dense layers x[b,T,D] embedded -all_reduce(pipeline)-> every stage again, for the backward pass
     once a step, in `reduce_dtype`:
     dW[D] of the last norm -all_reduce(pipeline)-> every stage
+    with multi-token prediction, whose block every stage runs:
+    x[b,T,D] of next tokens embedded -all_reduce(pipeline)-> every stage, and its dx; three numbers a token for its loss
+    dW of the further block -all_reduce(pipeline)-> every stage, once a step, in `reduce_dtype`
 
 For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; GPipe has 2 (M +
 S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2 B T D (S-1)/S elements in all-reduces,
-in the compute dtype. Positions, leading dense layers and the last norm are replicated on every stage.
+in the compute dtype. Positions, leading dense layers, the further block and the last norm are replicated on all stages.
 """
 
 import math
@@ -40,7 +43,7 @@ from strategies.core.gradients import microbatched
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.model.gpt import GPT, Collect, map_weights, weight_specs
-from strategies.model.layers import Leaves, Result
+from strategies.model.layers import Leaves, Result, added
 from strategies.model.weights import Weights, WeightSpec
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.orders import best_schedule
@@ -88,8 +91,8 @@ def implement(plan: Plan) -> Implementation:
 
 
 def has_partial_gradient(plan: Plan, spec: WeightSpec) -> bool:
-    """Whether stages have parts of a replicated weight's gradient: the last norm's, by vocabulary shard."""
-    return spec.name.startswith("head.") and "vocab" not in spec.dims
+    """Whether stages have parts of a replicated weight's gradient, by vocabulary shard: before the head's logits."""
+    return spec.name.startswith(("head.", "mtp.")) and "vocab" not in spec.dims
 
 
 def scheduled(plan: Plan) -> Differentiate:
@@ -110,10 +113,16 @@ def scheduled(plan: Plan) -> Differentiate:
             y_bTD, extras = model(ends, layer).run(x_bTD, in_loop=True)
             return y_bTD, {name: total / (divisor * plan.tensors) for name, total in extras.items()}
 
+        def loss(ends: Weights, y_bTD: Array, tokens_bS: Array) -> LossTerms:
+            losses_N, more = model(ends).losses(y_bTD, tokens_bS[:, 1:])
+            # All stages compute the same extras of the further block, and each backpropagates its share of them.
+            more |= {name: lax.pmean(more[name], "pipeline") for name in more if name != "mtp"}
+            return {name: total / divisor for name, total in {"loss": losses_N.sum(), **more}.items()}
+
         parts = Parts(
             embed=lambda ends, tokens_bS: model(ends).embed(tokens_bS[:, :-1]),
             run=run,
-            loss=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / divisor,
+            loss=loss,
         )
         if plan.block.extras():  # they may depend on which sequences a microbatch takes
             tokens_MbS = microbatched(tokens_BS, schedule.microbatches)
@@ -121,10 +130,10 @@ def scheduled(plan: Plan) -> Differentiate:
             tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
         executor = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop)
-        loss, dblocks, dends = executor()
+        terms, extras, dblocks, dends = executor()
         # Devices that split a layer's features compute identical extras, and each backpropagates its share of them.
-        loss |= {name: plan.tensors * model(ends).hooks.replicated_loss(loss[name]) for name in plan.block.extras()}
-        return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
+        extras = {name: plan.tensors * model(ends).hooks.replicated_loss(total) for name, total in extras.items()}
+        return added(terms, extras), {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
 
     return differentiate
 
@@ -158,7 +167,7 @@ def forward(schedule: Schedule) -> Forward:
         model, tokens_MbS = build(weights), tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
         x_MbTD = lax.map(lambda tokens_bS: model.embed(tokens_bS[:, :-1]), tokens_MbS)
         y_MbTD, found = _run_forward(run, weights["blocks"], x_MbTD, schedule)
-        losses_MN = lax.map(lambda each: model.losses(each[0], each[1][:, 1:]), (y_MbTD, tokens_MbS))
+        losses_MN = lax.map(lambda each: model.losses(each[0], each[1][:, 1:])[0], (y_MbTD, tokens_MbS))
         return losses_MN.reshape(-1), _by_slot(found, schedule) if collect else None
 
     return through_stages
@@ -224,10 +233,13 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
 def all_reduces(plan: Plan) -> Iterator[Traffic]:
     """The all-reduces of embedding and head."""
     along = plan.axes_of("layers")
-    # The last stage's result and its gradient, and the gradient of the first stage's input.
-    yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
-    extras = len(plan.block.extras())
-    yield from traffic(plan, "extras", "all_reduce", along, extras, array="number", when="after backward")
+    # The last stage's result and its gradient, the gradient of the first stage's input, and that of next tokens.
+    ends = (2 + plan.heads) * plan.own_residual
+    yield from traffic(plan, "ends", "all_reduce", along, ends, dtype=plan.train.dtype)
+    extras = partial(traffic, plan, "extras", "all_reduce", along, array="number")
+    yield from extras(len(plan.block.extras()), when="after backward")
+    if plan.mtp:
+        yield from extras(plan.train.microbatches * len(plan.block.extras()), when="forward")
 
 
 AXIS = Axis(

@@ -33,6 +33,7 @@ from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import GPT, Collect
 from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.layers import added
 from strategies.model.weights import Weights
 from strategies.tokens import CheckedBatches, as_array, as_tokens
 
@@ -66,17 +67,15 @@ class Load(NamedTuple):
 
 
 LossTerms = dict[str, Float[Array, ""]]
-"""The mean cross entropy of the tokens, as "loss", and auxiliary losses of layers by name (`Extras`). Gradients are of
-the sum."""
+"""The mean cross entropy of the tokens, as "loss", and other losses by name (`Extras`). Gradients are of the sum."""
 
 
 def forward(model: GPT, tokens_BS: Tokens, collect: Collect | None = None) -> tuple[Float[Array, " N"], Any]:
-    """The loss of each token of sequences [B,T+1], N = B x T, and the auxiliary losses of all layers (`Extras`); or
-    what `collect` finds in each block, stacked.
-    """
-    x_BTD, found = model.run(model.embed(tokens_BS[:, :-1]), collect)
-    losses_N = model.losses(x_BTD, tokens_BS[:, 1:])
-    return losses_N, found if collect else jax.tree.map(model.hooks.replicated_loss, found)
+    """The loss of each token of sequences [B,T+1], N = B x T, and all extras; or what `collect` finds in each block."""
+    x_BTD, next_BTD = model.embed_with_next(tokens_BS)
+    x_BTD, found = model.run(x_BTD, collect)
+    losses_N, more = model.losses(x_BTD, tokens_BS[:, 1:], next_BTD)
+    return losses_N, found if collect else added(jax.tree.map(model.hooks.replicated_loss, found), more)
 
 
 Divisor = int | Array

@@ -29,7 +29,8 @@ from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec, all_axes, factorisations
 from strategies.model.gpt import weight_specs
-from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.hooks import ONE_DEVICE, Hooks, head_first
+from strategies.model.layers import after
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types
 from strategies.step import Implementation, Step
@@ -52,7 +53,13 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
         for name, hook in _claimed(own.hooks, hooks, axis.name).items():
             of_all[name] = _returning(hook, f"`{name}` of the axis {axis.name}") if callable(hook) else hook
         found |= _claimed(own, functions, axis.name)
+    of_all = {**ordering_hooks(plan), **of_all}
     return Implementation(**{**found, "hooks": replace(ONE_DEVICE, **of_all)})
+
+
+def ordering_hooks(plan: Plan) -> Mapping[str, Callable[..., Any]]:
+    """Hooks that order collectives of the head and of the further block, which could deadlock on virtual devices."""
+    return {"head": head_first, "order": after} if plan.virtual and plan.mtp else {}
 
 
 def _returning(hook: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -271,15 +278,18 @@ def vocabulary_hooks(plan: Plan) -> Mapping[str, Callable[..., Any]]:
 
 
 def vocabulary_traffic(plan: Plan) -> Iterator[Traffic]:
-    """Sums of embedding and loss over the split vocabulary; recomputed leading dense layers embed again."""
-    axes, dtype, times = plan.vocab_axes, plan.train.dtype, 2 if plan.recomputed_prefix_layers else 1
+    """Sums of embedding and loss over the split vocabulary; recomputed leading dense layers embed again.
+
+    Multi-token prediction has an embedding and a loss more.
+    """
+    axes, dtype, times = plan.vocab_axes, plan.train.dtype, plan.heads + (plan.recomputed_prefix_layers > 0)
     if plan.sequence_parallel:
         tensors = plan.axes_of("head_features")
         other_axes = tuple(axis for axis in axes if axis not in tensors)
         yield from traffic(plan, "embedding", "reduce_scatter", tensors, times * plan.residual, dtype=dtype)
         yield from traffic(plan, "embedding", "all_reduce", other_axes, times * plan.own_residual, dtype=dtype)
-        yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_gather", tensors, plan.heads * plan.own_residual, dtype=dtype)
     else:
         yield from traffic(plan, "embedding", "all_reduce", axes, times * plan.residual, dtype=dtype)
     # Three numbers per token: the largest logit, the sum of exponentials, and the target's logit.
-    yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens, when="forward")
+    yield from traffic(plan, "loss", "all_reduce", axes, plan.heads * 3 * plan.tokens, when="forward")

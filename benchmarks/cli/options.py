@@ -76,6 +76,7 @@ MODEL_KEYS = {
     "rope_theta": "base of rotary embeddings",
     "rope_factor": "factor by which YaRN or Llama 3.1's scaling slows rotations",
     "rope_mscale": "of YaRN with latents: its factor of scores is (0.1 rope_mscale ln rope_factor + 1)^2",
+    "mtp_loss": "factor of the loss of a further block, which predicts the token after the next (MTP)",
     "norm_epsilon": "added to the mean of squares in norms",
     "tied": "whether the output head shares the weights of the embedding",
     "vocab_multiple": "the vocabulary is padded to a multiple of this",
@@ -115,7 +116,7 @@ def dashed(name: str) -> str:
 
 
 NEVER_OPTIONS = {
-    *("rope_factor", "norm_epsilon", "tied", "vocab_multiple", "full_attention_every"),
+    *("rope_factor", "mtp_loss", "norm_epsilon", "tied", "vocab_multiple", "full_attention_every"),
     *("latent_rank", "query_rank", "rotary_size", "value_size", "rope_mscale"),
 }
 MOVED = {f"--{dashed(key)}": f"--model {key}={{}}" for key in MODEL_KEYS if key not in NEVER_OPTIONS}

@@ -12,7 +12,7 @@ A collective followed by a loop is ordered only in a program that the running pr
 read from JAX's persistent cache. That cache is therefore disabled (`machine.disable_compilation_cache`).
 
 The compiler chooses the order of independent instructions, and the choice varies with sizes and versions. So each
-compiled step is checked. Where a strategy can make one collective depend on the other, it does (`fsdp.head_first`).
+compiled step is checked. Where a strategy can make one collective depend on the other, it does (`hooks.head_first`).
 """
 
 import operator

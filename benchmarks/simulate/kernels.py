@@ -234,13 +234,15 @@ def kernels_of(plan: Plan, stack: Stack, *, back: bool) -> float:
 
 
 def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """The kernels of logits and loss for one microbatch, forward and backward, where `parts` devices split them."""
+    """The kernels of logits, losses and `MTP.join_ID` for one microbatch, both ways; `parts` devices split logits."""
     tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
-    dims = (tokens, rows, plan.config.embed, 1)
+    embed, join = plan.config.embed, plan.heads - 1
+    dims, joined = (tokens, rows, embed, 1), (tokens, embed, 2 * embed, 1)
     moved = (stack.kernels.logit_bytes * tokens * rows + table_bytes(plan, stack, rows)) / 2
-    again = (matmul(dims, itemsize),) if plan.logits_again else ()
-    forward = (matmul(dims, itemsize), Kernel("memory", 0, moved))
-    return forward, (*again, *gradients_of(dims, itemsize), Kernel("memory", 0, moved))
+    again, passes = (matmul(dims, itemsize),) if plan.logits_again else (), Kernel("memory", 0, moved)
+    forward = plan.heads * (matmul(dims, itemsize), passes) + join * (matmul(joined, itemsize),)
+    backward = plan.heads * (*again, *gradients_of(dims, itemsize), passes)
+    return forward, backward + join * (*gradients_of(joined, itemsize),)
 
 
 def kept_bytes(plan: Plan, stack: Stack) -> ForwardBackward:
@@ -263,9 +265,7 @@ def stacks_kept(plan: Plan) -> bool:
 
 
 def table_bytes(plan: Plan, stack: Stack, rows: float) -> float:
-    """Bytes read and written to cast so many rows of the head's table, and to sum its gradients over microbatches, by
-    the constants of a layer's weights.
-    """
+    """Bytes moved to cast rows of the head's table and to sum its gradients, by the constants of a layer's weights."""
     costs, several = stack.kernels, plan.train.microbatches > 1
     return (costs.kept.of_weights + several * costs.stacked.of_weights) * rows * plan.config.embed
 

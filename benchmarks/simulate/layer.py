@@ -48,8 +48,7 @@ HOST = "launches"
 class LayerEvents:
     """What a device does for a microbatch in one of its layers, and in the embedding and the head.
 
-    The traffic is that of the step, which `layers` of the device send; `recomputed_prefix_layers` of them run forward
-    twice (as in `Plan`).
+    `layers` of the device send the traffic of the step; `recomputed_prefix_layers` of them run forward twice.
     """
 
     plan: Plan
@@ -170,15 +169,14 @@ class LayerEvents:
             gathers = term.kind == "all_gather" and term.what not in TOKENS
             of_passes = (1 / 3, 1 / 3) if gathers else [number / sum(calls) for number in calls]
             again = self.recomputed_prefix_layers * of_passes[0]
-            layers = plan.layers if term.what in TOKENS else self.layers + again
+            layers = plan.like_layers if term.what in TOKENS else self.layers + again
             sent = term.sent_bytes * of_passes[back] / plan.train.microbatches / layers
             yield self.event("layer collectives", term.kind, term.axes, sent * share, calls[back] * share)
 
     def _share_beside(self, term: Traffic) -> float:
         """Share of a collective of a layer that runs beside its kernels, or beside the other half of the batch.
 
-        On two halves of the batch a layer has twice as many collectives. Those of both halves are in flight at once, so
-        that their latency counts once.
+        The collectives of both halves are in flight at once, so that their latency counts once.
         """
         overlaps = self.stack.overlaps
         if term.what != "layers":

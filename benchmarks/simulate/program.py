@@ -124,9 +124,7 @@ class Priced:
         return collective_seconds(self.machine, collective.kind, where, times * sent_bytes, times), queues
 
     def items(self, events: Sequence[Scheduled], share: float = 1.0, trips: int = 0) -> Iterator[Item]:
-        """Yield the events of a computation, which take a share of their time; `trips` is the number of iterations of
-        the loop around them, 0 outside of loops.
-        """
+        """Yield the events of a computation, which take a share of their time; `trips` are of the loop around them."""
         for event in events:
             yield from map(Wait, event.waits_for)
             for part in event.parts:

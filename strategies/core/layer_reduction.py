@@ -124,7 +124,7 @@ def _summed(
 
 
 def _after_blocks(grads: Weights, plan: Plan) -> Weights:
-    """Make the gradients of the head depend on the gradients of the blocks. Finite values do not change.
+    """Make the gradients of the head, and of the further block, depend on those of the blocks, without a change.
 
     Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock
     (benchmarks/program/deadlock.py). The embedding's gradients depend on the loop anyway.
@@ -132,4 +132,4 @@ def _after_blocks(grads: Weights, plan: Plan) -> Weights:
     # A block's norm varies over the same mesh axes as the last norm.
     norms = map_weights(lambda g, spec: g if spec.dims == ("layers", "embed") else None, plan.config, grads)
     last = (jax.tree.leaves(norms["blocks"]) or jax.tree.leaves(grads["blocks"]))[-1]
-    return {**grads, "head": after(last, grads["head"])}
+    return grads | {part: after(last, grads[part]) for part in ("head", "mtp") if part in grads}

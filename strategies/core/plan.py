@@ -115,21 +115,45 @@ class Plan(Sizes):
 
         Pipeline stages do not split them: each stage runs all of them, as part of the embedding.
         """
-        if not self.config.lead:
+        return self._apart(self.config.lead) if self.config.lead else None
+
+    @cached_property
+    def mtp(self) -> "Plan | None":
+        """The plan of the further block of multi-token prediction, which runs as part of the head, as `lead` does of
+        the embedding.
+        """
+        if not self.config.mtp:
             return None
+        plan = self._apart(self.config.mtp)
+        vars(plan)["grouped_matmuls"] = (
+            self.grouped_matmuls
+        )  # the hook of the whole model, whatever `plan` would choose
+        return plan
+
+    def _apart(self, config: GPTConfig) -> "Plan":
         train = replace(self.train, prefetch="off", reduce="step")
         axes = tuple(axis for axis in self.axes if "layers" not in axis.dims)
-        return replace(self, config=self.config.lead, train=train, axes=axes)
+        return replace(self, config=config, train=train, axes=axes)
 
     @property
     def stacks(self) -> tuple["Plan", ...]:
-        """Plans of the blocks, and of leading dense layers if any."""
-        return (self, self.lead) if self.lead else (self,)
+        """Plans of the blocks, and of leading dense layers and the further block if any."""
+        return tuple(plan for plan in (self, self.lead, self.mtp) if plan)
 
     @property
     def all_layers(self) -> int:
-        """Slots for layers on one device, plus the leading dense layers."""
-        return self.layers + self.config.dense_layers
+        """`like_layers`, plus the leading dense layers."""
+        return self.like_layers + self.config.dense_layers
+
+    @property
+    def like_layers(self) -> int:
+        """Slots for layers on one device, plus the further block, which is like them."""
+        return self.layers + self.heads - 1
+
+    @property
+    def heads(self) -> int:
+        """Times that the head runs for each token: twice with multi-token prediction."""
+        return 2 if self.config.mtp else 1
 
     @property
     def recomputed_prefix_layers(self) -> int:

@@ -6,6 +6,7 @@ costs of its nearest base class in `COSTS`. Without any, it costs the matmuls of
 
 from functools import cache
 
+from strategies.core.plan import Plan
 from strategies.core.share import Share, share_of
 from strategies.costs.expert_parts import ClampedExpertsCosts, ExpertsCosts
 from strategies.costs.latent_parts import LatentAttentionCosts
@@ -21,6 +22,7 @@ from strategies.costs.parts import (
     WidthNormCosts,
 )
 from strategies.gpt_config import GPTConfig
+from strategies.infeasible import Infeasible
 from strategies.model.block import Block, block_of, part_and_layer
 from strategies.model.clamped_experts import ClampedExperts
 from strategies.model.experts import Experts
@@ -101,6 +103,12 @@ def expansion_flops(config: GPTConfig) -> int:
     return 2 * sizes["latents"] * (sizes["plain_key_features"] + sizes["head_features"])
 
 
+def join_flops(config: GPTConfig) -> int:
+    """Forward FLOPs of one token's matmul that joins the inputs of the further block (model/mtp.py)."""
+    sizes = config.dim_sizes
+    return 2 * sizes["mtp_layers"] * sizes["mtp_inputs"] * sizes["embed"]
+
+
 def logit_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
     """Forward FLOPs of one token's logits; without padding by default."""
     return 2 * config.embed * (padded_vocab or config.vocab)
@@ -110,17 +118,19 @@ def flops_per_token(config: GPTConfig) -> int:
     """Model FLOPs to train on one token, without recomputation. Attention counts in full, as if it were not causal.
 
     6 FLOPs for each weight of a matmul, and 6 layers x (query features + value features) x sequence for attention
-    (Chowdhery et al. 2022, "PaLM", appendix B). An embedding lookup costs none.
+    (Chowdhery et al. 2022, "PaLM", appendix B). An embedding lookup costs none. Multi-token prediction computes logits
+    twice.
     """
     layer = matmul_flops(config) + score_flops(config)
-    flops = 3 * (config.blocks * layer + logit_flops(config))
-    return flops + (flops_per_token(config.lead) - 3 * logit_flops(config) if config.lead else 0)
+    flops = 3 * (config.blocks * layer + logit_flops(config) + join_flops(config))
+    flops += flops_per_token(config.lead) - 3 * logit_flops(config) if config.lead else 0
+    return flops + (flops_per_token(config.mtp) if config.mtp else 0)
 
 
 def choice_flops_per_token(config: GPTConfig) -> int:
     """The chosen experts' part of `flops_per_token`: what a model saves that drops all choices."""
     chosen = (each for each in matmuls(block_of(config), config) if "expert_mlp" in each.weight.dims)
-    return 3 * config.blocks * sum(each.flops(config) for each in chosen)
+    return 3 * (config.all_blocks - config.dense_layers) * sum(each.flops(config) for each in chosen)
 
 
 def padding_flops(share: Share) -> tuple[int, int]:
@@ -158,3 +168,15 @@ def working_elements(share: Share) -> int:
     for name, part in block_of(share.config).parts.items():
         layers[part_and_layer(name)[1]] += costs_of(part).working_elements(share_of(part, share))
     return share.tokens * share.config.embed + max(layers)
+
+
+def require_known_split(plan: Plan) -> None:
+    """Refuse a split of dims that the formulas do not cover, unless its axis states traffic."""
+    silent = [dim for axis in plan.active if not axis.traffic for dim in axis.dims]
+    if unknown := [dim for dim in ("embed", "qkv", "sequence") if dim in silent]:
+        problem = f"there are no formulas for axes that split {unknown[0]}"
+        raise Infeasible(f"{problem}; state what they send, or do not split this dim")
+    contracted = (matmuls_of(branch, plan.config)[-1].weight.dims[0] for branch in plan.block.branches())
+    branches = dict.fromkeys(contracted)
+    if len({plan.over(plan.axes_of(dim)) for dim in branches}) > 1:
+        raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; use the same axes")

@@ -66,17 +66,17 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     held = {
         "weights": gathered_bytes if keeps_gathered else cast_bytes,
         "gradients": gradient_bytes(plan),
-        "activations": sum(map(activation_bytes, (plan,) if plan.staged else plan.stacks)),
+        "activations": sum(map(activation_bytes, (plan,) if plan.staged else plan.stacks)) + mtp_input_bytes(plan),
         "stages": stage_bytes(plan) if plan.staged else 0,
     }
     early = microbatch_gradient_bytes(plan) if fuses_gradients(plan) else 0
     most = max(layer_work_bytes(plan), head_work_bytes(plan) - early, reduction_bytes(plan) - sum(held.values()))
     most = max(most, matrix_bytes(plan) - held["activations"])
-    if plan.lead and plan.staged:  # they run forward and backward while the stages hold their residuals
-        lead = plan.lead
-        gradients = 4 * lead.layers * whole_layer(lead)
-        most = max(most, layer_work_bytes(lead) + activation_bytes(lead) + gradients)
-    elif plan.lead:  # they run backward when nothing is left of the other layers
+    for apart in (plan.lead, plan.mtp) if plan.staged else ():
+        if apart:  # they run forward and backward while the stages hold their residuals
+            gradients = 4 * apart.layers * whole_layer(apart)
+            most = max(most, layer_work_bytes(apart) + activation_bytes(apart) + gradients)
+    if plan.lead and not plan.staged:  # they run backward when nothing is left of the other layers
         most = max(most, layer_work_bytes(plan.lead) - activation_bytes(plan))
     return {**held, "working": most}
 
@@ -104,6 +104,12 @@ def ahead_bytes(plan: Plan) -> int:
 def activation_bytes(plan: Plan) -> int:
     """Bytes of the residuals of one kind of layers, for all microbatches in flight."""
     return plan.ticks.depths.kept * plan.layers * layer.kept_bytes(plan.share) // plan.schedule.chunks
+
+
+def mtp_input_bytes(plan: Plan) -> int:
+    """Bytes of both inputs of the further block; unless recomputed, its joined input is among its residuals."""
+    inputs = (2 if plan.train.remat != "full" else 1) * (plan.heads - 1)
+    return 0 if plan.staged else inputs * plan.share.itemsize * plan.share.residual_tokens * plan.config.embed
 
 
 def reduction_bytes(plan: Plan) -> int:
@@ -241,9 +247,10 @@ def head_work_bytes(plan: Plan) -> int:
     gathered = plan.shards > 1 and plan.train.gather == "layer"
     logits, vocab = plan.logits_tokens * local_vocab, plan.padded_vocab if gathered else local_vocab
     layers = (1 if is_ordered(plan.train, plan.layers) else 2) if plan.train.prefetch == "on" else 0
-    arrays, tables = 3 * (logits + tokens * embed), 2 * gathered
+    kept = (plan.heads - 1) * logits  # of one head while the other runs
+    arrays, tables = 3 * (logits + tokens * embed) + kept, 2 * gathered
     if plan.backend.fuses_elementwise:
-        arrays, tables = 2 * logits, 10 if plan.logits_again else 1 + gathered
+        arrays, tables = 2 * logits + kept, 10 if plan.logits_again else 1 + gathered
     return working_itemsize(plan) * (layers * whole_layer(plan) + tables * vocab * embed + arrays)
 
 

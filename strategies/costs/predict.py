@@ -59,25 +59,13 @@ def predict_axes(
     if not isinstance(platform, Backend):
         platform = backend_for(platform if platform is None else require_instance(platform, str, "the platform"))
     plan = Plan.of(axes, config, spec, train, platform)
-    _require_known_split(plan)
+    layer.require_known_split(plan)
     return Cost(plan)
 
 
 def strategies_with_formulas() -> Mapping[str, Strategy]:
     """The strategies that have formulas, by name (`Strategy.has_formulas`)."""
     return {name: strategy for name, strategy in strategies.STRATEGIES.items() if strategy.has_formulas}
-
-
-def _require_known_split(plan: Plan) -> None:
-    """Refuse a split of dims that the formulas do not cover, unless its axis states traffic."""
-    silent = [dim for axis in plan.active if not axis.traffic for dim in axis.dims]
-    if unknown := [dim for dim in ("embed", "qkv", "sequence") if dim in silent]:
-        problem = f"there are no formulas for axes that split {unknown[0]}"
-        raise Infeasible(f"{problem}; state what they send, or do not split this dim")
-    contracted = (layer.matmuls_of(branch, plan.config)[-1].weight.dims[0] for branch in plan.block.branches())
-    branches = dict.fromkeys(contracted)
-    if len({plan.over(plan.axes_of(dim)) for dim in branches}) > 1:
-        raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; use the same axes")
 
 
 @dataclass(frozen=True)
@@ -150,7 +138,7 @@ class Cost:
         capacity: experts' rows beyond k per token (model/experts.py); negative if the capacity has fewer. If empty
             blocks are skipped, only the blocks that balanced routing fills count.
         replicated: matmuls with weights that the tensor axis does not split, which all its devices run, and with
-            replicated KV heads. All pipeline stages run the leading dense layers.
+            replicated KV heads. All pipeline stages run the leading dense layers and the further block.
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but FLOP counts of a
             compiled program include them.
@@ -162,23 +150,22 @@ class Cost:
         tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
         attention = scores.forward + scores.backward
-        logits = layer.logit_flops(config, plan.padded_vocab)
+        logits = plan.heads * layer.logit_flops(config, plan.padded_vocab)
         capacity, again = self._capacity
         counted = 3 * config.all_blocks * layer.score_flops(config)
-        layers = 3 * self._in_layers(layer.matmul_flops) + attention + recomputed + self._expanded
+        layers = 3 * self._matmuls + attention + recomputed + self._expanded
         replicated = (4 if plan.train.remat == "full" else 3) * self._replicated
         beyond = {"capacity": 3 * capacity + again, "replicated": tokens * replicated}
-        passes = self._staged_lead
-        lead_forward, lead = passes[0], sum(passes)
-        of_stages = tokens * (layers - lead) + sum(beyond.values())
-        beyond["replicated"] += tokens * (plan.stages - 1) * (lead_forward + lead)
+        lead_forward, ends = self._staged_lead[0], sum(self._staged_lead) + sum(self._staged_mtp)
+        of_stages = tokens * (layers - ends) + sum(beyond.values())
+        beyond["replicated"] += tokens * (plan.stages - 1) * (lead_forward + ends)
         return {
             "model": self.model_flops(),
             "attention again": tokens * scores.again,
             "recomputed": tokens * (recomputed + lead_forward + (logits if plan.logits_again else 0)),
             "latents again": tokens * self._expanded,
             **beyond,
-            "padding": tokens * 3 * (logits - layer.logit_flops(config)),
+            "padding": tokens * 3 * (logits - plan.heads * layer.logit_flops(config)),
             "empty": of_stages // config.blocks * (plan.layer_slots - config.blocks),
             "optimizer": plan.mesh.size * self.optimizer_flops,
             "masked": tokens * (attention - scores.again - counted),
@@ -205,7 +192,7 @@ class Cost:
     def _capacity(self) -> tuple[int, int]:
         """FLOPs of experts' padding rows in a forward pass of all layers, and the recomputed part."""
         plan, (forward, again) = self.plan, layer.padding_flops(self.plan.share)
-        times = plan.config.blocks * plan.train.batch_size * plan.config.sequence // plan.share.tokens
+        times = self._blocks * plan.train.batch_size * plan.config.sequence // plan.share.tokens
         return times * forward, times * again if plan.train.remat == "full" else 0
 
     @property
@@ -219,8 +206,19 @@ class Cost:
         split |= {*LATENTS} if plan.sequence_parallel else set()
         whole = [one for one in layer.matmuls(plan.block, plan.config) if not split & {*one.weight.dims}]
         copies = layer.matmul_flops(plan.held_config) - layer.matmul_flops(plan.config)
-        repeated = plan.config.blocks * (plan.tensors - 1) * sum(one.flops(plan.config) for one in whole)
+        repeated = self._blocks * (plan.tensors - 1) * sum(one.flops(plan.config) for one in whole)
+        repeated += 0 if plan.sequence_parallel else (plan.tensors - 1) * layer.join_flops(plan.config)
         return repeated + plan.config.all_blocks * copies
+
+    @property
+    def _blocks(self) -> int:
+        """Blocks, and the further block, which is like them."""
+        return self.plan.config.all_blocks - self.plan.config.dense_layers
+
+    @property
+    def _matmuls(self) -> int:
+        """Forward FLOPs per token of all matmuls with weights, but logits."""
+        return self._in_layers(layer.matmul_flops) + layer.join_flops(self.plan.config)
 
     def _in_layers(self, flops: Callable[[GPTConfig], int]) -> int:
         """FLOPs per token in all layers; `flops` counts a layer."""
@@ -231,7 +229,8 @@ class Cost:
         """FLOPs per token to recompute all layers for the backward pass."""
         if self.plan.train.remat != "full":
             return 0
-        return self._in_layers(layer.recomputed_flops) + self._scores.recomputed
+        joins = layer.join_flops(self.plan.config)
+        return self._in_layers(layer.recomputed_flops) + joins + self._scores.recomputed
 
     @property
     def _expanded(self) -> int:
@@ -246,21 +245,31 @@ class Cost:
         return tuple(map(int, Cost(self.plan.lead).passes)) if self.plan.staged and self.plan.lead else (0, 0, 0)
 
     @property
+    def _staged_mtp(self) -> tuple[int, ...]:
+        """`passes` of the further block after pipeline stages; otherwise zeros."""
+        if not (self.plan.staged and self.plan.mtp):
+            return (0, 0, 0)
+        join = layer.join_flops(self.plan.config)
+        joins = join, join * (2 if self.plan.train.remat == "full" else 1), join
+        return tuple(int(each) + more for each, more in zip(Cost(self.plan.mtp).passes, joins, strict=True))
+
+    @property
     def passes(self) -> PassTimes:
         """FLOPs per token in all layers: forward, gradients of inputs, and gradients of weights.
 
         As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. The gradients of inputs also include
         recomputation of attention scores, and with `remat="full"` of the layers. In a pipeline, leading dense layers
-        are excluded, because all stages run them at once.
+        and the further block are excluded, because all stages run them at once.
         """
         scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
         capacity, again = (flops / tokens for flops in self._capacity)
-        matmuls = self._in_layers(layer.matmul_flops) + capacity + self._replicated
+        matmuls = self._matmuls + capacity + self._replicated
         recomputed = (
             self._recomputed + self._expanded + again + (self._replicated if self.plan.train.remat == "full" else 0)
         )
         passes = PassTimes(matmuls + scores.forward, matmuls + scores.backward + recomputed, matmuls)
-        return PassTimes(*(each - lead for each, lead in zip(passes, self._staged_lead, strict=True)))
+        ends = zip(passes, self._staged_lead, self._staged_mtp, strict=True)
+        return PassTimes(*(each - lead - mtp for each, lead, mtp in ends))
 
     @property
     def ring(self) -> int:

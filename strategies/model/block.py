@@ -33,7 +33,7 @@ from strategies.model.self_attention import (
 )
 from strategies.model.weights import WeightSpec
 
-RESERVED = {"loss", "grad_norm", "loss_scale"}
+RESERVED = {"loss", "mtp", "grad_norm", "loss_scale"}
 """Metrics of every step (`Step.update`); extras must have other names."""
 
 

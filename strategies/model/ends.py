@@ -41,11 +41,14 @@ class Embedding(nnx.Module):
         positions = {"position_TD": matrix("sequence", "embed")} if block_of(config).learned_positions else {}
         return {"token_VD": matrix("vocab", "embed"), **positions}
 
-    def __call__(self, tokens_BT: Int[Array, "B T"], hooks: Hooks) -> Float[Array, "B T D"]:
+    def look_up(self, tokens_BT: Int[Array, "B T"], hooks: Hooks) -> Float[Array, "B T D"]:
         """Look up the tokens in this device's rows of the table, and sum over the devices that hold other rows."""
-        sequence = tokens_BT.shape[1]
         tokens_BT, rows = hooks.own_context(tokens_BT, 1), self.token_VD.shape[0]
-        x_BTD = hooks.embed_sum(hooks.look_up(self.token_VD[...], tokens_BT - hooks.vocab_start(rows)))
+        return hooks.embed_sum(hooks.look_up(self.token_VD[...], tokens_BT - hooks.vocab_start(rows)))
+
+    def __call__(self, tokens_BT: Int[Array, "B T"], hooks: Hooks) -> Float[Array, "B T D"]:
+        """Look up the tokens, and add positions if they are learned."""
+        x_BTD, sequence = self.look_up(tokens_BT, hooks), tokens_BT.shape[1]
         if not hasattr(self, "position_TD"):
             return x_BTD
         position_TD = hooks.own_tokens(hooks.own_context(self.position_TD[:sequence], 0))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +23,23 @@ from strategies.model.block import Block, block_of
 from strategies.model.ends import Embedding, Head
 from strategies.model.halves import by_halves
 from strategies.model.hooks import ONE_DEVICE, Hooks, LayerInfo
-from strategies.model.layers import Layers, Result, Sums, is_loop, layers_at_once
+from strategies.model.layers import Extras, Layers, Result, Sums, added, is_loop, layers_at_once, scan_kept
+from strategies.model.mtp import MTP, after_next
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
-from strategies.model.weights import Weights, WeightSpec, nested
+from strategies.model.weights import Weights, WeightSpec, nested, partial_sum, varying_as
 
 Split = tuple[Any, Any]
 """Graph and weights of a module, as `nnx.split` returns them."""
+Kind = TypeVar("Kind", Block, MTP)
 Collect = Callable[[Block, Mapping[str, Sums]], Any]
 """(a block, each branch's sums) -> what a forward pass collects of it."""
 
 
 class GPT(nnx.Module):
-    """Embedding, leading dense layers, stacked blocks and head. Call `embed`, `run` and `losses`, in this order."""
+    """Embedding, leading dense layers, stacked blocks, head, and a further block for multi-token prediction.
+
+    Call `embed`, `run` and `losses`, in this order.
+    """
 
     def __init__(
         self,
@@ -62,6 +67,10 @@ class GPT(nnx.Module):
         if config.lead:
             layer_keys, lead_keys = layer_keys[config.dense_layers :], layer_keys[: config.dense_layers]
             self.lead = _stacked(block_of(config.lead), config, lead_keys)
+        if config.mtp:
+            layer_keys, mtp_keys = layer_keys[: config.blocks], layer_keys[config.blocks :]
+            self.mtp = _stacked(MTP, config, mtp_keys)
+            self.mtp_loss = config.mtp_loss
         self.blocks = _stacked(block_of(config), config, layer_keys, layer_slots)
         self.head = Head(config, train, padded_vocab, rngs)
 
@@ -74,7 +83,18 @@ class GPT(nnx.Module):
 
     def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embed the tokens, and run the leading dense layers. The residual stream is in the compute dtype."""
-        x_BTD = self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
+        return self._led(self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks))
+
+    def embed_with_next(self, tokens_BS: Int[Array, "B S"]) -> tuple[Float[Array, "B T D"], Array | None]:
+        """`embed` of all tokens but the last; and for multi-token prediction the embeddings of all but the first."""
+        if not hasattr(self, "mtp"):
+            return self.embed(tokens_BS[:, :-1]), None
+        embedding = self._ready(nnx.split(self.embedding))  # gathered once for both
+        next_BTD = embedding.look_up(tokens_BS[:, 1:], self.hooks)
+        return self._led(self.hooks.order(next_BTD, embedding(tokens_BS[:, :-1], self.hooks))), next_BTD
+
+    def _led(self, x_BTD: Array) -> Array:
+        """The result of the leading dense layers, if any."""
         if not hasattr(self, "lead"):
             return x_BTD
         layers, stacked = self._layers(self.lead)
@@ -117,19 +137,62 @@ class GPT(nnx.Module):
             loops=is_loop(count, train.layers_in_loop, needed=self.hooks.needs_loop),
         ), stacked
 
-    def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
-        """Loss of each token, from the residual stream after the last block."""
+    def losses(
+        self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"], next_BTD: Array | None = None
+    ) -> tuple[Float[Array, " N"], Extras]:
+        """Loss of each token, from the residual stream after the last block; and what multi-token prediction adds: its
+        loss, named "mtp", and the extras of its block. It takes the embeddings of the targets, or looks them up.
+        """
+
+        graph, weights = nnx.split(self.head)
+        if not hasattr(self, "mtp"):
+            x_BTD, weights["norm"] = self.hooks.head(x_BTD, weights["norm"])
+            head = self._ready((graph, weights))
+            return self._of_head(head, self._table(head, self.embedding.token_VD), x_BTD, targets_BT), {}
+        embedding = self._ready(nnx.split(self.embedding))
+        following_BTD: Any = embedding.look_up(targets_BT, self.hooks) if next_BTD is None else next_BTD
+        (y_BTD, extras), norm = self._further_block(x_BTD, following_BTD)
+        y_BTD, (weights, table) = self.hooks.head(y_BTD, (weights, nnx.state(self.embedding)["token_VD"]))
+        head = self._ready((graph, weights))
+        token_VD = self._table(head, table)
+        losses_N = self._of_head(head, token_VD, self.hooks.order(y_BTD, x_BTD), targets_BT)
+        head.norm = nnx.merge(nnx.split(head.norm)[0], norm)
+        further_BT = self._of_head(head, token_VD, y_BTD, after_next(targets_BT)).reshape(len(targets_BT), -1)
+        counted_T = self.hooks.own_context(jnp.arange(targets_BT.shape[1]), 0) < targets_BT.shape[1] - 1
+        mtp = {"mtp": partial_sum(self.mtp_loss * counted_T * further_BT)}
+        return losses_N, added(mtp, jax.tree.map(self.hooks.replicated_loss, extras))
+
+    def _table(self, head: Head, embedding: Any) -> Array:
+        """The head's own gathered table, or the embedding's."""
+        return head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(embedding)
+
+    def _of_head(self, head: Head, token_VD: Array, x_BTD: Array, targets_BT: Array) -> Float[Array, " N"]:
         targets_BT = self.hooks.own_context(targets_BT, 1)
 
         def run(head: Split, token_VD: Array, x_BTD: Array) -> Array:
             return nnx.merge(*head)(x_BTD, token_VD, targets_BT, self.hooks)
 
-        graph, weights = nnx.split(self.head)
-        x_BTD, weights["norm"] = self.hooks.head(x_BTD, weights["norm"])
-        head = self._ready((graph, weights))
-        token_VD = head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(self.embedding.token_VD)
         policy = HEAD_POLICY if self.train_config.logits_bytes is None else CHUNKED_HEAD_POLICY
         return jax.checkpoint(run, policy=policy)(nnx.split(head), token_VD, x_BTD)
+
+    def _further_block(self, x_BTD: Array, next_BTD: Array) -> tuple[Result, nnx.State]:
+        """`MTP` of the residual stream and the embeddings of next tokens, and its last norm, which the head calls.
+
+        It runs as a loop of one layer.
+        """
+        train, (graph, stacked) = self.train_config, nnx.split(self.mtp)
+        # Pipeline stages have parts of the gradient, by their rows of the head's table.
+        next_BTD = varying_as(next_BTD, x_BTD)
+
+        def run(stored: nnx.State, x_BTD: Array, next_BTD: Array) -> tuple[Result, nnx.State]:
+            mtp = self._ready((graph, self.hooks.layer(stored)))
+            result = mtp(x_BTD, next_BTD, self.layer_info, halves=train.halves == "on")
+            return result, nnx.split(mtp.norm)[1]
+
+        run = jax.checkpoint(run, policy=LAYER_POLICIES[train.remat], prevent_cse=False)
+        layers = stacked, x_BTD[None], next_BTD[None]
+        _, found = scan_kept(lambda none, layer: (none, run(*layer)), (), layers)
+        return jax.tree.map(lambda each: each[0], found)
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Next-token logits in float32, without padding, on one device: for sampling."""
@@ -160,7 +223,7 @@ def is_ordered(train: TrainConfig, layers: int) -> bool:
     return train.microbatches > 1 or layers <= train.layers_in_loop + 2
 
 
-def _stacked(kind: type[Block], config: GPTConfig, layer_keys: Array, slots: Sequence[int] | None = None) -> Block:
+def _stacked(kind: type[Kind], config: GPTConfig, layer_keys: Array, slots: Sequence[int] | None = None) -> Kind:
     """Layers of one kind, each with its own random key, stacked in the order of `slots`; -1 is a slot of zeros."""
     blocks, _ = nnx.split(nnx.eval_shape(lambda: kind(config, nnx.Rngs(0))))
     layer_L = jnp.arange(len(layer_keys)) if slots is None else jnp.asarray(slots)
@@ -180,7 +243,9 @@ def weight_specs(config: GPTConfig) -> Mapping[str, WeightSpec]:
 @cache
 def _weight_specs(config: GPTConfig, block: type[Block], lead: type[Block] | None) -> Mapping[str, WeightSpec]:
     """The blocks are arguments because a name in `BLOCKS` may be rebound, as in a notebook."""
-    stacks = {"blocks": (block, "layers"), **({"lead": (lead, "dense_layers")} if lead else {})}
+    stacks: dict[str, tuple[type[Block | MTP], str]] = {"blocks": (block, "layers")}
+    stacks |= {"lead": (lead, "dense_layers")} if lead else {}
+    stacks |= {"mtp": (MTP, "mtp_layers")} if config.mtp else {}
     parts = {"embedding": Embedding.weights(config), "head": Head.weights(config)}
     for stack, (kind, dim) in stacks.items():
         weights = kind.weights(config).items()

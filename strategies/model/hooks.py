@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from strategies.model.attention import Attended, Reach, causal_attention
 from strategies.model.grouped_matmul import GroupedMatmuls
+from strategies.model.layers import after
 from strategies.model.router import Routed
 from strategies.model.weights import WeightSpec, look_up, project
 
@@ -39,6 +41,7 @@ class Hooks:
         own_tokens: [T,D] of all tokens -> of own tokens.
         own_context: (an array of whole sequences, index of its token dim) -> this device's shard of each sequence.
         head: (the residual stream before the head, the stored weights of the head's norm) -> both, unchanged.
+        order: (an array, another) -> the other; with multi-token prediction it waits for the first on virtual devices.
         project: (features [B,T,D] of all tokens, weights [D,...,A]) -> features of attention [B,T,...,A].
         projected: the same, after biases are added.
         attend: (`QKV` of this device's shard of the sequences, kernel, reach) -> this shard of `causal_attention` over
@@ -73,6 +76,7 @@ class Hooks:
     own_tokens: Callable[[Array], Array] = lambda x: x
     own_context: Callable[[Array, int], Array] = lambda x, dim: x
     head: Callable[[Array, Any], tuple[Array, Any]] = lambda x, weights: (x, weights)
+    order: Callable[[Array, Array], Array] = lambda earlier, later: later
     project: Callable[[Array, Array], Array] = project
     projected: Callable[[Array], Array] = lambda x: x
     attend: Callable[[Attended, str, Reach | None], Array] = causal_attention
@@ -95,6 +99,31 @@ class Hooks:
 ONE_DEVICE = Hooks()
 
 
+@jax.custom_vjp
+def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
+    """Return x and weights of the head unchanged, but make x's gradient depend on the weights' gradients.
+
+    So the weight gradients are scattered before the backward pass of the blocks. Otherwise XLA's CPU backend may
+    scatter them concurrently with the loop over blocks, and virtual devices may deadlock
+    (benchmarks/program/deadlock.py). JAX 0.12 does so if a device has one sequence of 4096 tokens or more. A gradient
+    of which devices have parts cannot be waited for where they have the same x.
+    """
+    return x_BTD, weights
+
+
+def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]:
+    dx_BTD, dweights = grads
+    first = [grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights) if _varying(grad) <= _varying(dx_BTD)]
+    return after(sum(first, jnp.zeros(())), dx_BTD), dweights
+
+
+def _varying(x: Array) -> frozenset[str]:
+    return jax.typeof(x).manual_axis_type.varying
+
+
+head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_backward)
+
+
 @dataclass(frozen=True)
 class LayerInfo:
     """What all layers of a model share.
@@ -112,7 +141,8 @@ class LayerInfo:
     @property
     def attends_apart(self) -> bool:
         """Whether attention takes queries, keys and values as three arrays of whole sequences, as cuDNN's kernel."""
-        return self.kernel == "cudnn" and self.hooks.attend is Hooks.attend
+        hooks = self.hooks
+        return self.kernel == "cudnn" and hooks.attend is Hooks.attend and hooks.projected is Hooks.projected
 
     @property
     def positions_T(self) -> Int[Array, " T"]:

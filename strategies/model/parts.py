@@ -18,7 +18,16 @@ from strategies.gpt_config import GPTConfig
 from strategies.model.hooks import Hooks, LayerInfo
 from strategies.model.layers import Extras, Result, Sums
 from strategies.model.remat import KEPT
-from strategies.model.weights import WeightSpec, broadcast_to_shards, create, matmul, matrix, reshape, vector
+from strategies.model.weights import (
+    WeightSpec,
+    broadcast_to_shards,
+    create,
+    matmul,
+    matrix,
+    reshape,
+    varying_as,
+    vector,
+)
 
 
 class Part(nnx.Module):
@@ -72,9 +81,11 @@ def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any = None) -> Array:
 def add_bias(x: Array, bias: Any) -> Array:
     """Add a bias in the dtype of the array, so that it can be the epilogue of a matmul.
 
-    The cast is of the broadcast bias, so autodiff sums the gradient over tokens in the dtype of the bias, float32.
+    The cast is of the broadcast bias, so autodiff sums the gradient over tokens in the dtype of the bias, float32, and
+    then over devices.
     """
-    return x + jnp.broadcast_to(broadcast_to_shards(bias[...], x), x.shape).astype(x.dtype)
+    bias = varying_as(bias[...], x)
+    return x + jnp.broadcast_to(broadcast_to_shards(bias, x), x.shape).astype(x.dtype)
 
 
 class LayerNorm(Part):

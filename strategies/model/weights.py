@@ -27,8 +27,8 @@ from strategies.gpt_config import GPTConfig
 
 Weights = dict[str, Any]
 """A nested dict of arrays, as NNX has it: {"embedding": {...}, "blocks": {...}, "head": {...}}; with leading dense
-layers also "lead"."""
-STACKS = "layers", "dense_layers"
+layers also "lead", and with multi-token prediction "mtp"."""
+STACKS = "layers", "dense_layers", "mtp_layers"
 """Dims over which layers' weights are stacked."""
 
 
@@ -52,7 +52,8 @@ class WeightSpec:
 
     Attributes:
         dims: names of its dims, in the stored order. In a model's table (`gpt.weight_specs`) a weight of the blocks is
-            stacked over layers, its first dim, and a weight of the leading dense layers over dense_layers.
+            stacked over layers, its first dim, a weight of the leading dense layers over dense_layers, and one of the
+            further block over mtp_layers.
         used_in: the dtype of its use: matrices and tables in the compute dtype, vectors (biases and scales of norms) in
             float32. A vector's gradient is a sum over all tokens, accumulated in the dtype of its use.
         deviation: standard deviation of its initial values, which are normally distributed around 0.
@@ -81,7 +82,7 @@ class WeightSpec:
 
     @property
     def is_layered(self) -> bool:
-        """Whether it is stacked over layers: of the blocks, or the leading dense layers."""
+        """Whether it is stacked over layers: of the blocks, the leading dense layers, or the further block."""
         return self.dims[0] in STACKS
 
     def used_dtype(self, dtype: Dtype) -> Dtype:
@@ -172,6 +173,12 @@ def zeros_like(x: Any, dtype: Any) -> Array:
         return jnp.zeros_like(x, dtype)
     spec = x.sharding.spec
     return resharded(jnp.zeros(x.shape, dtype, out_sharding=P(*spec.partitions)), unreduced=spec.unreduced)
+
+
+def varying_as(x: Array, like: Array) -> Array:
+    """Mark x as varying over the mesh axes over which another array varies, inside `jax.shard_map`."""
+    missing = tuple(jax.typeof(like).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying)
+    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def reshape(x: Array, shape: Sequence[int]) -> Array:

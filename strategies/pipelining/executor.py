@@ -9,7 +9,7 @@ this loop.
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -36,12 +36,12 @@ class Parts(NamedTuple):
         embed: (weights of both ends, tokens [b,S]) -> x [b,T,D], the same on all stages.
         run: (weights of a layer, x) -> y and this device's share of the extras. It may use collectives over other axes:
             all devices of a stage take the same branch.
-        loss: (weights of both ends, y, tokens) -> this device's share of the loss.
+        loss: (weights of both ends, y, tokens) -> this device's share of the loss, term by term.
     """
 
     embed: Callable[[Weights, Array], Array]
     run: Run
-    loss: Callable[[Weights, Array, Array], Array]
+    loss: Callable[[Weights, Array, Array], LossTerms]
 
 
 class Carry(NamedTuple):
@@ -57,7 +57,7 @@ class Carry(NamedTuple):
     arrived: Array
     made: Array
     slots: Slots
-    loss: Array
+    loss: LossTerms
     extras: Extras
     dblocks: Leaves
     dends: Weights
@@ -87,26 +87,28 @@ class Executor:
     used_L: Bool[Array, " L"] | None = None
     unroll: int = 1
 
-    def __call__(self) -> tuple[LossTerms, Leaves, Weights]:
-        """This device's share of the loss, and the gradients of the blocks and of both ends."""
+    def __call__(self) -> tuple[LossTerms, Extras, Leaves, Weights]:
+        """This device's share of the head's loss and of the layers' extras, and the gradients of the blocks and of both
+        ends.
+        """
         self.stage = lax.axis_index("pipeline")
         entered_bTD = mark_varying(self.parts.embed(self.ends, self.tokens_MbS[0]), "pipeline")
         layers_per_chunk = len(self.blocks[0]) // self.schedule.chunks
         self.passes = Passes(self.parts.run, self.blocks, layers_per_chunk, self.used_L, self.unroll)
-        loss = jax.eval_shape(lambda y_bTD: self._loss_of(self.ends, self._broadcast_from(0, y_bTD), 0), entered_bTD)
+        _, loss = jax.eval_shape(lambda y_bTD: self._loss_of(self.ends, self._broadcast_from(0, y_bTD), 0), entered_bTD)
         carry = Carry(
             # One extra slot, for arrivals that no stage reads.
             arrived=write_slot(zeros_buffer(entered_bTD, self.ticks.depths.arrived + 1), entered_bTD, 0),
             made=jnp.zeros_like(entered_bTD),
             slots=self.passes.slots(entered_bTD, self.ticks.depths.kept, splits_backward=self.schedule.splits_backward),
-            loss=jnp.zeros_like(loss),
+            loss=jax.tree.map(jnp.zeros_like, loss),
             extras=self.passes.extras(entered_bTD),
             dblocks=jax.tree.map(_float32_zeros, self.blocks),
             dends=jax.tree.map(_float32_zeros, self.ends),
         )
         turns = Turn(*(jnp.asarray(column)[:, self.stage] for column in self.ticks.turns))
         carry, _ = lax.scan(self._tick, carry, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
-        return {"loss": carry.loss, **lax.psum(carry.extras, "pipeline")}, carry.dblocks, carry.dends
+        return carry.loss, lax.psum(carry.extras, "pipeline"), carry.dblocks, carry.dends
 
     def _tick(self, carry: Carry, row: Row) -> tuple[Carry, None]:
         turn, shared = row
@@ -129,10 +131,10 @@ class Executor:
     def _ends(self) -> list[tuple[Ends, Callable[[Shared], Any]]]:
         """Work on the embedding and the head, and the ticks in which it runs.
 
-        All of a tick's work runs together, unless it contains loops over leading dense layers: no other collectives may
-        run concurrently with theirs, or virtual devices deadlock (benchmarks/program/deadlock.py).
+        All of a tick's work runs together, unless it contains loops over leading dense layers or the further block. No
+        other collectives may run concurrently with theirs, or devices deadlock (benchmarks/program/deadlock.py).
         """
-        if "lead" not in self.ends:
+        if not {"lead", "mtp"} & {*self.ends}:
             return [(ends, lambda shared, i=i: shared.ends == i) for i, ends in enumerate(self.ticks.ends)]
         return [
             ((True, False, False), lambda shared: shared.enters >= 0),
@@ -184,8 +186,9 @@ class Executor:
             arrived = write_slot(arrived, entered_bTD, turn.embed_dst)
         if leaves:
             y_bTD = self._broadcast_from(self.schedule.last_stage, carry.made)
-            more, (dleaving, dy_bTD) = jax.value_and_grad(self._loss_of, (0, 1))(self.ends, y_bTD, shared.leaves)
-            loss, dends = loss + more, jax.tree.map(jnp.add, dends, dleaving)
+            differentiate = jax.value_and_grad(self._loss_of, (0, 1), has_aux=True)
+            (_, more), (dleaving, dy_bTD) = differentiate(self.ends, y_bTD, shared.leaves)
+            loss, dends = jax.tree.map(jnp.add, (loss, dends), (more, dleaving))
             arrived = write_slot(arrived, mark_varying(dy_bTD, "pipeline"), turn.loss_grad_dst)
         if returns:
             x_bTD, pull = jax.vjp(lambda ends: self.parts.embed(ends, self.tokens_MbS[shared.returns]), self.ends)
@@ -193,8 +196,9 @@ class Executor:
             dends = jax.tree.map(jnp.add, dends, *pull(self._broadcast_from(0, made_bTD)))
         return carry._replace(arrived=arrived, loss=loss, dends=dends)
 
-    def _loss_of(self, ends: Weights, y_bTD: Array, m: Any) -> Array:
-        return self.parts.loss(ends, mark_varying(y_bTD, "pipeline"), self.tokens_MbS[m])
+    def _loss_of(self, ends: Weights, y_bTD: Array, m: Any) -> tuple[Array, LossTerms]:
+        terms = self.parts.loss(ends, mark_varying(y_bTD, "pipeline"), self.tokens_MbS[m])
+        return reduce(jnp.add, terms.values()), terms
 
     def _broadcast_from(self, stage: int, made_bTD: Array) -> Array:
         return lax.psum(jnp.where(self.stage == stage, made_bTD, 0), "pipeline")

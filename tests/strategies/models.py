@@ -56,6 +56,9 @@ DEEPSEEK = dataclasses.replace(
     groups_per_token=2,
 )
 LATENT_KEYS = dataclasses.replace(LATENT, query_rank=None)
+# Multi-token prediction: with a table of its own, and of a mixture like DeepSeek's.
+MTP = dataclasses.replace(GATED, layers=2, embed=48, vocab=131, tied=False, mtp_loss=0.3)
+DEEPSEEK_MTP = dataclasses.replace(DEEPSEEK, mtp_loss=0.3)
 
 # Mixtures of experts: some drop tokens, some have losses of the router, biases, groups, or choices that are forced.
 DROPPING = dataclasses.replace(

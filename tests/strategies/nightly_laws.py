@@ -14,12 +14,9 @@ from tests.strategies.models import (
     CROWDED,
     CROWDED_SHALLOW,
     DEEP_LEAD,
-    DEEPSEEK,
     DROPPING,
     FORCED,
     GPT_OSS,
-    LATENT,
-    LATENT_KEYS,
     LEAD,
     ONE_EXPERT,
     QWEN3_MOE,
@@ -28,24 +25,8 @@ from tests.strategies.models import (
     UNBALANCED,
     UNTIED,
 )
+from tests.strategies.nightly_latents import FURTHER, LATENTS
 
-LATENTS = [
-    Case("single", "data=1", replace(LATENT, full_attention_every=2, attention_window=8)),
-    Case("fsdp", "fsdp=4", LATENT, {"remat": "none"}),
-    Case("fsdp", "fsdp=8", LATENT, {"optimizer": "muon"}),
-    Case("explicit", "fsdp=2", LATENT),
-    Case("explicit", "data=2,fsdp=2", LATENT, {"dtype": "bfloat16"}),
-    Case("auto", "fsdp=2,tensor=2", LATENT_KEYS),
-    Case("tensor", "tensor=4", LATENT_KEYS, {"remat": "full"}),
-    Case("context", "context=4", LATENT, {"context_attention": "ring", "remat": "full"}),
-    Case("context", "context=4", LATENT, {"context_attention": "ring", "context_payload": "expanded"}),
-    Case("context", "context=4", LATENT, {**ULYSSES, "context_payload": "expanded"}),
-    Case("context", "context=8", LATENT_KEYS, {"context_attention": "ring"}),
-    Case("context", "context=2", replace(LATENT, attention_window=8), ULYSSES),
-    Case("context", "context=2", replace(LATENT, full_attention_every=2, attention_window=8), ULYSSES),
-    Case("three_d", "pipeline=2,expert=2,tensor=2", DEEPSEEK, {"microbatches": 4, "schedule": "zb-v"}),
-    Case("three_d", "fsdp=2,expert=2", DEEPSEEK, {"dtype": "float16"}),
-]
 MIXTURES = [
     Case("expert", "data=2,expert=2", DROPPING, {"halves": "on", "dispatch": "all_gather", "remat": "full"}),
     Case("three_d", "fsdp=2,expert=2,tensor=2", DROPPING, {"halves": "on", "remat": "none", "prefetch": "on"}),
@@ -290,4 +271,4 @@ GRID = [
 ]
 """Every strategy on every usual mesh, and each option; sizes are powers of two."""
 
-NIGHTLY = {str(case): case for case in (*LATENTS, *MIXTURES, *GRID)}.values()
+NIGHTLY = {str(case): case for case in (*FURTHER, *LATENTS, *MIXTURES, *GRID)}.values()

@@ -25,8 +25,7 @@ from benchmarks.run.states import RunSettings
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig, fsdp
 from strategies.backends.backend import CPU, GPU
 from strategies.core.plan import Plan
-from strategies.fsdp import head_first
-from strategies.model.hooks import ONE_DEVICE
+from strategies.model.hooks import ONE_DEVICE, head_first
 from tests.benchmarks.program.programs import BOTH, MESH, compiled, text_of
 
 SMALL = GPTConfig(layers=8, embed=32, heads=8, vocab=256, sequence=32)

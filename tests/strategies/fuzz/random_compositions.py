@@ -56,6 +56,7 @@ MODEL: Values = {
     "vocab_multiple": (128, 1, 8),
     "head_size": (None, 4, 6),
     "rope_factor": (1.0, 8.0),
+    "mtp_loss": (0.0, 0.3),
 }
 """Fields of every model."""
 OF_EXPERTS: Values = {

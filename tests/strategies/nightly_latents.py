@@ -1,0 +1,36 @@
+"""Steps with latent attention and with multi-token prediction, of nightly_laws.py."""
+
+from dataclasses import replace
+
+from tests.strategies.laws import ULYSSES, Case
+from tests.strategies.models import DEEPSEEK, DEEPSEEK_MTP, LATENT, LATENT_KEYS, MTP
+
+FURTHER = [
+    Case("single", "data=1", replace(MTP, tied=True, full_attention_every=2, attention_window=8), {"remat": "full"}),
+    Case("auto", "fsdp=2,tensor=2", MTP),
+    Case("data", "data=4", MTP, {"reduce": "layer"}),
+    Case("zero2", "data=4", replace(MTP, tied=True), {"microbatches": 2}),
+    Case("fsdp", "fsdp=4", MTP, {"optimizer": "muon", "prefetch": "on"}),
+    Case("fsdp", "fsdp=4", MTP, {"gather": "step", "remat": "none"}),
+    Case("context", "context=4", MTP, {"context_attention": "ring", "logits_bytes": 2**14}),
+    Case("expert", "expert=4", DEEPSEEK_MTP, {"dispatch": "all_gather"}),
+    Case("pipeline", "pipeline=2", replace(MTP, tied=True), {"microbatches": 4, "schedule": "1f1b"}),
+]
+"""Multi-token prediction."""
+LATENTS = [
+    Case("single", "data=1", replace(LATENT, full_attention_every=2, attention_window=8)),
+    Case("fsdp", "fsdp=4", LATENT, {"remat": "none"}),
+    Case("fsdp", "fsdp=8", LATENT, {"optimizer": "muon"}),
+    Case("explicit", "fsdp=2", LATENT),
+    Case("explicit", "data=2,fsdp=2", LATENT, {"dtype": "bfloat16"}),
+    Case("auto", "fsdp=2,tensor=2", LATENT_KEYS),
+    Case("tensor", "tensor=4", LATENT_KEYS, {"remat": "full"}),
+    Case("context", "context=4", LATENT, {"context_attention": "ring", "remat": "full"}),
+    Case("context", "context=4", LATENT, {"context_attention": "ring", "context_payload": "expanded"}),
+    Case("context", "context=4", LATENT, {**ULYSSES, "context_payload": "expanded"}),
+    Case("context", "context=8", LATENT_KEYS, {"context_attention": "ring"}),
+    Case("context", "context=2", replace(LATENT, attention_window=8), ULYSSES),
+    Case("context", "context=2", replace(LATENT, full_attention_every=2, attention_window=8), ULYSSES),
+    Case("three_d", "pipeline=2,expert=2,tensor=2", DEEPSEEK, {"microbatches": 4, "schedule": "zb-v"}),
+    Case("three_d", "fsdp=2,expert=2", DEEPSEEK, {"dtype": "float16"}),
+]
