@@ -21,6 +21,9 @@ OF_TRAINING = {"vocab_multiple", "capacity_factor", "expert_group", "balance_los
 """Fields of `GPTConfig` that a folder does not have, because they are chosen for each training."""
 OPTIONAL_PARTS = "experts", "latent_rank"
 """Fields of `GPTConfig` that all models of a family have, or none."""
+MTP_LOSS = 0.3
+"""Factor of the loss of multi-token prediction, which a file does not have ("DeepSeek-V3 Technical Report", section
+4.2)."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Values of `layer_types`."""
 _ALIASES = {
@@ -59,6 +62,11 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
             checked(facts[f"qk_{part}_head_dim"], int, f"{where}: qk_{part}_head_dim") for part in ("nope", "rope")
         )
         values["head_size"] = sum(sizes)
+    if "mtp_loss" in values:
+        if values["mtp_loss"] not in (0, 1):
+            shown = f"num_nextn_predict_layers: {json.dumps(values['mtp_loss'])}"
+            raise HuggingFaceError(f"{where} has {shown}; only 0 and 1 are supported")
+        values["mtp_loss"] *= MTP_LOSS
     values |= _windows(facts, family, where)
     if family.is_rotary:
         values |= _rope(facts, family, where)
@@ -147,7 +155,7 @@ def facts_of(config: GPTConfig, dtype: str) -> tuple[Family, dict[str, Any]]:
     """The first family that can express the whole model, and its `config.json`."""
     own = dataclasses.asdict(config) | {"mlp": config.mlp_dim}
     own |= {"key_heads": config.key_heads or config.heads, "expert_mlp": config.dim_sizes["expert_mlp"]}
-    own |= {"router": config.router == "renormalised"}
+    own |= {"router": config.router == "renormalised", "mtp_loss": int(config.mtp_loss > 0)}
     own |= {"head_size": config.head_dim - (config.rotary_size or 0)}
     own |= {"shared_mlp": (config.shared_mlp or 0) // config.dim_sizes["expert_mlp"]}
     has, lacking = {part for part in OPTIONAL_PARTS if getattr(config, part) is not None}, []
@@ -184,6 +192,7 @@ def differences(config: GPTConfig, other: GPTConfig, but: Iterable[str] = ()) ->
 
     def own(model: GPTConfig) -> dict[str, Any]:
         facts = dataclasses.asdict(resolved(model)) | {"attention_window": model.attention_window}
+        facts |= {"mtp_loss": MTP_LOSS * (model.mtp_loss > 0)}
         if not model.experts:
             return facts
         # A rate of zero stands for any rate: biases belong to the model, their rate to training.

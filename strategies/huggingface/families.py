@@ -91,9 +91,14 @@ _DEEPSEEK_V3 = Family(
         "qk_nope_head_dim": "head_size",  # here with the rotary features
         "qk_rope_head_dim": "rotary_size",
         "v_head_dim": "value_size",
+        "num_nextn_predict_layers": "mtp_loss",
     },
     tensors={
         **_LLAMA.tensors,
+        "mtp.embedding_norm.scale_D": "model.layers.{layer}.enorm.weight",
+        "mtp.stream_norm.scale_D": "model.layers.{layer}.hnorm.weight",
+        "mtp.norm.scale_D": "model.layers.{layer}.shared_head.norm.weight",
+        "mtp.join_ID": "model.layers.{layer}.eh_proj.weight",
         "blocks.attention.query_DA": f"{_LATENT}.q_proj.weight",
         "blocks.attention.query_down_DQ": f"{_LATENT}.q_a_proj.weight",
         "blocks.attention.query_norm_Q": f"{_LATENT}.q_a_layernorm.weight",
@@ -106,9 +111,12 @@ _DEEPSEEK_V3 = Family(
     },
     fixed={
         **{"hidden_act": "silu", "attention_bias": False, "moe_layer_freq": 1, "rope_interleave": True},
-        **{"scoring_func": "sigmoid", "norm_topk_prob": True, "topk_method": "noaux_tc", "num_nextn_predict_layers": 0},
+        **{"scoring_func": "sigmoid", "norm_topk_prob": True, "topk_method": "noaux_tc"},
     },
-    defaults={**_TIED, "q_lora_rank": None, "num_key_value_heads": None, "rope_theta": 10_000.0},
+    defaults={
+        **_TIED,
+        **{"q_lora_rank": None, "num_key_value_heads": None, "rope_theta": 10_000.0, "num_nextn_predict_layers": 0},
+    },
     ignored=frozenset({"auto_map", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim", "qk_head_dim"}),
     model={"router": "sigmoid", "router_bias_rate": 0.0},
     scaling=LATENT_YARN,
@@ -205,7 +213,7 @@ FAMILIES: Mapping[str, Family] = {
     "DeepseekV2ForCausalLM": dataclasses.replace(
         _DEEPSEEK_V3,
         model_type="deepseek_v2",
-        fields={name: ours for name, ours in _DEEPSEEK_V3.fields.items() if name not in _GROUPS},
+        fields={name: ours for name, ours in _DEEPSEEK_V3.fields.items() if name not in _GROUPS and ours != "mtp_loss"},
         fixed={
             **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1},
             **{"scoring_func": "softmax", "norm_topk_prob": False, "topk_method": "greedy"},

@@ -114,6 +114,8 @@ def read(folder: str | Path) -> Pretrained:
         there = {name if name == head else f"transformer.{name}": tensor for name, tensor in there.items()}
     if config.tied and head in there and table in there and _equal(there[head], there[table]):
         del there[head]
+    for name in _copies_of_tables(config, there):
+        del there[name]
     if missing := [name for name in expected if name not in there]:
         raise HuggingFaceError(f"{folder} lacks {len(missing):,} tensors of {CONFIG}: {_some(missing)}")
     if surplus := [name for name in there if name not in expected]:
@@ -123,6 +125,15 @@ def read(folder: str | Path) -> Pretrained:
             problem = f"{name} has shape {list(there[name].shape)}, and {CONFIG} says {list(shape)}"
             raise HuggingFaceError(f"{folder}: {problem}")
     return Pretrained(folder, family, config, there, {name: facts[name] for name in kept_by(family) if name in facts})
+
+
+def _copies_of_tables(config: GPTConfig, there: Mapping[str, np.ndarray]) -> list[str]:
+    """Tensors of the further block that are tables of the model, as in released folders of DeepSeek-V3."""
+    block = f"model.layers.{config.layers}"
+    tables = {f"{block}.embed_tokens": "model.embed_tokens", f"{block}.shared_head.head": "lm_head"}
+    named = {f"{copy}.weight": f"{table}.weight" for copy, table in tables.items()} if config.mtp else {}
+    both = ((copy, table) for copy, table in named.items() if copy in there and table in there)
+    return [copy for copy, table in both if _equal(there[copy], there[table])]
 
 
 def _path(folder: Any) -> Path:

@@ -88,13 +88,13 @@ def layouts(config: GPTConfig, family: Family) -> dict[str, Layout]:
     """The layout of each weight of a model, by name."""
     found, sizes = {}, config.dim_sizes
     for name, spec in weight_specs(config).items():
-        group, *part = name.replace("lead.", "blocks.", 1).split(".", 2)
+        group, *part = name.replace("lead.", "blocks.", 1).replace("mtp.block.", "blocks.", 1).split(".", 2)
         part[0], turn = part_and_layer(part[0])
         template = family.tensors.get(".".join((group, *part)))
         if template is None:
             raise HuggingFaceError(f"{family.model_type} of Hugging Face has no tensor for the weight {name}")
         count, dims = (sizes[spec.dims[0]], spec.dims[1:]) if spec.is_layered else (1, spec.dims)
-        first = turn + (config.dense_layers if spec.is_stacked else 0)
+        first = turn + {"layers": config.dense_layers, "mtp_layers": config.layers}.get(spec.dims[0], 0)
         layers = [
             [
                 block._replace(place=(slice(layer, layer + 1), *block.place), view=partial(_deeper, block.view))

@@ -5,13 +5,11 @@ That tensors are the weights that transformers takes them for is held by tests/o
 
 import dataclasses
 import json
-import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from strategies import PRESETS, CheckpointError, GPTConfig, TrainConfig
+from strategies import PRESETS, CheckpointError, TrainConfig
 from strategies.checkpoints import save
 from strategies.huggingface import folder as module
 from strategies.huggingface import read, safetensors, tensors, write
@@ -20,25 +18,9 @@ from strategies.huggingface.family import LLAMA3 as SCALING
 from strategies.huggingface.family import YARN
 from strategies.model.gpt import param_count
 from strategies.registry import STRATEGIES
-from tests.oracle.families import FAMILIES
+from tests.strategies.folders import CONFIGS, LLAMA, bytes_of, folder_of, rewrite
 from tests.strategies.sampling import nightly
 
-LLAMA = GPTConfig(
-    layers=2, embed=16, heads=4, key_heads=2, vocab=31, sequence=8, mlp=24, tied=False, block="llama", rope_factor=8.0
-)
-CONFIGS = {
-    "llama": LLAMA,
-    "mixtral": dataclasses.replace(LLAMA, rope_factor=1.0, attention_window=4, mlp=None, experts=4, expert_mlp=24),
-    "dots1": dataclasses.replace(
-        FAMILIES["dots1"], embed=16, layers=4, dense_layers=2, head_size=4, sequence=8, router_bias_rate=0.01
-    ),
-    "deepseek-v3": dataclasses.replace(FAMILIES["deepseek-v3"], embed=16, sequence=8, mlp=24, router_bias_rate=0.01),
-    "deepseek-v2": dataclasses.replace(FAMILIES["deepseek-v2"], embed=16, sequence=8, mlp=24, experts=4),
-    "gpt-oss": dataclasses.replace(
-        FAMILIES["gpt-oss"], layers=6, embed=16, full_attention_every=3, head_size=4, sequence=8, experts=4
-    ),
-    "gpt2": GPTConfig(layers=2, embed=16, heads=4, vocab=31, sequence=8),
-}
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "attention_bias": True,
@@ -72,22 +54,6 @@ GPT_OSS = {
     "vocab_size": 201_088,
 }
 """Of the `config.json` of gpt-oss-20b."""
-
-
-def folder_of(path: Path, config: GPTConfig, dtype: str) -> Path:
-    """A folder with weights of a model, drawn by the names of its tensors."""
-    family, facts = facts_of(config, dtype)
-    path.mkdir()
-    (path / module.CONFIG).write_text(json.dumps(facts))
-    there = safetensors.created(path / module.FILE, tensors.shapes(tensors.layouts(config, family)), dtype)
-    for name, tensor in there.items():
-        tensor[...] = np.random.default_rng(zlib.crc32(name.encode())).normal(size=tensor.shape)
-    return path
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    """All tensors of a folder."""
-    return {name: tensor.tobytes() for name, tensor in read(folder).tensors.items()}
 
 
 @pytest.mark.parametrize(
@@ -162,18 +128,24 @@ def test_old_folders_are_read(tmp_path):
     there = {name.removeprefix("transformer."): tensor.copy() for name, tensor in read(folder).tensors.items()}
     there |= {"h.0.attn.bias": np.ones((1, 1, 8, 8), np.float32), "lm_head.weight": there["wte.weight"]}
     expected = bytes_of(folder)
-
-    def rewrite() -> None:
-        (folder / module.FILE).unlink()
-        shapes = {name: tensor.shape for name, tensor in there.items()}
-        for name, tensor in safetensors.created(folder / module.FILE, shapes, "float32").items():
-            tensor[...] = there[name]
-
-    rewrite()
+    rewrite(folder, there)
     assert bytes_of(folder) == expected
-    there["lm_head.weight"] = 2 * there["wte.weight"]
-    rewrite()
+    rewrite(folder, {**there, "lm_head.weight": 2 * there["wte.weight"]})
     with pytest.raises(ValueError, match=r"1 tensors that no weight of config.json is: lm_head.weight"):
+        read(folder)
+
+
+def test_copies_of_the_tables_are_read(tmp_path):
+    """DeepSeek-V3 was released with both tables once more, in the further block."""
+    folder = folder_of(tmp_path / "folder", CONFIGS["deepseek-v3"], "float32")
+    there, expected = {name: tensor.copy() for name, tensor in read(folder).tensors.items()}, bytes_of(folder)
+    block = f"model.layers.{CONFIGS['deepseek-v3'].layers}"
+    head, table = f"{block}.shared_head.head.weight", f"{block}.embed_tokens.weight"
+    there |= {head: there["lm_head.weight"], table: there["model.embed_tokens.weight"]}
+    rewrite(folder, there)
+    assert bytes_of(folder) == expected
+    rewrite(folder, {**there, head: there["model.embed_tokens.weight"]})
+    with pytest.raises(ValueError, match=rf"1 tensors that no weight of config.json is: {head}"):
         read(folder)
 
 
