@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,16 @@ from strategies.infeasible import Infeasible
 from strategies.schema import Count, SchemaError, checked
 
 T = TypeVar("T")
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output", covariant=True)
+
+
+class Jitted(jax.stages.Wrapped, Protocol[Inputs, Output]):
+    """A function that `jax.jit` made: it can be called, traced and lowered."""
+
+    def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        """Run it. The first call compiles it."""
+        ...
 
 
 def require_instance(value: Any, kind: type[T], what: str, error: type[Exception] = Infeasible) -> T:

@@ -211,9 +211,9 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
     term = partial(traffic, plan, axes=plan.axes_of("experts"), dtype=plan.train.dtype)
     if plan.train.dispatch == "all_to_all":
         for what, elements in zip(("dispatch", "combine"), _rows(plan), strict=True):
-            yield from term(what, "all_to_all", elements=plan.like_layers * elements)
+            yield from term(what, "all_to_all", elements=plan.layers_and_mtp * elements)
         if plan.blocks_rows and plan.backend.sends_ragged:
-            counts = plan.train.microbatches * plan.like_layers * (dispatches(plan) - plan.block.mixtures())
+            counts = plan.train.microbatches * plan.layers_and_mtp * (dispatches(plan) - plan.block.mixtures())
             counts *= batch_parts(plan.share)
             sizes = 2 * plan.size("expert") * counts
             yield from traffic(plan, "counts", "all_to_all", axes=plan.axes_of("experts"), elements=sizes)
@@ -223,8 +223,10 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
         ("dispatch", dispatched, dispatches(plan) - mixtures, mixtures),
         ("combine", combined, mixtures, combines(plan) - mixtures),
     ):
-        yield from term(what, "all_gather", elements=plan.like_layers * gathers * elements)
-        yield from term(what, "reduce_scatter", elements=plan.like_layers * scatters * plan.size("expert") * elements)
+        yield from term(what, "all_gather", elements=plan.layers_and_mtp * gathers * elements)
+        yield from term(
+            what, "reduce_scatter", elements=plan.layers_and_mtp * scatters * plan.size("expert") * elements
+        )
 
 
 AXIS = replace(

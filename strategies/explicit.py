@@ -59,7 +59,7 @@ from strategies.model.weights import (
     sum_partial,
 )
 from strategies.model.weights import look_up as look_up_rows
-from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward
+from strategies.step import Divisor, Implementation, LossTerms, Tokens, forward_to_train
 from strategies.strategy import Strategy, compose, vocabulary_traffic
 
 
@@ -69,7 +69,7 @@ def require(plan: Plan) -> None:
     if plan.config.block == "gpt_oss":
         raise Infeasible("explicit has no rule for the attention sinks of block=gpt_oss; use auto or fsdp")
     if plan.config.mtp:
-        problem = f"explicit has no rule for the further block of mtp_loss={plan.config.mtp_loss}"
+        problem = f"explicit has no rule for the MTP block of mtp_loss={plan.config.mtp_loss}"
         raise Infeasible(f"{problem}; use auto or fsdp")
     if plan.train.optimizer == "muon" and plan.size("expert") > 1:
         raise Infeasible("explicit has no rule for optimizer=muon where expert splits matrices; use expert or three_d")
@@ -124,7 +124,7 @@ def differentiate(
     """Loss and gradients by autodiff. The returned loss is a partial sum on each device, like the gradients."""
 
     def objective(weights: Weights) -> tuple[Array, LossTerms]:
-        losses_N, extras = forward(build(weights), tokens_BS)
+        losses_N, extras = forward_to_train(build(weights), tokens_BS)
         losses_N = losses_N / divisor
         extras = {name: scaled(total, 1 / divisor) for name, total in extras.items()}
         return sum(map(sum_partial, extras.values()), losses_N.sum()), {"loss": partial_sum(losses_N), **extras}

@@ -52,8 +52,8 @@ class GPTConfig:
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
         full_attention_every: every N-th layer uses full attention; N layers form one scanned block. None: none does.
-        mtp_loss: factor of the loss of a further block, which predicts the token after the next (model/mtp.py);
-            0: no such block.
+        mtp_loss: factor of the loss of multi-token prediction, for which one more block predicts the token after the
+            next (model/mtp.py); 0: no such block.
         experts: experts per layer, in place of its MLP (model/experts.py); None: a dense model. The fields below need
             experts.
         dense_layers: number of leading layers that have an MLP, of `mlp` hidden features, instead of experts.
@@ -176,7 +176,7 @@ class GPTConfig:
 
     @property
     def all_blocks(self) -> int:
-        """Blocks of the stack plus leading dense layers and the further block."""
+        """Blocks of the stack plus leading dense layers and the MTP block."""
         return self.blocks + self.dense_layers + (self.mtp_loss > 0)
 
     @property
@@ -189,7 +189,7 @@ class GPTConfig:
 
     @property
     def mtp(self) -> "GPTConfig | None":
-        """A model of only the further block of multi-token prediction; None without it."""
+        """A model of only the MTP block; None without it."""
         return replace(self, layers=self.layers_in_block, dense_layers=0, mtp_loss=0.0) if self.mtp_loss else None
 
     @property

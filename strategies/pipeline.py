@@ -18,11 +18,12 @@ every stage, and run forward again for the backward pass.
     dW[D] of the last norm -all_reduce(pipeline)-> every stage
     with multi-token prediction, whose block every stage runs:
     x[b,T,D] of next tokens embedded -all_reduce(pipeline)-> every stage, and its dx; three numbers a token for its loss
-    dW of the further block -all_reduce(pipeline)-> every stage, once a step, in `reduce_dtype`
+    dW of the MTP block -all_reduce(pipeline)-> every stage, once a step, in `reduce_dtype`
 
 For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; GPipe has 2 (M +
 S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2 B T D (S-1)/S elements in all-reduces,
-in the compute dtype. Positions, leading dense layers, the further block and the last norm are replicated on all stages.
+in the compute dtype; with multi-token prediction 6 times. Positions, leading dense layers, the MTP block and the last
+norm are replicated on all stages.
 """
 
 import math
@@ -114,8 +115,8 @@ def scheduled(plan: Plan) -> Differentiate:
             return y_bTD, {name: total / (divisor * plan.tensors) for name, total in extras.items()}
 
         def loss(ends: Weights, y_bTD: Array, tokens_bS: Array) -> LossTerms:
-            losses_N, more = model(ends).losses(y_bTD, tokens_bS[:, 1:])
-            # All stages compute the same extras of the further block, and each backpropagates its share of them.
+            losses_N, more = model(ends).training_losses(y_bTD, tokens_bS[:, 1:])
+            # All stages compute the same extras of the MTP block, and each backpropagates its share of them.
             more |= {name: lax.pmean(more[name], "pipeline") for name in more if name != "mtp"}
             return {name: total / divisor for name, total in {"loss": losses_N.sum(), **more}.items()}
 
@@ -167,7 +168,7 @@ def forward(schedule: Schedule) -> Forward:
         model, tokens_MbS = build(weights), tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
         x_MbTD = lax.map(lambda tokens_bS: model.embed(tokens_bS[:, :-1]), tokens_MbS)
         y_MbTD, found = _run_forward(run, weights["blocks"], x_MbTD, schedule)
-        losses_MN = lax.map(lambda each: model.losses(each[0], each[1][:, 1:])[0], (y_MbTD, tokens_MbS))
+        losses_MN = lax.map(lambda each: model.losses(each[0], each[1][:, 1:]), (y_MbTD, tokens_MbS))
         return losses_MN.reshape(-1), _by_slot(found, schedule) if collect else None
 
     return through_stages
@@ -234,7 +235,7 @@ def all_reduces(plan: Plan) -> Iterator[Traffic]:
     """The all-reduces of embedding and head."""
     along = plan.axes_of("layers")
     # The last stage's result and its gradient, the gradient of the first stage's input, and that of next tokens.
-    ends = (2 + plan.heads) * plan.own_residual
+    ends = (2 + plan.head_uses) * plan.own_residual
     yield from traffic(plan, "ends", "all_reduce", along, ends, dtype=plan.train.dtype)
     extras = partial(traffic, plan, "extras", "all_reduce", along, array="number")
     yield from extras(len(plan.block.extras()), when="after backward")

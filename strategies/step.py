@@ -17,7 +17,7 @@ A strategy is a list of mesh axes. This is how it builds a step, and what a step
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from strategies.arguments import require_functions, require_instance, require_placed, require_present
+from strategies.arguments import Jitted, require_functions, require_instance, require_placed, require_present
 from strategies.backends.pace import keep_pace
 from strategies.backends.xla_options import as_read
 from strategies.config import TrainConfig
 from strategies.gpt_config import GPTConfig
 from strategies.model.gpt import GPT, Collect
 from strategies.model.hooks import ONE_DEVICE, Hooks
-from strategies.model.layers import added
+from strategies.model.layers import Extras, added
 from strategies.model.weights import Weights
 from strategies.tokens import CheckedBatches, as_array, as_tokens
 
@@ -53,7 +53,7 @@ class State(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The load of E experts in each of L layers, for one batch, in float32.
+    """The load of E experts in each of L layers, for one batch, in float32, without multi-token prediction's block.
 
     Attributes:
         choices_LE: tokens that chose each expert.
@@ -71,11 +71,20 @@ LossTerms = dict[str, Float[Array, ""]]
 
 
 def forward(model: GPT, tokens_BS: Tokens, collect: Collect | None = None) -> tuple[Float[Array, " N"], Any]:
-    """The loss of each token of sequences [B,T+1], N = B x T, and all extras; or what `collect` finds in each block."""
+    """The loss of each token of sequences [B,T+1], N = B x T, and the auxiliary losses of all blocks (`Extras`); or
+    what `collect` finds in each block, stacked.
+    """
+    x_BTD, found = model.run(model.embed(tokens_BS[:, :-1]), collect)
+    losses_N = model.losses(x_BTD, tokens_BS[:, 1:])
+    return losses_N, found if collect else jax.tree.map(model.hooks.replicated_loss, found)
+
+
+def forward_to_train(model: GPT, tokens_BS: Tokens) -> tuple[Float[Array, " N"], Extras]:
+    """`forward`, whose auxiliary losses include those of multi-token prediction."""
     x_BTD, next_BTD = model.embed_with_next(tokens_BS)
-    x_BTD, found = model.run(x_BTD, collect)
-    losses_N, more = model.losses(x_BTD, tokens_BS[:, 1:], next_BTD)
-    return losses_N, found if collect else added(jax.tree.map(model.hooks.replicated_loss, found), more)
+    x_BTD, extras = model.run(x_BTD)
+    losses_N, more = model.training_losses(x_BTD, tokens_BS[:, 1:], next_BTD)
+    return losses_N, added(jax.tree.map(model.hooks.replicated_loss, extras), more)
 
 
 Divisor = int | Array
@@ -91,7 +100,7 @@ def autodiff(
     """The default `Differentiate`: loss and gradients by autodiff of the forward pass."""
 
     def objective(weights: Weights) -> tuple[Array, LossTerms]:
-        losses_N, extras = forward(build(weights), tokens_BS)
+        losses_N, extras = forward_to_train(build(weights), tokens_BS)
         terms = {name: total / divisor for name, total in {"loss": losses_N.sum(), **extras}.items()}
         return functools.reduce(jnp.add, terms.values()), terms
 
@@ -159,18 +168,6 @@ class Implementation:
     def __post_init__(self) -> None:
         require_functions(self)
         require_functions(self.hooks)
-
-
-Inputs = ParamSpec("Inputs")
-Output = TypeVar("Output", covariant=True)
-
-
-class Jitted(jax.stages.Wrapped, Protocol[Inputs, Output]):
-    """A function that `jax.jit` made: it can be called, traced and lowered."""
-
-    def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
-        """Run it. The first call compiles it."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
 
 
 def ordering_hooks(plan: Plan) -> Mapping[str, Callable[..., Any]]:
-    """Hooks that order collectives of the head and of the further block, which could deadlock on virtual devices."""
+    """Hooks that order collectives of the head and of the MTP block, which could deadlock on virtual devices."""
     return {"head": head_first, "order": after} if plan.virtual and plan.mtp else {}
 
 
@@ -282,14 +282,14 @@ def vocabulary_traffic(plan: Plan) -> Iterator[Traffic]:
 
     Multi-token prediction has an embedding and a loss more.
     """
-    axes, dtype, times = plan.vocab_axes, plan.train.dtype, plan.heads + (plan.recomputed_prefix_layers > 0)
+    axes, dtype, times = plan.vocab_axes, plan.train.dtype, plan.head_uses + (plan.recomputed_prefix_layers > 0)
     if plan.sequence_parallel:
         tensors = plan.axes_of("head_features")
         other_axes = tuple(axis for axis in axes if axis not in tensors)
         yield from traffic(plan, "embedding", "reduce_scatter", tensors, times * plan.residual, dtype=dtype)
         yield from traffic(plan, "embedding", "all_reduce", other_axes, times * plan.own_residual, dtype=dtype)
-        yield from traffic(plan, "embedding", "all_gather", tensors, plan.heads * plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_gather", tensors, plan.head_uses * plan.own_residual, dtype=dtype)
     else:
         yield from traffic(plan, "embedding", "all_reduce", axes, times * plan.residual, dtype=dtype)
     # Three numbers per token: the largest logit, the sum of exponentials, and the target's logit.
-    yield from traffic(plan, "loss", "all_reduce", axes, plan.heads * 3 * plan.tokens, when="forward")
+    yield from traffic(plan, "loss", "all_reduce", axes, plan.head_uses * 3 * plan.tokens, when="forward")

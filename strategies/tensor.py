@@ -138,7 +138,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     taken = sum(part.taken(plan.config) for part in plan.block.branches()) * plan.tokens
     sums = ((branches + again) * plan.all_layers + branches * plan.recomputed_prefix_layers) * plan.residual
     sums += plan.all_layers * taken
-    microbatches, further = plan.train.microbatches, plan.heads - 1
+    microbatches, further = plan.train.microbatches, plan.head_uses - 1
     extras = len(plan.block.extras()) * ((1 if plan.staged else microbatches) + further * microbatches)
     yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
     times = (3 if again else 2) * plan.all_layers + plan.recomputed_prefix_layers
@@ -148,7 +148,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from copies("gradients of key copies", "all_gather", tensors, copied_elements(plan), group=plan.key_copies)
     if not plan.sequence_parallel:
         yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
-        yield from traffic(plan, "head", "all_reduce", tensors, plan.heads * plan.residual, dtype=dtype)
+        yield from traffic(plan, "head", "all_reduce", tensors, plan.head_uses * plan.residual, dtype=dtype)
         yield from _router_gradients(plan, tensors)
         return
     yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
@@ -156,8 +156,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     gathered = (2 * plan.all_layers + plan.recomputed_prefix_layers) * taken // plan.tensors
     gathered += branches * plan.all_layers * plan.own_residual
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
-    yield from traffic(plan, "head", "reduce_scatter", tensors, plan.heads * plan.residual, dtype=dtype)
-    yield from traffic(plan, "head", "all_gather", tensors, plan.heads * plan.own_residual, dtype=dtype)
+    yield from traffic(plan, "head", "reduce_scatter", tensors, plan.head_uses * plan.residual, dtype=dtype)
+    yield from traffic(plan, "head", "all_gather", tensors, plan.head_uses * plan.own_residual, dtype=dtype)
 
 
 def _router_gradients(plan: Plan, tensors: Sequence[str]) -> Iterator[Traffic]:

@@ -76,7 +76,7 @@ MODEL_KEYS = {
     "rope_theta": "base of rotary embeddings",
     "rope_factor": "factor by which YaRN or Llama 3.1's scaling slows rotations",
     "rope_mscale": "of YaRN with latents: its factor of scores is (0.1 rope_mscale ln rope_factor + 1)^2",
-    "mtp_loss": "factor of the loss of a further block, which predicts the token after the next (MTP)",
+    "mtp_loss": "factor of the loss of multi-token prediction (MTP), which has a block of its own; 0: none",
     "norm_epsilon": "added to the mean of squares in norms",
     "tied": "whether the output head shares the weights of the embedding",
     "vocab_multiple": "the vocabulary is padded to a multiple of this",

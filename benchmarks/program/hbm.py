@@ -12,12 +12,12 @@ from benchmarks.program.hlo import Computation, Instruction, Module, bytes_of
 
 FUSIONS = ("fusion", "fusion-start")
 """Opcodes of fusions: GPU programs may start one and wait for it later."""
-FREE = (
+FREE = {
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
     *("partition-id", "replica-id", "while", "conditional", "call", "call-start", "async-start"),
-)
-"""Instructions without traffic of their own; computations that they call are counted separately."""
-_FREE_CALLS = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveDone")
+    *("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveDone"),
+}
+"""Opcodes, and targets of custom calls, that move nothing themselves."""
 _SLICES = ("dynamic-slice", "slice", "gather")
 _ARRAY = re.compile(r"[a-z][a-z0-9]*\[[0-9,]*\](?:\{[^}]*\})?")
 
@@ -35,7 +35,7 @@ class MemoryTraffic:
     def bytes_moved(self, instruction: Instruction, computation: Computation) -> int:
         """Bytes that one execution of an instruction reads and writes."""
         opcode, target = instruction.opcode, instruction.target
-        if opcode in FREE or opcode.endswith(("-done", "-update")) or target in _FREE_CALLS:
+        if {opcode, target} & FREE or opcode.endswith(("-done", "-update")):
             return 0
         if opcode in FUSIONS:
             return self._fusion(instruction, computation)

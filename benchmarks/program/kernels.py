@@ -13,6 +13,7 @@ from benchmarks.program.compiled import trips
 from benchmarks.program.flops import KERNELS, MATMULS
 from benchmarks.program.hbm import FREE, FUSIONS, MemoryTraffic
 from benchmarks.program.hlo import Computation, Instruction, Module, parse
+from strategies.core.rules import OPTIMIZER_SCOPE
 
 Kind = Literal["matmul", "attention", "copy", "optimizer", "pass"]
 """What a kernel does: "copy" moves or casts arrays and computes nothing; "pass" is any other pass over memory."""
@@ -43,7 +44,10 @@ class Kernel:
 
 
 def kernels_of(text: str) -> list[Kernel]:
-    """The kernels of a compiled step (`jax.stages.Compiled.as_text()`), those of a loop once for all iterations."""
+    """The kernels of a compiled step (`jax.stages.Compiled.as_text()`), those of a loop once for all iterations.
+
+    Of conditionals all branches count.
+    """
     module = parse(text)
     return [*_kernels(module, MemoryTraffic(module), module.entry, 1)]
 
@@ -73,11 +77,12 @@ def _kernels(module: Module, memory: MemoryTraffic, computation: Computation, ti
     for each in computation.instructions.values():
         if each.opcode == "while":
             body = module.computations[each.computation("body")]
-            yield from _kernels(module, memory, body, times * trips(each, computation, module))
+            iterations = 1 if "taken" in each.attributes else trips(each, computation, module)
+            yield from _kernels(module, memory, body, times * iterations)
         elif each.opcode in ("call", "conditional"):
             for name in each.computations("to_apply") or each.computations("branch_computations"):
                 yield from _kernels(module, memory, module.computations[name], times)
-        elif each.opcode not in FREE and not each.opcode.endswith(("-done", "-update")):
+        elif not ({each.opcode, each.target} & FREE or each.opcode.endswith(("-done", "-update"))):
             epilogue = str(each.configured("gemm_backend_config", "epilogue") or "") if each.target else ""
             moved = memory.bytes_moved(each, computation)
             yield Kernel(each.name, kind_of(module, each), times, moved, epilogue)
@@ -92,6 +97,6 @@ def kind_of(module: Module, instruction: Instruction) -> Kind:
         return "attention"
     if any(each.opcode in MATMULS or each.target in KERNELS for each in inside):
         return "matmul"
-    if any(f"/{OPTIMIZER}/" in each.attributes.get("op_name", "") for each in inside):
+    if any(f"/{OPTIMIZER_SCOPE}/" in each.attributes.get("op_name", "") for each in inside):
         return "optimizer"
     return "copy" if {each.opcode for each in inside} <= _MOVES else "pass"

@@ -42,7 +42,7 @@ from strategies.costs.predict import predict
 ROUNDS, TRACED_STEPS = 8, 5
 MERGED = (("xla_gpu_dot_merger_threshold_mb", "32"),)
 TRITON_ON = (("xla_gpu_enable_triton_gemm", "true"), *MERGED)
-"""XLA's defaults, which a step of one GPU changes (`multiplies_on_one_device`). Matmuls of 32 MB at most are merged:
+"""XLA's defaults, which a step of one GPU changes (`adds_biases_on_one_device`). Matmuls of 32 MB at most are merged:
 those of queries, keys and values with 8 sequences, but not with 16."""
 PYTORCH = "PyTorch, compiled"
 

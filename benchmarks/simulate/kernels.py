@@ -236,12 +236,12 @@ def kernels_of(plan: Plan, stack: Stack, *, back: bool) -> float:
 def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The kernels of logits, losses and `MTP.join_ID` for one microbatch, both ways; `parts` devices split logits."""
     tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
-    embed, join = plan.config.embed, plan.heads - 1
-    dims, joined = (tokens, rows, embed, 1), (tokens, embed, 2 * embed, 1)
+    embed, join = plan.config.embed, plan.head_uses - 1
+    dims, joined = (tokens, rows, embed, 1), (plan.share.residual_tokens, embed, 2 * embed, 1)
     moved = (stack.kernels.logit_bytes * tokens * rows + table_bytes(plan, stack, rows)) / 2
     again, passes = (matmul(dims, itemsize),) if plan.logits_again else (), Kernel("memory", 0, moved)
-    forward = plan.heads * (matmul(dims, itemsize), passes) + join * (matmul(joined, itemsize),)
-    backward = plan.heads * (*again, *gradients_of(dims, itemsize), passes)
+    forward = plan.head_uses * (matmul(dims, itemsize), passes) + join * (matmul(joined, itemsize),)
+    backward = plan.head_uses * (*again, *gradients_of(dims, itemsize), passes)
     return forward, backward + join * (*gradients_of(joined, itemsize),)
 
 

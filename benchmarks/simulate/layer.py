@@ -169,7 +169,7 @@ class LayerEvents:
             gathers = term.kind == "all_gather" and term.what not in TOKENS
             of_passes = (1 / 3, 1 / 3) if gathers else [number / sum(calls) for number in calls]
             again = self.recomputed_prefix_layers * of_passes[0]
-            layers = plan.like_layers if term.what in TOKENS else self.layers + again
+            layers = plan.layers_and_mtp if term.what in TOKENS else self.layers + again
             sent = term.sent_bytes * of_passes[back] / plan.train.microbatches / layers
             yield self.event("layer collectives", term.kind, term.axes, sent * share, calls[back] * share)
 

@@ -124,7 +124,7 @@ class Priced:
         return collective_seconds(self.machine, collective.kind, where, times * sent_bytes, times), queues
 
     def items(self, events: Sequence[Scheduled], share: float = 1.0, trips: int = 0) -> Iterator[Item]:
-        """Yield the events of a computation, which take a share of their time; `trips` are of the loop around them."""
+        """Yield the events of a computation. `share`: of their time; `trips`: of the loop around it, 0 without one."""
         for event in events:
             yield from map(Wait, event.waits_for)
             for part in event.parts:

@@ -97,7 +97,7 @@ class Step:
         if self.plan.recomputed_prefix_layers:
             lead = self._lead_passes({"F": "forward", "B": "backward"})
             forward, backward = added(forward, lead["F"]), added(backward, lead["F"], lead["B"])
-        if self.plan.staged and self.plan.mtp:  # all stages run the further block
+        if self.plan.staged and self.plan.mtp:  # all stages run the MTP block
             forward = added(forward, simulate(self.layer.events("forward")).parts)
             backward = added(backward, self._backward.parts)
         return Stages(self.plan, self.machine.stack, self.work, {"F": forward, "B": backward}, self.send_seconds)
@@ -106,12 +106,12 @@ class Step:
     def work(self) -> Mapping[Kind, Parts]:
         """Seconds of a pass through the layers of a stage's chunk, by the kind of pass.
 
-        Leading dense layers and the further block are among them, but for pipelines: all stages run them at the ends.
+        Leading dense layers and the MTP block are among them, but for pipelines: all stages run them at the ends.
         """
         splits = self.plan.staged and self.plan.schedule.splits_backward
         halves: dict[Kind, Way] = {"B": "inputs", "W": "weights"} if splits else {"B": "backward"}
         ways: dict[Kind, Way] = {"F": "forward", **halves}
-        layers = (self.plan.layers if self.plan.staged else self.plan.like_layers) / self.plan.schedule.chunks
+        layers = (self.plan.layers if self.plan.staged else self.plan.layers_and_mtp) / self.plan.schedule.chunks
         passes: Mapping[Kind, Timeline] = {
             kind: self._backward if way == "backward" else simulate(self.layer.events(way))
             for kind, way in ways.items()

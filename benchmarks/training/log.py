@@ -40,7 +40,7 @@ class RunLine(msgspec.Struct, tag_field="kind", tag="run"):
 class StepLine(msgspec.Struct, tag_field="kind", tag="step"):
     """A logged step. A number that is not finite is null; the loss of a run that diverges may be huge before.
 
-    Its other fields are numbers, too: by name what layers add to the loss, such as `balance_loss`.
+    Its other fields are numbers, too: by name what is added to the loss, such as `balance_loss`.
     """
 
     step: Whole

@@ -81,9 +81,11 @@ def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
 
 
 def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None:
-    """Refuse a checkpoint of another model. The padding of the vocabulary may differ, because it is not saved."""
-    unpadded = (dataclasses.replace(resolved(each), vocab_multiple=1) for each in (saved, config))
-    before, now = (dataclasses.asdict(each) for each in unpadded)
+    """Refuse a checkpoint of another model. The padding of the vocabulary may differ, because it is not saved, and the
+    factor of the loss of multi-token prediction, which training may lower.
+    """
+    found = (dataclasses.asdict(dataclasses.replace(resolved(each), vocab_multiple=1)) for each in (saved, config))
+    before, now = ({**each, "mtp_loss": each["mtp_loss"] > 0} for each in found)
     if differs := differences(before, now):
         problem = f"the checkpoint {path} is of another model: {differs}"
         raise CheckpointError(f"{problem}; build the step with the saved configuration, read_info(FOLDER).config")

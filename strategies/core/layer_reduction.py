@@ -124,7 +124,7 @@ def _summed(
 
 
 def _after_blocks(grads: Weights, plan: Plan) -> Weights:
-    """Make the gradients of the head, and of the further block, depend on those of the blocks, without a change.
+    """Make the gradients of the head, and of the MTP block, depend on those of the blocks, without a change.
 
     Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock
     (benchmarks/program/deadlock.py). The embedding's gradients depend on the loop anyway.

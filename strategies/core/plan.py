@@ -115,43 +115,40 @@ class Plan(Sizes):
 
         Pipeline stages do not split them: each stage runs all of them, as part of the embedding.
         """
-        return self._apart(self.config.lead) if self.config.lead else None
+        return self._of_stack(self.config.lead) if self.config.lead else None
 
     @cached_property
     def mtp(self) -> "Plan | None":
-        """The plan of the further block of multi-token prediction, which runs as part of the head, as `lead` does of
-        the embedding.
-        """
+        """The plan of the MTP block, which runs as part of the head. Pipeline stages do not split it, as `lead`."""
         if not self.config.mtp:
             return None
-        plan = self._apart(self.config.mtp)
-        vars(plan)["grouped_matmuls"] = (
-            self.grouped_matmuls
-        )  # the hook of the whole model, whatever `plan` would choose
+        plan = self._of_stack(self.config.mtp)
+        # The model has one hook for all mixtures. By itself the plan, which has no stages, might choose another.
+        vars(plan)["grouped_matmuls"] = self.grouped_matmuls
         return plan
 
-    def _apart(self, config: GPTConfig) -> "Plan":
+    def _of_stack(self, config: GPTConfig) -> "Plan":
         train = replace(self.train, prefetch="off", reduce="step")
         axes = tuple(axis for axis in self.axes if "layers" not in axis.dims)
         return replace(self, config=config, train=train, axes=axes)
 
     @property
     def stacks(self) -> tuple["Plan", ...]:
-        """Plans of the blocks, and of leading dense layers and the further block if any."""
+        """Plans of the blocks, and of leading dense layers and the MTP block if any."""
         return tuple(plan for plan in (self, self.lead, self.mtp) if plan)
 
     @property
     def all_layers(self) -> int:
-        """`like_layers`, plus the leading dense layers."""
-        return self.like_layers + self.config.dense_layers
+        """Slots for layers on one device, plus the MTP block and the leading dense layers."""
+        return self.layers_and_mtp + self.config.dense_layers
 
     @property
-    def like_layers(self) -> int:
-        """Slots for layers on one device, plus the further block, which is like them."""
-        return self.layers + self.heads - 1
+    def layers_and_mtp(self) -> int:
+        """Slots for layers on one device, plus the MTP block, which has the same parts."""
+        return self.layers + self.head_uses - 1
 
     @property
-    def heads(self) -> int:
+    def head_uses(self) -> int:
         """Times that the head runs for each token: twice with multi-token prediction."""
         return 2 if self.config.mtp else 1
 

@@ -31,6 +31,9 @@ from strategies.model.gpt import weight_specs
 from strategies.model.weights import Weights, by_name, nested
 from strategies.step import Optimizer
 
+OPTIMIZER_SCOPE = "optimizer"
+"""The scope of what the optimizer computes, in the names of a program's instructions."""
+
 
 class Rule(NamedTuple):
     """A rule of updates.

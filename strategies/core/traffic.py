@@ -118,7 +118,7 @@ def traffic(
 
 def losses(plan: Plan) -> Iterator[Traffic]:
     """The mean of the tokens' losses, and what layers add, over all axes that split tokens (gradients.py)."""
-    axes, terms = (*plan.placement.batch, *plan.placement.tokens), plan.heads + len(plan.block.extras())
+    axes, terms = (*plan.placement.batch, *plan.placement.tokens), plan.head_uses + len(plan.block.extras())
     yield from traffic(plan, "loss", "all_reduce", axes, terms, array="number", when="after backward")
 
 
@@ -141,7 +141,7 @@ def balance(plan: Plan) -> Iterator[Traffic]:
     """Number of choices of each expert, over the axes that split tokens, once a microbatch (model/experts.py)."""
     if plan.config.balance_loss:
         axes = *plan.placement.batch, *plan.placement.tokens
-        numbers = plan.like_layers * plan.block.mixtures() * plan.config.dim_sizes["experts"]
+        numbers = plan.layers_and_mtp * plan.block.mixtures() * plan.config.dim_sizes["experts"]
         yield from traffic(plan, "choices", "all_reduce", axes, plan.train.microbatches * numbers, when="forward")
 
 

@@ -38,7 +38,7 @@ from strategies.core.matrices import Muon
 from strategies.core.optimizer import loss_scaled, moves_biases
 from strategies.core.placement import Placement, Split, Weight, partition
 from strategies.core.plan import Plan
-from strategies.core.rules import clipped, rule_of, without_biases
+from strategies.core.rules import OPTIMIZER_SCOPE, clipped, rule_of, without_biases
 from strategies.core.shards import gather_updated, held, own_parts
 from strategies.gpt_config import GPTConfig
 from strategies.infeasible import Infeasible
@@ -207,7 +207,7 @@ class _Assembly:
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         in_parts = bool(self.placement.updates)
         params = state.master or (own_parts(state.params, self.plan) if in_parts else state.params)
-        with jax.named_scope("optimizer"):
+        with jax.named_scope(OPTIMIZER_SCOPE):
             changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
         new_params, master = held(updated, self.config, self.train)

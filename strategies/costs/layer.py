@@ -104,7 +104,7 @@ def expansion_flops(config: GPTConfig) -> int:
 
 
 def join_flops(config: GPTConfig) -> int:
-    """Forward FLOPs of one token's matmul that joins the inputs of the further block (model/mtp.py)."""
+    """Forward FLOPs of one token's matmul that joins the inputs of the MTP block (model/mtp.py)."""
     sizes = config.dim_sizes
     return 2 * sizes["mtp_layers"] * sizes["mtp_inputs"] * sizes["embed"]
 

@@ -72,10 +72,10 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     early = microbatch_gradient_bytes(plan) if fuses_gradients(plan) else 0
     most = max(layer_work_bytes(plan), head_work_bytes(plan) - early, reduction_bytes(plan) - sum(held.values()))
     most = max(most, matrix_bytes(plan) - held["activations"])
-    for apart in (plan.lead, plan.mtp) if plan.staged else ():
-        if apart:  # they run forward and backward while the stages hold their residuals
-            gradients = 4 * apart.layers * whole_layer(apart)
-            most = max(most, layer_work_bytes(apart) + activation_bytes(apart) + gradients)
+    for stack in (plan.lead, plan.mtp) if plan.staged else ():
+        if stack:  # they run forward and backward while the stages hold their residuals
+            gradients = 4 * stack.layers * whole_layer(stack)
+            most = max(most, layer_work_bytes(stack) + activation_bytes(stack) + gradients)
     if plan.lead and not plan.staged:  # they run backward when nothing is left of the other layers
         most = max(most, layer_work_bytes(plan.lead) - activation_bytes(plan))
     return {**held, "working": most}
@@ -96,7 +96,7 @@ def matrix_bytes(plan: Plan) -> int:
 
 
 def ahead_bytes(plan: Plan) -> int:
-    """Bytes of all layers' weights that XLA casts before any layer runs, as it does without a loop."""
+    """Bytes of all layers' weights that are cast before any layer runs, as they are without a loop."""
     used = [(each, BYTES[plan.dtype(each)] * each.elements) for each in plan.weights.values() if each.spec.is_stacked]
     return sum(size for each, size in used if size != plan.held_bytes(each))
 
@@ -107,8 +107,8 @@ def activation_bytes(plan: Plan) -> int:
 
 
 def mtp_input_bytes(plan: Plan) -> int:
-    """Bytes of both inputs of the further block; unless recomputed, its joined input is among its residuals."""
-    inputs = (2 if plan.train.remat != "full" else 1) * (plan.heads - 1)
+    """Bytes of the inputs of the MTP block. With full recomputation `activation_bytes` has one, as the block's own."""
+    inputs = (2 if plan.train.remat != "full" else 1) * (plan.head_uses - 1)
     return 0 if plan.staged else inputs * plan.share.itemsize * plan.share.residual_tokens * plan.config.embed
 
 
@@ -247,7 +247,7 @@ def head_work_bytes(plan: Plan) -> int:
     gathered = plan.shards > 1 and plan.train.gather == "layer"
     logits, vocab = plan.logits_tokens * local_vocab, plan.padded_vocab if gathered else local_vocab
     layers = (1 if is_ordered(plan.train, plan.layers) else 2) if plan.train.prefetch == "on" else 0
-    kept = (plan.heads - 1) * logits  # of one head while the other runs
+    kept = (plan.head_uses - 1) * logits  # of one head while the other runs
     arrays, tables = 3 * (logits + tokens * embed) + kept, 2 * gathered
     if plan.backend.fuses_elementwise:
         arrays, tables = 2 * logits + kept, 10 if plan.logits_again else 1 + gathered

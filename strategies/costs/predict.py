@@ -138,7 +138,7 @@ class Cost:
         capacity: experts' rows beyond k per token (model/experts.py); negative if the capacity has fewer. If empty
             blocks are skipped, only the blocks that balanced routing fills count.
         replicated: matmuls with weights that the tensor axis does not split, which all its devices run, and with
-            replicated KV heads. All pipeline stages run the leading dense layers and the further block.
+            replicated KV heads. All pipeline stages run the leading dense layers and the MTP block.
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but FLOP counts of a
             compiled program include them.
@@ -150,7 +150,7 @@ class Cost:
         tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
         attention = scores.forward + scores.backward
-        logits = plan.heads * layer.logit_flops(config, plan.padded_vocab)
+        logits = plan.head_uses * layer.logit_flops(config, plan.padded_vocab)
         capacity, again = self._capacity
         counted = 3 * config.all_blocks * layer.score_flops(config)
         layers = 3 * self._matmuls + attention + recomputed + self._expanded
@@ -165,7 +165,7 @@ class Cost:
             "recomputed": tokens * (recomputed + lead_forward + (logits if plan.logits_again else 0)),
             "latents again": tokens * self._expanded,
             **beyond,
-            "padding": tokens * 3 * (logits - plan.heads * layer.logit_flops(config)),
+            "padding": tokens * 3 * (logits - plan.head_uses * layer.logit_flops(config)),
             "empty": of_stages // config.blocks * (plan.layer_slots - config.blocks),
             "optimizer": plan.mesh.size * self.optimizer_flops,
             "masked": tokens * (attention - scores.again - counted),
@@ -212,7 +212,7 @@ class Cost:
 
     @property
     def _blocks(self) -> int:
-        """Blocks, and the further block, which is like them."""
+        """Blocks, and the MTP block, which has the same parts."""
         return self.plan.config.all_blocks - self.plan.config.dense_layers
 
     @property
@@ -246,7 +246,7 @@ class Cost:
 
     @property
     def _staged_mtp(self) -> tuple[int, ...]:
-        """`passes` of the further block after pipeline stages; otherwise zeros."""
+        """`passes` of the MTP block after pipeline stages; otherwise zeros."""
         if not (self.plan.staged and self.plan.mtp):
             return (0, 0, 0)
         join = layer.join_flops(self.plan.config)
@@ -259,7 +259,7 @@ class Cost:
 
         As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. The gradients of inputs also include
         recomputation of attention scores, and with `remat="full"` of the layers. In a pipeline, leading dense layers
-        and the further block are excluded, because all stages run them at once.
+        and the MTP block are excluded, because all stages run them at once.
         """
         scores, tokens = self._scores, self.plan.train.batch_size * self.plan.config.sequence
         capacity, again = (flops / tokens for flops in self._capacity)

@@ -63,10 +63,10 @@ def config_of(facts: Mapping[str, Any], where: str) -> tuple[Family, GPTConfig]:
         )
         values["head_size"] = sum(sizes)
     if "mtp_loss" in values:
-        if values["mtp_loss"] not in (0, 1):
-            shown = f"num_nextn_predict_layers: {json.dumps(values['mtp_loss'])}"
-            raise HuggingFaceError(f"{where} has {shown}; only 0 and 1 are supported")
-        values["mtp_loss"] *= MTP_LOSS
+        field = "num_nextn_predict_layers"
+        if (layers := checked(values["mtp_loss"], int, f"{where}: {field}")) not in (0, 1):
+            raise HuggingFaceError(f"{where} has {field}: {layers}; only 0 and 1 are supported")
+        values["mtp_loss"] = MTP_LOSS * layers
     values |= _windows(facts, family, where)
     if family.is_rotary:
         values |= _rope(facts, family, where)

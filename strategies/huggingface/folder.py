@@ -117,7 +117,9 @@ def read(folder: str | Path) -> Pretrained:
     for name in _copies_of_tables(config, there):
         del there[name]
     if missing := [name for name in expected if name not in there]:
-        raise HuggingFaceError(f"{folder} lacks {len(missing):,} tensors of {CONFIG}: {_some(missing)}")
+        block = f"model.layers.{config.layers}."  # transformers saves a folder without the block, but with its number
+        way_out = "; set num_nextn_predict_layers to 0" if all(name.startswith(block) for name in missing) else ""
+        raise HuggingFaceError(f"{folder} lacks {len(missing):,} tensors of {CONFIG}: {_some(missing)}{way_out}")
     if surplus := [name for name in there if name not in expected]:
         raise HuggingFaceError(f"{folder} has {len(surplus):,} tensors that no weight of {CONFIG} is: {_some(surplus)}")
     for name, shape in expected.items():
@@ -128,7 +130,7 @@ def read(folder: str | Path) -> Pretrained:
 
 
 def _copies_of_tables(config: GPTConfig, there: Mapping[str, np.ndarray]) -> list[str]:
-    """Tensors of the further block that are tables of the model, as in released folders of DeepSeek-V3."""
+    """Tensors of the MTP block that are tables of the model, as in released folders of DeepSeek-V3."""
     block = f"model.layers.{config.layers}"
     tables = {f"{block}.embed_tokens": "model.embed_tokens", f"{block}.shared_head.head": "lm_head"}
     named = {f"{copy}.weight": f"{table}.weight" for copy, table in tables.items()} if config.mtp else {}

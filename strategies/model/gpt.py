@@ -26,7 +26,7 @@ from strategies.model.hooks import ONE_DEVICE, Hooks, LayerInfo
 from strategies.model.layers import Extras, Layers, Result, Sums, added, is_loop, layers_at_once, scan_kept
 from strategies.model.mtp import MTP, after_next
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
-from strategies.model.weights import Weights, WeightSpec, nested, partial_sum, varying_as
+from strategies.model.weights import Weights, WeightSpec, nested, varying_as
 
 Split = tuple[Any, Any]
 """Graph and weights of a module, as `nnx.split` returns them."""
@@ -36,10 +36,7 @@ Collect = Callable[[Block, Mapping[str, Sums]], Any]
 
 
 class GPT(nnx.Module):
-    """Embedding, leading dense layers, stacked blocks, head, and a further block for multi-token prediction.
-
-    Call `embed`, `run` and `losses`, in this order.
-    """
+    """Embedding, leading dense layers, stacked blocks and head. Call `embed`, `run` and `losses`, in this order."""
 
     def __init__(
         self,
@@ -60,7 +57,9 @@ class GPT(nnx.Module):
             layer_slots: index of the layer in each slot of the stacked blocks; -1 is a slot of zeros.
         """
         self.train_config, self.hooks = train, hooks
-        self.layer_info = LayerInfo(hooks, attention, Reach.of(config), config.sequence)
+        loops = is_loop(config.blocks, train.layers_in_loop, needed=hooks.needs_loop)
+        keeps_slices = train.remat != "full" and not loops
+        self.layer_info = LayerInfo(hooks, attention, Reach.of(config), config.sequence, keeps_slices)
         padded_vocab = padded_vocab or config.vocab
         self.embedding = Embedding(config, padded_vocab, rngs)
         layer_keys = jax.random.split(rngs.params(), config.all_blocks)
@@ -137,29 +136,32 @@ class GPT(nnx.Module):
             loops=is_loop(count, train.layers_in_loop, needed=self.hooks.needs_loop),
         ), stacked
 
-    def losses(
+    def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
+        """Loss of each token, from the residual stream after the last block."""
+        graph, weights = nnx.split(self.head)
+        x_BTD, weights["norm"] = self.hooks.head(x_BTD, weights["norm"])
+        head = self._ready((graph, weights))
+        return self._of_head(head, self._table(head, self.embedding.token_VD), x_BTD, targets_BT)
+
+    def training_losses(
         self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"], next_BTD: Array | None = None
     ) -> tuple[Float[Array, " N"], Extras]:
-        """Loss of each token, from the residual stream after the last block; and what multi-token prediction adds: its
-        loss, named "mtp", and the extras of its block. It takes the embeddings of the targets, or looks them up.
+        """`losses`, and what multi-token prediction adds to their sum: its own loss, named "mtp", and the extras of its
+        block. `next_BTD` are the embeddings of the targets, which are looked up if they are not given.
         """
-
-        graph, weights = nnx.split(self.head)
         if not hasattr(self, "mtp"):
-            x_BTD, weights["norm"] = self.hooks.head(x_BTD, weights["norm"])
-            head = self._ready((graph, weights))
-            return self._of_head(head, self._table(head, self.embedding.token_VD), x_BTD, targets_BT), {}
-        embedding = self._ready(nnx.split(self.embedding))
-        following_BTD: Any = embedding.look_up(targets_BT, self.hooks) if next_BTD is None else next_BTD
-        (y_BTD, extras), norm = self._further_block(x_BTD, following_BTD)
+            return self.losses(x_BTD, targets_BT), {}
+        embed: Any = self._ready(nnx.split(self.embedding)).look_up
+        (y_BTD, extras), norm = self._mtp_block(x_BTD, embed(targets_BT, self.hooks) if next_BTD is None else next_BTD)
+        graph, weights = nnx.split(self.head)
         y_BTD, (weights, table) = self.hooks.head(y_BTD, (weights, nnx.state(self.embedding)["token_VD"]))
-        head = self._ready((graph, weights))
-        token_VD = self._table(head, table)
+        head, sequence = self._ready((graph, weights)), targets_BT.shape[1]
+        token_VD = self._table(head, table)  # gathered once for both
         losses_N = self._of_head(head, token_VD, self.hooks.order(y_BTD, x_BTD), targets_BT)
         head.norm = nnx.merge(nnx.split(head.norm)[0], norm)
-        further_BT = self._of_head(head, token_VD, y_BTD, after_next(targets_BT)).reshape(len(targets_BT), -1)
-        counted_T = self.hooks.own_context(jnp.arange(targets_BT.shape[1]), 0) < targets_BT.shape[1] - 1
-        mtp = {"mtp": partial_sum(self.mtp_loss * counted_T * further_BT)}
+        losses_BT = self._of_head(head, token_VD, y_BTD, after_next(targets_BT)).reshape(len(targets_BT), -1)
+        counted_T = self.hooks.own_context(jnp.arange(sequence), 0) < sequence - 1
+        mtp = {"mtp": self.mtp_loss * jnp.where(counted_T, losses_BT, 0).sum()}
         return losses_N, added(mtp, jax.tree.map(self.hooks.replicated_loss, extras))
 
     def _table(self, head: Head, embedding: Any) -> Array:
@@ -175,11 +177,8 @@ class GPT(nnx.Module):
         policy = HEAD_POLICY if self.train_config.logits_bytes is None else CHUNKED_HEAD_POLICY
         return jax.checkpoint(run, policy=policy)(nnx.split(head), token_VD, x_BTD)
 
-    def _further_block(self, x_BTD: Array, next_BTD: Array) -> tuple[Result, nnx.State]:
-        """`MTP` of the residual stream and the embeddings of next tokens, and its last norm, which the head calls.
-
-        It runs as a loop of one layer.
-        """
+    def _mtp_block(self, x_BTD: Array, next_BTD: Array) -> tuple[Result, nnx.State]:
+        """`MTP` of the residual stream and the embeddings of next tokens, as a loop of one layer; and its last norm."""
         train, (graph, stacked) = self.train_config, nnx.split(self.mtp)
         # Pipeline stages have parts of the gradient, by their rows of the head's table.
         next_BTD = varying_as(next_BTD, x_BTD)

@@ -40,7 +40,7 @@ class Hooks:
         all_tokens: [B,T,D] of own tokens -> of all tokens.
         own_tokens: [T,D] of all tokens -> of own tokens.
         own_context: (an array of whole sequences, index of its token dim) -> this device's shard of each sequence.
-        head: (the residual stream before the head, the stored weights of the head's norm) -> both, unchanged.
+        head: (the residual stream before the head, stored weights that the head uses) -> both, unchanged.
         order: (an array, another) -> the other; with multi-token prediction it waits for the first on virtual devices.
         project: (features [B,T,D] of all tokens, weights [D,...,A]) -> features of attention [B,T,...,A].
         projected: the same, after biases are added.
@@ -105,8 +105,8 @@ def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
 
     So the weight gradients are scattered before the backward pass of the blocks. Otherwise XLA's CPU backend may
     scatter them concurrently with the loop over blocks, and virtual devices may deadlock
-    (benchmarks/program/deadlock.py). JAX 0.12 does so if a device has one sequence of 4096 tokens or more. A gradient
-    of which devices have parts cannot be waited for where they have the same x.
+    (benchmarks/program/deadlock.py). JAX 0.12 does so if a device has one sequence of 4096 tokens or more.
+    Gradients that vary over more mesh axes than x are skipped, because x's gradient must not vary over them.
     """
     return x_BTD, weights
 
@@ -131,18 +131,21 @@ class LayerInfo:
     Attributes:
         kernel: the kind of attention kernel, as `causal_attention` takes it.
         reach: which earlier tokens a token attends to, unless the part is dense; None: all.
+        keeps_slices: whether slices of a layer's weights are kept for the backward pass: without a loop they cost
+            little, and slicing again would be a kernel each.
     """
 
     hooks: Hooks
     kernel: str
     reach: Reach | None
     sequence: int
+    keeps_slices: bool = False
 
     @property
     def attends_apart(self) -> bool:
         """Whether attention takes queries, keys and values as three arrays of whole sequences, as cuDNN's kernel."""
-        hooks = self.hooks
-        return self.kernel == "cudnn" and hooks.attend is Hooks.attend and hooks.projected is Hooks.projected
+        own = ("attend", "project", "projected")
+        return self.kernel == "cudnn" and all(getattr(self.hooks, name) is getattr(Hooks, name) for name in own)
 
     @property
     def positions_T(self) -> Int[Array, " T"]:

@@ -220,8 +220,8 @@ class Layers:
 
         gather = self.gather
         if not (self.loops or in_loop):
-            # Cast all layers once, before the residuals of a layer: it would keep, and copy, weights in float32. Their
-            # gradients are stacked in the dtype of the cast.
+            # Cast the weights of all layers once, outside `jax.checkpoint`. Inside, a layer's residuals would be its
+            # weights in float32, copied. Their gradients are stacked in the dtype of the cast.
             stored, gather = jax.vmap(gather)(stored), lambda weights: weights
 
         def layer(x_BTD: Array, stored: Any) -> tuple[Array, Any]:

@@ -1,12 +1,14 @@
-"""Multi-token prediction: a further block predicts the token after the next (DeepSeek-AI 2024, "DeepSeek-V3 Technical
-Report", section 2.2, equations 21 to 25, with one depth).
+"""Multi-token prediction (MTP): one more block predicts the token after the next (DeepSeek-AI 2024, "DeepSeek-V3
+Technical Report", section 2.2, equations 21 to 25, with one depth).
 
 It takes the residual stream of a token after the last block, and the embedding of the token after it:
 
     z[B,T,D] = join([norm(embedding), norm(x)]), the embedding first, as in the released weights
     y[B,T,D] = block(z), whose logits, after a norm of its own, are those of the token after the next
 
-Table and head are the model's. The last token of a sequence has no token after the next, and no loss.
+Table and head are the model's. The last token of a sequence has no token after the next, and no loss; the sum is
+divided by all tokens, as in equation 24 (Megatron-LM divides by those that have a loss), and has the z-loss, too. A
+strategy sends for the block, its embedding and its head what it sends for a layer, the embedding and the head.
 """
 
 from collections.abc import Mapping
@@ -30,7 +32,7 @@ JOIN = matrix("mtp_inputs", "embed")
 
 
 class MTP(nnx.Module):
-    """The further block, with its norms and the matrix that joins its inputs."""
+    """The MTP block, with its norms and the matrix that joins its inputs."""
 
     join_ID: nnx.Param
 

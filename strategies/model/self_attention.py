@@ -59,10 +59,10 @@ class Attention(Part):
         cuDNN's kernel takes three arrays. Out of the result of one matmul they would be copied, so each has its own
         matmul, and XLA cancels the stack against the slices of `QKV.apart`.
         """
-        if not info.attends_apart:
+        if not info.attends_apart or self.qkv_DCA.shape[1] > 3:  # of grouped queries there would be many matmuls
             return self.prepared(info.hooks.project(normed_BTD, self.qkv_DCA[...]), info)
         matrices, biases = jnp.unstack(self.qkv_DCA[...], axis=1), jnp.unstack(self.qkv_bias_CA[...])
-        if not info.hooks.needs_loop:  # then nothing was gathered, and keeping the parts saves slicing them again
+        if info.keeps_slices:  # nothing was gathered, but what has this name is kept
             matrices = [checkpoint_name(w_DA, GATHERED) for w_DA in matrices]
         parts = [
             checkpoint_name(add_bias(matmul(normed_BTD, w_DA), bias_A), KEPT)

@@ -53,7 +53,7 @@ class WeightSpec:
     Attributes:
         dims: names of its dims, in the stored order. In a model's table (`gpt.weight_specs`) a weight of the blocks is
             stacked over layers, its first dim, a weight of the leading dense layers over dense_layers, and one of the
-            further block over mtp_layers.
+            MTP block over mtp_layers.
         used_in: the dtype of its use: matrices and tables in the compute dtype, vectors (biases and scales of norms) in
             float32. A vector's gradient is a sum over all tokens, accumulated in the dtype of its use.
         deviation: standard deviation of its initial values, which are normally distributed around 0.
@@ -82,7 +82,7 @@ class WeightSpec:
 
     @property
     def is_layered(self) -> bool:
-        """Whether it is stacked over layers: of the blocks, the leading dense layers, or the further block."""
+        """Whether it is stacked over layers: of the blocks, the leading dense layers, or the MTP block."""
         return self.dims[0] in STACKS
 
     def used_dtype(self, dtype: Dtype) -> Dtype:

@@ -131,7 +131,7 @@ class Executor:
     def _ends(self) -> list[tuple[Ends, Callable[[Shared], Any]]]:
         """Work on the embedding and the head, and the ticks in which it runs.
 
-        All of a tick's work runs together, unless it contains loops over leading dense layers or the further block. No
+        All of a tick's work runs together, unless it contains loops over leading dense layers or the MTP block. No
         other collectives may run concurrently with theirs, or devices deadlock (benchmarks/program/deadlock.py).
         """
         if not {"lead", "mtp"} & {*self.ends}:

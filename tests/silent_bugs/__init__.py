@@ -3,7 +3,6 @@
 from tests.silent_bugs import (
     averages,
     experts,
-    further_tokens,
     latents,
     long_sequences,
     matrices,
@@ -11,7 +10,8 @@ from tests.silent_bugs import (
     pipelines,
     replicated,
     state,
+    token_prediction,
 )
 
-KINDS = replicated, averages, norms, latents, further_tokens, experts, long_sequences, pipelines, state, matrices
+KINDS = replicated, averages, norms, latents, token_prediction, experts, long_sequences, pipelines, state, matrices
 BUGS = [bug for kind in KINDS for bug in kind.BUGS]

@@ -25,7 +25,7 @@ from tests.strategies.models import (
     UNBALANCED,
     UNTIED,
 )
-from tests.strategies.nightly_latents import FURTHER, LATENTS
+from tests.strategies.nightly_latents import LATENTS, OF_MTP
 
 MIXTURES = [
     Case("expert", "data=2,expert=2", DROPPING, {"halves": "on", "dispatch": "all_gather", "remat": "full"}),
@@ -271,4 +271,4 @@ GRID = [
 ]
 """Every strategy on every usual mesh, and each option; sizes are powers of two."""
 
-NIGHTLY = {str(case): case for case in (*FURTHER, *LATENTS, *MIXTURES, *GRID)}.values()
+NIGHTLY = {str(case): case for case in (*OF_MTP, *LATENTS, *MIXTURES, *GRID)}.values()

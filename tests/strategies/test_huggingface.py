@@ -136,7 +136,7 @@ def test_old_folders_are_read(tmp_path):
 
 
 def test_copies_of_the_tables_are_read(tmp_path):
-    """DeepSeek-V3 was released with both tables once more, in the further block."""
+    """DeepSeek-V3 was released with both tables once more, in the MTP block."""
     folder = folder_of(tmp_path / "folder", CONFIGS["deepseek-v3"], "float32")
     there, expected = {name: tensor.copy() for name, tensor in read(folder).tensors.items()}, bytes_of(folder)
     block = f"model.layers.{CONFIGS['deepseek-v3'].layers}"
@@ -146,6 +146,9 @@ def test_copies_of_the_tables_are_read(tmp_path):
     assert bytes_of(folder) == expected
     rewrite(folder, {**there, head: there["model.embed_tokens.weight"]})
     with pytest.raises(ValueError, match=rf"1 tensors that no weight of config.json is: {head}"):
+        read(folder)
+    rewrite(folder, {name: tensor for name, tensor in there.items() if not name.startswith(block)})
+    with pytest.raises(ValueError, match=r"lacks .*; set num_nextn_predict_layers to 0"):
         read(folder)
 
 

@@ -95,7 +95,7 @@ def test_no_token_sees_a_later_one():
     model, tokens_BS = build(), tokens()
 
     def loss_at_5(x_BTD):
-        return model.losses(model.run(x_BTD)[0], tokens_BS[:, 1:])[0].reshape(3, -1)[:, 5].sum()
+        return model.losses(model.run(x_BTD)[0], tokens_BS[:, 1:]).reshape(3, -1)[:, 5].sum()
 
     size_BT = np.abs(jit(jax.grad(loss_at_5))(model.embed(tokens_BS[:, :-1]))).sum(-1)
     assert (size_BT[:, 6:] == 0).all()

@@ -13,8 +13,7 @@ from strategies import PRESETS, STRATEGIES, GPTConfig, TrainConfig
 from strategies.costs import layer
 from strategies.model import gpt
 from strategies.model.gpt import GPT, active_param_count, param_count
-from strategies.step import forward
-from tests.strategies.formulas import cost
+from strategies.step import forward_to_train
 from tests.strategies.models import MTP
 from tests.strategies.quick import jit
 
@@ -48,7 +47,7 @@ def differences():
     graph, weights = nnx.split(model)
 
     def ours(weights):
-        return forward(nnx.merge(graph, weights), tokens_BS)[1]["mtp"] / (4 * MTP.sequence)
+        return forward_to_train(nnx.merge(graph, weights), tokens_BS)[1]["mtp"] / (4 * MTP.sequence)
 
     def theirs(weights):
         return FACTOR * by_hand(nnx.merge(graph, weights), tokens_BS)
@@ -75,7 +74,7 @@ def test_it_adds_to_the_loss_of_training_only():
 
 
 def test_deepseek_v3_has_the_weights_that_were_released():
-    """Its further block has 11.6 billion parameters, of which a token uses 688 million."""
+    """Its MTP block has 11.6 billion parameters, of which a token uses 688 million."""
     without = PRESETS["deepseek-v3"]
     with_mtp = replace(without, mtp_loss=0.3)
     assert param_count(with_mtp) - param_count(without) == 11_610_068_224  # with the router's 256 biases
@@ -93,10 +92,3 @@ def test_its_flops_are_those_of_a_layer_and_logits():
     join, logits = 2 * 7168 * 2 * 7168, 2 * 129_280 * 7168
     assert more == 3 * (layer.matmul_flops(without) + join + logits)
     assert round(1e3 * more / flops(without)) == 44
-
-
-def test_a_ring_of_its_tokens_sends_no_targets():
-    """Each device of a context axis has the targets of all tokens, so only the further block's keys are sent."""
-    with_mtp, without = (cost("context", "context=4", replace(MTP, mtp_loss=loss)) for loss in (FACTOR, 0.0))
-    sent, before = (each.sent["permute", ("context",)]["keys and values"] for each in (with_mtp, without))
-    assert sent * MTP.layers == before * (MTP.layers + 1)

@@ -118,7 +118,7 @@ def test_no_token_sees_what_it_does_not_reach(options):
     x_BTD = model.embed(tokens_BS[:, :-1])
 
     def losses_T(x_BTD):
-        return model.losses(model.run(x_BTD)[0], tokens_BS[:, 1:])[0].reshape(3, -1).sum(0)
+        return model.losses(model.run(x_BTD)[0], tokens_BS[:, 1:]).reshape(3, -1).sum(0)
 
     size_TT = np.abs(jit(jax.jacrev(losses_T))(x_BTD)).sum((1, 3))
     assert ((size_TT > 0) == reaches(options, config.sequence)).all()
