@@ -56,7 +56,6 @@ MODEL: Values = {
     "vocab_multiple": (128, 1, 8),
     "head_size": (None, 4, 6),
     "rope_factor": (1.0, 8.0),
-    "mtp_loss": (0.0, 0.3),
 }
 """Fields of every model."""
 OF_EXPERTS: Values = {
@@ -81,7 +80,7 @@ OF_SIGMOIDS: Values = {
 OTHERS = {
     *("layers", "embed", "heads", "key_heads", "vocab", "sequence", "block", "full_attention_every"),
     *("attention_window", "attention_stride", "attention_pattern", "attention_summary", "experts", "dense_layers"),
-    *("latent_rank", "query_rank", "rotary_size", "value_size", "context_payload"),
+    *("latent_rank", "query_rank", "rotary_size", "value_size", "context_payload", "mtp_loss"),
     *("batch_size", "microbatches", "attention"),
 }
 """Fields that are drawn together."""
@@ -118,7 +117,8 @@ def draw(seed: int) -> Composition:
     latents = _latents(Random(~seed), model)
     if latents and any("context_payload" in axis.options for axis in made.axes if axis.name in mesh.sizes):
         train |= {"context_payload": random.choice(("auto", "latent", "expanded"))}
-    return Composition(strategy, str(mesh), {**model, **latents}, {**sizes, **kernel, **train}, backend)
+    predicted = {"mtp_loss": Random(f"mtp {seed}").choice((0.0, 0.0, 0.3))}
+    return Composition(strategy, str(mesh), {**model, **latents, **predicted}, {**sizes, **kernel, **train}, backend)
 
 
 def _strategy(random: Random) -> str:
