@@ -3,7 +3,6 @@
 import inspect
 import re
 
-import jax
 import pytest
 
 from benchmarks.simulate.machine import RANGES, Constants
@@ -31,13 +30,11 @@ def test_every_constant_has_its_range_and_meaning():
         assert f"| `{name}` | {low:g} | {high:g} | {meanings[name]} |\n" in CONSTANTS
 
 
-def test_a_figure_that_depends_on_the_version_says_of_which():
-    """The memory of the best without recomputation is the one that the page gives for this JAX."""
-    figures = dict(re.findall(r"([0-9.]+) GiB\s+with JAX ([0-9.]+[0-9])", GUIDES["search"]))
-    by_version = {version: float(gib) for gib, version in figures.items()}
+def test_the_memory_without_recomputation_is_what_the_page_says():
+    """Of the best candidate, if it recomputes nothing."""
     case = {"batch_size": 64, "dtype": "bfloat16", "remat": "none", "gather": "layer"}
     needed = cost.predict("fsdp", PRESETS["gpt2-xl"], "fsdp=8", TrainConfig(**case), "cuda").needed_bytes
-    assert round(needed / 2**30, 1) == by_version[".".join(jax.__version__.split(".")[:2])]
+    assert f"With `--remat none`, `fsdp=8` takes {needed / 2**30:.1f} GiB." in GUIDES["search"]
 
 
 @pytest.mark.parametrize("name", machine_names())
