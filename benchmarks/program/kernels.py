@@ -18,8 +18,6 @@ from strategies.core.rules import OPTIMIZER_SCOPE
 Kind = Literal["matmul", "attention", "copy", "optimizer", "pass"]
 """What a kernel does: "copy" moves or casts arrays and computes nothing; "pass" is any other pass over memory."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-OPTIMIZER = "optimizer"
-"""The scope of what the optimizer computes, in the names of instructions. A fusion may have no name of its own."""
 _MOVES = {
     *("parameter", "constant", "bitcast", "tuple", "slice", "dynamic-slice", "dynamic-update-slice", "copy", "reshape"),
     *("transpose", "concatenate", "convert", "copy-start", "broadcast", "pad"),
@@ -97,6 +95,7 @@ def kind_of(module: Module, instruction: Instruction) -> Kind:
         return "attention"
     if any(each.opcode in MATMULS or each.target in KERNELS for each in inside):
         return "matmul"
+    # A fusion may have no name of its own.
     if any(f"/{OPTIMIZER_SCOPE}/" in each.attributes.get("op_name", "") for each in inside):
         return "optimizer"
     return "copy" if {each.opcode for each in inside} <= _MOVES else "pass"

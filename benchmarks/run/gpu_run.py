@@ -182,7 +182,7 @@ def predicted(case: Case) -> dict[str, float] | None:
 
 
 def main() -> int:
-    """Measure all groups, or as many as the time allows."""
+    """Measure the groups one after the other until the time is up."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of gpu_run.json and of the trace")
     parser.add_argument("--preset", help="a small model for all groups, such as nano")

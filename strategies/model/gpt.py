@@ -146,13 +146,15 @@ class GPT(nnx.Module):
     def training_losses(
         self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"], next_BTD: Array | None = None
     ) -> tuple[Float[Array, " N"], Extras]:
-        """`losses`, and what multi-token prediction adds to their sum: its own loss, named "mtp", and the extras of its
-        block. `next_BTD` are the embeddings of the targets, which are looked up if they are not given.
+        """`losses`, and what multi-token prediction adds: its loss, "mtp", and the extras of its block. `next_BTD` are
+        the embeddings of the targets, which are looked up if they are not given.
         """
         if not hasattr(self, "mtp"):
             return self.losses(x_BTD, targets_BT), {}
-        embed: Any = self._ready(nnx.split(self.embedding)).look_up
-        (y_BTD, extras), norm = self._mtp_block(x_BTD, embed(targets_BT, self.hooks) if next_BTD is None else next_BTD)
+        following_BTD: Any = next_BTD
+        if next_BTD is None:
+            following_BTD = self._ready(nnx.split(self.embedding)).look_up(targets_BT, self.hooks)
+        (y_BTD, extras), norm = self._mtp_block(x_BTD, following_BTD)
         graph, weights = nnx.split(self.head)
         y_BTD, (weights, table) = self.hooks.head(y_BTD, (weights, nnx.state(self.embedding)["token_VD"]))
         head, sequence = self._ready((graph, weights)), targets_BT.shape[1]
@@ -196,7 +198,7 @@ class GPT(nnx.Module):
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Next-token logits in float32, without padding, on one device: for sampling."""
         head = self._ready(nnx.split(self.head))
-        token_VD = head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(self.embedding.token_VD)
+        token_VD = self._table(head, self.embedding.token_VD)
         return (head.norm(x_BTD) @ token_VD.T)[..., : head.vocab].astype(jnp.float32)
 
     def _ready(self, split: Split) -> Any:

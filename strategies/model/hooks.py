@@ -15,7 +15,7 @@ from strategies.model.attention import Attended, Reach, causal_attention
 from strategies.model.grouped_matmul import GroupedMatmuls
 from strategies.model.layers import after
 from strategies.model.router import Routed
-from strategies.model.weights import WeightSpec, look_up, project
+from strategies.model.weights import WeightSpec, look_up, project, varying_axes
 
 Exchanged = tuple[Routed, Callable[[Array], Array]]
 """Result of `Hooks.exchange`."""
@@ -113,12 +113,8 @@ def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
 
 def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]:
     dx_BTD, dweights = grads
-    first = [grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights) if _varying(grad) <= _varying(dx_BTD)]
+    first = [grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights) if varying_axes(grad) <= varying_axes(dx_BTD)]
     return after(sum(first, jnp.zeros(())), dx_BTD), dweights
-
-
-def _varying(x: Array) -> frozenset[str]:
-    return jax.typeof(x).manual_axis_type.varying
 
 
 head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_backward)

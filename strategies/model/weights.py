@@ -175,9 +175,14 @@ def zeros_like(x: Any, dtype: Any) -> Array:
     return resharded(jnp.zeros(x.shape, dtype, out_sharding=P(*spec.partitions)), unreduced=spec.unreduced)
 
 
+def varying_axes(x: Array) -> frozenset[str]:
+    """The mesh axes over which an array varies, inside `jax.shard_map`."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
 def varying_as(x: Array, like: Array) -> Array:
     """Mark x as varying over the mesh axes over which another array varies, inside `jax.shard_map`."""
-    missing = tuple(jax.typeof(like).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying)
+    missing = tuple(varying_axes(like) - varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 

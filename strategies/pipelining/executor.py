@@ -132,7 +132,7 @@ class Executor:
         """Work on the embedding and the head, and the ticks in which it runs.
 
         All of a tick's work runs together, unless it contains loops over leading dense layers or the MTP block. No
-        other collectives may run concurrently with theirs, or devices deadlock (benchmarks/program/deadlock.py).
+        other collectives may run concurrently with theirs, or virtual devices deadlock (program/deadlock.py).
         """
         if not {"lead", "mtp"} & {*self.ends}:
             return [(ends, lambda shared, i=i: shared.ends == i) for i, ends in enumerate(self.ticks.ends)]
