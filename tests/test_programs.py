@@ -14,6 +14,7 @@ ROOMS = "strategies", "benchmarks", "results"
 PROGRAMS = {
     "benchmarks.__main__",
     "benchmarks.run.__main__",
+    "benchmarks.run.gpu_run",
     "benchmarks.run.pool",
     "benchmarks.run.server",
     "benchmarks.simulate.intervals",

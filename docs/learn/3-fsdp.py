@@ -105,15 +105,15 @@ ax.legend(["weights", "gradients", "m and v", "activations"], title="MiB on each
 # embedding and head. D = 128.
 #
 # - Forward, all are gathered.
-# - Backward, the layers are gathered again, but for four biases of D in each, which no gradient needs.
+# - Backward, the layers are gathered again, but for their biases, 9 D in each, which no gradient needs.
 # - All gradients are scattered, those of the token table of 256 × D twice: embedding and head share it.
 # - Loss and gradient norm are all-reduced, 7 bytes each.
 #
 # <details markdown="1"><summary>Answer</summary>
 #
-# Forward 1,627,392 × 4 × 7/8 = 5,695,872. Backward, without 4 × 8 × 128 = 4,096 numbers in biases,
-# (1,627,392 - 41,216 - 4,096) × 3.5 = 5,537,280. Gradients (1,627,392 + 32,768) × 3.5 = 5,810,560. With 14
-# bytes, 17,043,726.
+# Forward 1,627,392 × 4 × 7/8 = 5,695,872. Backward, without 9 × 8 × 128 = 9,216 numbers in biases,
+# (1,627,392 - 41,216 - 9,216) × 3.5 = 5,519,360. Gradients (1,627,392 + 32,768) × 3.5 = 5,810,560. With 14
+# bytes, 17,025,806.
 #
 # </details>
 #

@@ -182,7 +182,7 @@ CALLS: dict[type[Exception], list[Row]] = {
             ([{"batch": True}, {"batch": True}], "batch and tokens have the axis toy twice; omit one of them"),
             ([{"shards": True}], "shards has the axis toy, which does not split the batch; add it to batch"),
             ([{"updates": True}], "updates has the axis toy, which does not split the batch; add it to batch"),
-            ([{"dims": ("head",)}], "no weight has the dim 'head'; dims are layers, dense_layers, vocab, "),
+            ([{"dims": ("head",)}], "no weight has the dim 'head'; dims are layers, dense_layers, mtp_layers, "),
             (
                 [{"batch": True, "shards": True}, {"name": "other", "batch": True, "updates": True}],
                 "weights are sharded over toy, and so are their updates; ",
