@@ -145,7 +145,7 @@ def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
     infeasible: list[tuple[Case, str]] = []
     for case in cases:
         try:
-            cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.backend)
+            cost = predict(case.strategy, case.config, case.mesh, case.training(), case.backend)
             candidate = Candidate(case, cost, machine)
             if candidate.needed_bytes > usable_bytes(machine):
                 too_large.append(candidate)  # and not predicted, which takes long
