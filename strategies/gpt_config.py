@@ -13,6 +13,7 @@ from strategies.infeasible import Infeasible
 from strategies.schema import Amount, Positive, require_types
 
 AttentionPattern = Literal["strided", "fixed"]
+BalanceOver = Literal["batch", "sequence"]
 Router = Literal["softmax", "renormalised", "sigmoid"]
 Layers = Annotated[int, Meta(ge=1, le=100_000)]
 Size = Annotated[int, Meta(ge=1, le=2**40)]
@@ -75,6 +76,8 @@ class GPTConfig:
             Tokens beyond it are dropped. None: no token is dropped.
         expert_group: consecutive tokens of a sequence that form a group; default: the whole sequence.
         balance_loss: factor of the load-balancing loss of each layer.
+        balance_over: the tokens among which experts are balanced: those of the batch, or microbatch, or of a sequence
+            (model/experts.py).
         router_z_loss: factor of (log Z)^2 of each token in each layer, Z the denominator of the router's softmax.
 
     Raises:
@@ -122,6 +125,7 @@ class GPTConfig:
     capacity_factor: Positive | None = None
     expert_group: Size | None = None
     balance_loss: Amount = 0.0
+    balance_over: BalanceOver = "batch"
     router_z_loss: Amount = 0.0
 
     def __post_init__(self) -> None:

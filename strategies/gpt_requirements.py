@@ -14,7 +14,7 @@ OF_SIGMOIDS = "routed_scale", "router_bias_rate", "router_groups", "groups_per_t
 """Fields of `GPTConfig` that need router="sigmoid"."""
 OF_EXPERTS = (
     *("dense_layers", "experts_per_token", "expert_mlp", "shared_mlp", "router", "routing", *OF_SIGMOIDS),
-    *("capacity_factor", "expert_group", "balance_loss", "router_z_loss"),
+    *("capacity_factor", "expert_group", "balance_loss", "balance_over", "router_z_loss"),
 )
 """Fields of `GPTConfig` that need `experts`."""
 OF_LATENTS = "query_rank", "rotary_size", "value_size", "rope_mscale"
@@ -91,6 +91,8 @@ def _require_experts(config: Any) -> None:
     require_divides("expert_group", config.group_tokens, "it", sequence=config.sequence)
     if config.router != "sigmoid":
         _require_left_out(config, OF_SIGMOIDS, "router=sigmoid; omit it")
+    if not config.balance_loss:
+        _require_left_out(config, ("balance_over",), "a model with a balance loss; set balance_loss")
     require_divides("router_groups", config.router_groups, "it", experts=config.experts)
     require_at_most("groups_per_token", config.groups_per_token, router_groups=config.router_groups)
     reach = config.experts // config.router_groups * config.groups_per_token

@@ -98,6 +98,7 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
                 router_bias_rate=0.001,
                 capacity_factor=1.25,
                 balance_loss=0.0001,
+                balance_over="sequence",
             ),
             "micro": GPTConfig(layers=8, embed=256, heads=8, vocab=2048, sequence=128, tied=False),
             # Radford et al. 2019, table 2, as released.

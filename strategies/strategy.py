@@ -20,7 +20,7 @@ from strategies.backends.device_mesh import device_mesh, mark_varying
 from strategies.backends.xla_options import xla_options
 from strategies.config import DEFAULTS, TrainConfig
 from strategies.core.axis import Axis, placement_of
-from strategies.core.placement import Placement, size_of
+from strategies.core.placement import Axes, Placement, size_of
 from strategies.core.plan import Plan, applicable, require_options
 from strategies.core.shards import reduce_scatter
 from strategies.core.traffic import Traffic, traffic
@@ -38,13 +38,9 @@ from strategies.step import Implementation, Step
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
     """All axes' functions of a step. Each field, and each hook, belongs to one axis."""
-    split = plan.over((*plan.placement.batch, *plan.placement.tokens))
-
-    def batch_sum(x: Array) -> Array:
-        return mark_varying(lax.psum(x, split), split)
-
     of_all = {"grouped_matmuls": plan.grouped_matmuls, "needs_loop": plan.needs_loop, **vocabulary_hooks(plan)}
-    of_all |= {"batch_sum": batch_sum} if split else {}
+    sums = {"batch_sum": (*plan.placement.batch, *plan.placement.tokens), "sequence_sum": plan.placement.tokens}
+    of_all |= {name: partial(_sum, axes=split) for name, axes in sums.items() if (split := plan.over(axes))}
     hooks, functions = dict.fromkeys(of_all, ""), dict[str, str]()
     found: dict[str, Any] = {}
     for axis in plan.active:
@@ -55,6 +51,10 @@ def compose(plan: Plan, mesh: Mesh) -> Implementation:
         found |= _claimed(own, functions, axis.name)
     of_all = {**ordering_hooks(plan), **of_all}
     return Implementation(**{**found, "hooks": replace(ONE_DEVICE, **of_all)})
+
+
+def _sum(x: Array, axes: Axes) -> Array:
+    return mark_varying(lax.psum(x, axes), axes)
 
 
 def ordering_hooks(plan: Plan) -> Mapping[str, Callable[..., Any]]:

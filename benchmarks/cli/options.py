@@ -23,7 +23,7 @@ from benchmarks.cli.values import (
     workers,
 )
 from strategies.config import Dtype, PipelineSchedule, Remat
-from strategies.gpt_config import AttentionPattern, GPTConfig, Router
+from strategies.gpt_config import AttentionPattern, BalanceOver, GPTConfig, Router
 from strategies.names import unknown
 from strategies.presets import PRESETS
 from strategies.schema import SchemaError, checked
@@ -71,6 +71,7 @@ MODEL_KEYS = {
     "capacity_factor": "drop tokens of an expert beyond this times the mean",
     "expert_group": "consecutive tokens that share an expert's capacity",
     "balance_loss": "coefficient of the load-balancing loss",
+    "balance_over": f"tokens among which it balances experts: those of a {' or of a '.join(get_args(BalanceOver))}",
     "router_z_loss": "coefficient of the router's z-loss",
     "block": "architecture: gpt2, llama, qwen2, qwen3, olmoe, gpt_oss",
     "rope_theta": "base of rotary embeddings",

@@ -138,11 +138,17 @@ def _held_elements(plan: Plan, weight: Weight) -> int:
 
 
 def balance(plan: Plan) -> Iterator[Traffic]:
-    """Number of choices of each expert, over the axes that split tokens, once a microbatch (model/experts.py)."""
+    """Number of choices of each expert, over the axes that split tokens, once a microbatch (model/experts.py).
+
+    Balanced over each sequence, those of each sequence, over the axes that split sequences.
+    """
+    batch, tokens = plan.placement.batch, plan.placement.tokens
     if plan.config.balance_loss:
-        axes = *plan.placement.batch, *plan.placement.tokens
         numbers = plan.layers_and_mtp * plan.block.mixtures() * plan.config.dim_sizes["experts"]
-        yield from traffic(plan, "choices", "all_reduce", axes, plan.train.microbatches * numbers, when="forward")
+        of_sequences = plan.config.balance_over == "sequence"
+        times = plan.train.batch_size // plan.size(*batch) if of_sequences else plan.train.microbatches
+        axes = tokens if of_sequences else (*batch, *tokens)
+        yield from traffic(plan, "choices", "all_reduce", axes, times * numbers, when="forward")
 
 
 def replica_sums(plan: Plan) -> Iterator[Traffic]:

@@ -60,12 +60,15 @@ class ExpertsCosts(PartCosts):
     def kept_bytes(share: Share) -> int:
         """Router logits, slots, gate and up; with an expert axis also what arrived from other devices.
 
-        With a load-balancing loss also the choices of each expert, which were summed over devices. With `remat="none"`
+        With a load-balancing loss also the choices of each expert, of each sequence or all, which were summed over
+        devices. With `remat="none"`
         all rows are kept, seven arrays around SiLU, six of the shared expert, and the loads of biased experts.
         """
         config, tokens, size = share.config, share.tokens, share.itemsize
         experts, embed = config.dim_sizes["experts"], config.embed
         counts = 4 * experts if config.balance_loss or share.train.remat == "none" else 0
+        if config.balance_over == "sequence":
+            counts *= share.tokens * share.contexts // config.sequence
         if share.train.remat == "full":
             return counts
         rows, shared = rows_of(share), tokens * share.shared_mlp

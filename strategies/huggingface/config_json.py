@@ -17,7 +17,7 @@ from strategies.model.block import block_of
 from strategies.model.gpt import resolved
 from strategies.schema import checked
 
-OF_TRAINING = {"vocab_multiple", "capacity_factor", "expert_group", "balance_loss", "router_z_loss"}
+OF_TRAINING = {"vocab_multiple", "capacity_factor", "expert_group", "balance_loss", "balance_over", "router_z_loss"}
 """Fields of `GPTConfig` that a folder does not have, because they are chosen for each training."""
 OPTIONAL_PARTS = "experts", "latent_rank"
 """Fields of `GPTConfig` that all models of a family have, or none."""

@@ -100,6 +100,8 @@ class Experts(Part):
         routes = self.routes(x_ND, info)
         count_E = choices_of(routes.experts_Nk, experts)
         sums = {"count_E": count_E, "probs_E": routes.probs_NE.sum(0), "squares": jnp.square(routes.log_z_N).sum()}
+        if config.balance_over == "sequence":
+            sums["balance"] = self._balance_of_sequences(routes, len(normed_BTD), hooks)
         sums["dropped"] = dropped_choices(routes.experts_Nk, experts, len(x_ND) // group, capacity)
         routed = Routed(x_ND, routes.weights_Nk.astype(x_ND.dtype), routes.experts_Nk, experts)
         routed, give_back = hooks.exchange(routed)
@@ -121,16 +123,27 @@ class Experts(Part):
 
         The load-balancing loss is E sum_e f_e P_e, with f_e the share of all choices that choose expert e, and P_e its
         mean probability (Fedus et al. 2021, "Switch Transformer", equations 4 to 6), over the whole batch or
-        microbatch. Its gradient flows through P_e alone, so with f_e summed over devices (the hook `batch_sum`) it is a
-        sum over tokens. The z-loss is the mean of (log Z)^2 (Zoph et al. 2022, "ST-MoE", equation 5).
+        microbatch, or over each sequence and then averaged (DeepSeek-AI 2024, "DeepSeek-V3", equations 17 to 20). Its
+        gradient flows through P_e alone, so with f_e summed over devices (the hooks `batch_sum` and `sequence_sum`) it
+        is a sum over tokens. The z-loss is the mean of (log Z)^2 (Zoph et al. 2022, "ST-MoE", equation 5).
         """
         config, count_E = self.config, sums["count_E"]
         load = 0 if self.router_bias_E is None else load_term(self.router_bias_E[...], count_E)
-        if config.balance_loss:
-            count_E = checkpoint_name(hooks.batch_sum(count_E), TOTALS)
-        balance = len(count_E) * (count_E / count_E.sum() * sums["probs_E"]).sum()
+        if config.balance_over == "sequence":
+            balance = sums["balance"]
+        else:
+            count_E = checkpoint_name(hooks.batch_sum(count_E), TOTALS) if config.balance_loss else count_E
+            balance = len(count_E) * (count_E / count_E.sum() * sums["probs_E"]).sum()
         losses = {"balance_loss": config.balance_loss * balance + load}
         return {**losses, "router_z_loss": config.router_z_loss * sums["squares"]}
+
+    def _balance_of_sequences(self, routes: Routes, sequences: int, hooks: Hooks) -> Array:
+        """The load-balancing losses of sequences, as a sum over this device's tokens."""
+        experts, choices = routes.probs_NE.shape[1], self.config.experts_per_token * self.config.sequence
+        experts_BM = routes.experts_Nk.reshape(sequences, -1)
+        count_BE = (experts_BM[..., None] == jnp.arange(experts)).sum(1).astype(jnp.float32)
+        count_BE = checkpoint_name(hooks.sequence_sum(count_BE), TOTALS)
+        return experts * (count_BE / choices * routes.probs_NE.reshape(sequences, -1, experts).sum(1)).sum()
 
     def routes(self, x_ND: Array, info: LayerInfo) -> Routes:
         """The router's decisions for tokens."""

@@ -57,6 +57,7 @@ class Hooks:
         grouped_matmuls: how blocks of rows of experts are multiplied; None if the rows are in buffers (experts.py).
         needs_loop: whether layers stay a loop even if one iteration runs all of them (layers.py).
         batch_sum: a sum over this device's tokens -> the sum over all tokens of the batch, or of the microbatch.
+        sequence_sum: a sum over this device's tokens of each sequence -> the sum over all tokens of the sequence.
         look_up: (rows of the token table on this device, row of each token) -> the rows found; zero for others.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of vocabulary rows on this device -> index of the first.
@@ -88,6 +89,7 @@ class Hooks:
     grouped_matmuls: GroupedMatmuls | None = None
     needs_loop: bool = True
     batch_sum: Callable[[Array], Array] = lambda x: x
+    sequence_sum: Callable[[Array], Array] = lambda x: x
     embed_sum: Callable[[Array], Array] = lambda x: x
     look_up: Callable[[Array, Array], Array] = look_up
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0

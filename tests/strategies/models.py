@@ -54,6 +54,8 @@ DEEPSEEK = dataclasses.replace(
     router_bias_rate=0.01,
     router_groups=4,
     groups_per_token=2,
+    balance_loss=0.05,
+    balance_over="sequence",
 )
 LATENT_KEYS = dataclasses.replace(LATENT, query_rank=None)
 # Multi-token prediction: with a table of its own, and of a mixture like DeepSeek's.

@@ -80,7 +80,7 @@ OF_SIGMOIDS: Values = {
 OTHERS = {
     *("layers", "embed", "heads", "key_heads", "vocab", "sequence", "block", "full_attention_every"),
     *("attention_window", "attention_stride", "attention_pattern", "attention_summary", "experts", "dense_layers"),
-    *("latent_rank", "query_rank", "rotary_size", "value_size", "context_payload", "mtp_loss"),
+    *("latent_rank", "query_rank", "rotary_size", "value_size", "context_payload", "mtp_loss", "balance_over"),
     *("batch_size", "microbatches", "attention"),
 }
 """Fields that are drawn together."""
@@ -117,8 +117,10 @@ def draw(seed: int) -> Composition:
     latents = _latents(Random(~seed), model)
     if latents and any("context_payload" in axis.options for axis in made.axes if axis.name in mesh.sizes):
         train |= {"context_payload": random.choice(("auto", "latent", "expanded"))}
-    predicted = {"mtp_loss": Random(f"mtp {seed}").choice((0.0, 0.0, 0.3))}
-    return Composition(strategy, str(mesh), {**model, **latents, **predicted}, {**sizes, **kernel, **train}, backend)
+    losses: dict[str, Any] = {"mtp_loss": Random(f"mtp {seed}").choice((0.0, 0.0, 0.3))}
+    if model.get("balance_loss"):
+        losses["balance_over"] = Random(f"balance {seed}").choice(("batch", "sequence"))
+    return Composition(strategy, str(mesh), {**model, **latents, **losses}, {**sizes, **kernel, **train}, backend)
 
 
 def _strategy(random: Random) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +141,24 @@ def test_the_gradient_of_the_load_balancing_loss_is_that_of_the_mean_probabiliti
     share_E = np.bincount(np.asarray(chosen_Nk).reshape(-1), minlength=6) / chosen_Nk.size
     expected = jax.grad(lambda w: 6 * (share_E * jax.nn.softmax(x_ND @ w).sum(0)).sum())(experts.router_DE[...])
     np.testing.assert_allclose(got[...], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_load_balancing_loss_of_sequences_is_their_mean():
+    """It is that of each sequence alone, averaged, and so is its gradient. Over both together it is another."""
+    whole = dataclasses.replace(MOE_DROPPING, balance_loss=1.0)
+    experts, x_BTD = part(whole)
+    graph, weights = nnx.split(experts, nnx.Param)
+
+    def of(config, weights, x_BTD):
+        experts = nnx.merge(graph, weights)
+        experts.config = config
+        return run(experts, x_BTD)[1]["balance_loss"]
+
+    over = dataclasses.replace(whole, balance_over="sequence")
+    got = jax.value_and_grad(lambda w: of(over, w, x_BTD))(weights)
+    expected = jax.value_and_grad(lambda w: sum(of(whole, w, x_TD[None]) for x_TD in x_BTD))(weights)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, expected)
+    assert float(got[0]) != pytest.approx(float(of(whole, weights, x_BTD)), rel=1e-3)
 
 
 def test_counts_and_flops_are_those_of_the_active_experts():
