@@ -231,7 +231,8 @@ def _gelu(x: Array) -> Array:
 gelu = jax.custom_vjp(_gelu)
 """GELU by tanh (Hendrycks & Gimpel 2016, section 2). The gradient computes the tanh again.
 
-Without the barrier XLA would write the tanh, which it shares with GELU itself, to memory.
+Without the barrier XLA would write the tanh, which it shares with GELU itself, to memory. None is shared with the
+forward pass, because `jax.checkpoint` or a loop is in between.
 """
 gelu.defvjp(lambda x: (_gelu(x), x), lambda x, dy: jax.vjp(_gelu, lax.optimization_barrier(x))[1](dy))
 
@@ -254,7 +255,7 @@ def _gelu_matmul_forward(x_NF: Array, w_FD: Array) -> tuple[Array, tuple[Array, 
 
 def _gelu_matmul_backward(kept: tuple[Array, Array], dy_ND: Array) -> tuple[Array, Array]:
     x_NF, w_FD = kept
-    return jax.vjp(_gelu_matmul, lax.optimization_barrier(x_NF), w_FD)[1](dy_ND)
+    return jax.vjp(_gelu_matmul, x_NF, w_FD)[1](dy_ND)
 
 
 gelu_matmul.defvjp(_gelu_matmul_forward, _gelu_matmul_backward)
