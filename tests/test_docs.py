@@ -5,6 +5,7 @@ import re
 import pytest
 
 import strategies
+from benchmarks.cli.tables import amount
 from docs.reference import api, commands, modes, optimizers, payloads, schedules
 from tests.processes import ROOT
 
@@ -63,12 +64,20 @@ def test_beyond_adamw_programs_send_what_formulas_say():
 
 
 def test_the_page_of_modes_is_what_its_script_makes_of_its_table():
-    """`python -m docs.reference.modes`. On CPUs and GPUs all steps but those of `auto` send what formulas say."""
+    """`python -m docs.reference.modes`. On CPUs and GPUs all steps but those of `auto` send what formulas say.
+
+    On H100s XLA casts biases to bfloat16 before `explicit` gathers them along fsdp: in each of four layers 9 x 256
+    numbers, and with tensor 2 x 256.
+    """
     committed, rows = modes.PAGE.read_text(), modes.read()
     assert modes.page(committed) == committed
     assert {row["status"] for row in rows} == {"ok"}
     as_stated = [row for row in rows if not row["topology"].startswith("v5e") and row["strategy"] != "auto"]
-    assert {row["changed"] for row in as_stated} == {""}
+    changed = {(row["topology"], row["mesh"], row["strategy"], row["changed"]) for row in as_stated if row["changed"]}
+    assert changed == {
+        ("h100:2x8", mesh, "explicit", f"all_gather over fsdp: {amount(4 * numbers * 2 * share, 'B')} less")
+        for mesh, numbers, share in (("fsdp=16", 9 * 256, 15 / 16), ("fsdp=4,tensor=4", 2 * 256, 3 / 4))
+    }
 
 
 def test_every_experiment_has_one_line_of_result():

@@ -36,8 +36,7 @@ BATCH_SIZES = (16, 8)
 """The largest first: its rows are the curve over numbers of devices."""
 ROUNDS = 20
 EXTRA_SECONDS = 40.0
-"""Seconds of further rounds in a run, divided among its groups of comparable steps. They are of steps with wide
-intervals, in groups whose `ROUNDS` took less time."""
+"""Seconds of a run for further rounds of steps with wide intervals, divided among groups whose `ROUNDS` took less."""
 CASE_TIMEOUT = 600.0
 LOST_AFTER = 30.0
 """Default seconds without heartbeat after which a process counts as lost."""
@@ -118,7 +117,7 @@ def dashed(name: str) -> str:
 
 NEVER_OPTIONS = {
     *("rope_factor", "mtp_loss", "norm_epsilon", "tied", "vocab_multiple", "full_attention_every"),
-    *("latent_rank", "query_rank", "rotary_size", "value_size", "rope_mscale"),
+    *("latent_rank", "query_rank", "rotary_size", "value_size", "rope_mscale", "balance_over"),
 }
 MOVED = {f"--{dashed(key)}": f"--model {key}={{}}" for key in MODEL_KEYS if key not in NEVER_OPTIONS}
 MOVED |= {"--untied": "--model tied=false"}
