@@ -105,7 +105,8 @@ all-reduces, and on H100s XLA scatters 282 MB less of gpt2-xl's gradients, as mu
 nano with 16 sequences in float32, on eight virtual CPU devices of a shared machine with two cores, where other programs
 ran all the time. The placements of Muon were timed interleaved, in 20 rounds; AdamW before them, not interleaved with
 them. All devices share the cores, so the column shows work, not links: a gather has eight devices orthogonalise all
-matrices, dealing out has each matrix orthogonalised once. Since then biases are not gathered again, 18 kB.
+matrices, dealing out has each matrix orthogonalised once. The measured steps
+still gathered biases again, 18 kB.
 
 {measured}
 

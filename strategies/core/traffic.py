@@ -140,7 +140,7 @@ def _held_elements(plan: Plan, weight: Weight) -> int:
 def balance(plan: Plan) -> Iterator[Traffic]:
     """Number of choices of each expert, over the axes that split tokens, once a microbatch (model/experts.py).
 
-    Balanced over each sequence, those of each sequence, over the axes that split sequences.
+    Where experts are balanced over each sequence, there are numbers for each, over the axes that split sequences.
     """
     batch, tokens = plan.placement.batch, plan.placement.tokens
     if plan.config.balance_loss:

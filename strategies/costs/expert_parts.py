@@ -60,9 +60,9 @@ class ExpertsCosts(PartCosts):
     def kept_bytes(share: Share) -> int:
         """Router logits, slots, gate and up; with an expert axis also what arrived from other devices.
 
-        With a load-balancing loss also the choices of each expert, of each sequence or all, which were summed over
-        devices. With `remat="none"`
-        all rows are kept, seven arrays around SiLU, six of the shared expert, and the loads of biased experts.
+        With a load-balancing loss also the choices of each expert, by all tokens or by each sequence's, which were
+        summed over devices. With `remat="none"` all rows are kept, seven arrays around SiLU, six of the shared expert,
+        and the loads of biased experts.
         """
         config, tokens, size = share.config, share.tokens, share.itemsize
         experts, embed = config.dim_sizes["experts"], config.embed

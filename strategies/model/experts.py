@@ -140,8 +140,8 @@ class Experts(Part):
     def _balance_of_sequences(self, routes: Routes, sequences: int, hooks: Hooks) -> Array:
         """The load-balancing losses of sequences, as a sum over this device's tokens."""
         experts, choices = routes.probs_NE.shape[1], self.config.experts_per_token * self.config.sequence
-        experts_BM = routes.experts_Nk.reshape(sequences, -1)
-        count_BE = (experts_BM[..., None] == jnp.arange(experts)).sum(1).astype(jnp.float32)
+        experts_BTk = routes.experts_Nk.reshape(sequences, -1, self.config.experts_per_token)
+        count_BE = jax.vmap(partial(choices_of, experts=experts))(experts_BTk)
         count_BE = checkpoint_name(hooks.sequence_sum(count_BE), TOTALS)
         return experts * (count_BE / choices * routes.probs_NE.reshape(sequences, -1, experts).sum(1)).sum()
 

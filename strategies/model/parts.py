@@ -231,8 +231,8 @@ def _gelu(x: Array) -> Array:
 gelu = jax.custom_vjp(_gelu)
 """GELU by tanh (Hendrycks & Gimpel 2016, section 2). The gradient computes the tanh again.
 
-Without the barrier XLA would write the tanh, which it shares with GELU itself, to memory. None is shared with the
-forward pass, because `jax.checkpoint` or a loop is in between.
+Without the barrier XLA would write the tanh, which it shares with GELU itself, to memory. `gelu_matmul` needs none:
+between its passes is `jax.checkpoint` or a loop.
 """
 gelu.defvjp(lambda x: (_gelu(x), x), lambda x, dy: jax.vjp(_gelu, lax.optimization_barrier(x))[1](dy))
 
