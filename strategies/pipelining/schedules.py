@@ -90,12 +90,22 @@ class Schedule:
 
     def part(self, stage: int, chunk: int) -> int:
         """Which part of the model a stage's chunk is."""
-        return chunk * self.stages + self.route(chunk)[stage]
+        return self._parts[chunk][stage]
 
     def stage_of(self, part: int) -> int:
         """The stage that has a part of the model."""
-        chunk, place = divmod(part, self.stages)
-        return self.route(chunk)[place]
+        return self._stages[part]
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[int, ...], ...]:
+        """The part that is each chunk [chunks][stages]."""
+        chunks = range(self.chunks)
+        return tuple(tuple(chunk * self.stages + place for place in self.route(chunk)) for chunk in chunks)
+
+    @cached_property
+    def _stages(self) -> tuple[int, ...]:
+        """The stage that has each part."""
+        return tuple(stage for chunk in range(self.chunks) for stage in self.route(chunk))
 
     def route(self, chunk: int) -> range:
         """The stages in the order in which a microbatch passes through a chunk; backwards, it is its own inverse."""

@@ -5,22 +5,20 @@ content has been used. The buffer of arrivals has one extra slot, the last, that
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from strategies.config import PipelineSchedule
 from strategies.pipelining.orders import stage_schedule
-from strategies.pipelining.schedules import Kind, Op, PassTimes, Schedule
+from strategies.pipelining.schedules import Kind, PassTimes, Schedule
 
 KINDS: tuple[Kind | None, ...] = (None, "F", "B", "W")
 """Kinds of turns by their number in the arrays; None is idle."""
-
-Key = tuple[int, Op]
-Lifetimes = Mapping[Key, tuple[int, int]]
 
 
 class Turn(NamedTuple):
@@ -95,38 +93,40 @@ class Ticks:
     @classmethod
     def of(cls, schedule: Schedule) -> "Ticks":
         """Compute the ticks and slots of a schedule's operations."""
-        tick_of = {(stage, op): tick for stage, row in enumerate(schedule.table) for tick, op in enumerate(row) if op}
-        last: Kind = "W" if schedule.splits_backward else "B"
+        at, parts = ticks_of(schedule), range(schedule.stages * schedule.chunks)
+        stage_of = [schedule.stage_of(part) for part in parts]
+        stages, chunks = np.array(stage_of)[:, None], np.array(parts)[:, None] // schedule.stages
 
-        arrivals = [Arrival.of(schedule.needs(*key), key, tick_of) for key in tick_of if key[1].kind != "W"]
+        # At the end of which tick the operand arrives. An embedded microbatch arrives before the tick of its first use,
+        # the first one in slot 0 from the start.
+        after_F, after_B = np.vstack([at["F"][:1] - 1, at["F"][:-1]]), np.vstack([at["B"][1:], at["F"][-1:]])
         # What arrives at the end of a tick may reuse the slot of what was used in that tick.
-        arrived, depth = slots({each.target: (each.after, tick_of[each.target]) for each in arrivals})
-        passes = [(stage, op) for stage, op in tick_of if op.kind == "F"]
-        kept, kept_depth = slots(
-            {(stage, op): (tick_of[stage, op], tick_of[stage, op._replace(kind=last)] + 1) for stage, op in passes}
-        )
-        exchanges, edges = group_exchanges(sent_edges(arrivals, schedule.ticks), schedule.stages)
+        arrived, depth = slots(np.vstack([stages] * 2), np.vstack([after_F, after_B]), np.vstack([at["F"], at["B"]]))
+        slots_F, slots_B = np.split(arrived, 2)
+        kept, kept_depth = slots(stages, at["F"], at["W" if schedule.splits_backward else "B"] + 1)
+        onward = zip(pairwise(stage_of), after_F[1:], slots_F[1:], strict=True)
+        back = zip(pairwise(reversed(stage_of)), after_B[-2::-1], slots_B[-2::-1], strict=True)
+        sends = [Sends(*each) for each in (*onward, *back)]
+        exchanges, edges = group_exchanges(sent_edges(sends, schedule.ticks), schedule.stages)
 
         shape = schedule.ticks, schedule.stages
         turns = Turn(*(np.zeros(shape, np.int32) for _ in range(6)), recv_dst=np.zeros((*shape, len(edges)), np.int32))
         for nobody in (turns.embed_dst, turns.loss_grad_dst, turns.recv_dst):
             nobody[:] = depth
+        for kind, ticks in at.items():
+            cells = ticks, stages
+            turns.kind[cells], turns.chunk[cells], turns.residual_slot[cells] = KINDS.index(kind), chunks, kept
+            turns.operand_slot[cells] = {"F": slots_F, "B": slots_B, "W": 0}[kind]
+        for each in sends:
+            for exchange, ticks, taken in each.by_exchange(exchanges, edges):
+                turns.recv_dst[ticks, each.edge[1], exchange] = taken
         enters, leaves, returns = np.full((3, schedule.ticks), -1, np.int32)
-        for (stage, op), tick in tick_of.items():
-            at, forward = (tick, stage), (stage, op._replace(kind="F"))
-            turns.kind[at], turns.chunk[at], turns.residual_slot[at] = KINDS.index(op.kind), op.chunk, kept[forward]
-            turns.operand_slot[at] = arrived.get((stage, op), 0)
-            if op.kind == "B" and stage == op.chunk == 0:
-                returns[tick] = op.microbatch
-        for each in arrivals:
-            (stage, op), tick = each.target, each.after
-            at, slot = (tick, stage), arrived[each.target]
-            if each.edge:
-                turns.recv_dst[at][exchange_of(each.edge, exchanges[tick], edges)] = slot
-            elif op.kind == "B":
-                turns.loss_grad_dst[at], leaves[tick] = slot, op.microbatch
-            elif tick >= 0:
-                turns.embed_dst[at], enters[tick] = slot, op.microbatch
+        microbatches = np.arange(schedule.microbatches)
+        embedded = after_F[0] >= 0
+        embeds = after_F[0, embedded]
+        enters[embeds], turns.embed_dst[embeds, 0] = microbatches[embedded], slots_F[0, embedded]
+        leaves[at["F"][-1]], turns.loss_grad_dst[at["F"][-1], stage_of[-1]] = microbatches, slots_B[-1]
+        returns[at["B"][0]] = microbatches
         at_ends, ends = together(enters, leaves, returns)
         shared = Shared(at_ends, enters, leaves, returns, exchanges)
         return cls(turns, shared, Depths(depth, kept_depth), ends, edges)
@@ -146,27 +146,42 @@ class Ticks:
         return int(self.sends.sum())
 
 
-class Arrival(NamedTuple):
-    """The operand of an operation arrives: source operation, target operation, and the tick at whose end it arrives.
+def ticks_of(schedule: Schedule) -> Mapping[Kind, np.ndarray]:
+    """By kind of pass, its tick for each part of the model and each microbatch [parts, microbatches]."""
+    shape = schedule.stages * schedule.chunks, schedule.microbatches
+    kinds: tuple[Kind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
+    found: dict[Kind, np.ndarray] = {kind: np.zeros(shape, int) for kind in kinds}
+    for stage, row in enumerate(schedule.table):
+        parts = [schedule.part(stage, chunk) for chunk in range(schedule.chunks)]
+        for tick, op in enumerate(row):
+            if op:
+                found[op.kind][parts[op.chunk], op.microbatch] = tick
+    return found
 
-    An embedded microbatch arrives at the end of the tick before its first use. The first tick's is in slot 0 from the
-    start.
+
+class Sends(NamedTuple):
+    """What one part of the model sends to another for each microbatch.
+
+    Attributes:
+        edge: their stages.
+        ticks: the ticks at whose end it is sent [microbatches].
+        slots: where it arrives [microbatches].
     """
 
-    source: Key
-    target: Key
-    after: int
+    edge: Edge
+    ticks: np.ndarray
+    slots: np.ndarray
 
-    @classmethod
-    def of(cls, source: Key, target: Key, tick_of: Mapping[Key, int]) -> "Arrival":
-        """The arrival at `target` from `source`, which is `target` itself if the operand comes from the embedding."""
-        return cls(source, target, tick_of[target] - 1 if source == target else tick_of[source])
-
-    @property
-    def edge(self) -> Edge | None:
-        """Source and target stage; None if it comes from embedding or loss."""
-        (source, made), (target, op) = self.source, self.target
-        return (source, target) if self.source != self.target and made.kind == op.kind else None
+    def by_exchange(
+        self, chosen: np.ndarray, edges: Sequence[Sequence[Edges]]
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield exchange of a tick, ticks and slots: each is sent in the first exchange that contains its edge."""
+        left = np.ones(len(self.ticks), bool)
+        for exchange, different in enumerate(edges):
+            contains = np.array([*(self.edge in each for each in different), False])  # the last one for no exchange
+            sent = left & contains[chosen[self.ticks, exchange]]
+            yield exchange, self.ticks[sent], self.slots[sent]
+            left &= ~sent
 
 
 def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
@@ -179,12 +194,12 @@ def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
     return np.array([ends.index(tick) if any(tick) else -1 for tick in each], np.int32), tuple(ends)
 
 
-def sent_edges(arrivals: Iterable[Arrival], ticks: int) -> list[set[Edge]]:
+def sent_edges(sends: Iterable[Sends], ticks: int) -> list[set[Edge]]:
     """For each tick, the edges of its sends."""
     edges: list[set[Edge]] = [set() for _ in range(ticks)]
-    for each in arrivals:
-        if each.edge:
-            edges[each.after].add(each.edge)
+    for each in sends:
+        for tick in each.ticks.tolist():
+            edges[tick].add(each.edge)
     return edges
 
 
@@ -198,30 +213,29 @@ def group_exchanges(sent: Sequence[set[Edge]], stages: int) -> tuple[np.ndarray,
     >>> group_exchanges([{(0, 1)}, {(1, 2), (1, 0)}, {(0, 1), (2, 1)}], 3)[1]
     ((((0, 1), (1, 2)),), (((1, 0), (2, 1)),))
     """
-    rounds = []
-    for edges in sent:
-        onward = {(source, target) for source, target in edges if (source + 1) % stages == target}
-        rounds.append([edges] if one_each(edges) else [onward, edges - onward])
-    columns = max(map(len, rounds), default=0)
+    rounds = {frozenset(edges): _rounds(edges, stages) for edges in sent}
+    columns = max(map(len, rounds.values()), default=0)
     found: list[list[set[Edge]]] = [[] for _ in range(columns)]
-    chosen = np.full((len(rounds), columns), -1, np.int32)
-    for tick, each in enumerate(rounds):
+    rows: dict[frozenset[Edge], list[int]] = {}
+    for edges, each in rounds.items():
+        rows[edges] = [-1] * columns
         for column, pairs in enumerate(each):
             if not pairs:
                 continue
-            alike = (i for i, edges in enumerate(found[column]) if is_local(edges) == is_local(pairs))
-            fits = (i for i in alike if one_each(found[column][i] | pairs))
-            index = next(fits, len(found[column]))
+            alike = (i for i, others in enumerate(found[column]) if is_local(others) == is_local(pairs))
+            index = next((i for i in alike if one_each(found[column][i] | pairs)), len(found[column]))
             if index == len(found[column]):
                 found[column].append(set())
             found[column][index] |= pairs
-            chosen[tick, column] = index
+            rows[edges][column] = index
+    chosen = np.array([rows[frozenset(edges)] for edges in sent], np.int32).reshape(len(sent), columns)
     return chosen, tuple(tuple(tuple(sorted(edges)) for edges in column) for column in found)
 
 
-def exchange_of(edge: Edge, chosen: Sequence[int], edges: Sequence[Sequence[Edges]]) -> int:
-    """The exchange of a tick that contains an edge."""
-    return next(exchange for exchange, index in enumerate(chosen) if index >= 0 and edge in edges[exchange][index])
+def _rounds(edges: set[Edge], stages: int) -> list[set[Edge]]:
+    """The exchanges of a tick."""
+    onward = {(source, target) for source, target in edges if (source + 1) % stages == target}
+    return [edges] if one_each(edges) else [onward, edges - onward]
 
 
 def is_local(edges: Iterable[Edge]) -> bool:
@@ -234,21 +248,24 @@ def one_each(pairs: set[Edge]) -> bool:
     return all(len(set(side)) == len(pairs) for side in zip(*pairs, strict=True))
 
 
-def slots(lifetimes: Lifetimes) -> tuple[dict[Key, int], int]:
-    """Assign a slot to each lifetime (start tick, end tick), per stage; return the slots and their number.
+def slots(stages: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, int]:
+    """Assign a slot to each lifetime, per stage, from the tick where it begins to that where it ends; return the slots
+    and their number. `stages` broadcasts to the others' shape.
 
-    >>> slots({(0, Op("F", 0)): (0, 2), (0, Op("F", 1)): (1, 3), (0, Op("F", 2)): (2, 4)})[1]
-    2
+    >>> slots(np.array([0]), np.array([0, 1, 2]), np.array([2, 3, 4]))
+    (array([0, 1, 0]), 2)
     """
-    assigned: dict[Key, int] = {}
+    each = (np.broadcast_to(each, begins.shape).ravel().tolist() for each in (stages, begins, ends))
+    assigned = [0] * begins.size
     slots_of: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
-    for key, (start, end) in sorted(lifetimes.items(), key=lambda item: item[1]):
-        free, busy = slots_of.setdefault(key[0], ([], []))  # heaps: free slots, and (end tick, slot)
-        while busy and busy[0][0] <= start:
+    for stage, begin, end, index in sorted(zip(*each, range(begins.size), strict=True)):
+        free, busy = slots_of.setdefault(stage, ([], []))  # heaps: free slots, and (end tick, slot)
+        while busy and busy[0][0] <= begin:
             heapq.heappush(free, heapq.heappop(busy)[1])
-        assigned[key] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end, assigned[key]))
-    return assigned, max((len(free) + len(busy) for free, busy in slots_of.values()), default=0)
+        assigned[index] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, assigned[index]))
+    number = max(len(free) + len(busy) for free, busy in slots_of.values())
+    return np.array(assigned).reshape(begins.shape), number
 
 
 @dataclass(frozen=True)
