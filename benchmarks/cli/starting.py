@@ -45,6 +45,18 @@ def end_with_parent() -> None:
     threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
 
 
+def start_forked() -> None:
+    """Start a process that this program has forked: it ends with its parent, which handles Ctrl-C and SIGTERM.
+
+    It lives for seconds, so garbage is not collected.
+    """
+    gc.disable()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.environ[PARENT] = str(os.getppid())
+    end_with_parent()
+
+
 def _watch(parent: int) -> None:
     """Exit when the parent is another process: an orphan is adopted."""
     while os.getppid() == parent:

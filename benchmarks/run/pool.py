@@ -1,21 +1,32 @@
-"""Runs tasks in one process each, within a time budget: `python -m benchmarks.run.pool` is such a process.
+"""Runs tasks in other processes: long ones in one process each, within a time budget, and thousands of short ones.
 
-When the process ends, the memory that a compiler took is returned. If it dies, only its own task is lost.
+`python -m benchmarks.run.pool` is a process of a long task. When it ends, the memory that a compiler took is returned.
+If it dies, only its own task is lost.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import get_context
 from multiprocessing.connection import wait
 from typing import Any, Generic, TypeVar
 
 from benchmarks.cases.failures import reason_of
 from benchmarks.cli.child import Child, parent_connection, same_code
-from benchmarks.cli.starting import resume_collection
+from benchmarks.cli.outputs import log
+from benchmarks.cli.starting import resume_collection, start_forked
 from benchmarks.cli.statuses import cause_of_death
 
 Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+CHUNK_TASKS = 64
+"""Short tasks that a process takes at a time."""
+MANY_TASKS = 2000
+"""So many are shared by several processes."""
+LOG_SECONDS = 5
 PROGRAM = "benchmarks.run.pool"
 
 
@@ -53,6 +64,27 @@ def run_in_processes(
     finally:
         for job in running.values():
             job.child.end()
+
+
+def mapped(work: Callable[[Task], Answer], tasks: Sequence[Task], at_once: int) -> Iterator[Answer]:
+    """Yield the results of short tasks in order. On Linux `at_once` processes share them if they are many.
+
+    The processes are forks of this one, because to import JAX takes seconds. So JAX must not have any threads yet,
+    which it starts with its first device: a fork has their locks, but not the threads.
+    """
+    last_log = time.monotonic()
+    with ExitStack() as stack:
+        if at_once == 1 or len(tasks) < MANY_TASKS or sys.platform != "linux":
+            answers = map(work, tasks)
+        else:
+            pool = stack.enter_context(ProcessPoolExecutor(at_once, get_context("fork"), start_forked))
+            stack.callback(pool.shutdown, cancel_futures=True)
+            answers = pool.map(work, tasks, chunksize=CHUNK_TASKS)
+        for count, answer in enumerate(answers, start=1):
+            yield answer
+            if time.monotonic() > last_log + LOG_SECONDS:
+                last_log = time.monotonic()
+                log(f"{count:,} of {len(tasks):,} so far")
 
 
 class Job(Generic[Task]):

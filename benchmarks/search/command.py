@@ -6,10 +6,8 @@ meshmark search --preset gpt2-xl --topology h100:1x8 --batch-size 64
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from benchmarks.cases.case import Case
 from benchmarks.cli.ending import refusing
 from benchmarks.cli.outputs import log, write_then_print
 from benchmarks.search import scaled
@@ -28,7 +26,7 @@ from benchmarks.simulate.step import Step
 def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Result:
     """Rank the search space; compile and measure as many of the best as the options ask for."""
     begin = time.monotonic()
-    ranking = ranked(with_progress(space.cases()), machine)
+    ranking = ranked(space.cases(), machine, args.at_once, complete=bool(args.json))
     count = len(ranking.fitting) + len(ranking.too_large) + len(ranking.infeasible)
     log(f"{count} candidates in {time.monotonic() - begin:.1f} s")
     result = Result(space, machine, ranking)
@@ -37,16 +35,6 @@ def search(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> Re
     if args.measure and ranking.fitting:
         result = replace(result, measured=measure_best(ranking, args.measure))
     return result
-
-
-def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
-    """Yield the same cases, and log every few seconds how many were tried."""
-    last_log = time.monotonic()
-    for count_so_far, case in enumerate(cases, start=1):
-        yield case
-        if time.monotonic() > last_log + 5:
-            last_log = time.monotonic()
-            log(f"{count_so_far} tried so far, now {case.strategy} {case.mesh}")
 
 
 def scaling(space: SearchSpace, machine: Machine, args: argparse.Namespace) -> list[Result]:

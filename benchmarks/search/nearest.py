@@ -1,6 +1,5 @@
 """The published training runs nearest to a search: what others reached with such a model on such devices."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from importlib.resources import files
@@ -34,8 +33,7 @@ COLUMNS = (
 def nearest(space: SearchSpace) -> list[dict[str, Any]]:
     """The nearest runs of such models on such devices, as JSON values, each of another stack, nearest first."""
     tables = sorted((Path(str(files("results"))) / "published").glob("*.csv"))
-    rows = itertools.chain.from_iterable(map(read_rows, tables))
-    runs = (run for row in rows if (run := _run(row, space)) and run[0] <= FARTHEST)
+    runs = (run for row in read_rows(*tables) if (run := _run(row, space)) and run[0] <= FARTHEST)
     of_stack: dict[tuple[str, str], dict[str, Any]] = {}
     for _, run in sorted(runs, key=lambda run: (run[0], -run[1]["tokens_per_second_per_device"])):
         of_stack.setdefault((run["stack"], run["device"]), run)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
+from benchmarks.run.pool import mapped
 from benchmarks.search.candidates import MEMORY_FRACTION
 from benchmarks.search.rows import layout_row
 from benchmarks.simulate.intervals import widths
@@ -34,11 +35,20 @@ KINDS = "pipeline", "tensor", "context", "expert"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A feasible case on a machine, with its cost by formulas. Predictions are made when they are first read."""
+    """A feasible case on a machine. Its cost by formulas and predictions are computed when they are first read."""
 
     case: Case
-    cost: Cost
     machine: Machine
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is large and can be computed again: other processes send thousands of candidates."""
+        return {name: value for name, value in vars(self).items() if name not in ("cost", "timeline")}
+
+    @cached_property
+    def cost(self) -> Cost:
+        """What a step costs by formulas."""
+        case = self.case
+        return predict(case.strategy, case.config, case.mesh, case.training(), case.backend)
 
     @property
     def topology(self) -> Topology:
@@ -51,7 +61,7 @@ class Candidate:
         """The predicted step."""
         return predict_seconds(self.cost, self.machine, self.topology)
 
-    @property
+    @cached_property
     def step_seconds(self) -> float:
         """Predicted seconds of a step."""
         return self.timeline.step_seconds
@@ -67,18 +77,19 @@ class Candidate:
 
         Shares of several resources may overlap, or leave time that none of them saves alone.
         """
-        without = {name: replace(self, machine=self.machine.scaled(**factors)) for name, factors in RESOURCES.items()}
-        saved = {name: self.step_seconds - candidate.step_seconds for name, candidate in without.items()}
+        machines = {name: self.machine.scaled(**factors) for name, factors in RESOURCES.items()}
+        without = {name: predict_seconds(self.cost, machine, self.topology) for name, machine in machines.items()}
+        saved = {name: self.step_seconds - timeline.step_seconds for name, timeline in without.items()}
         saved["pipeline bubble"] = self.timeline.parts.get("bubble", 0.0)
         return {name: saved[name] / self.step_seconds for name in sorted(saved, key=lambda name: -saved[name])}
 
-    @property
+    @cached_property
     def formulas(self) -> dict[str, Any]:
         """What is known of it without a machine, as JSON values."""
         cost = self.cost
         return {"needed_bytes": self.needed_bytes, "sent_bytes": float(cost.sent_bytes), "bubble": cost.bubble}
 
-    @property
+    @cached_property
     def predictions(self) -> dict[str, Any]:
         """What its machine predicts, as JSON values. `bound_seconds` is the roofline, without memory traffic."""
         peak = self.case.mesh.size * self.machine.chip.flops_per_second
@@ -138,24 +149,34 @@ class Ranking:
         return sum(candidate.step_seconds <= most for candidate in self.fitting)
 
 
-def ranked(cases: Iterable[Case], machine: Machine) -> Ranking:
-    """Rank cases by the seconds that a machine predicts, and then by memory."""
+def ranked(cases: Iterable[Case], machine: Machine, at_once: int = 1, *, complete: bool = False) -> Ranking:
+    """Rank cases by the seconds that a machine predicts, and then by memory. `at_once` processes share many cases.
+
+    With `complete` what is known of each candidate is computed at once, and not only what ranks it.
+    """
+    tried = [*cases]
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
     infeasible: list[tuple[Case, str]] = []
-    for case in cases:
-        try:
-            cost = predict(case.strategy, case.config, case.mesh, case.training(), case.backend)
-            candidate = Candidate(case, cost, machine)
-            if candidate.needed_bytes > usable_bytes(machine):
-                too_large.append(candidate)  # and not predicted, which takes long
-            elif candidate.step_seconds:
-                fitting.append(candidate)
-        except Infeasible as error:
-            # A search tries other sizes anyway, and counts reasons that are the same.
-            infeasible.append((case, error.alone))
+    for case, found in zip(tried, mapped(partial(judged, machine, complete), tried, at_once), strict=True):
+        if isinstance(found, str):
+            infeasible.append((case, found))
+        else:
+            (fitting if found.needed_bytes <= usable_bytes(machine) else too_large).append(found)
     fitting.sort(key=lambda candidate: (candidate.step_seconds, candidate.needed_bytes))
     return Ranking(tuple(fitting), tuple(too_large), tuple(infeasible))
+
+
+def judged(machine: Machine, complete: bool, case: Case) -> Candidate | str:
+    """A case as a candidate, predicted if it fits, which takes long; or why it is infeasible."""
+    candidate = Candidate(case, machine)
+    try:
+        if candidate.needed_bytes <= usable_bytes(machine):
+            _ = candidate.predictions if complete else candidate.step_seconds
+        _ = candidate.formulas if complete else None
+    except Infeasible as error:
+        return error.alone  # a search tries other sizes anyway, and counts reasons that are the same
+    return candidate
 
 
 def first_of_each(candidates: Iterable[Candidate], key: Callable[[Case], Hashable]) -> list[Candidate]:

@@ -1,6 +1,7 @@
 """The search space, the devices and the machine that the options of a search name."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -29,6 +30,8 @@ BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compil
 def prepared(args: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     """The search space and the machine that the options ask for; its outputs can be written."""
     require_together(args)
+    # Processes can be forked until JAX starts threads (`mapped`).
+    args.at_once = 1 if args.topology == "here" or args.compile else os.cpu_count() or 1
     if args.topology == "here":
         use_virtual_devices()
         selection.available_devices()

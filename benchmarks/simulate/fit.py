@@ -20,7 +20,7 @@ from benchmarks.cli.outputs import log, require_apart, require_file, write_then_
 from benchmarks.cli.tables import aligned
 from benchmarks.simulate.machine import RANGES, START, Constants, Machine
 from benchmarks.simulate.machines import MachineFile, as_json, machine, machine_path, read_file
-from benchmarks.simulate.predict import TableRow, error_cells, read_tables, seconds_on
+from benchmarks.simulate.predict import TableRow, error_cells, read_rows, seconds_on
 from benchmarks.simulate.published import PublishedRun, run_of
 
 OUTLIER = 0.1
@@ -113,7 +113,7 @@ def main(args: argparse.Namespace) -> None:
             require_apart({"--out": args.out}, (*args.runs, path))
             require_file(args.out, "json")
         file, machines = read_file(args.machine), partial(machine, args.machine)
-        runs = expressed(read_tables(args.runs), machine(args.machine), file.devices)
+        runs = expressed(read_rows(*args.runs), machine(args.machine), file.devices)
         found = fit(runs, machines, args.only)
         without = left_out(runs, machines, args.only)
         if args.otherwise:  # its own without the source

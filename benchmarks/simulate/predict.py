@@ -62,17 +62,12 @@ class Problem(NamedTuple):
     problem: str
 
 
-def read_rows(path: Path) -> list[TableRow]:
-    """Rows of a CSV file."""
-    return list(read_table(path, COLUMNS))
-
-
-def read_tables(paths: Sequence[Path]) -> list[TableRow]:
-    """Rows of several CSV files."""
+def read_rows(*paths: Path) -> list[TableRow]:
+    """Rows of CSV files."""
     for path, other in combinations(paths, 2):
         if same(path, other):
             raise ValueError(f"{short(path)} is given twice, and its rows would count twice; pass each table once")
-    return [row for path in paths for row in read_rows(path)]
+    return [row for path in paths for row in read_table(path, COLUMNS)]
 
 
 def seconds_on(run: PublishedRun, machine: Machine) -> float:
@@ -81,12 +76,8 @@ def seconds_on(run: PublishedRun, machine: Machine) -> float:
     return predict_seconds(run.cost, chosen, run.topology, run.losses).step_seconds
 
 
-def predicted_rows(rows: Iterable[TableRow], name: str = "") -> list[Prediction | Problem]:
-    """Predictions of all rows, by the machine of this name or file, or by the one of the devices and stack of each."""
-    return [_predicted(row, name) for row in rows]
-
-
-def _predicted(row: TableRow, name: str) -> Prediction | Problem:
+def predicted(row: TableRow, name: str = "") -> Prediction | Problem:
+    """The prediction of a row, by the machine of this name or file, or by the one of its devices and stack."""
     try:
         run = run_of(row)
         chosen = machine(name, run.kind) if name else machine_for(run.kind, run.stack)
@@ -208,7 +199,7 @@ def main(args: argparse.Namespace) -> None:
             require_file(args.out, "csv")
         if args.machine:
             machine(args.machine)  # one that is not known is an error of the command, not of each row
-        rows = read_tables(args.runs)
-    predictions = predicted_rows(rows, args.machine)
+        rows = read_rows(*args.runs)
+    predictions = [predicted(row, args.machine) for row in rows]
     files = {args.out: as_csv(predictions)} if args.out else {}
     write_then_print(files, "\n".join(error_report(predictions)), named=True)

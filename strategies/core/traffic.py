@@ -107,10 +107,9 @@ def traffic(
     `group` is the number of devices of a group; default: all along the axes. The other arguments are as for `Traffic`.
     Where the transport's reduce-scatter has a bug, it is an all-to-all (shards.py).
     """
-    over = plan.over(axes)
     if kind == "reduce_scatter" and plan.backend.reduce_scatters_wrongly:
         kind = "all_to_all"
-    if over and elements:
+    if elements and (over := plan.over(axes)):
         operand = BYTES[dtype] * elements
         sent_bytes = SENT[kind](operand, group or plan.size(*over))
         yield Traffic(what, kind, over, operand, sent_bytes, dtype, innermost, array, when)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,13 +65,31 @@ def test_nothing_outlives_a_command_that_is_killed(command: tuple[str, ...], tmp
             assert process.poll() is None, (tmp_path / "said").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        left = children(process.pid)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        deadline = time.monotonic() + (SOON_SECONDS if begun else LOADING_SECONDS)
-        while any(map(running, left)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert [each for each in left if running(each)] == []
+        assert left_of_killed(process, SOON_SECONDS if begun else LOADING_SECONDS) == []
+
+
+def left_of_killed(process: subprocess.Popen[Any], seconds: float) -> list[int]:
+    """Kill a process, and return those of its children that still run after some seconds."""
+    left = children(process.pid)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + seconds
+    while any(map(running, left)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [each for each in left if running(each)]
+
+
+def test_no_fork_outlives_a_program_that_is_killed() -> None:
+    """Processes that share short tasks are gone soon after the process that forked them, also if they are busy."""
+    work = "from benchmarks.run import pool; from tests.benchmarks.piecework import go; pool.MANY_TASKS = 1"
+    code = f"{work}; print([*pool.mapped(go, ['sleeps'] * 9, 2)])"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment())
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while len(children(process.pid)) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert left_of_killed(process, SOON_SECONDS) == []
 
 
 def test_a_command_outlives_a_shell() -> None:

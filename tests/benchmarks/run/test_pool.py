@@ -70,3 +70,15 @@ def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pool, "wait", lambda answers, timeout: answers[:1])
     assert [each.result for each in run_in_processes(range(5), double, 2, 600)] == [0, 2, 4, 6, 8]
     assert max(most) == 2
+
+
+def test_short_tasks_are_shared_by_other_processes() -> None:
+    """Their results are in order, and none is from this process if they are many; one that fails ends the others."""
+    names = "import os; from benchmarks.run import pool; from tests.benchmarks.piecework import double, go, process_of"
+    answers = "[*pool.mapped(double, range(300), 2)] == [*range(0, 600, 2)]"
+    elsewhere = "os.getpid() in {*pool.mapped(process_of, range(300), 2)}"
+    code = f"{names}; few = {elsewhere}; pool.MANY_TASKS = 300; print({answers}, few, {elsewhere}, flush=True)"
+    command = [sys.executable, "-c", f"{code}; [*pool.mapped(go, ['well', 'fails', *['well'] * 300], 2)]"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.stdout == "True True False\n", done.stderr
+    assert "ValueError: no such way" in done.stderr

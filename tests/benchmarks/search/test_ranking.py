@@ -1,13 +1,14 @@
 """Candidates that fit are ranked by predicted seconds, and say what their steps wait for."""
 
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
-from benchmarks.search.ranking import Ranking, layout, ranked
+from benchmarks.search.ranking import Ranking, judged, layout, ranked
 from benchmarks.simulate.intervals import Widths
 from benchmarks.simulate.machines import machine
 from benchmarks.simulate.step import predict_seconds
@@ -128,3 +129,22 @@ def test_a_small_model_waits_for_launches():
     """Kernels that are shorter than their launches leave the device idle."""
     found = ranking(preset="small", config=SMALL, strategies=("data",), microbatches=(1,), batch_size=16)
     assert found.fitting[0].limits["launches"] > 0.01
+
+
+def test_candidates_of_other_processes_have_the_same_numbers():
+    """A candidate that was sent has the numbers that rank it, and computes the others again."""
+    here = [each for each in judged_cases(complete=False) if not isinstance(each, str)]
+    there = pickle.loads(pickle.dumps(here))
+    assert all("cost" in vars(each) and "cost" not in vars(sent) for each, sent in zip(here, there, strict=True))
+    assert [vars(each) for each in there] == [
+        {"case": each.case, "machine": H100S, "needed_bytes": each.needed_bytes, "step_seconds": each.step_seconds}
+        for each in here
+    ]
+    assert [each.predictions for each in there] == [each.predictions for each in here]
+    sent = pickle.loads(pickle.dumps(judged_cases(complete=True)))
+    assert all({"formulas", "predictions"} <= {*vars(each)} for each in sent)
+
+
+def judged_cases(*, complete):
+    """Candidates of a small search, all of which fit."""
+    return [judged(H100S, complete, case) for case in space(strategies=("fsdp",), remats=("full",)).cases()]

@@ -11,7 +11,7 @@ from benchmarks.cli.accuracy import errors_of
 from benchmarks.simulate.fit import fit, left_out, predicted_seconds
 from benchmarks.simulate.machine import RANGES
 from benchmarks.simulate.machines import machine
-from benchmarks.simulate.predict import errors, predicted_rows, read_rows
+from benchmarks.simulate.predict import errors, predicted, read_rows
 from benchmarks.simulate.published import run_of
 from tests.commands import command
 from tests.processes import ROOT
@@ -95,7 +95,7 @@ def test_a_source_is_left_out_with_all_of_its_runs(table, tmp_path, capsys):
     its = machine(str(out))
     assert "these errors are in sample" in capsys.readouterr().out
     assert its.source.endswith("its error is in sample")
-    assert its.error == pytest.approx(errors(predicted_rows(rows, str(out))).mean, abs=1e-4)
+    assert its.error == pytest.approx(errors(predicted(row, str(out)) for row in rows).mean, abs=1e-4)
 
 
 @pytest.mark.parametrize(

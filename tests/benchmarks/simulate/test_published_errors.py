@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.simulate.predict import Prediction, Problem, errors, predicted_rows, read_rows, work_of
+from benchmarks.simulate.predict import Prediction, Problem, errors, predicted, read_rows, work_of
 from tests.processes import ROOT
 
 PUBLISHED = ROOT / "results" / "published"
@@ -42,7 +42,7 @@ RANK_OF_CLUSTERS, REGRET_OF_HOSTS = 0.77, 0.04
 @cache
 def published(name):
     """Predictions of a published table by the committed machines."""
-    return predicted_rows(read_rows(PUBLISHED / name))
+    return [predicted(row) for row in read_rows(PUBLISHED / name)]
 
 
 def by_work(name):

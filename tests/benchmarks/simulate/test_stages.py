@@ -9,7 +9,7 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.simulate.layer import GATHERED, LayerEvents, Way
 from benchmarks.simulate.links import bandwidth, group
-from benchmarks.simulate.predict import predicted_rows, read_rows
+from benchmarks.simulate.predict import predicted, read_rows
 from benchmarks.simulate.queues import Parts
 from benchmarks.simulate.stages import Stages
 from benchmarks.simulate.step import Step
@@ -155,9 +155,9 @@ def test_a_long_schedule_takes_as_long_as_its_passes(schedule, microbatches, sen
 
 def calls_of(row):
     """Functions that the prediction of a row calls, when the modules have seen one like it."""
-    predicted_rows([row])
+    predicted(row)
     profile = Profile()
-    profile.runcall(predicted_rows, [row])
+    profile.runcall(predicted, row)
     return sum(entry.callcount for entry in profile.getstats())
 
 
